@@ -34,6 +34,7 @@ TESTED = {
     "sweep",
     "tensor_grpo",
     "tensor_pipeline",
+    "tensor_streams",
     "tour",
     "weight_sync",
 }
@@ -322,6 +323,15 @@ def test_captured_training(run_example: Run):
         "  AdamW has made its state",
         "losses are the same",
     ]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
+@pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
+@pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
+def test_tensor_streams(run_example: Run):
+    output = run_example("tensor_streams", within=150)
+    assert output[0] == "the same weights"
+    assert len(output) == 3
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")

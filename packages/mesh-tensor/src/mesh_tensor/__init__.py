@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mesh_tensor import spmd
+    from mesh_tensor._backends import use_backend
     from mesh_tensor._capture._compiled import Compilation
     from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._checkpoint._load import load
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_tensor._checkpoint._safetensors import export_safetensors
     from mesh_tensor._checkpoint._save import save
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
-    from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException
+    from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException, StreamError
     from mesh_tensor._global._mesh import Mesh, distribute
     from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
     from mesh_tensor._global._tensor import GlobalTensor
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from mesh_tensor._moving import to_mesh
     from mesh_tensor._network import allow_clear_text
     from mesh_tensor._remote import RemoteFunction, remote
+    from mesh_tensor._streams._public import Borrow, Stream, current_stream, default_stream
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
     from mesh_tensor.spmd import SPMDActor
 
 __all__ = [
+    "Borrow",
     "CaptureError",
     "Captured",
     "CheckpointError",
@@ -53,6 +56,8 @@ __all__ = [
     "RowParallel",
     "SPMDActor",
     "Span",
+    "Stream",
+    "StreamError",
     "Timeline",
     "Usage",
     "__version__",
@@ -61,6 +66,8 @@ __all__ = [
     "all_to_all",
     "allow_clear_text",
     "capture",
+    "current_stream",
+    "default_stream",
     "distribute",
     "export_safetensors",
     "fetch",
@@ -80,10 +87,12 @@ __all__ = [
     "timeline",
     "to_mesh",
     "usage",
+    "use_backend",
 ]
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
+    "Borrow": "mesh_tensor._streams._public",
     "CaptureError": "mesh_tensor._errors",
     "Captured": "mesh_tensor._capture._step",
     "CheckpointError": "mesh_tensor._checkpoint._place",
@@ -101,6 +110,8 @@ _LATER = {
     "RowParallel": "mesh_tensor._global._modules",
     "SPMDActor": "mesh_tensor.spmd",
     "Span": "mesh_tensor._timeline",
+    "Stream": "mesh_tensor._streams._public",
+    "StreamError": "mesh_tensor._errors",
     "Timeline": "mesh_tensor._timeline",
     "Usage": "mesh_tensor._view",
     "activate": "mesh_tensor._view",
@@ -108,6 +119,8 @@ _LATER = {
     "all_to_all": "mesh_tensor._collectives",
     "allow_clear_text": "mesh_tensor._network",
     "capture": "mesh_tensor._capture._step",
+    "current_stream": "mesh_tensor._streams._public",
+    "default_stream": "mesh_tensor._streams._public",
     "distribute": "mesh_tensor._global._mesh",
     "export_safetensors": "mesh_tensor._checkpoint._safetensors",
     "fetch": "mesh_tensor._view",
@@ -126,6 +139,7 @@ _LATER = {
     "timeline": "mesh_tensor._timeline",
     "to_mesh": "mesh_tensor._moving",
     "usage": "mesh_tensor._view",
+    "use_backend": "mesh_tensor._backends",
 }
 
 

@@ -45,6 +45,8 @@ def _lent(tensor: Any) -> Any:
         raise SerializationError(
             f"cannot send {described(tensor)}, within something else that goes to the mesh: pass it as an argument"
         )
+    if tensors.guard.on:
+        tensors.guard.check("giving a tensor to an actor", [tensor])
     tensors.recorded(lambda recorder: recorder.exchanges("give a tensor to an actor"))
     with _disable_current_modes():
         stream.exchange.join()

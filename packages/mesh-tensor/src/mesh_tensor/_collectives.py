@@ -99,7 +99,7 @@ def all_to_all(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) ->
     """Give each process the part of every tensor that is meant for it: the n-th of the first dimension is for coordinate n."""
     tensor = of_mesh(tensor)
     issuer = tensor.descriptor.stream.issuer
-    number, size = issuer.stream.groups.along(_dims(tensor, dims))
+    number, size = issuer.stream.groups.along(_dims(tensor, dims), tensor.device.type)
     _check_parts(tensor, size)
     result: torch.Tensor = issuer.special(
         "all_to_all", (tuple(tensor.shape), tensor.dtype), (tensor.detach(),), (number,), number
@@ -109,7 +109,7 @@ def all_to_all(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) ->
 
 def _reduce(tensor: MeshTensor, dims: tuple[str, ...], op: str, scatter: bool) -> torch.Tensor:
     issuer = tensor.descriptor.stream.issuer
-    number, size = issuer.stream.groups.along(dims)
+    number, size = issuer.stream.groups.along(dims, tensor.device.type)
     shape = tuple(tensor.shape)
     if scatter:
         _check_parts(tensor, size)
@@ -140,7 +140,10 @@ def _reduce_all(
         raise ValueError(
             f"reduce() got a tensor on {stream.procs}, and another on {others.pop()}: it works on one mesh"
         )
-    number, _ = stream.groups.along(_dims(tensors[0], dims))
+    kinds = sorted({each.device.type for each in tensors})
+    if len(kinds) > 1:
+        raise ValueError(f"reduce() got tensors on {' and on '.join(kinds)}: it works on one kind of device")
+    number, _ = stream.groups.along(_dims(tensors[0], dims), *kinds)
 
     def learn() -> Hit:
         made: list[Any] = []
@@ -161,7 +164,7 @@ def _reduce_all(
 
 def _gather(tensor: MeshTensor, dims: tuple[str, ...]) -> torch.Tensor:
     issuer = tensor.descriptor.stream.issuer
-    number, size = issuer.stream.groups.along(dims)
+    number, size = issuer.stream.groups.along(dims, tensor.device.type)
     result: torch.Tensor = issuer.special(
         "all_gather", ((size, *tensor.shape), tensor.dtype), (tensor,), (number,), number
     )

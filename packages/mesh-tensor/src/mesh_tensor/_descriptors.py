@@ -11,6 +11,8 @@ import torch
 if TYPE_CHECKING:
     from mesh_tensor._stream import Stream
 
+HERE = frozenset({"cpu", "meta"})
+"""Kinds of devices that each process has, and of which it has one."""
 Form = tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype, torch.device]
 """Shape, strides, offset in the storage, type and device."""
 
@@ -25,13 +27,25 @@ class Descriptor:
         self.form = form
         shape, strides, offset, dtype, device = form
         make: Callable[..., Any] = torch.Tensor._make_wrapper_subclass  # noqa: SLF001 - how classes of tensors are made
+        more: dict[str, Any] = {}
+        if device.type not in HERE:
+            # To PyTorch in this process it is one of the CPU's, as there may be no such device here, and so that gradients are computed in the
+            # thread that asks for them; but autocast treats it as what it is.
+            more = _autocast(device.type)
+            device = torch.device("cpu")
         self.make = partial(
-            make, cls, shape, strides=strides, storage_offset=offset, dtype=dtype, device=device
+            make, cls, shape, strides=strides, storage_offset=offset, dtype=dtype, device=device, **more
         )
 
     def __repr__(self) -> str:
-        shape, _, _, dtype, _ = self.form
-        return f"{tuple(shape)} of {str(dtype).removeprefix('torch.')}"
+        shape, _, _, dtype, device = self.form
+        where = "" if device.type == "cpu" else f" on {device}"
+        return f"{tuple(shape)} of {str(dtype).removeprefix('torch.')}{where}"
+
+
+def _autocast(kind: str) -> dict[str, Any]:
+    key = getattr(torch._C.DispatchKey, f"Autocast{kind.upper()}", None)  # noqa: SLF001 - there is no other name for it
+    return {} if key is None else {"_extra_dispatch_keys": torch._C.DispatchKeySet(key)}  # noqa: SLF001 - likewise
 
 
 def form_of(tensor: torch.Tensor) -> Form:
@@ -41,8 +55,13 @@ def form_of(tensor: torch.Tensor) -> Form:
         tensor.stride(),
         int(tensor.storage_offset()),
         tensor.dtype,
-        tensor.device,
+        own_device(tensor.device),
     )
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return it without its number: each process has one device of a kind."""
+    return device if device.type in HERE or device.index is None else torch.device(device.type)
 
 
 def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:

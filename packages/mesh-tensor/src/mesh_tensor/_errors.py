@@ -33,6 +33,10 @@ class CaptureError(MeshError):
     """A step cannot be captured: a replay of it would not do what calling it does."""
 
 
+class StreamError(MeshError, ValueError):
+    """A tensor was to be used where its stream, or a borrow, does not allow it."""
+
+
 def line_of(place: tuple[Any, int] | None) -> str:
     """Return where an instruction was issued, with the line itself."""
     if place is None:

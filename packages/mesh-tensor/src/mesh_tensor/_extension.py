@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc
+from mesh_tensor._streams._guard import Guard
+from mesh_tensor._streams._handover import Handover
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -40,8 +42,9 @@ class Failed:
 
     __slots__ = ("error", "instruction", "operator", "trace")
 
-    def __init__(self, instruction: int | tuple[int, int, int], operator: str, error: BaseException) -> None:
-        self.instruction = instruction
+    def __init__(self, instruction: int | tuple[Any, ...], operator: str, error: BaseException) -> None:
+        self.instruction: int | tuple[Any, ...] = instruction
+        """Its number; of a replay, which one, of which program, and where in it; of another stream, which one, and any of these."""
         self.operator = operator
         self.error = f"{type(error).__name__}: {error}"
         self.trace = "".join(traceback.format_exception(error))
@@ -140,9 +143,11 @@ def _fill(what: Any, tensors: Any, numbers: Any) -> Any:
 class Bench:
     """The tensors of one controller, and what it has taught. Its public methods are what a controller may say."""
 
-    def __init__(self, address: Any, controller: Any) -> None:
+    def __init__(self, address: Any, controller: Any, *, is_side: bool = False) -> None:
         self.address = address
         """This process's own."""
+        self.is_side = is_side
+        """It is of a stream besides the default one."""
         self.controller = controller
         self._birth = (os.getpid(), time.monotonic_ns())
         self.groups: dict[int, Group] = {}
@@ -276,14 +281,23 @@ class Bench:
         timing, self.timing = self.timing, None
         return "value", ([], 0) if timing is None else (timing.spans, timing.left_out)
 
-    def usage(self) -> Any:
+    def usage(self, by_storage: bool = False) -> Any:
         """Return how many tensors there are, and how much memory they use; views share it."""
         import torch
 
         tensors = [each for each in self.env.values() if isinstance(each, torch.Tensor)]
         tensors = [getattr(each, "_local_tensor", each) for each in tensors]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-        return "value", (len(tensors), sum(storages.values()))
+        return "value", (len(tensors), storages if by_storage else sum(storages.values()))
+
+    def device(self, kind: str) -> Any:
+        """Use the device of that kind that is this process's own; returns what tells it from those of others."""
+        from mesh_tensor import _devices
+
+        try:
+            return "value", _devices.enter(kind, own_queue=self.is_side)
+        except Exception as error:  # noqa: BLE001 - told to who asks
+            return "value", f"{type(error).__name__}: {error}"
 
     def who(self) -> Any:
         """Return which process this is."""
@@ -318,8 +332,9 @@ class Bench:
     def exchange(self, what: str, count: int, *rest: Any) -> None:
         """Give tensors to others, or have theirs: an instruction that is sent by itself."""
         from mesh_tensor import _exchange
+        from mesh_tensor._streams import _worker
 
-        getattr(_exchange, what)(self, count, *rest)
+        getattr(_worker if what in _worker.BETWEEN_STREAMS else _exchange, what)(self, count, *rest)
 
     def refresh(self, tensor: Any) -> None:
         """Have a tensor of the global view show what it is a view of, as that is now."""
@@ -394,6 +409,8 @@ class Tensors(Extension):
     """Has the tensors of a process and works on them on a thread of its own; or has others do so."""
 
     name = "mesh_tensor"
+    is_side = False
+    """It is a stream besides the default one."""
 
     def start(self) -> None:
         """Make room."""
@@ -407,6 +424,10 @@ class Tensors(Extension):
         self.templates = itertools.count(1)
         self.groups = itertools.count(1)
         self.refuses = threading.local()
+        self.guard = Guard()
+        self.backends: dict[tuple[ProcMesh, str], str] = {}
+        """By mesh and kind of device, what PyTorch calls the collectives there, where somebody has chosen."""
+        self.handover = Handover()
         self.clear_text: dict[str, str] | None = None
         """Whether collectives may go between hosts, and over which addresses."""
         self.recorders: dict[int, Recorder] = {}
@@ -439,6 +460,7 @@ class Tensors(Extension):
 
     def stop(self) -> None:
         """End what was begun."""
+        self.handover.close()
         if self._flusher is not None:
             self._flusher.close()
 
@@ -474,7 +496,9 @@ class Tensors(Extension):
         kind, *rest = message
         bench = self._benches.get(sender.address)
         if bench is None:
-            bench = self._benches[sender.address] = Bench(self.proc.address, sender.address)
+            bench = self._benches[sender.address] = Bench(
+                self.proc.address, sender.address, is_side=self.is_side
+            )
         with torch.no_grad():
             if kind == "several":
                 return self._several(bench, *rest)
@@ -521,7 +545,11 @@ def _sent(value: Any) -> Any:
         return ("value", value)
     import torch
 
+    from mesh_tensor._descriptors import HERE
+
     value = value.detach()
+    if value.device.type not in HERE:
+        value = value.to("cpu")
     # Other layouts, and subclasses, pickle in PyTorch's way: with all of the memory that they are a view of.
     is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
     # Zeros that PyTorch keeps without memory have nothing to copy from.

@@ -15,6 +15,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from mesh_core import MeshError
+from mesh_tensor._backends import check, connected
+from mesh_tensor._descriptors import HERE
 from mesh_tensor._network import LOOPBACK, Where, interface, meeting_places
 from mesh_tensor._ranks import serve
 
@@ -39,7 +41,7 @@ class Groups:
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
-        self._made: dict[tuple[str, ...], int] = {}
+        self._made: dict[tuple[tuple[str, ...], str], int] = {}
         self._addresses: list[Address] | None = None
         self._meeting: tuple[str, int] | None = None
         self._store: Any = None
@@ -74,8 +76,24 @@ class Groups:
         self._stream.check()
         return {address: rank for rank, address in enumerate(self._known())}
 
-    def along(self, dims: tuple[str, ...]) -> tuple[int, int]:
-        """Return the number of the groups along these dimensions, one for each place in the others, and their size."""
+    def backend(self, kind: str) -> str:
+        """Return what PyTorch calls the collectives of tensors on that kind of device."""
+        stream = self._stream
+        chosen = stream.tensors.backends.get((stream.procs, kind))
+        if chosen is not None or kind in HERE:
+            return chosen or "gloo"
+        from mesh_tensor._devices import device_of
+
+        told = stream.issuer.use_device(kind)
+        are_apart = len({(host, name) for host, name, _ in told}) == len(told)
+        own = device_of(kind).backend
+        return own if own and are_apart and all(has for *_, has in told) else "gloo"
+
+    def along(self, dims: tuple[str, ...], kind: str = "cpu") -> tuple[int, int]:
+        """Return the number of the groups along these dimensions, one for each place in the others, and their size.
+
+        They are for tensors on that kind of device.
+        """
         self._stream.check()
         procs = self._stream.procs
         unknown = [dim for dim in dims if dim not in procs.sizes]
@@ -86,7 +104,8 @@ class Groups:
         size = 1
         for dim in dims:
             size *= procs.sizes[dim]
-        made = self._made.get(dims)
+        backend = self.backend(kind)
+        made = self._made.get((dims, backend))
         if made is None:
             if self._meeting is None:
                 self._meeting = self._meet()
@@ -95,10 +114,12 @@ class Groups:
                 place = tuple(point[dim] for dim in procs.sizes if dim not in dims)
                 members.setdefault(place, []).append(address)
             number = next(self._stream.tensors.groups)
-            asked = self._stream.ask("group", number, self._meeting, list(members.values()), self._places)
+            asked = self._stream.ask(
+                "group", number, self._meeting, list(members.values()), self._places, backend
+            )
             for point, answer in self._stream.wait(asked):
                 self._stream.value(point, answer)
-            made = self._made[dims] = number
+            made = self._made[dims, backend] = number
         return made, size
 
     def _meet(self) -> tuple[str, int]:
@@ -125,13 +146,20 @@ class LeftAlone(MeshError):
 class Group:
     """This process's place in a group."""
 
-    def __init__(self, name: str, meeting: tuple[str, int], rank: int, size: int, where: str) -> None:
+    def __init__(  # noqa: PLR0917 - a place is all of these
+        self, name: str, meeting: tuple[str, int], rank: int, size: int, where: str, backend: str = "gloo"
+    ) -> None:
         from torch._C._distributed_c10d import PrefixStore, TCPStore
 
         host, port = meeting
         self.rank = rank
         self.size = size
         self._where = where
+        self.backend = backend
+        """What PyTorch calls what carries its collectives."""
+        if backend != "gloo":
+            # Nobody is to wait for this process at the store if it cannot come.
+            check(backend)
         store = TCPStore(host, port, is_master=False, timeout=_CONNECT)
         self._whole = store
         self._store = PrefixStore(name, store)
@@ -212,7 +240,19 @@ class Group:
         except RuntimeError as error:
             raise LeftAlone(self._say(error) or _short(error)) from error
 
+    def staged(self, tensor: Any) -> Any:
+        """Return a tensor as the backend takes it: gloo takes those of the CPU."""
+        return tensor.to("cpu") if self.backend == "gloo" else tensor
+
     def _connected(self) -> Any:
+        if self.backend != "gloo":
+            from torch._C._distributed_c10d import PrefixStore
+
+            store = PrefixStore(f"{self._turn}", self._store)
+            return connected(self.backend, store, self.rank, self.size, _TIMEOUT)
+        return self._connected_by_gloo()
+
+    def _connected_by_gloo(self) -> Any:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
         # Names with an underscore, and the only way to say which network to use.
@@ -228,16 +268,17 @@ class Group:
         return made
 
 
-def join(
+def join(  # noqa: PLR0917 - a message
     address: Address,
     number: int,
     meeting: tuple[str, int],
     members: list[list[Address]],
     places: dict[Address, str],
+    backend: str = "gloo",
 ) -> Group:
     """Make this process's group."""
     index, mine = next((index, each) for index, each in enumerate(members) if address in each)
-    return Group(f"{number}.{index}", meeting, mine.index(address), len(mine), places[address])
+    return Group(f"{number}.{index}", meeting, mine.index(address), len(mine), places[address], backend)
 
 
 def _short(error: object) -> str:

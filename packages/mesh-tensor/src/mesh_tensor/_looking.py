@@ -157,6 +157,7 @@ def inspect(tensor: torch.Tensor, *, timeout: float | None = None) -> Inspection
         question = ("look",)
     title = f"{type(held).__name__} {held.descriptor} on {where}"
     with _disable_current_modes():
+        stream.tensors.guard.check_value("looking at it", held)
         answers = stream.wait(stream.ask(*question, held.ref.number), timeout)
         parts = [Part(point, *_facts(answer)) for point, answer in answers]
     return Inspection(title, tuple(held.shape), placements, parts)

@@ -101,6 +101,8 @@ def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[M
     """Have one mesh send tensors, and another one wait for them."""
     given = cast("Sequence[MeshTensor]", tensors)
     source = given[0].descriptor.stream
+    if source.tensors.guard.on:
+        source.tensors.guard.check("to_mesh", given)
     source.tensors.recorded(lambda recorder: recorder.exchanges("move tensors to another mesh"))
     with _disable_current_modes():
         issuer = issuer_of(to)

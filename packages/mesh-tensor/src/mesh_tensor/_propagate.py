@@ -16,11 +16,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_tensor._descriptors import Descriptor, form_of, strides_of
+from mesh_core import MeshError
+from mesh_tensor._descriptors import HERE, Descriptor, form_of, strides_of
 from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
 from mesh_tensor._operators import OURS, Operator, describe
 from mesh_tensor._stream import Ref, Stream, caller
+from mesh_tensor._streams._guard import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +39,19 @@ CACHED = 1 << 15
 class Hit:
     """What is known of a signature."""
 
-    __slots__ = ("asks", "lists", "mode", "new", "one", "results", "shape", "template")
+    __slots__ = (
+        "asks",
+        "base",
+        "bases",
+        "lists",
+        "mode",
+        "new",
+        "one",
+        "results",
+        "shape",
+        "template",
+        "written",
+    )
 
     def __init__(
         self,
@@ -56,6 +71,12 @@ class Hit:
         """The form of the one tensor that is made, if that is all there is to it."""
         self.asks = asks
         """So many results have a form that only the workers can tell."""
+        self.bases: tuple[int | None, ...] | None = None
+        """For each new tensor, which of the given ones it shares memory with; ``None`` if none does."""
+        self.base: int | None = None
+        """The same, where there is one tensor."""
+        self.written: tuple[int, ...] = ()
+        """Which of the given tensors are changed."""
         self.shape: Any = None
         """Of a function: its results with a hole for each tensor, and how they belong together."""
 
@@ -85,6 +106,7 @@ class Issuer:
         self.cls = cls
         self._operators: dict[Any, Operator] = {}
         self._cache: dict[tuple[Any, ...], Hit] = {}
+        self._guard = stream.tensors.guard
 
     def clear(self) -> None:
         """Forget what the workers know: they do not any longer."""
@@ -127,10 +149,10 @@ class Issuer:
             self._check_changed(func, operator, args, kwargs)
             return self.issue(func, *self._given(args, kwargs))
         signature = tuple(key)
-        hit = self._cache.get(signature)
-        if hit is None:
-            hit = self._propagate(signature, Asked(func, operator, args, kwargs or {}, tensors, scalars))
-        one = hit.one
+        hit = self._cache.get(signature) or self._propagate(
+            signature, Asked(func, operator, args, kwargs or {}, tensors, scalars)
+        )
+        one = hit.one if not self._guard.on else self._guarded(func, tensors, hit)
         if one is None:
             asked = Asked(func, operator, args, kwargs or {}, tensors, scalars)
             return self._ask(hit, asked) if hit.asks else self._send(hit, asked)
@@ -140,7 +162,14 @@ class Issuer:
         with stream.lock:
             ref = result.ref = stream.ref()
             stream.append(hit.template, ref.number, tensors, scalars, caller())
+        if hit.base is not None:
+            ref.storage = storage_of(tensors[hit.base].ref)
         return result
+
+    def _guarded(self, func: OpOverload, tensors: list[Any], hit: Hit) -> Descriptor | None:
+        """Raise if the tensors may not be used so; returns the form of the one tensor that is made, if that is all there is to it."""
+        self._guard.check(func, tensors, hit.written)
+        return hit.one
 
     def _part(self, value: Any, tensors: list[Any]) -> Any:
         """Return what stands for an argument in a signature."""
@@ -213,13 +242,15 @@ class Issuer:
     ) -> Any:
         """Have the workers do something of ours: `key` stands for `always`, which the template has."""
         self.stream.check()
+        if self._guard.on:
+            self._guard.check(name, tensors)
         signature = (name, *[each.descriptor for each in tensors], *key)
         hit = self._cache.get(signature)
         if hit is None:
             results: list[Any] = []
             if made is not None:
                 shape, dtype = made
-                device = tensors[0].device if tensors else torch.device("cpu")
+                device = tensors[0].descriptor.form[4] if tensors else torch.device("cpu")
                 results = [self.stream.descriptor((shape, strides_of(shape), 0, dtype, device))]
             arguments = [*[HOLE] * len(tensors), *always]
             template = self.stream.teach(
@@ -233,14 +264,31 @@ class Issuer:
     ) -> tuple[Hit, list[Any]]:
         """Have the workers do something that `learn` teaches them when its signature is new; returns that and the results."""
         self.stream.check()
+        if self._guard.on:
+            self._guard.check(key[0], tensors)
         hit = self._cache.get(key)
         if hit is None:
             hit = self._remember(key, learn())
         made: list[Any] = self._send(hit, Asked(None, OURS, tuple(tensors), {}, tensors, list(scalars)))
         return hit, made
 
+    def use_device(self, kind: str) -> list[tuple[str, str, bool]]:
+        """Have each process use its device of that kind; returns the host, its name there, and whether it has a backend for collectives."""
+        stream = self.stream
+        found = stream.devices.get(kind)
+        if found is None:
+            with _disable_current_modes():
+                told = [(point, answer[1]) for point, answer in stream.wait(stream.ask("device", kind))]
+            for point, answer in told:
+                if isinstance(answer, str):
+                    raise MeshError(f"{point} of {stream.procs} cannot have tensors on {kind!r}: {answer}")
+            found = stream.devices[kind] = [answer for _, answer in told]
+        return found
+
     def alias(self, tensor: MeshTensor) -> Any:
         """Name a tensor of another mesh that these processes have, too (STM-4)."""
+        if self._guard.on:
+            self._guard.check("slice_mesh", [tensor])
         self.stream.link(tensor.descriptor.stream)
 
         def learn() -> Hit:
@@ -248,6 +296,7 @@ class Issuer:
             return Hit(template, [self.stream.descriptor(tensor.descriptor.form)], 0, True)
 
         _, (made,) = self.function(("alias", tensor.descriptor), learn, [tensor])
+        made.ref.storage = storage_of(tensor.ref)
         self.stream.flush()  # before the tensor can be let go of
         return made
 
@@ -266,6 +315,8 @@ class Issuer:
         with stream.lock:
             made = [stream.ref() for _ in range(hit.new)]
             stream.append(hit.template, made[0].number if made else 0, asked.tensors, asked.scalars, caller())
+        if hit.bases is not None:
+            _share(hit.bases, made, asked.tensors)
         results = hit.results
         if hit.one is not None:
             return self._made(hit.one, made[0])
@@ -300,6 +351,8 @@ class Issuer:
         """Work the forms of the results out, and teach the workers a template."""
         func, operator = asked.func, asked.operator
         assert func is not None
+        if self._guard.on:
+            self._guard.check(func, asked.tensors)
         streams = {each.descriptor.stream for each in asked.tensors} - {self.stream}
         others = [str(each.procs) for each in streams]
         if others:
@@ -331,8 +384,16 @@ class Issuer:
                 said.append(None)
         new = sum(isinstance(each, Descriptor) for each in said)
         mode = IN_PLACE_SHAPE if operator.changes_shape_in_place else LIST if operator.lists else 0
+        for what in said:
+            if isinstance(what, Descriptor) and what.form[4].type not in HERE:
+                self.use_device(what.form[4].type)
         template = self._teach(asked, new, mode)
-        return self._remember(signature, Hit(template, said, mode, operator.lists))
+        hit = Hit(template, said, mode, operator.lists)
+        made_new = [each for each, what in zip(results, said, strict=True) if isinstance(what, Descriptor)]
+        hit.bases = bases([known[id(each)] for each in asked.tensors], made_new)
+        hit.base = hit.bases[0] if hit.bases is not None and hit.one is not None else None
+        hit.written = _written(asked)
+        return self._remember(signature, hit)
 
     def _remember(self, signature: tuple[Any, ...], hit: Hit) -> Hit:
         if len(self._cache) >= CACHED:
@@ -353,6 +414,44 @@ class Issuer:
             mode,
             tuple(each is not None for each in operator.written) if mode != IN_PLACE_SHAPE else (),
         )
+
+
+def bases(given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[int | None, ...] | None:
+    """Find out which of the given tensors, without values, each of the new ones shares memory with."""
+    homes = {_home(each): at for at, each in enumerate(given)}
+    homes.pop(None, None)
+    found = tuple([homes.get(_home(each)) for each in made])
+    return None if all(each is None for each in found) else found
+
+
+def _home(tensor: torch.Tensor) -> Any:
+    # Those of other layouts have no memory of their own, but that of their parts.
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None  # noqa: SLF001 - its identity
+
+
+def _written(asked: Asked) -> tuple[int, ...]:
+    """Return which of the tensors are changed, in the order in which they are counted."""
+
+    def count(value: Any) -> int:
+        if isinstance(value, (list, tuple)):
+            return sum(map(count, value))
+        return 1 if any(value is each for each in asked.tensors) else 0
+
+    found: list[int] = []
+    at = 0
+    for where, value in (*enumerate(asked.args), *asked.kwargs.items()):
+        behind = at + count(value)
+        if where in asked.operator.changed:
+            found.extend(range(at, behind))
+        at = behind
+    return tuple(found)
+
+
+def _share(bases: tuple[int | None, ...], made: list[Ref], tensors: list[Any]) -> None:
+    """Note which of the new tensors share memory with given ones."""
+    for ref, at in zip(made, bases, strict=True):
+        if at is not None:
+            ref.storage = storage_of(tensors[at].ref)
 
 
 def _form(tensor: torch.Tensor) -> str:

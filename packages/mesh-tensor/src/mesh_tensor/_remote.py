@@ -194,5 +194,5 @@ def _active() -> Issuer | None:
     """Return what issues for the mesh that is active."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
         if isinstance(mode, PerRank):
-            return mode.issuer
+            return mode.here()
     return None

@@ -38,10 +38,12 @@ def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
 
 def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
     """Return the same on all processes of the group: all their tensors in one."""
-    with bench.groups[group].together() as do:
-        result = tensor.clone(memory_format=torch.contiguous_format)
+    one = bench.groups[group]
+    with one.together() as do:
+        result = one.staged(tensor).clone(memory_format=torch.contiguous_format)
         do("allreduce", [result], _options(op))
-    return _averaged(result, bench.groups[group].size) if op == "avg" else result
+    result = result.to(tensor.device)
+    return _averaged(result, one.size) if op == "avg" else result
 
 
 def _options(op: str) -> AllreduceOptions:
@@ -66,10 +68,12 @@ def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> lis
     for at, each in enumerate(tensors):
         kinds.setdefault(each.dtype, []).append(at)
     flat: list[torch.Tensor] = []
-    with bench.groups[group].together() as do:
+    one = bench.groups[group]
+    with one.together() as do:
         for places in kinds.values():
-            flat.append(torch.cat([tensors[at].reshape(-1) for at in places]))
-            do("allreduce", [flat[-1]], _options(op))
+            whole = one.staged(torch.cat([tensors[at].reshape(-1) for at in places]))
+            do("allreduce", [whole], _options(op))
+            flat.append(whole.to(tensors[places[0]].device))
     results = list(tensors)
     for places, total in zip(kinds.values(), flat, strict=True):
         whole = _averaged(total, bench.groups[group].size) if op == "avg" else total
@@ -83,17 +87,20 @@ def all_gather(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     """Return the tensors of all processes of the group, stacked in the order of their coordinates."""
     one = bench.groups[group]
     with one.together() as do:
-        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(one.size)]
-        do("allgather", [parts], [tensor.contiguous()], AllgatherOptions())
-    return torch.stack(parts)
+        mine = one.staged(tensor).contiguous()
+        parts = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(one.size)]
+        do("allgather", [parts], [mine], AllgatherOptions())
+    return torch.stack(parts).to(tensor.device)
 
 
 def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     """Return the n-th part of each process's tensor, along the first dimension, where n is this one's coordinate."""
-    with bench.groups[group].together() as do:
-        result = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        do("alltoall_base", result, tensor.contiguous(), [], [], AllToAllOptions())
-    return result
+    one = bench.groups[group]
+    with one.together() as do:
+        mine = one.staged(tensor).contiguous()
+        result = torch.empty_like(mine, memory_format=torch.contiguous_format)
+        do("alltoall_base", result, mine, [], [], AllToAllOptions())
+    return result.to(tensor.device)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mesh_tensor._capture._recorder import Program
     from mesh_tensor._extension import Tensors
     from mesh_tensor._propagate import Issuer
+    from mesh_tensor._streams._guard import Storage
     from mesh_tensor._timeline import Timeline
 
 T = TypeVar("T")
@@ -61,7 +62,9 @@ _REPLAYS = 32
 class Ref:
     """Names a tensor of the workers; the last to let go of it has it freed there."""
 
-    __slots__ = ("__weakref__", "at", "number", "stream")
+    __slots__ = ("__weakref__", "at", "number", "storage", "stream")
+    storage: Storage
+    """The memory that it shares with others, once it does: see `storage_of`."""
 
     def __init__(self, stream: Stream, number: int) -> None:
         self.stream = stream
@@ -103,6 +106,8 @@ class Stream:
         """When each process began to have tensors, once some were made again."""
         self.lives = 0
         """How often processes were made again: what they were taught before that is gone."""
+        self.devices: dict[str, list[tuple[str, str, bool]]] = {}
+        """The kinds of devices that the processes were told to use, and what they have said of them."""
         self.programs: WeakValueDictionary[int, Program] = WeakValueDictionary()
         """What they can replay."""
         self.broken = False
@@ -134,6 +139,7 @@ class Stream:
             self.waiting = 0
             self._tell("leave", self.groups.clear())
             self.issuer.clear()
+            self.devices.clear()
             self.lives += 1
 
     def link(self, other: Stream) -> None:
@@ -340,10 +346,13 @@ class Stream:
             trace=trace,
         )
 
-    def _issued(self, instruction: int | tuple[int, int, int]) -> str:
+    def _issued(self, instruction: Any) -> str:
         """Say where an instruction was issued."""
         if isinstance(instruction, int):
             return f"issued at {line_of(self.source(instruction))}"
+        if len(instruction) == 2:
+            lender, instruction = instruction
+            return self.tensors.guard.lenders[lender]._issued(instruction)  # noqa: SLF001 - of this class
         replay, number, at = instruction
         program = self.programs.get(number)
         recorded = "a line of a step that is gone" if program is None else line_of(program.places[at])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Ref
+    from mesh_tensor._streams._public import Stream
 
 
 class MeshTensor(torch.Tensor):
@@ -38,7 +39,9 @@ class MeshTensor(torch.Tensor):
         return first.descriptor.stream.issuer.issue(func, args, kwargs)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"MeshTensor({self.descriptor}, mesh={self.descriptor.stream.procs})"
+        stream = self.descriptor.stream
+        lane = getattr(stream.tensors, "stream", None)
+        return f"MeshTensor({self.descriptor}, mesh={stream.procs}{'' if lane is None else f', stream={lane.name!r}'})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copy the values on the workers."""
@@ -68,9 +71,54 @@ class MeshTensor(torch.Tensor):
         return numbers(self)
 
     @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The kind of device that each process has its values on."""
+        return self.descriptor.form[4]
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The same values, without gradients; to set it has this name other values."""
+        values: torch.Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return values
+
+    @data.setter
+    def data(self, other: torch.Tensor) -> None:
+        source = of_mesh(other)
+        torch.Tensor.data.__set__(self, source)  # type: ignore[attr-defined]
+        self.descriptor, self.ref = source.descriptor, source.ref
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the values on another device of their process, or of another type, as PyTorch does."""
+        from mesh_tensor._placing import moved
+
+        return moved(self, args, kwargs)
+
+    def cpu(self, *_: Any, **__: Any) -> Any:
+        """Have the values in the memory of their process."""
+        return self.to("cpu")
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
+        """Have the values on their process's CUDA device."""
+        return self.to(
+            "cuda" if device is None else device, non_blocking=non_blocking, memory_format=memory_format
+        )
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        """Whether the values are on CUDA devices."""
+        return self.device.type == "cuda"
+
+    @property
     def procs(self) -> ProcMesh:
         """The processes that have its values."""
         return self.descriptor.stream.procs
+
+    @property
+    def stream(self) -> Stream:
+        """The stream that it belongs to."""
+        from mesh_tensor._streams._public import stream_of
+
+        return stream_of(self.descriptor.stream.tensors)
 
 
 def first_of(values: Iterable[Any]) -> MeshTensor | None:
@@ -86,7 +134,10 @@ def first_of(values: Iterable[Any]) -> MeshTensor | None:
 def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
     """Return what issues operators for a mesh."""
     issuer: Issuer | None = getattr(procs, "issuer", None)
-    return issuer or (find(Tensors) or install(Tensors)).issuer(cast("ProcMesh", procs))
+    if issuer is not None:
+        return issuer
+    tensors = find(Tensors) or install(Tensors)
+    return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs))
 
 
 def of_mesh(tensor: torch.Tensor) -> MeshTensor:

@@ -11,8 +11,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mesh_core import ValueMesh
-from mesh_tensor._errors import RanksDisagree
+from mesh_core.extensions import find, install
+from mesh_tensor._descriptors import HERE
+from mesh_tensor._errors import RanksDisagree, StreamError
+from mesh_tensor._extension import Tensors
+from mesh_tensor._placing import device_named, unseen
 from mesh_tensor._stream import _same as same
+from mesh_tensor._streams._guard import name_of
+from mesh_tensor._streams._usage import total_usage
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
 
 if TYPE_CHECKING:
@@ -25,9 +31,11 @@ if TYPE_CHECKING:
 class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Has factories make their tensors on the mesh."""
 
-    def __init__(self, issuer: Issuer) -> None:
+    def __init__(self, issuer: Issuer, device: torch.device | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.issuer = issuer
+        self.device = device
+        """Where factories make their tensors, unless they say so themselves."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.issuer.cls in types:
@@ -35,10 +43,30 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is torch.ops.aten.lift_fresh.default:
             # `torch.tensor`: made here, and meant for the mesh.
             with _disable_current_modes():
-                return self.issuer.share(args[0])
+                made = self.here().share(args[0])
+            return made if self.device is None else made.to(self.device)
         if not _makes_tensors(func) or _has_tensor(args) or (kwargs and _has_tensor(kwargs.values())):
             return func(*args, **(kwargs or {}))
-        return self.issuer.issue(func, args, kwargs)
+        named = (kwargs or {}).get("device")
+        if named is not None and named.type not in HERE:
+            kwargs = kwargs | {"device": device_named(named)}
+        elif self.device is not None and (named is None or named.type == "cpu"):
+            kwargs = (kwargs or {}) | {"device": self.device}
+        return self.here().issue(func, args, kwargs)
+
+    def here(self) -> Issuer:
+        """What issues for the mesh on the stream that is active."""
+        issuer = self.issuer
+        tensors = issuer.stream.tensors
+        if not tensors.guard.on:
+            return issuer
+        if getattr(issuer.stream, "mesh", None) is not None:
+            if tensors.guard.active is not None:
+                raise StreamError(
+                    f"{name_of(tensors.guard.active)} is active, and tensors of the global view are on the default stream only"
+                )
+            return issuer
+        return issuer_of(issuer.stream.procs)
 
 
 def _makes_tensors(func: Any) -> bool:
@@ -63,18 +91,21 @@ class Usage:
 
 def usage(procs: ProcMesh) -> ValueMesh[Usage]:
     """Return what each process has of the tensors that this one has made there, when all that was issued is done."""
-    stream = issuer_of(procs).stream
+    main = (find(Tensors) or install(Tensors)).issuer(procs).stream
     with _disable_current_modes():
-        answers = stream.wait(stream.ask("usage"))
+        answers = total_usage(main)
         return ValueMesh.of(answers.extent, [Usage(*answer[1]) for _, answer in answers])
 
 
 @contextmanager
-def activate(procs: ProcMesh | Mesh) -> Iterator[None]:
+def activate(procs: ProcMesh | Mesh, *, device: str | torch.device | None = None) -> Iterator[None]:
     """Have tensors that are made within be on the processes of a mesh, one on each.
 
     Factories (`torch.ones`, `torch.randn`, `nn.Linear`) make a tensor on every process; operators on such tensors run on every
     process, within and outside of the block. For a `Mesh` they make tensors of the whole mesh.
+
+    With `device="cuda"` factories make their tensors on each process's own CUDA device, whether or not this process has one. Processes
+    choose by `CUDA_VISIBLE_DEVICES`, and by their place on their host if there are several. The per-rank view only.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -87,7 +118,12 @@ def activate(procs: ProcMesh | Mesh) -> Iterator[None]:
     """
     issuer = issuer_of(procs)
     issuer.stream.check()
-    with PerRank(issuer):
+    where = None if device is None else device_named(device)
+    if where is not None and where.type not in HERE:
+        if getattr(issuer.stream, "mesh", None) is not None:
+            raise ValueError(f"the global view has its tensors on the CPU, got device={device!r}")
+        issuer.use_device(where.type)
+    with unseen(), PerRank(issuer, where):
         yield
 
 
@@ -136,6 +172,8 @@ def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[to
         return whole(cast("GlobalTensor", tensor), timeout)
     tensor = of_mesh(tensor)
     stream = tensor.descriptor.stream
+    if stream.tensors.guard.on:
+        stream.tensors.guard.check_value("fetch", tensor)
     with _disable_current_modes():
         answers = stream.wait(stream.ask("get", tensor.ref.number), timeout)
         return ValueMesh.of(answers.extent, [stream.value(point, answer) for point, answer in answers])
@@ -161,6 +199,8 @@ def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords:
         return part(cast("GlobalTensor", tensor), coords, timeout)
     tensor = of_mesh(tensor)
     stream = tensor.descriptor.stream
+    if stream.tensors.guard.on:
+        stream.tensors.guard.check_value("fetch_shard", tensor)
     procs = stream.procs
     place = {dim: coords.get(dim, 0) for dim in procs.sizes} | coords
     with _disable_current_modes():

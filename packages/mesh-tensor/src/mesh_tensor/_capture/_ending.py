@@ -106,6 +106,8 @@ class Recording:
     def replay(self, inputs: list[Any], frame: FrameType) -> Any:
         """Have the workers do it."""
         stream = self.stream
+        if stream.tensors.guard.on:
+            stream.tensors.guard.check_replay(stream, self.watch.captured())
         numbers = [each.ref.number for each in inputs]
         last = len(self.parts) - 1
         made: list[Any] = []

@@ -22,6 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from mesh_tensor._capture._watch import State, state_of, state_of_module
 from mesh_tensor._errors import CaptureError, line_of
 from mesh_tensor._stream import INNER
+from mesh_tensor._streams._guard import name_of
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mesh_tensor._extension import Tensors
     from mesh_tensor._stream import Ref, Stream
 
-_SETTING_UP = frozenset({"who", "where", "group"})
+_SETTING_UP = frozenset({"who", "where", "group", "device"})
 """Questions that are asked once for a mesh, before its first collective."""
 Place = tuple[Any, int]
 
@@ -193,6 +194,11 @@ class Recorder:
     def _one_mesh(self, stream: Stream, place: Place) -> None:
         if self.stream is None:
             self.stream = stream
+        elif self.stream is not stream and self.stream.procs == stream.procs:
+            self._refuse(
+                f"a captured step runs on one stream: it has begun on {name_of(self.stream.tensors)}, and goes on on "
+                f"{name_of(stream.tensors)} at {line_of(place)}\n  Capture what runs on the other stream by itself."
+            )
         elif self.stream is not stream:
             self._refuse(
                 f"a captured step works on one mesh: it has begun on {self.stream.procs}, and works on {stream.procs} at "

@@ -149,6 +149,8 @@ class Captured(Generic[P, R]):
         with self._lock:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - attributes of tensors, at a tenth of the cost
                 call = Call(self._function, args, kwargs)
+                if tensors.guard.on:
+                    tensors.guard.check(self, call.tensors, range(len(call.tensors)))
                 found, reason = self._find(call)
             if found is not None:
                 self.replays += 1

@@ -279,6 +279,10 @@ class Watch:
             return "something that it makes and the script had kept, or an optimizer, was dropped"
         return None
 
+    def captured(self) -> list[Ref | None]:
+        """Return what names the tensors that it uses besides its arguments."""
+        return [ref() for ref in self._users]
+
     def changed(self) -> str | None:
         """Say what is different now, if anything is. Without PyTorch's functions of subclasses."""
         tensors = [ref() for ref in self._tensors]

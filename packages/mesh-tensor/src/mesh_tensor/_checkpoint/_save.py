@@ -73,6 +73,7 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Future[Path]
             paths[name] = tuple(key if isinstance(key, int) else str(key) for key in way)
             if isinstance(getattr(value, "descriptor", None), Descriptor):
                 stream = value.descriptor.stream
+                stream.tensors.guard.check_value("save", value)
                 parts.setdefault(stream, _Part(stream, [])).tensors.append((name, value.ref.number))
                 if not getattr(value, "is_global", False):
                     apart[name] = stream.procs.sizes

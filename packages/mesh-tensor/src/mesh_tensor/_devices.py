@@ -1,0 +1,144 @@
+"""Kinds of devices on which processes have tensors: the one place that knows what is particular about each.
+
+`DEVICES` has an entry for each kind besides the CPU; a kind without one is used as PyTorch does by itself, and its tensors go through the CPU for collectives.
+Everything here but the table is called in the processes of a mesh, on the thread of a stream.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mesh_core.extensions import current_proc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Mark = tuple[str, Any]
+"""A place in a device's queue: its kind, and the device's own event."""
+
+
+class Device:
+    """What a kind of device has to be asked for. The base class is for devices that do at once what they are told."""
+
+    backend: str | None = None
+    """What PyTorch calls the collectives among such devices; without it, or where processes share one, tensors go through the CPU."""
+
+    def count(self) -> int:
+        """Return how many of them this process can see."""
+        return 1
+
+    def choose(self, index: int, *, own_queue: bool) -> str:
+        """Have this thread use one of them, in a queue of its own or the default one; returns what tells it from all others of the host."""
+        return str(index)
+
+    def mark(self) -> Any:
+        """Return an event that happens when the device has done what this thread has issued; ``None`` if it has."""
+        return None
+
+    def wait(self, event: Any) -> None:
+        """Have the device do what this thread issues from now on after an event."""
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """Keep memory that another thread has made until what this one does with it is done."""
+
+    def has_backend(self) -> bool:
+        """Return whether its backend is there."""
+        return self.backend is not None
+
+
+class Cuda(Device):
+    """CUDA devices; each stream of a mesh is one of CUDA's, and the default stream CUDA's default one."""
+
+    backend = "nccl"
+
+    def count(self) -> int:
+        """Return how many are visible (`CUDA_VISIBLE_DEVICES`)."""
+        return torch.cuda.device_count()
+
+    def choose(self, index: int, *, own_queue: bool) -> str:
+        """Have it be this thread's device."""
+        torch.cuda.set_device(index)
+        if own_queue:
+            torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
+        return str(torch.cuda.get_device_properties(index).uuid)
+
+    def mark(self) -> Any:
+        """Record an event."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def wait(self, event: Any) -> None:
+        """Have this thread's stream wait."""
+        torch.cuda.current_stream().wait_event(event)
+
+    def used_here(self, tensor: torch.Tensor) -> None:
+        """Tell the allocator."""
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream())
+
+    def has_backend(self) -> bool:
+        """Return whether this build of PyTorch has NCCL."""
+        import torch.distributed as dist
+
+        return dist.is_nccl_available()
+
+
+DEVICES: dict[str, Device] = {"cuda": Cuda()}
+"""By PyTorch's name of the kind."""
+_here = threading.local()
+
+
+def device_of(kind: str) -> Device:
+    """Return what knows that kind."""
+    return DEVICES.get(kind) or Device()
+
+
+def enter(kind: str, *, own_queue: bool) -> tuple[str, str, bool]:
+    """Have this thread use this process's device of that kind; returns its host, its name there, and whether the kind's backend is there."""
+    device = device_of(kind)
+    used: dict[str, str] = _used()
+    if kind not in used:
+        count = device.count()
+        if not count:
+            raise RuntimeError(
+                f"{current_proc()} has no device of kind {kind!r}: PyTorch {torch.__version__} finds none"
+            )
+        used[kind] = device.choose(_local_rank() % count, own_queue=own_queue)
+    return current_proc().host, used[kind], device.has_backend()
+
+
+def _local_rank() -> int:
+    """Return which of its host's processes this is."""
+    told = os.environ.get("LOCAL_RANK")
+    # Ranks of a mesh are beside each other on a host, so that as many of them as there are devices have one each.
+    return int(told) if told else current_proc().point.rank
+
+
+def _used() -> dict[str, str]:
+    found: dict[str, str] | None = getattr(_here, "used", None)
+    if found is None:
+        found = _here.used = {}
+    return found
+
+
+def marks() -> Sequence[Mark]:
+    """Return where this thread's devices have got to."""
+    found = [(kind, device_of(kind).mark()) for kind in _used()]
+    return [(kind, event) for kind, event in found if event is not None]
+
+
+def wait(marked: Sequence[Mark]) -> None:
+    """Have this thread's devices wait for that."""
+    for kind, event in marked:
+        device_of(kind).wait(event)
+
+
+def used_here(tensor: torch.Tensor) -> None:
+    """Keep memory of another stream for this thread's devices."""
+    if tensor.device.type in _used():
+        device_of(tensor.device.type).used_here(tensor)

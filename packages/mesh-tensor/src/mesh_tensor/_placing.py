@@ -1,0 +1,82 @@
+"""From one kind of device to another, within each process of a mesh."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mesh_tensor._descriptors import own_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mesh_tensor._tensor import MeshTensor
+
+
+def device_named(device: Any) -> torch.device:
+    """Return a kind of device; which one of a kind a process has is not for the script to say."""
+    found = device if isinstance(device, torch.device) else torch.device(device)
+    if own_device(found) is not found and found.index != 0:
+        raise ValueError(
+            f"each process of a mesh has one device of a kind, and chooses it itself: say {found.type!r}, not {str(found)!r}"
+        )
+    return own_device(found)
+
+
+def moved(tensor: MeshTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Do what `Tensor.to` does."""
+    kwargs = dict(kwargs)
+    copies = kwargs.pop("copy", False)
+    if args and isinstance(args[0], torch.Tensor):
+        (other, *rest) = args
+        args = (other.device, other.dtype, *rest)
+    device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 - as modules do
+    if device is not None:
+        device = device_named(device)
+        if device.type != tensor.device.type:
+            return _Move.apply(tensor, device, dtype or tensor.dtype, bool(non_blocking), layout)
+    more: dict[str, Any] = {} if layout is None else {"memory_format": layout}
+    return torch.Tensor.to(tensor, dtype=dtype or tensor.dtype, copy=copies, **more)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Have PyTorch take the names of CUDA devices in this thread where it would find none: they are those of other processes."""
+    # PyTorch begins to use CUDA before it asks any mode, and does not where it is at that already.
+    here = getattr(torch.cuda, "_tls", None)
+    if here is None or hasattr(here, "is_initializing") or _has_cuda():
+        yield
+        return
+    here.is_initializing = True
+    try:
+        yield
+    finally:
+        del here.is_initializing
+
+
+@cache
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
+class _Move(torch.autograd.Function):
+    # PyTorch's own would not know where the gradient goes: to it both devices are this process's.
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - of a call
+        ctx: Any, tensor: Any, device: torch.device, dtype: torch.dtype, non_blocking: bool, layout: Any
+    ) -> Any:
+        ctx.back = tensor.device, tensor.dtype
+        more = {} if layout is None else {"memory_format": layout}
+        return torch.ops.aten._to_copy.default(  # noqa: SLF001 - what `to` is made of
+            tensor, dtype=dtype, device=device, non_blocking=non_blocking, **more
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (grad,) = grads
+        device, dtype = ctx.back
+        return grad.to(device, dtype), None, None, None, None

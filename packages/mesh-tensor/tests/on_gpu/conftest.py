@@ -1,0 +1,42 @@
+"""These tests need a GPU: `pytest packages/mesh-tensor/tests/on_gpu` runs them where there is one, those of NCCL where there are two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from mesh_core import ProcMesh, this_host
+
+torch = pytest.importorskip("torch")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        if item.path.parent.name != "on_gpu":
+            continue
+        item.add_marker(pytest.mark.slow)
+        if not count:
+            item.add_marker(pytest.mark.skip(reason="PyTorch finds no CUDA device"))
+        elif item.get_closest_marker("two_gpus") is not None and count < 2:
+            item.add_marker(pytest.mark.skip(reason="needs two CUDA devices, and there is one"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "two_gpus: needs two CUDA devices")
+
+
+@pytest.fixture(scope="module")
+def shared(runtime: None) -> Iterator[ProcMesh]:
+    """Two processes that share one GPU."""
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="shared", env=env) as procs:
+        yield procs
+
+
+@pytest.fixture(scope="module")
+def apart(runtime: None) -> Iterator[ProcMesh]:
+    """Two processes with a GPU each."""
+    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="apart") as procs:
+        yield procs
