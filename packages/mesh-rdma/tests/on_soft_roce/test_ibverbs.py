@@ -415,9 +415,7 @@ def test_a_cancelled_transfer_ends_and_the_next_is_well(shared):
     assert future.cancel()
     with pytest.raises(asyncio.CancelledError):
         future.get(timeout=60)
-    del copy, future
-    # The future of an action refers to the memory, and the error that it has raised to the future.
-    gc.collect()
+    del copy
     for _ in range(3000):
         RDMABuffer(bytearray(1))
         if told.wait(0.01):
@@ -456,7 +454,10 @@ def test_memory_that_cannot_be_locked_is_left_to_other_transports(shared):
         assert limited.read(buffer[:MIB], transport=NAME) == data[:MIB]
         assert limited.read(buffer) == data
         assert explain(limited.offer("small", b"x")).candidates == ("shm", NAME, "tcp")
-        assert explain(limited.offer("large", data)).candidates == ("shm", "tcp")
+        large = explain(limited.offer("large", data))
+        assert large.candidates == ("shm", "tcp")
+        assert "the owner does not offer it: cannot register" in large.passed[NAME]
+        assert "ulimit -l" in large.passed[NAME]
     finally:
         limited.end()
 
