@@ -1,4 +1,7 @@
-"""Build the stand-in for CUDA's driver, which tests use on machines without a GPU. It is told by MESH_RDMA_CUDA_LIBRARY."""
+"""Build the stand-in for CUDA's driver, which tests use on machines without a GPU. It is told by MESH_RDMA_CUDA_LIBRARY.
+
+Beside it libibverbs with devices that take its dma-bufs, told by MESH_RDMA_VERBS_LIBRARY.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("stand_in.c")
+VERBS = Path(__file__).with_name("ibverbs.c")
 
 
 def missing() -> str | None:
@@ -22,11 +26,21 @@ def missing() -> str | None:
 
 def build(folder: Path) -> Path:
     """Compile it into a folder, unless it is there, and return its path."""
-    name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    library = folder / f"libcuda-stand-in-{name}.so"
+    return _compiled(SOURCE, folder, "libcuda-stand-in")
+
+
+def build_verbs(folder: Path) -> Path:
+    """Compile libibverbs with dma-buf into a folder, unless it is there, and return its path."""
+    # By this name the linker finds the real one where only the package without headers is installed.
+    return _compiled(VERBS, folder, "libibverbs-dma-buf", "-l:libibverbs.so.1")
+
+
+def _compiled(source: Path, folder: Path, kind: str, *linked: str) -> Path:
+    name = hashlib.sha256(source.read_bytes()).hexdigest()[:16]
+    library = folder / f"{kind}-{name}.so"
     if not library.exists():
         made = folder / f"{name}.{os.getpid()}"
         options = ["-std=gnu11", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread"]
-        subprocess.run(["cc", *options, "-o", str(made), str(SOURCE)], check=True)
+        subprocess.run(["cc", *options, "-o", str(made), str(source), *linked], check=True)
         made.rename(library)
     return library

@@ -20,6 +20,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -596,13 +597,32 @@ CUresult cuMemFreeHost(void *at) {
     return leave(OK);
 }
 
-/* A descriptor of what no other device can use: registering it fails, as on a machine without the support for it. */
+/* What stands for a dma-buf: a socket with one message in it, which has the file of the allocation, where in it the range begins, and how
+ * long it is. As with a real one, nothing can be read from the descriptor itself, it keeps the memory, and each has its own range. Devices
+ * are told of it by `ibverbs.c`. */
+struct dma_buf {
+    char magic[8];
+    uint64_t offset, size;
+};
+
 CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr at, size_t size, int type, unsigned long long flags) {
     IN_CONTEXT;
     struct allocation *found = find(at);
-    if (!found || type != 1 || flags || at % PAGE || size % PAGE || at + size > found->at + found->size)
+    if (!found || type != 1 || flags || !size || at % PAGE || size % PAGE || at + size > found->at + found->size)
         return leave(INVALID_VALUE);
-    int fd = fcntl(found->fd, F_DUPFD_CLOEXEC, 0);
-    *(int *)handle = fd;
-    return leave(fd < 0 ? NOT_SUPPORTED : OK);
+    struct dma_buf told = {"dma-buf", PAGE + (at - found->at), size};
+    struct iovec bytes = {&told, sizeof told};
+    union {
+        struct cmsghdr head;
+        char room[CMSG_SPACE(sizeof(int))];
+    } control = {.head = {CMSG_LEN(sizeof(int)), SOL_SOCKET, SCM_RIGHTS}};
+    memcpy(CMSG_DATA(&control.head), &found->fd, sizeof(int));
+    struct msghdr message = {.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends)) return leave(OUT_OF_MEMORY);
+    ssize_t sent = sendmsg(ends[1], &message, 0);
+    close(ends[1]);
+    if (sent < 0) return close(ends[0]), leave(OUT_OF_MEMORY);
+    *(int *)handle = ends[0];
+    return leave(OK);
 }

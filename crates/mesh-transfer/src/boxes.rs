@@ -12,10 +12,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const TURN: u64 = 1 << 20;
 /// Short pieces are put together here, in the first cache, and leave it by streaming stores.
 const STAGE: usize = 16 << 10;
+/// So many of them, at most.
+const PIECES: usize = 256;
 /// From this length on a piece goes straight to its target.
 const LONG: u64 = 4 << 10;
-/// How far ahead of the piece that is copied others are fetched: the processor does not foresee where the next one begins.
-const AHEAD: u64 = 2 << 10;
+/// How far ahead of the piece that is read others are fetched, into the second cache: the processor does not foresee where the next one begins.
+const AHEAD: u64 = 48 << 10;
 const CACHE_LINE: u64 = 64;
 
 /// The pieces of one part: `counts` of them in each dimension, so many bytes from one to the next.
@@ -113,7 +115,7 @@ impl Boxes {
     /// # Safety
     /// As for [`Self::copy`]; the turn lies inside.
     unsafe fn turn(&self, source: Shared, from: u64, to: u64) {
-        let mut stage = Stage { bytes: [0; STAGE], filled: 0 };
+        let mut stage = Stage { bytes: [0; STAGE], pieces: [(std::ptr::null(), 0); PIECES], count: 0, filled: 0 };
         let mut at = from;
         let first = self.ends.partition_point(|end| *end <= from);
         for (part, end) in self.parts[first..].iter().zip(&self.ends[first..]) {
@@ -137,9 +139,49 @@ unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
+/// Pieces that are copied together: read first, one line of each cache line, and then copied from the cache. To read and to write
+/// by turns is slower, as the writes hold up the reads that are under way.
 struct Stage {
     bytes: [u8; STAGE],
+    pieces: [(*const u8, usize); PIECES],
+    count: usize,
+    /// The bytes of all of them.
     filled: usize,
+}
+
+impl Stage {
+    fn has_room(&self, len: u64) -> bool {
+        self.count < PIECES && self.filled + len as usize <= STAGE
+    }
+
+    /// One more, of which each line is read. There must be room.
+    ///
+    /// # Safety
+    /// The piece must be readable until the stage is emptied.
+    unsafe fn add(&mut self, piece: *const u8, len: u64) {
+        for at in (0..len).step_by(CACHE_LINE as usize).chain([len - 1]) {
+            // SAFETY: inside of the piece.
+            unsafe { piece.add(at as usize).read_volatile() };
+        }
+        self.pieces[self.count] = (piece, len as usize);
+        self.count += 1;
+        self.filled += len as usize;
+    }
+
+    /// Empties it: all of them, side by side.
+    ///
+    /// # Safety
+    /// As for [`Self::add`].
+    unsafe fn take(&mut self) -> &[u8] {
+        let mut at = 0;
+        for (piece, len) in &self.pieces[..self.count] {
+            // SAFETY: `add` had room for it.
+            unsafe { std::ptr::copy_nonoverlapping(*piece, self.bytes.as_mut_ptr().add(at), *len) };
+            at += len;
+        }
+        (self.count, self.filled) = (0, 0);
+        &self.bytes[..at]
+    }
 }
 
 impl Part {
@@ -169,17 +211,13 @@ impl Part {
                 unsafe { self.put(piece, at, len) };
             } else {
                 fetch(piece.wrapping_add(ahead as usize), len);
-                if stage.filled + len as usize > STAGE {
+                if !stage.has_room(len) {
                     // SAFETY: as the caller vouches.
-                    unsafe { self.put(stage.bytes.as_ptr(), flushed, stage.filled as u64) };
-                    (flushed, stage.filled) = (at, 0);
+                    unsafe { self.flush(stage, flushed) };
+                    flushed = at;
                 }
-                // SAFETY: there is room, as was just seen.
-                unsafe {
-                    let room = stage.bytes.as_mut_ptr().add(stage.filled);
-                    std::ptr::copy_nonoverlapping(piece, room, len as usize);
-                }
-                stage.filled += len as usize;
+                // SAFETY: as the caller vouches; there is room, as was just seen.
+                unsafe { stage.add(piece, len) };
             }
             (at, skip) = (at + len, 0);
             for dim in (0..counts.len()).rev() {
@@ -193,8 +231,19 @@ impl Part {
             }
         }
         // SAFETY: as the caller vouches.
-        unsafe { self.put(stage.bytes.as_ptr(), flushed, stage.filled as u64) };
-        stage.filled = 0;
+        unsafe { self.flush(stage, flushed) };
+    }
+
+    /// Puts what is staged at a place of the target.
+    ///
+    /// # Safety
+    /// As for [`Boxes::copy`].
+    unsafe fn flush(&self, stage: &mut Stage, at: u64) {
+        // SAFETY: as the caller vouches.
+        unsafe {
+            let bytes = stage.take();
+            self.put(bytes.as_ptr(), at, bytes.len() as u64);
+        }
     }
 
     /// Puts bytes at a place of the target.
@@ -216,9 +265,9 @@ impl Part {
 fn fetch(at: *const u8, len: u64) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..len + CACHE_LINE).step_by(CACHE_LINE as usize) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: part of SSE; a hint, which may name any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(line as usize).cast()) };
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(line as usize).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (at, len, CACHE_LINE);

@@ -5,7 +5,7 @@ use crate::completion::{Operation, Outcome};
 use crate::cuda::{Cuda, Ready, run_staged};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
-use crate::handle::{Handle, MAX_SECTIONS, RealmId, Section};
+use crate::handle::{Handle, MAX_SECTIONS, REFUSALS, RealmId, Section, refusal};
 use crate::membership::Membership;
 use crate::realm::Realm;
 use crate::segments::{Segments, Space};
@@ -52,6 +52,8 @@ pub struct Libraries {
     pub ucp: Option<Vec<String>>,
     /// CUDA's driver; none for the system's `libcuda.so.1`.
     pub cuda: Option<String>,
+    /// libibverbs; none for the system's.
+    pub verbs: Option<String>,
 }
 
 /// Offers memory, and transfers.
@@ -106,7 +108,7 @@ impl Engine {
             Arc::new(CudaIpc::new(&realm, &cuda)),
             Arc::new(Ucx::new(&realm, libraries.ucp)),
             Arc::new(Tcp::new(&realm)),
-            Arc::new(Ibverbs::new(&realm)),
+            Arc::new(Ibverbs::new(&realm, libraries.verbs)),
         ];
         transports.retain(|own| others.iter().all(|other| other.name() != own.name()));
         transports.extend(others);
@@ -202,9 +204,10 @@ impl Engine {
         // SAFETY: as the caller vouches.
         let export = unsafe { self.exports.open_on(segments.within(space), on_device, writable, keep)? };
         let mut sections = Vec::new();
-        let mut reasons = Vec::new();
+        let (mut reasons, mut refusals) = (Vec::new(), String::new());
         let mut room = SAID;
         for (transport, standing) in self.transports.iter().zip(&self.standing) {
+            let is_meant = if export.on_device.is_some() { transport.takes_cuda() } else { transport.takes_host() };
             let offered = match &standing.broken {
                 Some(why) => Err(TransferError::transport(why.clone())),
                 // CUD-1
@@ -217,7 +220,13 @@ impl Engine {
                     sections.push(Section { name: transport.name().to_owned(), data });
                 }
                 Ok(_) => reasons.push(format!("{}: a handle has no room for it", transport.name())),
-                Err(error) => reasons.push(format!("{}: {error}", transport.name())),
+                Err(error) => {
+                    // What works here, and fails for this memory: readers are told why.
+                    if standing.broken.is_none() && is_meant {
+                        refusals.push_str(&refusal(transport.name(), &error.message));
+                    }
+                    reasons.push(format!("{}: {error}", transport.name()));
+                }
             }
         }
         if sections.is_empty() {
@@ -226,6 +235,9 @@ impl Engine {
                 ErrorKind::NoTransport,
                 format!("no transport can offer memory of this process: {}", reasons.join("; ")),
             ));
+        }
+        if !refusals.is_empty() && refusals.len() <= room && sections.len() < MAX_SECTIONS {
+            sections.push(Section { name: REFUSALS.to_owned(), data: refusals.into_bytes() });
         }
         let length = export.segments.len();
         let handle = Handle {
@@ -311,15 +323,18 @@ impl Engine {
                 Ours { name, capabilities, broken }
             })
             .collect();
-        let theirs: Vec<&str> = handle.sections.iter().map(|section| section.name.as_str()).collect();
-        let mut choice = choose(&ours, &theirs, distance, need, forced);
-        if is_cuda {
-            let without = |(name, why): &mut (String, String)| {
-                if handle.section(name).is_none() && forced.is_none_or(|forced| forced == name) {
-                    NO_CUDA.clone_into(why);
-                }
-            };
-            choice.passed.iter_mut().for_each(without);
+        let theirs = handle.sections.iter().map(|section| section.name.as_str()).filter(|name| *name != REFUSALS);
+        let mut choice = choose(&ours, &theirs.collect::<Vec<_>>(), distance, need, forced);
+        for (name, why) in &mut choice.passed {
+            if handle.section(name).is_some() || forced.is_some_and(|forced| forced != name) {
+                continue;
+            }
+            let takes_cuda = |each: &Arc<dyn Transport>| each.name() == name && each.takes_cuda();
+            if let Some(refusal) = handle.refusal(name) {
+                *why = format!("{why}: {refusal}");
+            } else if is_cuda && !self.transports.iter().any(takes_cuda) {
+                NO_CUDA.clone_into(why);
+            }
         }
         choice
     }

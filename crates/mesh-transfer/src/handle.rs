@@ -11,6 +11,10 @@ pub const MAX_HANDLE: usize = 4096;
 /// The most transports that a handle may name.
 pub(crate) const MAX_SECTIONS: usize = 16;
 const MAX_NAME: usize = 64;
+/// The section that is no transport's: why some transports do not offer the memory.
+pub(crate) const REFUSALS: &str = "-";
+/// The longest of those reasons.
+const MAX_REASON: usize = 200;
 const MAX_HOST: usize = 64;
 const WRITABLE: u8 = 1;
 
@@ -80,6 +84,13 @@ impl Handle {
         self.sections.iter().find(|section| section.name == name).map(|section| section.data.as_slice())
     }
 
+    /// Why a transport does not offer the memory, if its owner says so.
+    pub fn refusal(&self, name: &str) -> Option<String> {
+        let said = std::str::from_utf8(self.section(REFUSALS)?).ok()?;
+        let why = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))?;
+        Some(why.chars().filter(|letter| !letter.is_control()).collect())
+    }
+
     /// The owner in words, for errors.
     pub fn owner(&self) -> String {
         format!("pid {} on host {}", self.pid, self.host)
@@ -99,7 +110,7 @@ impl Handle {
         for number in [self.length, self.start, self.len] {
             out.extend_from_slice(&number.to_le_bytes());
         }
-        let host = cut(&self.host).as_bytes();
+        let host = cut(&self.host, MAX_HOST).as_bytes();
         out.push(host.len() as u8);
         out.extend_from_slice(host);
         out.push(self.sections.len() as u8);
@@ -207,11 +218,16 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A host's name, no longer than fits.
-fn cut(name: &str) -> &str {
-    let mut end = name.len().min(MAX_HOST);
-    while !name.is_char_boundary(end) {
+/// Why a transport does not offer some memory, as a line of the section of refusals.
+pub(crate) fn refusal(name: &str, why: &str) -> String {
+    format!("{name}: {}\n", cut(&why.replace('\n', " "), MAX_REASON))
+}
+
+/// The beginning of a text, no longer than fits.
+fn cut(text: &str, most: usize) -> &str {
+    let mut end = text.len().min(most);
+    while !text.is_char_boundary(end) {
         end -= 1;
     }
-    &name[..end]
+    &text[..end]
 }

@@ -221,7 +221,7 @@ def test_each_careless_one_is_found_out(tmp_path, names):
                 "\0" * 5,
                 None,
                 ["shm", "tcp"],
-                "the owner does not offer it",
+                "the owner does not offer it: TypeError: create() of the transport unix gave object, no Transport",
             ],
         ),
         (

@@ -400,3 +400,58 @@ def test_a_tensor_that_gets_other_memory_is_published_from_there():
         state["it"].data = torch.ones(10)
         with pytest.raises(InvalidTransfer, match="'it' was torch float32"):
             publication.publish()
+
+
+@pytest.mark.beside
+@pytest.mark.slow
+def test_tensors_on_a_gpu_are_copied_by_pytorch_alone():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed here")
+
+    class OnGpu(torch.Tensor):
+        """Says that it is on a GPU, at an address where this process has nothing."""
+
+        device = property(lambda self: torch.device("cuda", 0))
+
+        def data_ptr(self):
+            return 1 << 46
+
+        def refuse(self, *_):
+            raise AssertionError("only PyTorch may touch memory of a GPU")
+
+        numpy = __array__ = refuse
+
+    def on_gpu(tensor):
+        return tensor.clone().as_subclass(OnGpu)
+
+    def plain(tensor):
+        return tensor.as_subclass(torch.Tensor)
+
+    values = torch.arange(600, dtype=torch.float32).reshape(20, 30)
+    state = {
+        "it": on_gpu(values),
+        "turned": on_gpu(values).t(),
+        "none": on_gpu(torch.zeros(0)),
+        "cpu": values.clone(),
+    }
+    with Publication(state) as publication:
+        reader = publication.reader()
+        for turn in range(2):
+            publication.publish()
+            target = {
+                name: on_gpu(torch.zeros(shape))
+                for name, shape in {"it": (20, 30), "turned": (30, 20), "none": (0,), "cpu": (20, 30)}.items()
+            }
+            reader.load_into(target)
+            assert torch.equal(plain(target["it"]), values + turn)
+            assert torch.equal(plain(target["turned"]), (values + turn).t())
+            assert torch.equal(plain(target["cpu"]), values)
+            plain(state["it"]).add_(1)
+            plain(state["turned"]).add_(1)
+        with reader.use() as weights:
+            assert torch.equal(weights["turned"], (values + 1).t())
+        # Some columns, and of another type; and on the processor again.
+        piece = Piece((20, 30), (0, 10), (20, 10))
+        columns = {"it": on_gpu(torch.zeros(20, 10, dtype=torch.bfloat16)), "turned": torch.zeros(30, 20)}
+        reader.load_into(columns, cast=True, pieces={"it": piece})
+        assert torch.equal(plain(columns["it"]), (values + 1).bfloat16()[:, 10:20])
+        assert torch.equal(columns["turned"], (values + 1).t())

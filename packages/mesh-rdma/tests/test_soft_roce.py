@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+import cuda_stand_in
 import soft_roce
 from soft_roce.image import image
 
@@ -46,9 +47,15 @@ def results(tmp_path_factory):
     )
     folder = tmp_path_factory.mktemp("soft-roce")
     command = [sys.executable, str(FOLDER / "run.py")]
+    environment = dict(os.environ)
+    if cuda_stand_in.missing() is None:
+        libraries = (cuda_stand_in.build(folder), cuda_stand_in.build_verbs(folder))
+        environment["SOFT_ROCE_DMA_BUF"] = os.pathsep.join(map(str, libraries))
     with (folder / "console").open("wb") as console:
         try:
-            status = soft_roce.run(command, devices=2, limit=LIMIT, share=folder, output=console.fileno())
+            status = soft_roce.run(
+                command, devices=2, limit=LIMIT, env=environment, share=folder, output=console.fileno()
+            )
         except soft_roce.CannotBoot as error:
             pytest.skip(str(error))
         except (RuntimeError, TimeoutError) as error:
@@ -62,10 +69,13 @@ def results(tmp_path_factory):
     [
         ("native", {"test_ibverbs", "test_each_other"}),
         ("pyverbs", {"test_pyverbs", "test_each_other"}),
+        ("gpu", {"test_dma_buf"}),
     ],
-    ids=["native", "pyverbs"],
+    ids=["native", "pyverbs", "gpu"],
 )
 def test_passes_on_soft_roce(results, engine, files):
+    if engine == "gpu" and (reason := cuda_stand_in.missing()):
+        pytest.skip(reason)
     console = (results / "console").read_text(errors="replace")
     report = results / f"{engine}.xml"
     assert report.exists(), f"no test of {engine} was run\n{console[-5000:]}"

@@ -120,6 +120,10 @@ impl Transport for CudaIpc {
         true
     }
 
+    fn takes_host(&self) -> bool {
+        false
+    }
+
     fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         let Some(on) = &export.on_device else {
             return Err(TransferError::transport("it is for memory of GPUs"));

@@ -155,6 +155,11 @@ pub trait Transport: Send + Sync + Debug {
         false
     }
 
+    /// Whether it offers memory of the processor.
+    fn takes_host(&self) -> bool {
+        true
+    }
+
     /// Whether it can work in this process: tried, not guessed.
     fn probe(&self) -> Result<(), TransferError>;
 

@@ -6,7 +6,7 @@ use crate::handle::PyHandle;
 use crate::memory::{PyBlock, PyMemory};
 use crate::operation::PyOperation;
 use crate::transport::PyTransport;
-use mesh_transfer::{Engine, Export, Libraries, Membership, Need, Op, Work};
+use mesh_transfer::{Engine, Export, Libraries, Membership, Need, Op, Ops as _, Work};
 use pyo3::prelude::*;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -48,19 +48,22 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// With these transports besides the native ones, with UCX if there are places to look for it, and with that driver of CUDA instead of the system's. `told` is called with an owner, the transports for its memory, and those
-    /// that were passed over, with the reason.
+    /// With these transports besides the native ones, with UCX if there are places to look for it, and with these libraries
+    /// instead of the system's, if they are given: CUDA's driver and libibverbs. `told` is called with an owner, the transports
+    /// for its memory, and those that were passed over, with the reason.
     #[new]
-    #[pyo3(signature = (others, told, libucp=None, libcuda=None))]
+    #[pyo3(signature = (others, told, libucp=None, libcuda=None, libibverbs=None))]
     fn new(
         py: Python<'_>,
         others: Vec<Py<PyAny>>,
         told: Py<PyAny>,
         libucp: Option<Vec<String>>,
         libcuda: Option<String>,
+        libibverbs: Option<String>,
     ) -> PyResult<Self> {
         let others = others.into_iter().map(|each| PyTransport::of(py, each)).collect::<PyResult<_>>()?;
-        let engine = leave(py, || Engine::new_with(others, Libraries { ucp: libucp, cuda: libcuda }))?;
+        let libraries = Libraries { ucp: libucp, cuda: libcuda, verbs: libibverbs };
+        let engine = leave(py, || Engine::new_with(others, libraries))?;
         engine.on_choice(move |handle, choice| {
             // Where the interpreter is ending nobody listens; what a listener raises is shown, and no concern of the transfer.
             Python::try_attach(|py| {
@@ -195,10 +198,10 @@ impl PyEngine {
         forced: Option<&str>,
     ) -> PyResult<PyOperation> {
         let (listed, timeout) = (action.listed(), limit(timeout)?);
-        let asked = listed.clone();
+        let atomics = listed.ops().iter().map(|op| op.work.is_atomic()).collect();
         // SAFETY: as for `copy`; the list keeps the objects of all of them.
-        let operation = outside(py, || unsafe { self.0.submit(asked, timeout, forced) });
-        Ok(PyOperation::new(operation, Some(listed)))
+        let operation = outside(py, || unsafe { self.0.submit(listed, timeout, forced) });
+        Ok(PyOperation::new(operation, Some(atomics)))
     }
 
     /// One atomic operation: add the one number, or replace the first by the second.

@@ -1,9 +1,8 @@
 //! Operations under way.
 
-use crate::action::Listed;
 use crate::door::leave;
 use crate::promise::NativePromise;
-use mesh_transfer::{Operation, Ops as _};
+use mesh_transfer::Operation;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::sync::Arc;
@@ -12,13 +11,13 @@ use std::sync::Arc;
 #[pyclass(name = "Operation", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyOperation {
     operation: Arc<Operation>,
-    /// The operations, if they are several.
-    listed: Option<Listed>,
+    /// Which of the operations are atomic, if they are several. Not the operations: their memory is let go when they are done.
+    atomics: Option<Box<[bool]>>,
 }
 
 impl PyOperation {
-    pub(crate) fn new(operation: Arc<Operation>, listed: Option<Listed>) -> Self {
-        Self { operation, listed }
+    pub(crate) fn new(operation: Arc<Operation>, atomics: Option<Box<[bool]>>) -> Self {
+        Self { operation, atomics }
     }
 }
 
@@ -31,9 +30,8 @@ impl PyOperation {
     /// Wait for the outcome, and return what each atomic operation has found, none for copies, or raise.
     fn result(&self, py: Python<'_>) -> PyResult<Vec<Option<u64>>> {
         let found = leave(py, || self.operation.wait())?;
-        let Some(listed) = &self.listed else { return Ok(found.into_iter().map(Some).collect()) };
-        let is_atomic = listed.ops().iter().map(|op| op.work.is_atomic());
-        Ok(found.into_iter().zip(is_atomic).map(|(value, is_atomic)| is_atomic.then_some(value)).collect())
+        let Some(atomics) = &self.atomics else { return Ok(found.into_iter().map(Some).collect()) };
+        Ok(found.into_iter().zip(atomics).map(|(value, is_atomic)| is_atomic.then_some(value)).collect())
     }
 
     fn cancel(&self) {

@@ -37,8 +37,12 @@ def of_operation(
     promise = Promise(what, finish=lambda _status: take(operation.result()))
     operation.finishes(promise.native_handle())
 
-    def given_up(_future: object, _keep: object = keep) -> None:
+    kept = [keep]
+
+    def given_up(_future: object) -> None:
         operation.cancel()
+        # Not with the future: an error that was raised refers to it, and is garbage that takes a while to be found.
+        kept.clear()
 
     # Also called where the future is cancelled, or a deadline of the message that is being handled has passed.
     promise.future.add_done_callback(given_up)

@@ -14,6 +14,7 @@ from mesh_rdma._cuda import library
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
 from mesh_rdma._ucx import places
+from mesh_rdma._verbs import library as libibverbs
 
 
 def _tell(owner: str, candidates: list[str], passed: list[tuple[str, str]]) -> None:
@@ -65,7 +66,7 @@ class _Here:
     def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(installed(), _tell, places(), library())
+                self._engine = Engine(installed(), _tell, places(), library(), libibverbs())
                 self._pid = os.getpid()
                 # What is offered is memory of Python objects, which the interpreter's end may free.
                 atexit.register(self._close)

@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from mesh_rdma._contract import TransportPlugin
 
 VARIABLE = "MESH_RDMA_VERBS"
+LIBRARY = "MESH_RDMA_VERBS_LIBRARY"
+
+
+def library() -> str | None:
+    """Return the path of another library than the system's libibverbs.so.1, which only tests name: one that has more."""
+    return os.environ.get(LIBRARY) or None
 
 
 def stand_in() -> TransportPlugin | None:

@@ -29,6 +29,16 @@ TESTS = {
     "native": ["test_ibverbs.py", "test_each_other.py"],
     "pyverbs": ["test_pyverbs.py", "test_each_other.py"],
 }
+DMA_BUF = "SOFT_ROCE_DMA_BUF"
+"""The variable with the libraries that have memory of a GPU: of CUDA, and of the devices. Without it there is none."""
+if DMA_BUF in os.environ:
+    cuda, verbs = os.environ[DMA_BUF].split(os.pathsep)
+    ENGINES["gpu"] = {
+        "MESH_RDMA_VERBS": "native",
+        "MESH_RDMA_CUDA_LIBRARY": cuda,
+        "MESH_RDMA_VERBS_LIBRARY": verbs,
+    }
+    TESTS["gpu"] = ["test_dma_buf.py"]
 SERVERS = "SOFT_ROCE_SERVERS"
 """The variable with the folder where the fork servers listen, each under its engine's name."""
 
@@ -36,6 +46,7 @@ USED = [
     "mesh_rdma._native",
     "mesh_rdma._buffer",
     "mesh_rdma._explain",
+    "mesh_rdma._gpu",
     "mesh_rdma._native_transports",
     "mesh_rdma.testing",
 ]
@@ -59,7 +70,20 @@ def programs():
     spec = importlib.util.spec_from_file_location("peer", HERE.parent / "peer.py")
     peer = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(peer)
-    return {"owner": owner, "peer": peer.main}
+
+    def gpu(leave_out="", **environment):
+        os.environ.pop(leave_out, None)
+        os.environ.update(environment)
+        sys.argv[1:] = ["gpu"]
+        owner()
+
+    return {
+        "owner": owner,
+        "peer": peer.main,
+        "gpu": gpu,
+        "gpu_of_a_plain_device": lambda: gpu("MESH_RDMA_VERBS_LIBRARY"),
+        "gpu_of_an_old_driver": lambda: gpu(MESH_CUDA_STAND_IN_FAIL="cuMemGetHandleForAddressRange=801"),
+    }
 
 
 def load(names):
@@ -93,6 +117,8 @@ def test(results, engine):
     import pytest
 
     os.environ.update(ENGINES[engine])
+    # The names of the engines are those of the fork servers, too.
+    os.environ["SOFT_ROCE_ENGINE"] = engine
     report = f"--junitxml={results / engine}.xml"
     files = [str(HERE / name) for name in TESTS[engine]]
     sys.exit(pytest.main([*OPTIONS, report, *sys.argv[1:], *files]))

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import random
 import socket
@@ -30,6 +29,7 @@ from mesh_rdma import (
 )
 from mesh_rdma._native_transports import IBVERBS
 from mesh_rdma.testing import TransportConformance
+from soft_roce.records import asked_since, queue_pairs, resources, used_since
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,18 +78,12 @@ def wide(buffer, length):
     return forged(buffer, (65 - at, "<Q", length), (81 - at, "<Q", length), (44, "<Q", length))
 
 
-def packets(device):
-    counters = Path("/sys/class/infiniband") / device / "ports/1/hw_counters"
-    (counters / "lifespan").write_text("0")
-    return int((counters / "sent_pkts").read_text())
-
-
-def resources(kind):
-    """How many of the kind the kernel knows, of all processes. They are named by threads, so that it cannot be said of whom."""
-    said = subprocess.run(
-        ["rdma", "-j", "resource", "show", kind], capture_output=True, text=True, check=True
-    )
-    return sum("pid" in each for each in json.loads(said.stdout))
+def many_reads(buffer, into, **options):
+    """A transfer that takes much longer than what a test does meanwhile: 16 GiB, of little memory."""
+    action = RDMAAction()
+    for _ in range(16 * 1024 * MIB // buffer.size()):
+        action.read_remote(into, buffer)
+    return action.submit(transport=NAME, **options)
 
 
 def test_it_is_there_and_preferred_to_tcp(shared):
@@ -264,8 +258,9 @@ def test_a_thousand_registrations_leave_nothing(shared):
     assert read(shared.offer("data", b"x")) == b"x"
     before = resources("mr")
     buffers = shared.offer_many(1000, 4096)
+    made = resources("mr") - before
     # On each of the two devices.
-    assert resources("mr") >= before + 1990
+    assert len(made) == 2000
     copies = [bytearray(4096) for _ in buffers]
     action = RDMAAction()
     for copy, buffer in zip(copies, buffers, strict=True):
@@ -274,7 +269,7 @@ def test_a_thousand_registrations_leave_nothing(shared):
     assert copies == [n.to_bytes(4, "little") * 1024 for n in range(1000)]
     for n in range(1000):
         shared.drop(f"many-{n}")
-    assert resources("mr") <= before
+    assert not resources("mr") - before
     with pytest.raises(BufferGone):
         read(buffers[500])
 
@@ -286,29 +281,29 @@ def test_nothing_stays_registered_for_a_transfer_that_is_over(shared):
     for _ in range(5):
         read(buffer)
     gc.collect()
-    assert resources("mr") == before
+    assert not resources("mr") - before
 
 
 def test_both_devices_share_a_long_transfer(shared):
     data = random.Random(14).randbytes(8 * MIB)
     buffer = shared.offer("data", data)
-    # The queue pairs are there afterwards.
-    read(buffer)
-    before = [packets("rxe0"), packets("rxe1")]
-    assert read(buffer) == data
-    after = [packets("rxe0"), packets("rxe1")]
-    # Each has moved a part of a megabyte at least, in packets of a kilobyte.
-    assert all(end - begin >= 1024 for begin, end in zip(before, after, strict=True)), (before, after)
+    asked = {}
+    # Each moves a megabyte at least, in packets of a kilobyte, by queue pairs that the transfer before has made. On a busy
+    # machine one device may have moved everything before the other one's thread runs.
+    while any(asked.get(device, 0) < 1024 for device in ("rxe0", "rxe1")):
+        before = queue_pairs()
+        assert read(buffer) == data
+        asked = asked_since(before)
 
 
 def test_the_device_nearest_to_the_memory_is_used_for_short_ones(shared):
     buffer = shared.offer("data", bytes(1000))
-    assert read(buffer) == bytes(1000)
-    before = [packets("rxe0"), packets("rxe1")]
-    assert read(forged(buffer, (1, "<B", 1 | 1 << 1))) == bytes(1000)
-    after = [packets("rxe0"), packets("rxe1")]
-    assert after[0] == before[0]
-    assert after[1] > before[1]
+    # Whichever is nearest, connecting makes a queue pair of the first device.
+    read(buffer)
+    for nearest, device in enumerate(("rxe0", "rxe1")):
+        before = queue_pairs()
+        assert read(forged(buffer, (1, "<B", 1 | nearest << 1))) == bytes(1000)
+        assert used_since(before) == {device}
 
 
 @contextlib.contextmanager
@@ -346,13 +341,15 @@ def test_another_transport_takes_over_for_all_devices(apart):
         copy = bytearray(MIB)
         buffer.read_into(copy, timeout=50).get(timeout=60)
         assert copy == data
-        assert explain(buffer).candidates == ("tcp",)
+        # Devices that have failed are passed over for some seconds. On a busy machine those may be over by now.
+        while explain(buffer).candidates != ("tcp",):
+            buffer.read_into(copy, timeout=50).get(timeout=60)
 
 
 def test_a_transfer_ends_with_its_owner(other):
-    buffer = other.offer("data", b"\1" * (32 * MIB))
-    copy = bytearray(32 * MIB)
-    future = buffer.read_into(copy, transport=NAME, timeout=50)
+    buffer = other.offer("data", b"\1" * (16 * MIB))
+    copy = bytearray(16 * MIB)
+    future = many_reads(buffer, copy, timeout=50)
     while not copy[0]:
         pass
     other.kill()
@@ -382,12 +379,12 @@ def test_queue_pairs_end_with_their_reader(shared, other):
     before = resources("qp")
     buffer = shared.offer("data", data)
     assert other.read(buffer, transport=NAME) == data
-    assert resources("qp") > before
+    assert resources("qp") - before
     # In the middle of a transfer.
     other.tell("read", buffer, transport=NAME)
     other.kill()
     # Each takes a look at what there is: the owner's thread ends it as soon as it hears of it.
-    while resources("qp") > before:
+    while resources("qp") - before:
         shared.look_up()
     assert read(buffer) == data
 
@@ -400,19 +397,19 @@ def test_a_late_transfer_has_let_go_of_the_memory_and_the_next_is_well(shared):
     buffer = shared.offer("data", b"\1" * (16 * MIB))
     copy = bytearray(16 * MIB)
     with pytest.raises(RDMATimeout):
-        buffer.read_into(copy, transport=NAME, timeout=0.05).get(timeout=60)
-    seen = bytes(copy)
-    assert seen != b"\1" * len(seen)
+        many_reads(buffer, copy, timeout=0.05).get(timeout=60)
+    # What the device still wrote would be seen.
+    copy[:] = bytes(len(copy))
     assert read(buffer[:100_000]) == b"\1" * 100_000
-    assert copy == seen
+    assert copy == bytes(len(copy))
 
 
 def test_a_cancelled_transfer_ends_and_the_next_is_well(shared):
-    buffer = shared.offer("data", b"\1" * (32 * MIB))
-    copy = Held(32 * MIB)
+    buffer = shared.offer("data", b"\1" * (16 * MIB))
+    copy = Held(16 * MIB)
     there, told = weakref.ref(copy), threading.Event()
     weakref.finalize(copy, told.set)
-    future = buffer.read_into(copy, transport=NAME)
+    future = many_reads(buffer, copy)
     while not copy[0]:
         pass
     assert future.cancel()
@@ -457,7 +454,10 @@ def test_memory_that_cannot_be_locked_is_left_to_other_transports(shared):
         assert limited.read(buffer[:MIB], transport=NAME) == data[:MIB]
         assert limited.read(buffer) == data
         assert explain(limited.offer("small", b"x")).candidates == ("shm", NAME, "tcp")
-        assert explain(limited.offer("large", data)).candidates == ("shm", "tcp")
+        large = explain(limited.offer("large", data))
+        assert large.candidates == ("shm", "tcp")
+        assert "the owner does not offer it: cannot register" in large.passed[NAME]
+        assert "ulimit -l" in large.passed[NAME]
     finally:
         limited.end()
 

@@ -39,6 +39,8 @@ pub(crate) const NAME: &str = "ibverbs";
 pub(crate) struct Ibverbs {
     realm: Realm,
     devices: PathBuf,
+    /// Where libibverbs is, if it is not the system's.
+    library: Option<String>,
     /// Opened when it is first needed, and only where the kernel has devices.
     rails: OnceLock<Result<Arc<[Rail]>, TransferError>>,
     server: Mutex<Option<server::Server>>,
@@ -46,10 +48,11 @@ pub(crate) struct Ibverbs {
 }
 
 impl Ibverbs {
-    pub(crate) fn new(realm: &Realm) -> Self {
+    pub(crate) fn new(realm: &Realm, library: Option<String>) -> Self {
         Self {
             realm: realm.clone(),
             devices: PathBuf::from(scan::DEVICES),
+            library,
             rails: OnceLock::new(),
             server: Mutex::default(),
             offers: Arc::default(),
@@ -73,7 +76,7 @@ impl Ibverbs {
                 passed.join("; ")
             )));
         }
-        let library = Arc::new(sys::Library::open()?);
+        let library = Arc::new(sys::Library::open(self.library.as_deref())?);
         Ok(Rail::open_all(&library, ports)?.into())
     }
 
@@ -255,7 +258,7 @@ mod tests {
 
     fn transport(devices: PathBuf) -> (Ibverbs, Realm) {
         let realm = Realm::draw().unwrap();
-        (Ibverbs { devices, ..Ibverbs::new(&realm) }, realm)
+        (Ibverbs { devices, ..Ibverbs::new(&realm, None) }, realm)
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! and asking for notice are no symbols: C programs call them through a table in the context, [`ContextOps`].
 
 use crate::error::TransferError;
-use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
 
 pub(super) const LIBRARY: &CStr = c"libibverbs.so.1";
@@ -327,11 +327,14 @@ macro_rules! library {
 
         impl Library {
             /// Opens the library; it stays open, as drivers that it has loaded do not expect otherwise.
-            pub(super) fn open() -> Result<Self, TransferError> {
-                // SAFETY: a constant name; the library's initialisation has no requirements.
-                let handle = unsafe { libc::dlopen(LIBRARY.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+            pub(super) fn open(path: Option<&str>) -> Result<Self, TransferError> {
+                let not_opened = |why: String| TransferError::transport(format!("libibverbs cannot be opened: {why}"));
+                let path = path.map(CString::new).transpose().map_err(|_| not_opened("its path has a zero in it".to_owned()))?;
+                let name = path.as_deref().unwrap_or(LIBRARY);
+                // SAFETY: a name that ends with a zero; the library's initialisation has no requirements.
+                let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if handle.is_null() {
-                    return Err(TransferError::transport(format!("libibverbs cannot be opened: {}", last_error())));
+                    return Err(not_opened(last_error()));
                 }
                 Ok(Self {
                     $($name: {

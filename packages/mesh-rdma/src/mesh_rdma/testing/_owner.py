@@ -56,10 +56,13 @@ class Owner:
 
     def offer(self, name: str, data: bytes, step: int = 1, readonly: bool = False) -> RDMABuffer:
         """Offer every ``step``-th byte of a copy of ``data``."""
-        memory = make(self.kind, data)
-        self.memory[name] = memory
-        part = memory[::step]
-        self.buffers[name] = RDMABuffer(part.toreadonly() if readonly else part)
+        self.memory[name] = make(self.kind, data)
+        return self.offer_part(name, name, slice(None, None, step), readonly)
+
+    def offer_part(self, name: str, of: str, part: slice, readonly: bool = False) -> RDMABuffer:
+        """Offer some of the memory that has another name."""
+        memory = self.memory[of][part]
+        self.buffers[name] = RDMABuffer(memory.toreadonly() if readonly else memory)
         return self.buffers[name]
 
     def offer_pattern(self, name: str, seed: int, size: int) -> RDMABuffer:
@@ -80,8 +83,12 @@ class Owner:
 
     def drop(self, name: str) -> None:
         """Offer it no longer, and overwrite it: who reads it now reads what is another's."""
-        self.buffers[name].drop()
+        self.close(name)
         self.fill(name, ord("!"))
+
+    def close(self, name: str) -> None:
+        """Offer it no longer, and leave the memory as it is."""
+        self.buffers[name].drop()
 
     def forget(self, name: str) -> None:
         """Let it become garbage."""
@@ -165,6 +172,10 @@ class Owner:
         soft, hard = resource.getrlimit(number)
         resource.setrlimit(number, (value, hard))
         return soft
+
+    def descriptors(self) -> int:
+        """Return how many are open."""
+        return len(list(Path("/proc/self/fd").iterdir()))
 
     def take_descriptors(self) -> None:
         """Leave none to be had."""
