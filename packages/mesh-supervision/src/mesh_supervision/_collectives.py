@@ -5,6 +5,7 @@ same collective. What lasts for a while is shown as a promise with a name, which
 hears of it while the process waits in C++ code. Nothing is sent between members.
 
 CLV-1: a collective is shown only while it has lasted for more than :data:`LATE_S` and has not ended.
+CLV-2: while a process is in a collective the clock of its actors stands: that time counts as waiting, whichever rank is late.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mesh_core import MeshError, Promise
-from mesh_core.extensions import Extension, current_proc, find, install
+from mesh_core.extensions import ClockStop, Extension, current_proc, find, install
 
 LATE_S = 0.2
 """How long a collective lasts before it is shown, and how often that is looked at."""
@@ -143,6 +144,8 @@ class _Begun:
     operation: int
     """By which PyTorch knows it."""
     since: float
+    clock: ClockStop
+    """CLV-2. Its end comes by the work's future, at the latest with this object's."""
     work: Any = None
     """Knows whether it has ended; there once it was issued."""
 
@@ -172,7 +175,9 @@ class Watched:
         first = tensors[0] if tensors else None
         shape, dtype = (None, None) if first is None else (first.shape, first.dtype)
         begun.append(
-            _Begun(number, op, args.root, len(tensors), shape or (), dtype, args.op_id, time.monotonic())
+            _Begun(
+                number, op, args.root, len(tensors), shape or (), dtype, args.op_id, time.monotonic(), ClockStop()
+            )
         )
 
     def after(self, args: Any) -> None:
@@ -181,8 +186,10 @@ class Watched:
             if each.operation == args.op_id:
                 if args.work is None:
                     self.begun.remove(each)
+                    each.clock.end()
                 else:
                     each.work = args.work
+                    _on_end(args.work, each.clock)
                 return
 
     def late(self, now: float) -> At | None:
@@ -209,6 +216,15 @@ class Watched:
                 self.begun.popleft()
             except IndexError:  # the thread that begins the next one was faster
                 return
+
+
+def _on_end(work: Any, clock: ClockStop) -> None:
+    """Have the clock go on when a collective is over. PyTorch calls back before whoever waits for it is woken."""
+    try:
+        work.get_future().add_done_callback(lambda _: clock.end())
+    except RuntimeError:
+        # A backend whose works have no future. Better too much time than the time between two looks.
+        clock.end()
 
 
 class Collectives(Extension):

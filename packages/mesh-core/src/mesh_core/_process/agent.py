@@ -55,7 +55,9 @@ def run_worker_loop_forever(
 ) -> None:
     """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C, or until one has ended: what the ``mesh host`` command does.
 
-    For the main thread, as signals end it.
+    For the main thread, as signals end it. With the setting ``preemption_grace`` the first SIGTERM does not end it: it tells
+    the jobs that the host will be taken away (the event ``host_leaving``), and serves until none has a process here any more, or
+    the grace is over.
 
     Args:
         address: where to listen, such as ``"tcp://0.0.0.0:7411"``; port 0 takes any.
@@ -106,8 +108,22 @@ def run_worker_loop_forever(
             if ready is not None:
                 ready(server.address)
             tell(f"listens at {server.address}")
-        while not ends:
-            closed, lines = server.wait(_LOOK_S)
+        grace = current_settings().preemption_grace
+        leaves_at: float | None = None
+        while True:
+            if ends[:1] == [signal.SIGTERM] and grace and leaves_at is None:
+                # Another signal, of any kind, ends it at once.
+                ends.pop(0)
+                leaves_at = time.monotonic() + grace
+                server.leave(grace, "its agent was told to end by SIGTERM")
+                tell(f"ends in {grace:g} s, or when nothing runs here any more; another SIGTERM ends it now")
+            if leaves_at is not None and (server.is_vacant or time.monotonic() >= leaves_at):
+                tell("ends: " + ("nothing runs here any more" if server.is_vacant else "its grace is over"))
+                break
+            if ends:
+                break
+            left = _LOOK_S if leaves_at is None else min(_LOOK_S, max(0.0, leaves_at - time.monotonic()))
+            closed, lines = server.wait(left)
             for line in lines:
                 tell(line)
             if closed:

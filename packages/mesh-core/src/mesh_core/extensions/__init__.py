@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         procs_of,
         settled,
     )
+    from mesh_core._native import ClockStop
     from mesh_core._serialize import dumps, loads
     from mesh_core._serialize.late import NotYet
     from mesh_core._serialize.registered import Registration, register_handler, register_reducer
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_CARRIED",
     "ActorEnd",
+    "ClockStop",
     "Extension",
     "LocalActor",
     "Membership",
@@ -73,6 +75,7 @@ __all__ = [
 # Every worker imports this package, and few use more of it than the base class.
 _LATER = {
     "ActorEnd": "mesh_core._extensions.events",
+    "ClockStop": "mesh_core._native",
     "LocalActor": "mesh_core._hosting.local_actor",
     "Membership": "mesh_core._common.membership",
     "NotYet": "mesh_core._serialize.late",
