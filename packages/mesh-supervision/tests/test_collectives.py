@@ -258,9 +258,7 @@ def test_what_is_not_a_group_is_refused(procs: ProcMesh) -> None:
         watch_collectives()
 
 
-def test_only_the_rank_that_is_late_for_collectives_is_a_straggler(
-    procs: ProcMesh, ranks: Any
-) -> None:
+def test_only_the_rank_that_is_late_for_collectives_is_a_straggler(procs: ProcMesh, ranks: Any) -> None:
     """CLV-2. All take as long for a step, as they wait for one that works longer."""
     walkers: Any = procs.spawn("walkers", Rank, supervise=Ignore())
     for _ in range(5):

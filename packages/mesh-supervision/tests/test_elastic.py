@@ -173,13 +173,31 @@ def test_a_host_whose_agent_gets_sigterm_is_left_before_it_goes_and_no_step_is_l
             assert gone.host == "host-1"
             assert "nothing runs here any more" in cluster.log(1)
             done += [step(elastic.safe_point()) for _ in range(3)]
-            assert done == [[each, each] for each in range(1, len(done) + 1)], "no step is lost, and none done twice"
+            assert done == [[each, each] for each in range(1, len(done) + 1)], (
+                "no step is lost, and none done twice"
+            )
             change = elastic.changes[-1]
             assert (change.joined, change.left, change.lost) == (("host-2",), ("host-1",), ())
             # One that is made later knows too.
             with ElasticMesh(Trainer, minimum=1, maximum=3, hosts=hosts, per_host=1) as other:
                 assert other.safe_point().sizes == {"members": 2}
                 assert other.changes[0].joined == ("host-0", "host-2")
+
+
+def test_spare_hosts_are_kept_warm_for_members_to_come() -> None:
+    with (
+        LocalCluster(hosts=3) as cluster,
+        cluster.attach() as hosts,
+        inspect.events(actors=False) as happening,
+    ):
+        hosts.initialized.get(timeout=WITHIN)
+        with ElasticMesh(Trainer, maximum=2, hosts=hosts, per_host=1, warm=True) as elastic:
+            assert step(elastic.safe_point()) == [1, 1]
+            # A process has come and gone there: what has forked it waits for the next.
+            assert next(each for each in happening if each.kind == "proc_stopped").host == "host-2"
+            elastic.notice(hosts.slice(hosts=1))
+            assert step(elastic.safe_point()) == [2, 2]
+            assert elastic.changes[-1].joined == ("host-2",)
 
 
 def test_the_state_waits_for_hosts_where_all_go() -> None:

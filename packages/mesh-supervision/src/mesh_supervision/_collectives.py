@@ -176,7 +176,15 @@ class Watched:
         shape, dtype = (None, None) if first is None else (first.shape, first.dtype)
         begun.append(
             _Begun(
-                number, op, args.root, len(tensors), shape or (), dtype, args.op_id, time.monotonic(), ClockStop()
+                number,
+                op,
+                args.root,
+                len(tensors),
+                shape or (),
+                dtype,
+                args.op_id,
+                time.monotonic(),
+                ClockStop(),
             )
         )
 
@@ -208,6 +216,10 @@ class Watched:
             root = each.root if each.root >= 0 else None
             return At(each.number, op, root, what, self.rank, self.group, self.members)
         return None
+
+    def close(self) -> None:
+        """The group is left. Its works keep its connections open, whoever still holds this object."""
+        self.begun.clear()
 
     def release(self) -> None:
         """Let go of what has ended: PyTorch's works keep tensors."""
@@ -248,7 +260,7 @@ class Collectives(Extension):
         if self._thread is not None:
             self._thread.join(_END_S)
 
-    def watch(self, group: Any, members: Sequence[str], rank: int) -> None:
+    def watch(self, group: Any, members: Sequence[str], rank: int) -> Watched:
         """Count the collectives of a group of PyTorch's from now on; every member has to begin at the same one."""
         watched = Watched(str(group.group_name), rank, shortened(members))
         group.register_pre_hook(_HOOK, watched.before)
@@ -258,17 +270,20 @@ class Collectives(Extension):
             if self._thread is None and not self._over.is_set():
                 self._thread = threading.Thread(target=self._look, name="mesh-collectives", daemon=True)
                 self._thread.start()
+        return watched
 
     def _look(self) -> None:
         while not self._over.wait(LATE_S):
-            with self._lock:
-                watched = list(self._watched)
-            for each in watched:
-                self._show(each)
-            # A group is gone with the last reference to it.
-            del watched
+            self._show_all()
         for _, promise in list(self._shown.values()):
             promise.set_result(None)
+
+    def _show_all(self) -> None:
+        # A function of its own: a group is gone with the last reference to it, and none may stay in a loop's variable.
+        with self._lock:
+            watched = list(self._watched)
+        for each in watched:
+            self._show(each)
 
     def _show(self, watched: Watched) -> None:
         at = watched.late(time.monotonic())

@@ -159,6 +159,7 @@ class ElasticMesh(Generic[A]):
         dim: the dimension along which the members lie in the mesh.
         group: whether all processes are a group of ``torch.distributed``, formed anew with every change.
         spawn: options for ``spawn_procs``, such as ``{"preload": ["torch"]}``.
+        warm: whether hosts that have no member are kept ready for one (:meth:`ProcMesh.prepare`).
         on_change: called in :meth:`safe_point` with each change, once the mesh is whole again.
         **kwargs: for the constructor.
     """
@@ -176,6 +177,7 @@ class ElasticMesh(Generic[A]):
         dim: str = "members",
         group: bool = False,
         spawn: Mapping[str, Any] | None = None,
+        warm: bool = False,
         on_change: Callable[[Change], None] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -191,6 +193,8 @@ class ElasticMesh(Generic[A]):
         """What safe points have done, in order."""
         self._name = actor.__qualname__
         self._per_host = per_host
+        self._warm: set[str] | None = set() if warm else None
+        """Hosts that are being kept ready."""
         self._on_change = on_change
         self._wanted = maximum if members is None else self._checked(members)
         self._lock = threading.RLock()
@@ -219,6 +223,8 @@ class ElasticMesh(Generic[A]):
                 name = each.names[0]
                 self._hosts[name] = each
                 self._notices.pop(name, None)
+                if self._warm is not None:
+                    self._warm.discard(name)
             self._news.notify_all()
 
     def notice(self, host: HostMesh | str, grace: float = 30.0, reason: str = "") -> None:
@@ -293,6 +299,7 @@ class ElasticMesh(Generic[A]):
                         raise
                 else:
                     self.changes.append(plan.change)
+                    self._prepare()
                     if self._on_change is not None:
                         self._on_change(plan.change)
 
@@ -343,6 +350,25 @@ class ElasticMesh(Generic[A]):
             counts[name] += 1
             found.append((name, hosts[name]))
         return found
+
+    def _prepare(self) -> None:
+        """Have hosts that have no member ready for one, without waiting for them."""
+        members = self._members.all
+        if self._warm is None or not members:
+            return
+        used = {each.host for each in members}
+        with self._news:
+            # Where one has been, the fork server waits.
+            self._warm |= used
+            fresh = {
+                name: host
+                for name, host in self._hosts.items()
+                if name not in self._warm and name not in self._notices and _is_there(host)
+            }
+            self._warm |= fresh.keys()
+        for host in fresh.values():
+            # One that cannot be prepared is found out when it is needed.
+            members[0].procs.prepare(host).add_done_callback(lambda done: done.exception())
 
     def stop(self) -> None:
         """Stop all members."""

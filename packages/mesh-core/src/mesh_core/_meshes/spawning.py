@@ -309,7 +309,7 @@ class Recipe:
     def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
         """Return what is done once these processes are ready, and whether they run anything for that."""
         process, name = self.process, self.name
-        ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {name!r}")
+        ready = Future(process, call, lambda call: all_up(call, who), lambda: f"the spawn of {name!r}")
         if self._extended:
             # An extension that cannot start ends its process; this asks for the reason.
             sender = process.runtime.sender(target, 0, Control.STARTED, Request.EXTENSION)
@@ -385,7 +385,8 @@ main(int(sys.argv[1]), int(sys.argv[2]), plan)
 """
 
 
-def _all_up(call: Call, who: Addressee) -> None:
+def all_up(call: Call, who: Addressee) -> None:
+    """Raise what has become of processes that were to start."""
     outcomes = call.outcomes()
     for index, outcome in enumerate(outcomes):
         error = error_of(outcome, index, who)
