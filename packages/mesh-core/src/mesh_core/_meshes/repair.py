@@ -173,7 +173,8 @@ class _Waiting(Addressee):
         self._host = host
 
     def host(self, index: int) -> str:
-        return self.mesh._process.name_of_host(self._host)
+        name: str = self.mesh._process.name_of_host(self._host)
+        return name
 
 
 def prepare(mesh: ProcMesh, on: HostMesh) -> Future[None]:

@@ -41,6 +41,34 @@ def _heed_signals() -> tuple[list[int], dict[signal.Signals, Any]]:
     return ends, {number: signal.signal(number, end) for number in ending}
 
 
+def _serve(server: HostServer, ends: list[int], grace: float, tell: Callable[[str], object]) -> None:
+    """Serve until a signal ends it, or a job that was to be the only one has ended.
+
+    With a grace the first SIGTERM only begins the end: jobs are told, and have until then to leave.
+    """
+    leaves_at: float | None = None
+    while True:
+        if ends[:1] == [signal.SIGTERM] and grace and leaves_at is None:
+            # Another signal, of any kind, ends it at once.
+            ends.pop(0)
+            leaves_at = time.monotonic() + grace
+            server.leave(grace, "its agent was told to end by SIGTERM")
+            tell(f"ends in {grace:g} s, or when nothing runs here any more; another SIGTERM ends it now")
+        if ends:
+            return
+        left = _LOOK_S
+        if leaves_at is not None:
+            left = min(left, leaves_at - time.monotonic())
+            if server.is_vacant or left <= 0:
+                tell("ends: " + ("nothing runs here any more" if server.is_vacant else "its grace is over"))
+                return
+        closed, lines = server.wait(left)
+        for line in lines:
+            tell(line)
+        if closed:
+            return
+
+
 def run_worker_loop_forever(
     address: str | None = None,
     *,
@@ -108,26 +136,7 @@ def run_worker_loop_forever(
             if ready is not None:
                 ready(server.address)
             tell(f"listens at {server.address}")
-        grace = current_settings().preemption_grace
-        leaves_at: float | None = None
-        while True:
-            if ends[:1] == [signal.SIGTERM] and grace and leaves_at is None:
-                # Another signal, of any kind, ends it at once.
-                ends.pop(0)
-                leaves_at = time.monotonic() + grace
-                server.leave(grace, "its agent was told to end by SIGTERM")
-                tell(f"ends in {grace:g} s, or when nothing runs here any more; another SIGTERM ends it now")
-            if leaves_at is not None and (server.is_vacant or time.monotonic() >= leaves_at):
-                tell("ends: " + ("nothing runs here any more" if server.is_vacant else "its grace is over"))
-                break
-            if ends:
-                break
-            left = _LOOK_S if leaves_at is None else min(_LOOK_S, max(0.0, leaves_at - time.monotonic()))
-            closed, lines = server.wait(left)
-            for line in lines:
-                tell(line)
-            if closed:
-                break
+        _serve(server, ends, current_settings().preemption_grace, tell)
         if ends:
             tell(f"ends by {signal.Signals(ends[0]).name}, and with it all that runs here")
     finally:
