@@ -16,7 +16,7 @@ from mesh_core._common.errors import MeshError
 from mesh_core._futures.future import Future
 from mesh_core._geometry.location import single
 from mesh_core._geometry.mesh import Kind, describe
-from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._meshes.outcomes import Addressee, all_up, error_of
 from mesh_core._native import (
     Extent,
     Placement,
@@ -180,7 +180,6 @@ class _Waiting(Addressee):
 def prepare(mesh: ProcMesh, on: HostMesh) -> Future[None]:
     """See :meth:`ProcMesh.prepare`."""
     from mesh_core._futures.combined import all_done
-    from mesh_core._meshes.spawning import all_up
 
     recipe = _recipe(mesh, "prepared for")
     with recipe.lock:
