@@ -1,10 +1,13 @@
 """What healing costs those that live, and how soon a killed actor answers again, beside Ray.
 
-    python benchmarks/healing.py [--procs 64] [--kills 20] [--ray PYTHON] [--json FILE]
+    python benchmarks/healing.py [--procs 64] [--kills 20] [--spares 5] [--preload numpy] [--ray PYTHON] [--json FILE]
 
 One rank of `--procs` is killed again and again, and restarted by a policy. The others are called meanwhile, one after the other, each call
 timed by its caller. Blocks without and with kills alternate, so that what else the machine does is in both. Ray's actor, with `max_restarts`,
 is killed in the same way; both are timed from the signal to the first answer of the next process, by a caller that tries again and again.
+
+A heal onto a spare host is timed with agents on this machine: from the news that a host is dead to the answers of all ranks, with a spare that has
+never run anything, and with one that was prepared. `--preload` says what processes import.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from typing import Any
 
 from meshbench.machine import describe
 
-from mesh_core import Actor, SupervisionError, Undeliverable, endpoint, this_host
-from mesh_supervision import Ignore, OneForOne
+from mesh_core import Actor, SupervisionError, Undeliverable, endpoint, inspect, this_host
+from mesh_core.testing import LocalCluster
+from mesh_supervision import Ignore, OneForOne, heal_mesh
 
 RAY = """
 import json, os, signal, sys, time
@@ -73,15 +77,37 @@ def replaced(one: Any) -> float:
             time.sleep(0.0005)  # as a caller would, who leaves the processor to the others
 
 
-def beside(count: int, kills: int) -> dict[str, Any]:
-    """Milliseconds that calls to living ranks take, with and without another one being healed."""
+def renewed(one: Any, happening: inspect.Events) -> float:
+    """The same, as a caller sees it that waits until it hears that the actor was made again.
+
+    One that tries again and again keeps the script's interpreter busy with errors, and the other callers in it wait for that.
+    """
+    before = one.pid.call_one().get(timeout=60)
+    begun = time.perf_counter()
+    os.kill(before, signal.SIGKILL)
+    while (event := happening.get(timeout=60)) is None or event.kind != "actor_created":
+        pass
+    assert one.pid.call_one().get(timeout=60) != before
+    return 1000 * (time.perf_counter() - begun)
+
+
+def beside(count: int, kills: int, *, heard: bool = True) -> dict[str, Any]:
+    """Milliseconds that calls to living ranks take, with and without another one being healed.
+
+    Whoever waits for that one waits for the news, or else tries again and again.
+    """
     policy = OneForOne(intensity=10 * kills, period=3600.0)
     calm: list[float] = []
     healing: list[float] = []
     took: list[float] = []
-    with this_host().spawn_procs({"gpus": count}, supervise=Ignore()) as procs:
+    with (
+        this_host().spawn_procs({"gpus": count}, supervise=Ignore()) as procs,
+        inspect.events() as happening,
+    ):
         workers: Any = procs.spawn("workers", Worker, supervise=policy)
         workers.pid.call().get(timeout=120)
+        while (event := happening.get(timeout=1.0)) is not None:
+            assert event.kind != "failure"  # they tell of their beginnings
         others = [workers.slice(gpus=rank) for rank in range(count - 1)]
         last = workers.slice(gpus=count - 1)
 
@@ -98,7 +124,7 @@ def beside(count: int, kills: int) -> dict[str, Any]:
             done = threading.Event()
 
             def heal(done: threading.Event = done) -> None:
-                took.append(replaced(last))
+                took.append(renewed(last, happening) if heard else replaced(last))
                 done.set()
 
             thread = threading.Thread(target=heal)
@@ -114,6 +140,28 @@ def beside(count: int, kills: int) -> dict[str, Any]:
         "p99 later by, ms": spread(healing)["p99 ms"] - spread(calm)["p99 ms"],
         "the heal itself": spread(took),
     }
+
+
+def onto_spare(times: int, preload: list[str], *, warm: bool) -> list[float]:
+    """Milliseconds for a heal of two ranks, of which one was on a host that is dead."""
+    took = []
+    for _ in range(times):
+        with LocalCluster(3) as cluster:
+            hosts = cluster.attach()
+            hosts.initialized.get(timeout=120)
+            spare = hosts.slice(hosts=2)
+            procs = hosts.slice(hosts=slice(0, 2)).spawn_procs(preload=preload, supervise=Ignore())
+            workers: Any = procs.spawn("workers", Worker, supervise=Ignore())
+            workers.pid.call().get(timeout=300)
+            if warm:
+                procs.prepare(spare).get(timeout=300)
+            cluster.kill(0)
+            while not procs.failed():
+                time.sleep(0.001)
+            begun = time.perf_counter()
+            heal_mesh(workers, on=spare, timeout=300).pid.call().get(timeout=60)
+            took.append(1000 * (time.perf_counter() - begun))
+    return took
 
 
 def spread(took: list[float]) -> dict[str, float]:
@@ -141,13 +189,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--procs", type=int, default=64)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--spares", type=int, default=5, help="heals onto spare hosts, of each kind")
+    parser.add_argument("--preload", default="numpy", help="modules that processes import, joined by commas")
     parser.add_argument("--ray", metavar="PYTHON", help="an interpreter with Ray")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     figures: dict[str, Any] = {"machine": describe(), "load": os.getloadavg()}
     figures[f"calls beside the healing of 1 of {args.procs}"] = beside(args.procs, args.kills)
+    figures["the same beside a thread that calls the dead one again and again"] = beside(
+        args.procs, args.kills, heard=False
+    )
     mesh = restarts(args.kills)
     figures["killed until answered, mesh"] = spread(mesh)
+    spares = {
+        name: onto_spare(args.spares, args.preload.split(","), warm=name == "warm")
+        for name in ("cold", "warm")
+    }
+    figures |= {f"heal onto a {name} spare, {args.preload}": spread(took) for name, took in spares.items()}
+    figures["cold / warm, medians"] = statistics.median(spares["cold"]) / statistics.median(spares["warm"])
     if args.ray:
         done = subprocess.run(
             [args.ray, "-c", RAY, str(args.kills)], stdout=subprocess.PIPE, check=True, text=True, timeout=900

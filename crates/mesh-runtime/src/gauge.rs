@@ -21,6 +21,63 @@ pub(crate) struct Running {
     pub(crate) name: Bytes,
     pub(crate) src: ProcAddr,
     pub(crate) since: Instant,
+    /// What [`stood`] was then.
+    stood: Duration,
+}
+
+/// For how long the clocks of this process's actors have stood still; see [`ClockStop`].
+#[derive(Debug)]
+struct Standing {
+    /// How many stops last just now, and since when the first of them.
+    stops: usize,
+    since: Option<Instant>,
+    /// Of the stops before.
+    total: Duration,
+}
+
+static STANDING: Mutex<Standing> = Mutex::new(Standing { stops: 0, since: None, total: Duration::ZERO });
+/// Whether a clock was ever stopped: most processes never do, and pay for nothing but this look.
+static EVER: AtomicBool = AtomicBool::new(false);
+
+fn standing() -> MutexGuard<'static, Standing> {
+    STANDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For how long clocks have stood still by now, all in all.
+fn stood(now: Instant) -> Duration {
+    if !EVER.load(Ordering::Acquire) {
+        return Duration::ZERO;
+    }
+    let standing = standing();
+    standing.total + standing.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+}
+
+/// While one lives, the time that this process's actors spend on messages counts as waiting for others. Several may overlap.
+#[derive(Debug)]
+pub struct ClockStop(());
+
+impl ClockStop {
+    /// Stops the clocks.
+    #[must_use]
+    pub fn begin() -> Self {
+        let mut standing = standing();
+        standing.stops += 1;
+        standing.since.get_or_insert_with(Instant::now);
+        EVER.store(true, Ordering::Release);
+        Self(())
+    }
+}
+
+impl Drop for ClockStop {
+    fn drop(&mut self) {
+        let mut standing = standing();
+        standing.stops -= 1;
+        if standing.stops == 0
+            && let Some(since) = standing.since.take()
+        {
+            standing.total += since.elapsed();
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +87,8 @@ struct Work {
     handled: u64,
     failed: u64,
     mean: f64,
+    /// The part of the mean in which clocks stood still.
+    waited: f64,
     longest: Duration,
     /// The second (since the actor's birth) that is being counted, its count, and that of the one before.
     second: u64,
@@ -44,6 +103,8 @@ pub(crate) struct Reading {
     pub(crate) handled: u64,
     pub(crate) failed: u64,
     pub(crate) mean: Duration,
+    /// The part of the mean in which clocks stood still.
+    pub(crate) waited: Duration,
     pub(crate) longest: Duration,
     /// Messages handled in the last second.
     pub(crate) rate: f64,
@@ -91,24 +152,30 @@ impl Gauge {
     /// The handling of a message begins; the number ends it again.
     pub fn begin(&self, name: Bytes, src: ProcAddr) -> u64 {
         let since = Instant::now();
+        let stood = stood(since);
         let mut work = self.lock();
         work.next += 1;
         let serial = work.next;
-        work.running.push(Running { serial, name, src, since });
+        work.running.push(Running { serial, name, src, since, stood });
         serial
     }
 
     /// The handling of a message is over; a number that has ended already counts no second time.
     pub fn end(&self, serial: u64, failed: bool) {
         let now = Instant::now();
+        let stood = stood(now);
         let mut work = self.lock();
         let Some(at) = work.running.iter().position(|one| one.serial == serial) else { return };
-        let took = now.saturating_duration_since(work.running.swap_remove(at).since);
+        let ended = work.running.swap_remove(at);
+        let took = now.saturating_duration_since(ended.since);
+        let waited = stood.saturating_sub(ended.stood).min(took);
         work.handled += 1;
         work.failed += u64::from(failed);
         work.longest = work.longest.max(took);
-        let nanos = took.as_nanos() as f64;
-        work.mean = if work.handled == 1 { nanos } else { work.mean + (nanos - work.mean) * WEIGHT };
+        // The first few count alike: the very first, which imports and compiles, would be in the mean for long.
+        let weight = WEIGHT.max(1.0 / work.handled as f64);
+        work.mean += (took.as_nanos() as f64 - work.mean) * weight;
+        work.waited += (waited.as_nanos() as f64 - work.waited) * weight;
         work.turn(now.saturating_duration_since(self.born).as_secs());
         work.count += 1;
     }
@@ -123,6 +190,7 @@ impl Gauge {
             handled: work.handled,
             failed: work.failed,
             mean: Duration::from_nanos(work.mean as u64),
+            waited: Duration::from_nanos(work.waited as u64),
             longest: work.longest,
             rate: work.before as f64 * (1.0 - passed) + work.count as f64,
         }
@@ -187,6 +255,27 @@ mod tests {
         assert_eq!((reading.handled, reading.failed, reading.running.len()), (2, 1, 0));
         assert!(reading.longest >= reading.mean);
         assert!(reading.rate > 0.0);
+    }
+
+    #[test]
+    fn time_in_which_the_clock_stands_is_told_apart() {
+        let (gauge, pause) = (Gauge::new(None), Duration::from_millis(20));
+        let serial = gauge.begin(Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
+        std::thread::sleep(pause);
+        let (first, second) = (ClockStop::begin(), ClockStop::begin());
+        drop(first);
+        std::thread::sleep(pause);
+        drop(second);
+        gauge.end(serial, false);
+        let Reading { mean, waited, .. } = gauge.read();
+        assert!(waited >= pause && mean >= waited + pause, "{waited:?} of {mean:?}");
+        // One that lasts counts as far as it has lasted.
+        let last = ClockStop::begin();
+        let serial = gauge.begin(Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
+        std::thread::sleep(pause);
+        gauge.end(serial, false);
+        assert!(gauge.read().waited > waited);
+        drop(last);
     }
 
     #[test]

@@ -167,7 +167,7 @@ impl Runtime {
                 out,
                 concat!(
                     r#","rank":{},"owner":{},"thread":{},"up":{},"age":{},"queue":{},"queue_bytes":{},"received":{},"#,
-                    r#""bytes":{},"handled":{},"failed":{},"rate":{},"mean":{},"longest":{},"running":"#
+                    r#""bytes":{},"handled":{},"failed":{},"rate":{},"mean":{},"waited":{},"longest":{},"running":"#
                 ),
                 gauge.rank,
                 addr(gauge.owner),
@@ -182,6 +182,7 @@ impl Runtime {
                 reading.failed,
                 reading.rate,
                 reading.mean.as_secs_f64(),
+                reading.waited.as_secs_f64(),
                 reading.longest.as_secs_f64(),
             );
             list(out, &reading.running, |out, one| write_running(out, one, now));

@@ -53,7 +53,7 @@ pub use gateway::{
     GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at,
     visit,
 };
-pub use gauge::Gauge;
+pub use gauge::{ClockStop, Gauge};
 pub use inbox::{Inbox, LoopWaker};
 pub use interfaces::interfaces;
 pub use journal::Entries;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from mesh_core import Actor, endpoint
@@ -31,6 +32,12 @@ class Rank(Actor):
             self.dist.broadcast(self.tensor(2, 3), 0)
             self.dist.barrier()
         return self.rank
+
+    @endpoint
+    def work_and_meet(self, slow: int, usual: float, longer: float) -> None:
+        """Work for a while, one rank longer than the others, and meet."""
+        time.sleep(longer if self.rank == slow else usual)
+        self.dist.all_reduce(self.tensor())
 
     @endpoint
     def late(self, rank: int) -> None:

@@ -49,6 +49,26 @@ class Replica(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Fragile(Actor):
+    """Counts steps, and cannot be restored while a file is there."""
+
+    def __init__(self, broken: Path) -> None:
+        self.steps, self.broken = 0, broken
+
+    def __snapshot__(self) -> Any:
+        return self.steps, self.broken
+
+    def __restore__(self, state: Any) -> None:
+        self.steps, self.broken = state
+        if self.broken.exists():
+            raise OSError("the disk is full")
+
+    @endpoint
+    def step(self, by: int) -> int:
+        self.steps += by
+        return self.steps
+
+
 class Stateless(Actor):
     @endpoint
     def pid(self) -> int:
@@ -163,6 +183,10 @@ class Trainer(Actor):
         dist.Store = Fatal
 
     @endpoint
-    def descriptors(self) -> int:
-        """How many the process has open."""
-        return len(list(Path("/proc/self/fd").iterdir()))
+    def descriptors(self) -> list[str]:
+        """What the process has open."""
+        found = []
+        for each in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):  # that of the look itself
+                found.append(str(each.readlink()))
+        return sorted(found)

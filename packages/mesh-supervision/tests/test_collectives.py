@@ -1,4 +1,4 @@
-"""Collectives that do not end: CLV-1. ``mesh why`` names the rank that has not come, or does another one. Needs PyTorch."""
+"""Collectives that do not end, and ranks that come late to them: CLV-1, CLV-2. ``mesh why`` names the rank that has not come, or does another one. Needs PyTorch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from test_health import actor, snap
 from mesh_core import MeshError, ProcMesh, inspect, this_host
 from mesh_core.extensions import uninstall
 from mesh_core.inspect import Awaited, Snapshot, Waits
-from mesh_supervision import Ignore, form_group, heal_mesh, watch_collectives
+from mesh_supervision import Health, Ignore, Limits, TroubleKind, form_group, heal_mesh, watch_collectives
 from mesh_supervision._collectives import At
 from mesh_supervision._watching._why import Culprit, Reason, why
 
@@ -256,3 +256,18 @@ def test_ranks_that_go_on_are_not_named(ranks: Any) -> None:
 def test_what_is_not_a_group_is_refused(procs: ProcMesh) -> None:
     with pytest.raises(TypeError, match="takes a process group that this process is a member of, got None"):
         watch_collectives()
+
+
+def test_only_the_rank_that_is_late_for_collectives_is_a_straggler(procs: ProcMesh, ranks: Any) -> None:
+    """CLV-2. All take as long for a step, as they wait for one that works longer."""
+    walkers: Any = procs.spawn("walkers", Rank, supervise=Ignore())
+    for _ in range(5):
+        walkers.work_and_meet.call(slow=1, usual=0.02, longer=0.3).get(timeout=WITHIN)
+    snap = inspect.snapshot(pss=False)
+    states = [each for each in snap.actors if each.name == "walkers"]
+    assert [each.handled for each in states] == [5] * RANKS
+    assert all(each.mean >= 0.3 for each in states)
+    assert all((each.waited >= 0.15) == (each.rank != 1) for each in states)
+    _, troubles = Health(Limits(straggler=3.0)).on(snap)
+    assert [(each.kind, each.rank) for each in troubles] == [(TroubleKind.STRAGGLER, 1)]
+    assert "not counting" in troubles[0].text

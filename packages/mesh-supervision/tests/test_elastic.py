@@ -15,7 +15,7 @@ import pytest
 from healing import Replica
 from supervised import WITHIN
 
-from mesh_core import Actor, ActorError, DeviceMeshError, MeshError, current_rank, endpoint
+from mesh_core import Actor, ActorError, DeviceMeshError, MeshError, current_rank, endpoint, inspect
 from mesh_core.extensions import uninstall
 from mesh_core.testing import LocalCluster
 from mesh_supervision import Change, ElasticMesh, leaving, whole
@@ -152,6 +152,52 @@ def test_a_host_that_is_about_to_go_loses_its_members_before_it_does() -> None:
             assert step(elastic.safe_point()) == [3]
             elastic.add_hosts(hosts.slice(hosts=2))
             assert step(elastic.safe_point()) == [4, 4]
+
+
+def test_a_host_whose_agent_gets_sigterm_is_left_before_it_goes_and_no_step_is_lost() -> None:
+    """ELA-3, with real agents: one is told to end while steps are under way, and ends once its members have left."""
+    with (
+        LocalCluster(hosts=3, env={"MESH_PREEMPTION_GRACE": "30"}) as cluster,
+        cluster.attach() as hosts,
+        inspect.events(actors=False) as happening,
+    ):
+        hosts.initialized.get(timeout=WITHIN)
+        with ElasticMesh(Trainer, minimum=1, maximum=2, hosts=hosts, per_host=1) as elastic:
+            done = [step(elastic.safe_point())]
+            os.kill(cluster.pids[1], signal.SIGTERM)
+            while len(elastic.changes) == 1:
+                done.append(step(elastic.safe_point()))
+            notice = next(each for each in happening if each.kind == "host_leaving")
+            assert (notice.host, notice.grace) == ("host-1", 30.0)
+            gone = next(each for each in happening if each.kind == "host_died")
+            assert gone.host == "host-1"
+            assert "nothing runs here any more" in cluster.log(1)
+            done += [step(elastic.safe_point()) for _ in range(3)]
+            assert done == [[each, each] for each in range(1, len(done) + 1)], (
+                "no step is lost, and none done twice"
+            )
+            change = elastic.changes[-1]
+            assert (change.joined, change.left, change.lost) == (("host-2",), ("host-1",), ())
+            # One that is made later knows too.
+            with ElasticMesh(Trainer, minimum=1, maximum=3, hosts=hosts, per_host=1) as other:
+                assert other.safe_point().sizes == {"members": 2}
+                assert other.changes[0].joined == ("host-0", "host-2")
+
+
+def test_spare_hosts_are_kept_warm_for_members_to_come() -> None:
+    with (
+        LocalCluster(hosts=3) as cluster,
+        cluster.attach() as hosts,
+        inspect.events(actors=False) as happening,
+    ):
+        hosts.initialized.get(timeout=WITHIN)
+        with ElasticMesh(Trainer, maximum=2, hosts=hosts, per_host=1, warm=True) as elastic:
+            assert step(elastic.safe_point()) == [1, 1]
+            # A process has come and gone there: what has forked it waits for the next.
+            assert next(each for each in happening if each.kind == "proc_stopped").host == "host-2"
+            elastic.notice(hosts.slice(hosts=1))
+            assert step(elastic.safe_point()) == [2, 2]
+            assert elastic.changes[-1].joined == ("host-2",)
 
 
 def test_the_state_waits_for_hosts_where_all_go() -> None:

@@ -1,4 +1,4 @@
-"""Meshes that are healed after deaths: HEA-1, HEA-2. Without PyTorch."""
+"""Meshes that are healed after deaths: HEA-1, HEA-2, HEA-3. Without PyTorch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from healing import Replica, Stateless
+from healing import Fragile, Replica, Stateless
 from supervised import WITHIN
 
-from mesh_core import DeviceMeshError, MeshError, ProcMesh, this_host
+from mesh_core import ActorError, DeviceMeshError, MeshError, ProcMesh, this_host
 from mesh_core.extensions import uninstall
 from mesh_core.testing import LocalCluster
 from mesh_supervision import Ignore, Snapshots, heal_mesh, keep_snapshots, whole
@@ -77,6 +77,26 @@ def test_where_nobody_lives_the_last_snapshot_counts(told: Any) -> None:
         heal_mesh(replicas)
         assert replicas.step.call(0).get(timeout=WITHIN).values() == [6, 6]
     assert told.empty()
+
+
+def test_a_heal_that_could_not_restore_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    """HEA-3."""
+    keep_snapshots()
+    broken = tmp_path / "broken"
+    with this_host().spawn_procs({"gpus": 3}, supervise=Ignore()) as procs:
+        replicas: Any = procs.spawn("replicas", Fragile, broken, supervise=Ignore())
+        replicas.step.call(4).get(timeout=WITHIN)
+        broken.touch()
+        kill(replicas, procs, 1)
+        for _ in range(2):
+            with pytest.raises(ActorError, match="the disk is full"):
+                heal_mesh(replicas)
+        broken.unlink()
+        assert heal_mesh(replicas) is replicas
+        assert replicas.step.call(1).get(timeout=WITHIN).values() == [5, 5, 5]
+        before = procs.incarnations
+        heal_mesh(replicas)
+        assert procs.incarnations == before, "it is whole"
 
 
 def test_what_are_no_replicas_have_their_own_state(told: Any) -> None:

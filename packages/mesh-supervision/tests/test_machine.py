@@ -22,6 +22,7 @@ from mesh_supervision._machine import (
     died,
     due,
     failed_to_start,
+    restarted,
     started,
 )
 
@@ -256,3 +257,37 @@ def test_each_rank_may_have_an_intensity_of_its_own() -> None:
     assert world.gave_up == 0
     world.die(2)
     assert world.gave_up == 1
+
+
+def test_the_short_way_decides_as_the_long_one() -> None:
+    """RST-1, where most deaths are decided."""
+    chance, taken = random.Random(7), 0
+    for _ in range(900):
+        plan = Plan(Strategy.ONE_FOR_ONE, chance.randint(0, 4), chance.uniform(0.5, 6.0))
+        assert plan.is_plain
+        state, now = START, 0.0
+        for _ in range(30):
+            now += chance.choice([0.0, 0.3, 1.0, 3.0])
+            rank = chance.randrange(3)
+            short = restarted(plan, state, rank, "died", now)
+            after, action = died(plan, state, Death(rank, "died", None, False, 3), now)
+            if short is not None:
+                taken += 1
+                assert action == Begin((rank,), (rank,))
+                # It may keep restarts that do not count any more until the intensity is reached.
+                assert short._replace(attempts=()) == after._replace(attempts=())
+                assert [each for each in short.attempts if each.at >= now - plan.period] == [
+                    each for each in after.attempts if each.at >= now - plan.period
+                ]
+            state = short or after
+            if state.running and chance.random() < 0.7:
+                state = started(state, state.running[0])
+    assert taken > 1000
+    for other in (
+        Plan(Strategy.ONE_FOR_ALL, 3, 1.0),
+        Plan(Strategy.ONE_FOR_ONE, 3, 1.0, backoff=Backoff()),
+        Plan(Strategy.ONE_FOR_ONE, 3, 1.0, per_rank=True),
+        Plan(Strategy.ONE_FOR_ONE, 3, 1.0, types={0: RestartType.TEMPORARY}),
+        Plan(Strategy.ONE_FOR_ONE, 3, 1.0, restart=RestartType.TRANSIENT),
+    ):
+        assert not other.is_plain

@@ -317,6 +317,22 @@ impl Host {
         *closed
     }
 
+    /// Tells all its jobs that this host is to be taken away in `grace`, and why.
+    pub fn leave(&self, grace: Duration, why: &str) {
+        for runtime in self.runtimes() {
+            runtime.announce_leaving(grace, why);
+        }
+    }
+
+    /// Whether no job has processes here.
+    pub fn is_vacant(&self) -> bool {
+        self.runtimes().iter().all(|runtime| runtime.is_vacant())
+    }
+
+    fn runtimes(&self) -> Vec<Arc<Runtime>> {
+        lock(&self.served).runtimes.values().map(|(_, runtime)| Arc::clone(runtime)).collect()
+    }
+
     /// Ends the host: all its jobs' work here stops.
     pub fn close(&self) {
         *lock(&self.closed) = true;

@@ -6,7 +6,8 @@ use crate::runtime::{Runtime, lock};
 use mesh_proto::control::Introduction;
 use mesh_proto::hosts::{Fate, Standing};
 use mesh_proto::messages::Reply;
-use mesh_proto::{Frame, HostEnd, HostNo, Part, ProcAddr, Target};
+use mesh_proto::{Frame, HostEnd, HostNo, MeshId, Part, ProcAddr, Target, is_host_mesh};
+use std::time::Duration;
 
 /// How a host is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,5 +156,17 @@ impl Runtime {
         let released = verdict.fate == Fate::Released;
         let kind = if released { "host_stopped" } else { "host_died" };
         self.note(Note::new(kind, ProcAddr::agent(host)).text("host", &name).text("text", &verdict.why), !released);
+    }
+
+    /// This host is to be taken away in `grace`: an event, for the controller.
+    pub(super) fn announce_leaving(&self, grace: Duration, why: &str) {
+        let note = Note::new("host_leaving", self.me).text("host", &self.host_name()).text("text", why);
+        self.note(note.number("grace_ms", i128::try_from(grace.as_millis()).unwrap_or(i128::MAX)), false);
+    }
+
+    /// Whether no process of the job's meshes is on this host; those of its own extensions do not count.
+    pub(super) fn is_vacant(&self) -> bool {
+        let seat = |mesh: MeshId| self.seat(ProcAddr { mesh, rank: 0, host: self.me.host }).mesh;
+        self.meshes_here().into_iter().all(|mesh| is_host_mesh(seat(mesh)))
     }
 }

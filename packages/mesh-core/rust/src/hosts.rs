@@ -255,6 +255,19 @@ impl PyHost {
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
+    /// Tells all jobs that the host is to be taken away in so many seconds, and why.
+    fn leave(&self, py: Python<'_>, grace: f64, why: &str) -> PyResult<()> {
+        let grace = duration(grace)?;
+        outside(py, || self.host.leave(grace, why));
+        Ok(())
+    }
+
+    /// Whether no job has processes here.
+    #[getter]
+    fn is_vacant(&self) -> bool {
+        self.host.is_vacant()
+    }
+
     /// Ends the host, and all that runs on it.
     fn close(&self, py: Python<'_>) {
         outside(py, || self.host.close());

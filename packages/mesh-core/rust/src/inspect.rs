@@ -3,21 +3,50 @@
 use crate::door::{self, outside};
 use crate::inbox::PyWaker;
 use crate::runtime::PyRuntime;
-use mesh_runtime::Runtime;
+use mesh_runtime::{ClockStop, Runtime};
 use pyo3::prelude::*;
-use std::sync::Arc;
+use pyo3::types::PyTuple;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// A reader of the controller's journal; while it lives, processes tell of their actors.
+/// While one lasts, time that actors of this process spend on messages counts as waiting for others.
+#[pyclass(name = "ClockStop", module = "mesh_core._native", frozen)]
+pub(crate) struct PyClockStop(Mutex<Option<ClockStop>>);
+
+#[pymethods]
+impl PyClockStop {
+    #[new]
+    fn new() -> Self {
+        Self(Mutex::new(Some(ClockStop::begin())))
+    }
+
+    /// The clocks go on; a second time it does nothing.
+    fn end(&self) {
+        drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    fn __enter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) {
+        self.end();
+    }
+}
+
+/// A reader of the controller's journal; while one lives that asks for it, processes tell of their actors.
 #[pyclass(name = "Journal", module = "mesh_core._native", frozen)]
-pub(crate) struct PyJournal(Arc<Runtime>);
+pub(crate) struct PyJournal(Arc<Runtime>, bool);
 
 #[pymethods]
 impl PyJournal {
     #[new]
-    fn new(py: Python<'_>, runtime: &PyRuntime) -> Self {
+    fn new(py: Python<'_>, runtime: &PyRuntime, actors: bool) -> Self {
         let runtime = Arc::clone(runtime.shared());
-        outside(py, || runtime.watch(true));
-        Self(runtime)
+        if actors {
+            outside(py, || runtime.watch(true));
+        }
+        Self(runtime, actors)
     }
 
     /// The number that the next event will have.
@@ -58,6 +87,8 @@ impl PyJournal {
 
 impl Drop for PyJournal {
     fn drop(&mut self) {
-        self.0.watch(false);
+        if self.1 {
+            self.0.watch(false);
+        }
     }
 }

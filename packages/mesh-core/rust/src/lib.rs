@@ -72,6 +72,7 @@ mod _native {
         m.add_class::<inbox::PyMessage>()?;
         m.add_class::<inbox::PyWaker>()?;
         m.add_class::<part::PyPart>()?;
+        m.add_class::<inspect::PyClockStop>()?;
         m.add_class::<inspect::PyJournal>()?;
         m.add_class::<port::PyMailbox>()?;
         m.add_class::<port::PyOutlet>()?;

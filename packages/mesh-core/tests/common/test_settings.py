@@ -21,6 +21,7 @@ def test_defaults():
         "spawn_timeout": 60.0,
         "stop_timeout": 5.0,
         "sigterm_grace": 8.0,
+        "preemption_grace": 0.0,
         "link_budget": 256 * 1024**2,
         "mailbox_budget": 64 * 1024**2,
         "reply_budget": 0,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from core_processes import Watch, family
 from core_repair import WITHIN, Asker, Counter, Losses, ranks
 
-from mesh_core import ProcMesh, SupervisionError
+from mesh_core import MeshError, ProcMesh, SupervisionError, inspect
 from mesh_core.testing import LocalCluster
 
 pytestmark = pytest.mark.slow
@@ -58,3 +59,33 @@ def test_what_a_dead_host_had_is_made_again_on_a_spare_one() -> None:
         procs.stop().get(timeout=WITHIN)
         assert not family(cluster.pids[2]).keys() & set(procs.pids)
         hosts.stop().get(timeout=WITHIN)
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_a_spare_that_was_prepared_has_forked_what_comes_later() -> None:
+    losses = Losses()
+    with LocalCluster(hosts=3) as cluster:
+        hosts = cluster.attach()
+        hosts.initialized.get(timeout=WITHIN)
+        procs = hosts.slice(hosts=0).spawn_procs({"gpus": 2}, preload=["fractions"], supervise=losses)
+        counters = spawn(procs)
+        spares = hosts.slice(hosts=slice(1, None))
+        procs.prepare(spares).get(timeout=WITHIN)
+        waiting = family(cluster.pids[2])
+        assert waiting, "a fork server waits there"
+        cluster.kill(0)
+        losses.next()
+        losses.next()
+        procs.respawn(on=hosts.slice(hosts=2)).get(timeout=WITHIN)
+        counters.respawn().get(timeout=WITHIN)
+        assert where(counters) == [0, 1]
+        assert {parent(pid) for pid in procs.pids if pid is not None} <= waiting.keys()
+        # It is no member of anything.
+        assert len(inspect.snapshot(pss=False).procs) == 3
+        cluster.kill(1)
+        with pytest.raises(MeshError, match="host-1"):
+            procs.prepare(hosts.slice(hosts=1)).get(timeout=WITHIN)
+        assert where(counters) == [0, 1]

@@ -5,6 +5,7 @@ same collective. What lasts for a while is shown as a promise with a name, which
 hears of it while the process waits in C++ code. Nothing is sent between members.
 
 CLV-1: a collective is shown only while it has lasted for more than :data:`LATE_S` and has not ended.
+CLV-2: while a process is in a collective the clock of its actors stands: that time counts as waiting, whichever rank is late.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mesh_core import MeshError, Promise
-from mesh_core.extensions import Extension, current_proc, find, install
+from mesh_core.extensions import ClockStop, Extension, current_proc, find, install
 
 LATE_S = 0.2
 """How long a collective lasts before it is shown, and how often that is looked at."""
@@ -143,6 +144,8 @@ class _Begun:
     operation: int
     """By which PyTorch knows it."""
     since: float
+    clock: ClockStop
+    """CLV-2. Its end comes by the work's future, at the latest with this object's."""
     work: Any = None
     """Knows whether it has ended; there once it was issued."""
 
@@ -172,7 +175,17 @@ class Watched:
         first = tensors[0] if tensors else None
         shape, dtype = (None, None) if first is None else (first.shape, first.dtype)
         begun.append(
-            _Begun(number, op, args.root, len(tensors), shape or (), dtype, args.op_id, time.monotonic())
+            _Begun(
+                number,
+                op,
+                args.root,
+                len(tensors),
+                shape or (),
+                dtype,
+                args.op_id,
+                time.monotonic(),
+                ClockStop(),
+            )
         )
 
     def after(self, args: Any) -> None:
@@ -181,8 +194,10 @@ class Watched:
             if each.operation == args.op_id:
                 if args.work is None:
                     self.begun.remove(each)
+                    each.clock.end()
                 else:
                     each.work = args.work
+                    _on_end(args.work, each.clock)
                 return
 
     def late(self, now: float) -> At | None:
@@ -202,6 +217,10 @@ class Watched:
             return At(each.number, op, root, what, self.rank, self.group, self.members)
         return None
 
+    def close(self) -> None:
+        """The group is left. Its works keep its connections open, whoever still holds this object."""
+        self.begun.clear()
+
     def release(self) -> None:
         """Let go of what has ended: PyTorch's works keep tensors."""
         while self.begun and (work := self.begun[0].work) is not None and work.is_completed():
@@ -209,6 +228,15 @@ class Watched:
                 self.begun.popleft()
             except IndexError:  # the thread that begins the next one was faster
                 return
+
+
+def _on_end(work: Any, clock: ClockStop) -> None:
+    """Have the clock go on when a collective is over. PyTorch calls back before whoever waits for it is woken."""
+    try:
+        work.get_future().add_done_callback(lambda _: clock.end())
+    except RuntimeError:
+        # A backend whose works have no future. Better too much time than the time between two looks.
+        clock.end()
 
 
 class Collectives(Extension):
@@ -232,7 +260,7 @@ class Collectives(Extension):
         if self._thread is not None:
             self._thread.join(_END_S)
 
-    def watch(self, group: Any, members: Sequence[str], rank: int) -> None:
+    def watch(self, group: Any, members: Sequence[str], rank: int) -> Watched:
         """Count the collectives of a group of PyTorch's from now on; every member has to begin at the same one."""
         watched = Watched(str(group.group_name), rank, shortened(members))
         group.register_pre_hook(_HOOK, watched.before)
@@ -242,17 +270,20 @@ class Collectives(Extension):
             if self._thread is None and not self._over.is_set():
                 self._thread = threading.Thread(target=self._look, name="mesh-collectives", daemon=True)
                 self._thread.start()
+        return watched
 
     def _look(self) -> None:
         while not self._over.wait(LATE_S):
-            with self._lock:
-                watched = list(self._watched)
-            for each in watched:
-                self._show(each)
-            # A group is gone with the last reference to it.
-            del watched
+            self._show_all()
         for _, promise in list(self._shown.values()):
             promise.set_result(None)
+
+    def _show_all(self) -> None:
+        # A function of its own: a group is gone with the last reference to it, and none may stay in a loop's variable.
+        with self._lock:
+            watched = list(self._watched)
+        for each in watched:
+            self._show(each)
 
     def _show(self, watched: Watched) -> None:
         at = watched.late(time.monotonic())

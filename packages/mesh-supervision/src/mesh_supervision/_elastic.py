@@ -3,7 +3,7 @@
 ELA-1: the members change in :meth:`ElasticMesh.safe_point`, and nowhere else; what it returns is whole.
 ELA-2: all members have one state after a change: that of one that stays, or else of one that leaves, or else the last snapshot.
 ELA-3: a host that is about to go gets no members; those that it has leave at the next safe point, before their processes are
-stopped.
+stopped. The script hears of such hosts from their agents, and from whatever calls `leaving` or `notice`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from mesh_core import HostMesh, MeshError, ProcMesh, this_host
+from mesh_core import HostMesh, MeshError, ProcMesh, inspect, this_host
 from mesh_core.extensions import Extension, Proc, current_proc, find, install
 from mesh_supervision._elastic_turn import Change, Member, Members, Plan, Turn, ignoring, stop
 from mesh_supervision._simple import Ignore
@@ -52,14 +52,43 @@ class _Notices(Extension):
     payload: Proc
 
     def start(self) -> None:
-        """Have no meshes yet."""
+        """Have no meshes yet; in the script, follow what agents say of their hosts."""
         self._lock = threading.Lock()
         self._meshes: list[ElasticMesh[Any]] = []
+        self._leaving: dict[str, Notice] = {}
+        """What agents have said, for meshes that are made later."""
+        self._is_over = False
+        if self.proc == self.payload and self.proc.is_controller:
+            events = inspect.events(past=True, actors=False)
+            threading.Thread(target=self._follow, args=(events,), name="mesh-leaving", daemon=True).start()
+
+    def stop(self) -> None:
+        """Tell nobody any more; the thread ends with the next event, or with the job."""
+        self._is_over = True
+
+    def _follow(self, events: inspect.Events) -> None:
+        for event in events:
+            if self._is_over:
+                return
+            if event.kind == "host_attached":
+                with self._lock:
+                    self._leaving.pop(event.host, None)
+            elif event.kind == "host_leaving":
+                # The time that the notice took to arrive is over already, if the two clocks agree.
+                grace = max(0.0, (event.grace or 0.0) - max(0.0, time.time() - event.time))
+                with self._lock:
+                    self._leaving[event.host] = Notice(event.host, time.monotonic() + grace, event.text)
+                    meshes = list(self._meshes)
+                for mesh in meshes:
+                    mesh.notice(event.host, grace, event.text)
 
     def add(self, mesh: ElasticMesh[Any]) -> None:
         """Tell that mesh too."""
         with self._lock:
             self._meshes.append(mesh)
+            before = list(self._leaving.values())
+        for each in before:
+            mesh.notice(each.host, each.deadline - time.monotonic(), each.reason)
 
     def remove(self, mesh: ElasticMesh[Any]) -> None:
         """Tell it no more."""
@@ -130,6 +159,7 @@ class ElasticMesh(Generic[A]):
         dim: the dimension along which the members lie in the mesh.
         group: whether all processes are a group of ``torch.distributed``, formed anew with every change.
         spawn: options for ``spawn_procs``, such as ``{"preload": ["torch"]}``.
+        warm: whether hosts that have no member are kept ready for one (:meth:`ProcMesh.prepare`).
         on_change: called in :meth:`safe_point` with each change, once the mesh is whole again.
         **kwargs: for the constructor.
     """
@@ -147,6 +177,7 @@ class ElasticMesh(Generic[A]):
         dim: str = "members",
         group: bool = False,
         spawn: Mapping[str, Any] | None = None,
+        warm: bool = False,
         on_change: Callable[[Change], None] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -162,6 +193,8 @@ class ElasticMesh(Generic[A]):
         """What safe points have done, in order."""
         self._name = actor.__qualname__
         self._per_host = per_host
+        self._warm: set[str] | None = set() if warm else None
+        """Hosts that are being kept ready."""
         self._on_change = on_change
         self._wanted = maximum if members is None else self._checked(members)
         self._lock = threading.RLock()
@@ -190,6 +223,8 @@ class ElasticMesh(Generic[A]):
                 name = each.names[0]
                 self._hosts[name] = each
                 self._notices.pop(name, None)
+                if self._warm is not None:
+                    self._warm.discard(name)
             self._news.notify_all()
 
     def notice(self, host: HostMesh | str, grace: float = 30.0, reason: str = "") -> None:
@@ -264,6 +299,7 @@ class ElasticMesh(Generic[A]):
                         raise
                 else:
                     self.changes.append(plan.change)
+                    self._prepare()
                     if self._on_change is not None:
                         self._on_change(plan.change)
 
@@ -314,6 +350,25 @@ class ElasticMesh(Generic[A]):
             counts[name] += 1
             found.append((name, hosts[name]))
         return found
+
+    def _prepare(self) -> None:
+        """Have hosts that have no member ready for one, without waiting for them."""
+        members = self._members.all
+        if self._warm is None or not members:
+            return
+        used = {each.host for each in members}
+        with self._news:
+            # Where one has been, the fork server waits.
+            self._warm |= used
+            fresh = {
+                name: host
+                for name, host in self._hosts.items()
+                if name not in self._warm and name not in self._notices and _is_there(host)
+            }
+            self._warm |= fresh.keys()
+        for host in fresh.values():
+            # One that cannot be prepared is found out when it is needed.
+            members[0].procs.prepare(host).add_done_callback(lambda done: done.exception())
 
     def stop(self) -> None:
         """Stop all members."""

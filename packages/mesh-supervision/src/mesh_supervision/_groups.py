@@ -18,7 +18,7 @@ from typing import Any
 
 from mesh_core import MeshError, ProcMesh, wait
 from mesh_core.extensions import Extension, Proc, ProcEnd, Watch, current_proc, find, install, procs_of, watch
-from mesh_supervision._collectives import Collectives, has_hooks
+from mesh_supervision._collectives import Collectives, Watched, has_hooks
 from mesh_supervision._snapshots import result_of
 from mesh_supervision._torch_group import TorchGroup, in_collective
 
@@ -85,6 +85,8 @@ class Groups(Extension):
     def start(self) -> None:
         """Be in no group yet."""
         self.group = TorchGroup()
+        self.watched: Watched | None = None
+        """Counts the collectives of that group."""
         self.formed: dict[ProcMesh, Group] = {}
         """What this process has formed."""
         self.lock = threading.Lock()
@@ -103,6 +105,8 @@ class Groups(Extension):
                 meeting, collectives = find(Meeting), find(Collectives)
                 assert meeting is not None  # it is brought along
                 rank = members.index(self.proc.address)
+                if self.watched is not None:
+                    self.watched.close()
                 try:
                     made = self.group.join(
                         generation,
@@ -113,7 +117,7 @@ class Groups(Extension):
                         is_local=is_local,
                     )
                     if collectives is not None and has_hooks(made):
-                        collectives.watch(made, names, rank)
+                        self.watched = collectives.watch(made, names, rank)
                     return None
                 except BaseException:
                     # The others must not wait for what this one will never say.

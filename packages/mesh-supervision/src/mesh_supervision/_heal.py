@@ -2,6 +2,7 @@
 
 HEA-1: what comes back has lost nothing, as far as is known by then; otherwise the error says what.
 HEA-2: replicas have one state after a heal: that of one that lives, or else the snapshot that was kept last.
+HEA-3: a heal that has raised is not forgotten: the next one takes up what that one has left.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 from mesh_core import (
+    ActorError,
     DeviceMeshError,
     Future,
     HostMesh,
@@ -146,13 +148,19 @@ class _Healed(Extension):
     def start(self) -> None:
         """Know none yet."""
         self.subjects: weakref.WeakKeyDictionary[Any, _Subject] = weakref.WeakKeyDictionary()
+        self.unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Meshes as they were spawned, whose last heal has raised (HEA-3)."""
 
 
 class _Healer:
     """One heal."""
 
-    def __init__(self, subject: _Subject, on: HostMesh | None, replicas: bool, until: float) -> None:
+    def __init__(
+        self, subject: _Subject, on: HostMesh | None, replicas: bool, until: float, is_continued: bool
+    ) -> None:
         self.subject = subject
+        self._is_continued = is_continued
+        """Whether the heal before this one has raised."""
         self._on = on
         self._until = until
         self._snapshots = find(Snapshots) if subject.is_actors else None
@@ -177,7 +185,8 @@ class _Healer:
         subject = self.subject
         if subject.group is not None:
             subject.group.abort()
-        self._find_state(lost)
+        broken = self._find_broken(lost)
+        self._find_state([*lost, *broken])
         dead = [point.rank for point in subject.procs.failed()]
         if dead:
             for future in _respawned(subject.below, [subject.origin(place) for place in dead], self._on):
@@ -185,7 +194,7 @@ class _Healer:
         self._join()
         if subject.is_actors:
             # A process that was made again has none of its actors.
-            lost = subject.lost()
+            lost = sorted({*subject.lost(), *broken})
             self._plant(lost)
             if lost:
                 self._wait(subject.spawned.respawn([subject.origin(place) for place in lost]))
@@ -195,7 +204,7 @@ class _Healer:
         """Go on with the others."""
         if self.subject.group is not None:
             self.subject.group.abort()
-        self.subject = self.subject.smaller(lost)
+        self.subject = self.subject.smaller([*lost, *self._find_broken(lost)])
         self._find_state(self.subject.lost())
         self._join()
         self._share(self.subject.lost())
@@ -205,6 +214,13 @@ class _Healer:
             self.is_joining = True
             self.subject.group.form(self.subject.procs)
             self.is_joining = False
+
+    def _find_broken(self, lost: Sequence[int]) -> list[int]:
+        """Which actors an earlier heal could not restore. They are there, and their mesh does not know that they have failed."""
+        if not (self._is_continued and self.subject.is_actors):
+            return []
+        alive = [place for place in range(len(self.subject.mesh)) if place not in lost]
+        return self._settle({place: settled(self.subject.one(place)) for place in alive}, may_be_broken=True)
 
     def _find_state(self, lost: Sequence[int]) -> None:
         """Wait for those that live to have left all that was begun; take the state of one of them, or the last snapshot."""
@@ -232,19 +248,28 @@ class _Healer:
             last = self._store.last(actor_id(subject.spawned))
             self._state = self.carried or self._snapshots.fetched(last, str(subject.spawned))
 
-    def _settle(self, asked: dict[int, Future[None]]) -> None:
-        """Wait until those that live have handled what they were sent; one that cannot leave a collective is ended."""
-        group = self.subject.group
+    def _settle(self, asked: dict[int, Future[None]], *, may_be_broken: bool = False) -> list[int]:
+        """Wait until those that live have handled what they were sent; one that cannot leave a collective is ended.
+
+        Returns the places of those that were never constructed, where that may be.
+        """
+        group, broken = self.subject.group, []
         while asked:
             wait(list(asked.values()), timeout=min(_LEAVE_S, max(0.0, self._until - time.monotonic())))
             for place in [place for place, future in asked.items() if future.done()]:
-                self._wait(asked.pop(place))
+                try:
+                    self._wait(asked.pop(place))
+                except ActorError:
+                    if not may_be_broken:
+                        raise
+                    broken.append(place)
             if time.monotonic() >= self._until:
                 for future in asked.values():
                     self._wait(future)
             if group is not None and len(group.members) == len(self.subject.mesh):
                 for place in asked:
                     group.give_up(group.members[place])
+        return broken
 
     def _plant(self, lost: Sequence[int]) -> None:
         if self._state is not None and self._store is not None:
@@ -297,7 +322,8 @@ def heal_mesh(
     3. The process group is formed anew, if there was one.
     4. With :func:`keep_snapshots`, all actors get the state of one that lives; where none does, that of the last snapshot.
 
-    A mesh that has lost nothing comes back as it is. More deaths meanwhile are healed too.
+    A mesh that has lost nothing comes back as it is. More deaths meanwhile are healed too. After an error, such as one that
+    ``__restore__`` has raised, call it again: it goes on with what is not healed yet.
 
     Args:
         mesh: actors or processes that this process has spawned, or what an earlier ``heal_mesh`` has returned. Give them
@@ -317,9 +343,10 @@ def heal_mesh(
     carried: Kept | None = None
     for _ in range(_TRIES):
         lost = subject.lost()
-        if not lost and error is None and not (subject.group is not None and subject.group.is_broken):
+        is_whole = subject.group is None or not subject.group.is_broken
+        if not lost and error is None and is_whole and subject.spawned not in healed.unfinished:
             break
-        healer = _Healer(subject, on, replicas, until)
+        healer = _Healer(subject, on, replicas, until, subject.spawned in healed.unfinished)
         healer.carried = carried
         try:
             if mode == "replace":
@@ -328,6 +355,7 @@ def heal_mesh(
                 healer.shrink(lost)
                 subject = healer.subject
         except Exception as raised:
+            healed.unfinished.add(subject.spawned)
             # More may have died, and be the cause.
             if time.monotonic() >= until or not (
                 healer.is_joining or _loses(subject.mesh, subject.lost, raised, lost)
@@ -336,6 +364,7 @@ def heal_mesh(
             error, carried = raised, healer.state
         else:
             error = None
+            healed.unfinished.discard(subject.spawned)
     else:
         raise DeviceMeshError.of(subject.mesh) from error
     if subject.dim:

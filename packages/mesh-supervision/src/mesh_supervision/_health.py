@@ -70,7 +70,8 @@ class Limits:
     stuck: float | None = 60.0
     """Seconds that handling one message may take."""
     straggler: float | None = 2.0
-    """How many times the median of its mesh a rank's mean may be; it must stand out from the spread of the others too."""
+    """How many times the median of its mesh a rank's mean may be; it must stand out from the spread of the others too. Time in
+    watched collectives does not count (:func:`watch_collectives`)."""
     silent: int | None = 3
     """Looks in a row that a process may leave unanswered."""
     memory: int | None = None
@@ -162,16 +163,18 @@ class Health:
         for ranks in meshes.values():
             if len(ranks) < _FEWEST_RANKS:
                 continue
-            means = [actor.mean for _, actor in ranks]
+            # Whoever waits in a collective waits for the straggler, and is none.
+            means = [actor.mean - actor.waited for _, actor in ranks]
             middle = statistics.median(means)
             # The median of the distances from it: a few that are far off do not change what is usual.
             spread = statistics.median(abs(each - middle) for each in means)
             most = max(self.limits.straggler * middle, middle + 5 * spread, middle + _LEAST_S)
-            for proc, actor in ranks:
-                if actor.mean > most:
-                    times = f"{actor.mean / middle:.1f} times as long" if middle else "longer"
+            for (proc, actor), mean in zip(ranks, means, strict=True):
+                if mean > most:
+                    times = f"{mean / middle:.1f} times" if middle > 0 else "above"
+                    apart = f", not counting {_ms(actor.waited)} in collectives" if actor.waited else ""
                     text = (
-                        f"{actor.name}[{actor.rank}] in {proc.name} takes {_ms(actor.mean)} for a message, {times} as the median of "
+                        f"{actor.name}[{actor.rank}] in {proc.name} takes {_ms(mean)} for a message{apart}: {times} the median of "
                         f"its {len(ranks)} ranks, {_ms(middle)}"
                     )
                     key = (TroubleKind.STRAGGLER, proc.name, actor.actor_id, 0)

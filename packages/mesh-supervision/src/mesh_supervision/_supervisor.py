@@ -196,6 +196,8 @@ class _Supervising(NamedTuple):
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
         plan, state, about = self
         if isinstance(event, Failed):
+            if plan.is_plain and (following := _restarted(plan, state, about, event, now)) is not None:
+                return following
             if state.waiting and (back := machine.due(plan, state, event, now)) is not None:
                 return _answer(plan, about, back, event)
             failure, rank, kind = event.failure, event.rank, event.kind
@@ -221,7 +223,13 @@ class _Supervising(NamedTuple):
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
         plan, state, about = self
         if isinstance(event, Repaired):
-            for each in event.actions:
+            # The most frequent case, without detours: the only restart under way has succeeded.
+            attempts, waiting, running, gone, over, made = state
+            actions = event.actions
+            if len(running) == 1 == len(actions) and running[0] == actions[0].ranks and about[2]:
+                state = new_tuple(State, (attempts, waiting, (), gone, over, made))
+                return new_tuple(_Supervising, (plan, state, about)), ()
+            for each in actions:
                 state = machine.started(state, each.ranks)
             if not about.sure:
                 about = about._replace(sure=True)
@@ -241,6 +249,29 @@ class _Supervising(NamedTuple):
 
 
 _IGNORE = (Ignore(),)
+_SINGLE: tuple[dict[int, Sequence[Action]], dict[int, Sequence[Action]]] = ({}, {})
+"""What restarts one rank, of a mesh of actors and of one of processes: the same objects again and again."""
+
+
+def _restarted(
+    plan: Plan, state: State, about: _About, event: Failed, now: float
+) -> tuple[Policy, Sequence[Action]] | None:
+    """Decide about the most frequent death, of one rank that is restarted at once, without detours; ``None`` for all others."""
+    rank, failure = event.rank, event.failure
+    size, procs, is_sure = about
+    mesh = failure.mesh
+    if rank is None or (rank >= size if mesh is None else not is_sure or size != len(mesh)):
+        return None
+    number = failure.signal
+    if number is None or event.kind is not _KILLED or (cause := _CAUSES.get(number)) is None:
+        cause = _cause(failure, event.kind)
+    after = machine.restarted(plan, state, rank, cause, now)
+    if after is None:
+        return None
+    actions = _SINGLE[procs].get(rank)
+    if actions is None:
+        actions = _SINGLE[procs][rank] = _again(procs, (rank,))
+    return new_tuple(_Supervising, (plan, after, about)), actions
 
 
 def _answer(
@@ -293,6 +324,10 @@ def _killed(number: int, out_of_memory: bool) -> str:
     except ValueError:
         name = "unknown"
     return f"was killed by signal {number} ({name}){', probably as memory ran out' if out_of_memory else ''}"
+
+
+_KILLED = FailureKind.KILLED
+_CAUSES = {int(each): _killed(int(each), False) for each in signal.Signals}
 
 
 def _short(text: str) -> str:

@@ -161,6 +161,10 @@ class Settings:
     sigterm_grace: float = _setting(8.0, _SECONDS)
     """How long the script may take to end in order after SIGTERM before it is killed, in seconds; 0 leaves SIGTERM alone."""
 
+    preemption_grace: float = _setting(0.0, _SECONDS)
+    """How long a host's agent goes on after SIGTERM, in seconds, so that jobs can leave the host before it is taken away; 0
+    ends it at once."""
+
     link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
     """Bytes that may be queued towards one process before its senders wait, and bytes of messages that coroutines of a
     process have sent and whose receivers have no room."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._common.codes import MessageKind, Undelivered
 from mesh_core._common.errors import (
+    AuthenticationError,
     MeshError,
     NotBegun,
     ReplyDropped,
@@ -19,7 +20,7 @@ from mesh_core._serialize import explain_load_failure
 
 if TYPE_CHECKING:
     from mesh_core._geometry.location import Location
-    from mesh_core._native import Region
+    from mesh_core._native import Call, Region
 
 # Looked at for each answer: a class of enums takes its time to find a member.
 _UNDELIVERABLE: Final = MessageKind.UNDELIVERABLE
@@ -219,3 +220,27 @@ def _bootstrap_error(mesh: Any) -> BaseException | None:
     """What the bootstrap of a mesh's processes has raised, where they were spawned here."""
     ready = mesh._process.boots.get(mesh._procs_id)
     return ready.exception() if ready is not None and ready.done() else None
+
+
+def all_up(call: Call, who: Addressee) -> None:
+    """Raise what has become of processes that were to start."""
+    outcomes = call.outcomes()
+    for index, outcome in enumerate(outcomes):
+        error = error_of(outcome, index, who)
+        if isinstance(outcome, Lost) and not outcome.orderly:
+            if not isinstance(error, SpawnError | AuthenticationError):
+                said = SpawnError(
+                    f"a process of {who.name!r} died while it started: {error}",
+                    host=who.host(index),
+                    pid=outcome.pid,
+                    exitcode=outcome.exitcode,
+                    signal=outcome.signal,
+                    stderr_tail="\n".join(outcome.stderr_tail),
+                )
+                said.__cause__ = error
+                error = said
+            # Whoever is told of this has heard of all that died then (SUP-1).
+            assert isinstance(error, MeshError)  # a loss is one of those
+            error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
+        if error is not None:
+            raise error

@@ -388,6 +388,20 @@ class ProcMesh(Mesh):
 
         return _repair.respawn(self, ranks, on)
 
+    def prepare(self, on: HostMesh) -> Future[None]:
+        """Have spare hosts ready for ranks of this mesh. Returns at once; the future is done when they are.
+
+        Each of them starts what forks processes like those of this mesh, imports what was to be preloaded, and tries with one
+        process, which then ends. A later :meth:`respawn` or :meth:`grow` there forks, instead of starting an interpreter.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     procs.prepare(this_host()).get(timeout=30)
+        """
+        from mesh_core._meshes import repair as _repair
+
+        return _repair.prepare(self, on)
+
     def grow(self, *, on: HostMesh | None = None, **sizes: int) -> ProcMesh:
         """Add places to the first dimension, with processes like those that are there. Returns the larger mesh at once.
 

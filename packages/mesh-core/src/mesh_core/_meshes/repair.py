@@ -8,6 +8,7 @@ everybody. Nothing has to be done with references, wherever they are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from mesh_core._common.codes import HostState, Request
@@ -15,7 +16,7 @@ from mesh_core._common.errors import MeshError
 from mesh_core._futures.future import Future
 from mesh_core._geometry.location import single
 from mesh_core._geometry.mesh import Kind, describe
-from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._meshes.outcomes import Addressee, all_up, error_of
 from mesh_core._native import (
     Extent,
     Placement,
@@ -161,6 +162,53 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
         recipe.root = bigger
         mesh._process.recording(recipe.owner_id, grown, 0)
         return grown
+
+
+class _Waiting(Addressee):
+    """A process that shows that a host is ready, for errors."""
+
+    __slots__ = ("_host",)
+
+    def __init__(self, mesh: ProcMesh, region: Region, host: int) -> None:
+        super().__init__(mesh.name, mesh._location, region, region, mesh)
+        self._host = host
+
+    def host(self, index: int) -> str:
+        name: str = self.mesh._process.name_of_host(self._host)
+        return name
+
+
+def prepare(mesh: ProcMesh, on: HostMesh) -> Future[None]:
+    """See :meth:`ProcMesh.prepare`."""
+    from mesh_core._futures.combined import all_done
+
+    recipe = _recipe(mesh, "prepared for")
+    with recipe.lock:
+        _check_owner(recipe, mesh)
+        process, root = mesh._process, mesh._root if recipe.root is None else recipe.root
+        runtime, region = process.runtime, Region.whole(Extent(["ranks"], [1]))
+        waits: list[Future[Any]] = []
+        for host in _hosts_of(on):
+            mesh_id, placement = runtime.new_id(), Placement.on(host)
+            # A process like the others, which runs nothing: the fork server that has made it stays.
+            call = recipe.order(mesh_id, region, placement, root.extent, ranks=[root.rank_at(0)])
+            target, who = Target.many(mesh_id, region, placement), _Waiting(mesh, region, host)
+            ready: Future[None] = Future(
+                process,
+                call,
+                partial(all_up, who=who),
+                lambda: f"the preparation of hosts for {mesh._name!r}",
+            )
+
+            def over(done: Future[None], target: Target = target) -> None:
+                # A failure stays to be looked at.
+                done.unseen()
+                if not process.closed:
+                    runtime.stop_procs(target, process.settings.stop_timeout)
+
+            ready.add_done_callback(over)
+            waits.append(ready)
+        return all_done(process, waits, f"the preparation of hosts for {mesh._name!r}")
 
 
 def begin_apart(mesh: ProcMesh, recipe: Recipe) -> Future[None]:

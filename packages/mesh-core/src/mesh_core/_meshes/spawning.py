@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.control import Control
-from mesh_core._common.errors import AuthenticationError, MeshError, SpawnError
+from mesh_core._common.errors import SpawnError
 from mesh_core._common.tracing import notice
 from mesh_core._failures.owned_meshes import check_policy
 from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import check_name
-from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._meshes.outcomes import Addressee, all_up
 from mesh_core._meshes.procs import ProcMesh, all_well
-from mesh_core._native import Lost, Region
+from mesh_core._native import Region
 from mesh_core._system.config import executable, pack
 from mesh_core._system.environment import (
     Refusal,
@@ -310,7 +310,7 @@ class Recipe:
     def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
         """Return what is done once these processes are ready, and whether they run anything for that."""
         process, name = self.process, self.name
-        ready = Future(process, call, lambda call: _all_up(call, who), lambda: f"the spawn of {name!r}")
+        ready = Future(process, call, lambda call: all_up(call, who), lambda: f"the spawn of {name!r}")
         if self._extended:
             # An extension that cannot start ends its process; this asks for the reason.
             sender = process.runtime.sender(target, 0, Control.STARTED, Request.EXTENSION)
@@ -384,26 +384,3 @@ sys.path[:] = [*there, *sys.path] if plan["afar"] else plan["path"]
 from mesh_core._process.fork_server import main
 main(int(sys.argv[1]), int(sys.argv[2]), plan)
 """
-
-
-def _all_up(call: Call, who: Addressee) -> None:
-    outcomes = call.outcomes()
-    for index, outcome in enumerate(outcomes):
-        error = error_of(outcome, index, who)
-        if isinstance(outcome, Lost) and not outcome.orderly:
-            if not isinstance(error, SpawnError | AuthenticationError):
-                said = SpawnError(
-                    f"a process of {who.name!r} died while it started: {error}",
-                    host=who.host(index),
-                    pid=outcome.pid,
-                    exitcode=outcome.exitcode,
-                    signal=outcome.signal,
-                    stderr_tail="\n".join(outcome.stderr_tail),
-                )
-                said.__cause__ = error
-                error = said
-            # Whoever is told of this has heard of all that died then (SUP-1).
-            assert isinstance(error, MeshError)  # a loss is one of those
-            error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
-        if error is not None:
-            raise error

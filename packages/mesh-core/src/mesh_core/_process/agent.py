@@ -41,6 +41,34 @@ def _heed_signals() -> tuple[list[int], dict[signal.Signals, Any]]:
     return ends, {number: signal.signal(number, end) for number in ending}
 
 
+def _serve(server: HostServer, ends: list[int], grace: float, tell: Callable[[str], object]) -> None:
+    """Serve until a signal ends it, or a job that was to be the only one has ended.
+
+    With a grace the first SIGTERM only begins the end: jobs are told, and have until then to leave.
+    """
+    leaves_at: float | None = None
+    while True:
+        if ends[:1] == [signal.SIGTERM] and grace and leaves_at is None:
+            # Another signal, of any kind, ends it at once.
+            ends.pop(0)
+            leaves_at = time.monotonic() + grace
+            server.leave(grace, "its agent was told to end by SIGTERM")
+            tell(f"ends in {grace:g} s, or when nothing runs here any more; another SIGTERM ends it now")
+        if ends:
+            return
+        left = _LOOK_S
+        if leaves_at is not None:
+            left = min(left, leaves_at - time.monotonic())
+            if server.is_vacant or left <= 0:
+                tell("ends: " + ("nothing runs here any more" if server.is_vacant else "its grace is over"))
+                return
+        closed, lines = server.wait(left)
+        for line in lines:
+            tell(line)
+        if closed:
+            return
+
+
 def run_worker_loop_forever(
     address: str | None = None,
     *,
@@ -55,7 +83,9 @@ def run_worker_loop_forever(
 ) -> None:
     """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C, or until one has ended: what the ``mesh host`` command does.
 
-    For the main thread, as signals end it.
+    For the main thread, as signals end it. With the setting ``preemption_grace`` the first SIGTERM does not end it: it tells
+    the jobs that the host will be taken away (the event ``host_leaving``), and serves until none has a process here any more, or
+    the grace is over.
 
     Args:
         address: where to listen, such as ``"tcp://0.0.0.0:7411"``; port 0 takes any.
@@ -106,12 +136,7 @@ def run_worker_loop_forever(
             if ready is not None:
                 ready(server.address)
             tell(f"listens at {server.address}")
-        while not ends:
-            closed, lines = server.wait(_LOOK_S)
-            for line in lines:
-                tell(line)
-            if closed:
-                break
+        _serve(server, ends, current_settings().preemption_grace, tell)
         if ends:
             tell(f"ends by {signal.Signals(ends[0]).name}, and with it all that runs here")
     finally:

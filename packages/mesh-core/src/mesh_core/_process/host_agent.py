@@ -30,7 +30,8 @@ from mesh_core import run_worker_loop_forever
 def end_with_parent():
     # The parent never writes, so this returns when the parent is gone, however it went.
     os.read(0, 1)
-    os.kill(os.getpid(), signal.SIGTERM)
+    # Not SIGTERM, after which it might wait for jobs to leave.
+    os.kill(os.getpid(), signal.SIGINT)
 
 threading.Thread(target=end_with_parent, daemon=True).start()
 run_worker_loop_forever(
@@ -190,15 +191,18 @@ class HostAgent:
             _wait_stopped(process)
 
     def terminate(self) -> None:
-        """Ask it to end in order, and do not wait."""
+        """Send it SIGTERM, and do not wait: it ends in order, or first lets jobs leave (the setting ``preemption_grace``)."""
+        self._end_by(signal.SIGTERM)
+
+    def _end_by(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
             # Also one that is stopped by a signal.
             self._process.send_signal(signal.SIGCONT)
-            self._process.terminate()
+            self._process.send_signal(number)
 
     def stop(self, timeout: float = 10.0) -> None:
         """End it, and all that runs on its host; it is killed if it has not ended after ``timeout`` seconds."""
-        self.terminate()
+        self._end_by(signal.SIGINT)
         if self._process is not None:
             try:
                 self._process.wait(timeout)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         procs_of,
         settled,
     )
+    from mesh_core._native import ClockStop
     from mesh_core._process.guests import Guests, Joined, check_free, has_joined, join_job
     from mesh_core._serialize import dumps, loads
     from mesh_core._serialize.late import NotYet
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NOT_CARRIED",
     "ActorEnd",
+    "ClockStop",
     "Extension",
     "Guests",
     "Joined",
@@ -84,6 +86,7 @@ _LATER = {
     "check_free": "mesh_core._process.guests",
     "has_joined": "mesh_core._process.guests",
     "join_job": "mesh_core._process.guests",
+    "ClockStop": "mesh_core._native",
     "LocalActor": "mesh_core._hosting.local_actor",
     "Membership": "mesh_core._common.membership",
     "NotYet": "mesh_core._serialize.late",

@@ -17,6 +17,7 @@ class Event:
 
     ==================== =============================================================================
     ``host_attached``    a host has answered for the first time
+    ``host_leaving``     a host will be taken away in ``grace`` seconds; ``text`` says why
     ``host_died``        a host is not part of the job any more; ``text`` says why
     ``host_stopped``     a host was let go, by :meth:`HostMesh.stop` or ``detach``
     ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
@@ -47,6 +48,8 @@ class Event:
     text: str = ""
     host: str = ""
     """The host that this is about, or on which it happened; empty for what the script's process has noted."""
+    grace: float | None = None
+    """How many seconds after :attr:`time` a host that is leaving will be gone."""
     failure: MeshFailure | None = None
     """At the controller, where it was recorded there; elsewhere its report is the ``text``."""
 
@@ -94,6 +97,8 @@ class Event:
             parts.append(f"signal {self.signal}")
         if self.exitcode is not None and self.kind != "proc_stopped":
             parts.append(f"status {self.exitcode}")
+        if self.grace is not None:
+            parts.append(f"in {self.grace:g} s")
         if self.text:
             parts.append(self.text)
         return " ".join(part for part in parts if part)

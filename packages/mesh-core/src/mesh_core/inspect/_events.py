@@ -84,9 +84,14 @@ def _told(entry: dict[str, Any], names: Names) -> Event | None:
     if entry.get("title"):
         names.learn(mesh, split_title(entry["title"])[0])
     actor = split_title(entry.get("actor_title", ""))[0]
-    if entry["kind"] in ("host_attached", "host_died", "host_stopped"):
+    if entry["kind"] in ("host_attached", "host_leaving", "host_died", "host_stopped"):
+        grace = entry.get("grace_ms")
         return Event(
-            kind=entry["kind"], time=entry["time"], host=entry.get("host", ""), text=entry.get("text", "")
+            kind=entry["kind"],
+            time=entry["time"],
+            host=entry.get("host", ""),
+            grace=None if grace is None else grace / 1000,
+            text=entry.get("text", ""),
         )
     proc = names.of((mesh, rank, host))
     if entry["kind"] == "procs_spawned":
@@ -115,9 +120,9 @@ class Events:
     Iteration ends when the runtime is shut down, or after :meth:`close`.
     """
 
-    def __init__(self, process: Process, *, past: bool) -> None:
+    def __init__(self, process: Process, *, past: bool, actors: bool) -> None:
         self._process = process
-        self._journal: Journal | None = Journal(process.runtime)
+        self._journal: Journal | None = Journal(process.runtime, actors)
         self._seen = 0 if past else self._journal.next()
         self._ready: deque[Event] = deque()
         self._names = Names(process)
@@ -184,7 +189,7 @@ class Events:
         self.close()
 
 
-def events(*, past: bool = False) -> Events:
+def events(*, past: bool = False, actors: bool = True) -> Events:
     """Follow what happens: processes and actors that start, stop, fail.
 
     Only in the script (the controller). Nothing waits for the reader; one that is slow misses events, with a count.
@@ -192,6 +197,7 @@ def events(*, past: bool = False) -> Events:
     Args:
         past: begin with the events that are still kept, instead of with the next one. Actors tell of themselves only
             while somebody follows.
+        actors: whether actors are to tell of their creation and their end, which costs each of them a message.
 
     >>> from mesh_core import inspect, this_host
     >>> with inspect.events() as happening:
@@ -211,4 +217,4 @@ def events(*, past: bool = False) -> Events:
             "events() works in the script that drives the mesh, where all events arrive; this is the process "
             f"{process.identity.proc_id} of an actor. Follow events there, or take snapshots here"
         )
-    return Events(process, past=past)
+    return Events(process, past=past, actors=actors)

@@ -65,7 +65,7 @@ class ActorState:
     age: float
     """Seconds since its spawn arrived."""
     queue: int
-    """Messages that wait in its inbox."""
+    """Messages that wait in its inbox. An actor takes up to 256 at a time; those that it has taken and not begun do not count."""
     queue_bytes: int
     received: int
     """Messages that have come, those that wait included."""
@@ -80,6 +80,9 @@ class ActorState:
     longest: float
     running: tuple[Running, ...]
     actor_id: int = field(repr=False)
+    waited: float = 0.0
+    """The part of :attr:`mean` in which the process waited for others, as far as something in it says so
+    (:class:`mesh_core.extensions.ClockStop`)."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +334,7 @@ class _Taker:
             longest=told["longest"],
             running=running,
             actor_id=told["id"],
+            waited=told.get("waited", 0.0),
         )
 
 
