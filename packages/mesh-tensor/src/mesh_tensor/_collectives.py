@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mesh_core import ProcMesh
 from mesh_tensor._descriptors import strides_of
 from mesh_tensor._extension import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
-
-if TYPE_CHECKING:
-    from mesh_core import ProcMesh
 
 Op = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack"]
 _LINEAR = ("sum", "avg")
@@ -38,6 +36,11 @@ def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
 
 def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
     """Have the random numbers of a mesh's processes begin anew: others on each, or, `shared`, the same on all."""
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(
+            f"manual_seed() seeds the processes of a ProcMesh, got {procs!r}. In the global view random numbers come from the script's own "
+            "generator: call torch.manual_seed()"
+        )
     issuer = issuer_of(procs)
     issuer.special("seed", None, (), (seed, None if shared else issuer.stream.groups.ranks()), seed, shared)
 

@@ -91,6 +91,9 @@ class Template:
 
     __slots__ = ("args", "func", "group", "kwargs", "mode", "name", "out", "plain", "refs", "written")
 
+    is_global = False
+    """Its tensors are those of a mesh in the global view."""
+
     def __init__(self, what: tuple[Any, ...], bench: Bench) -> None:
         (name, module), *_ = what
         if name[0] == SPECIAL:

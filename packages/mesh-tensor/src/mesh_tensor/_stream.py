@@ -242,6 +242,9 @@ class Stream:
             count = self.issued
             self.issued += 1
             self.places.append((frame.f_code, frame.f_lasti))
+            if self.timeline is not None:
+                self.timeline.issuing()
+                self.timeline.sent(count, 1)
             self._tell("exchange", what, count, *rest)
 
     def made_at(self, ref: Ref) -> str:

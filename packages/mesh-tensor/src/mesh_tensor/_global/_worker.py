@@ -278,11 +278,13 @@ class _Template(Template):
 
     __slots__ = ()
 
+    is_global = True
+
     def __init__(self, what: tuple[Any, ...], worker: Worker) -> None:
         (name, module), *_ = what
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
-            self.set(what, _Special(function, worker))
+            self.set(what, Special(function, worker))
         else:
             try:
                 operator = find(name, module)
@@ -296,7 +298,7 @@ class _Template(Template):
                 self.mode = LIST if what[5] == LIST else 0
 
 
-class _Special:
+class Special:
     """A function of ours on tensors of the mesh."""
 
     __slots__ = ("function", "worker")
@@ -310,7 +312,7 @@ class _Special:
             self.worker.refresh(args)
         result = self.function(self.worker, *args)
         if self.worker.failures:
-            _mark(result, _first_failure(args))
+            mark(result, _first_failure(args))
         return result
 
 
@@ -327,6 +329,7 @@ class Call:
         "func",
         "indexed",
         "mean",
+        "nonempty",
         "random",
         "replicated",
         "viewing",
@@ -355,6 +358,7 @@ class Call:
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.indexed = schema.name in _INDEXED
         self.filling = schema.name in _FILLING
+        self.nonempty = schema.name in _NONEMPTY
         self.asks = (
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
@@ -382,8 +386,8 @@ class Call:
         if worker.failures and (failed := _first_failure((args, kwargs))) is not None:
             if self.asks:
                 raise Again(failed)
-            _mark(result, failed)
-            _mark([self._argument(where, args, kwargs) for where in self.written], failed)
+            mark(result, failed)
+            mark([self._argument(where, args, kwargs) for where in self.written], failed)
         return result
 
     def _done(self, args: Any, kwargs: Any) -> Any:
@@ -398,6 +402,7 @@ class Call:
             or (self.cannot and _layouts(args, kwargs) in self.cannot)
             or (self.views and self._is_cut(*args))
             or (self.indexed and _is_unaligned(*args))
+            or (self.nonempty and any(map(self._leaves_some_without, args)))
             or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
             or complex in map(type, args)
         ):
@@ -476,6 +481,16 @@ class Call:
             )
         return found
 
+    def _leaves_some_without(self, tensor: Any) -> bool:
+        """Whether some process has no element of a tensor that has some."""
+        if not isinstance(tensor, DTensor):
+            return False
+        layout = tensor._spec  # noqa: SLF001 - hashes once
+        found = self.cuts.get(layout)
+        if found is None:
+            found = self.cuts[layout] = tensor.numel() > 0 and _has_empty_parts(tensor)
+        return found
+
     def _argument(self, where: int | str, args: Any, kwargs: Any) -> Any:
         return kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
 
@@ -500,7 +515,7 @@ class Call:
         """Go on with these in place of the results."""
         self.worker.failures = True
         written = [self._argument(where, args, kwargs) for where in self.written]
-        return Instead(error, results, lambda failed: _mark([results, written], failed))
+        return Instead(error, results, lambda failed: mark([results, written], failed))
 
     def _spec(self, args: Any, kwargs: Any) -> Any:
         """Return of which form DTensor makes the result, if it knows how to at all."""
@@ -643,6 +658,20 @@ def _parts(tensor: DTensor) -> dict[int, int]:
     return parts
 
 
+def _has_empty_parts(tensor: DTensor) -> bool:
+    """Whether some process's part of a tensor has no elements."""
+    sizes: dict[int, set[int]] = {}
+    for placement, parts in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            had = sizes.get(placement.dim, {tensor.shape[placement.dim]})
+            # Each is cut into parts of the same size, and what remains.
+            steps = [(size, -(-size // parts)) for size in had]
+            sizes[placement.dim] = {
+                max(0, min(step, size - at * step)) for size, step in steps for at in range(parts)
+            }
+    return any(0 in found for found in sizes.values())
+
+
 def _is_kept(shape: Sequence[int], dim: int, to: Sequence[int]) -> bool:
     """Whether a view leaves a dimension as it is: the same size, and as many elements before it."""
     if -1 in to:
@@ -660,7 +689,7 @@ def _first_failure(values: Any) -> Failed | None:
     return next((failed for each in tree_leaves(values) if (failed := failure_of(each)) is not None), None)
 
 
-def _mark(values: Any, failed: Failed | None) -> None:
+def mark(values: Any, failed: Failed | None) -> None:
     if failed is not None:
         for each in tree_leaves(values):
             if isinstance(each, DTensor):
@@ -701,6 +730,8 @@ _WHOLE = frozenset(
         "aten::native_group_norm_backward",
         # takes the whole's shape for that of a part,
         "aten::view_copy",
+        # drops a dimension where a part has one row, whatever the others have,
+        "aten::squeeze_copy",
         # takes their dimension for one of this process's part,
         "aten::linalg_cross",
         # does not know what it is made of,
@@ -726,6 +757,28 @@ _INDEXED = frozenset(
 
 _FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
 """Of summands DTensor sets each to the value, and so their sum to another one."""
+
+
+_NONEMPTY = frozenset(
+    {
+        "aten::_batch_norm_with_update",
+        "aten::_native_batch_norm_legit",
+        "aten::amax",
+        "aten::amin",
+        "aten::aminmax",
+        "aten::argmax",
+        "aten::argmin",
+        "aten::batch_norm_backward",
+        "aten::linalg_vector_norm",
+        "aten::max",
+        "aten::min",
+        "aten::native_batch_norm",
+        "aten::native_batch_norm_backward",
+        "aten::norm",
+        "aten::renorm",
+    }
+)
+"""They fail where there is no element: a process whose part has none would, and DTensor has the others wait for it."""
 
 
 def _is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
