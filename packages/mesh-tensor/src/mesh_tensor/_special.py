@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
-from mesh_tensor._exchange import collect, collected
+from mesh_tensor._exchange import collect, collected, receive, send
+from mesh_tensor._spares import SPARES
 
 if TYPE_CHECKING:
     from mesh_tensor._extension import Bench
@@ -39,7 +40,7 @@ def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
 def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
     """Return the same on all processes of the group: all their tensors in one."""
     with bench.groups[group].together() as do:
-        result = tensor.clone(memory_format=torch.contiguous_format)
+        result = SPARES.empty(tensor.shape, tensor.dtype, tensor.device).copy_(tensor)
         do("allreduce", [result], _options(op))
     return _averaged(result, bench.groups[group].size) if op == "avg" else result
 
@@ -68,7 +69,9 @@ def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> lis
     flat: list[torch.Tensor] = []
     with bench.groups[group].together() as do:
         for places in kinds.values():
-            flat.append(torch.cat([tensors[at].reshape(-1) for at in places]))
+            rows = [tensors[at].reshape(-1) for at in places]
+            length = sum(each.numel() for each in rows)
+            flat.append(torch.cat(rows, out=SPARES.empty((length,), rows[0].dtype, rows[0].device)))
             do("allreduce", [flat[-1]], _options(op))
     results = list(tensors)
     for places, total in zip(kinds.values(), flat, strict=True):
@@ -154,5 +157,7 @@ SPECIAL = {
         alias,
         collect,
         collected,
+        send,
+        receive,
     )
 }

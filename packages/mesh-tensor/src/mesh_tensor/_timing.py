@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mesh_tensor._extension import SPECIAL
+from mesh_tensor._extension import RECEIVED, SENT, SPECIAL
 from mesh_tensor._operators import COLLECTIVE_SPACES
 
 if TYPE_CHECKING:
@@ -20,15 +20,9 @@ COMPUTE, COLLECTIVE, OTHER, MOVE = range(4)
 _COLLECTIVES = {
     f"{SPECIAL}.{each}" for each in ("reduce", "reduce_all", "reduce_scatter", "all_gather", "all_to_all")
 }
-_MOVES = {
-    "move": "to_mesh: send",
-    "land": "to_mesh: receive",
-    "lend": "copy for an actor",
-    "unlend": "free a copy for an actor",
-}
-"""What is done with tensors that leave a process or arrive in it."""
-_AWAITED = {f"{SPECIAL}.{each}" for each in ("collect", "collected")}
-"""Instructions that wait for what an actor has returned."""
+_LENT = {"lend": "copy for an actor", "unlend": "free a copy for an actor"}
+_MOVES = {SENT, RECEIVED, *(f"{SPECIAL}.{each}" for each in ("collect", "collected"))}
+"""Instructions that send tensors, or wait for them."""
 
 
 class _Meetings(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,7 +76,7 @@ class Timing:
             return result
         if kind == "exchange":
             what, count, *_ = rest
-            self.add(count, _MOVES[what], MOVE, begun)
+            self.add(count, _LENT[what], MOVE, begun)
             return result
         self.add(-1, kind if kind != "within" else rest[1], OTHER, begun)
         return result
@@ -96,7 +90,7 @@ class Timing:
             begun = time.time_ns()
             self.bench.run(count, code[at:end], numbers, [])
             name = template.name
-            kind = COLLECTIVE if name in _COLLECTIVES else MOVE if name in _AWAITED else COMPUTE
+            kind = COLLECTIVE if name in _COLLECTIVES else MOVE if name in _MOVES else COMPUTE
             self.add(count, template.name, kind, begun)
             at, count = end, count + 1
         self.bench.run(count, code[:0], [], freed)
