@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import ProcMesh
 from mesh_tensor._descriptors import strides_of
+from mesh_tensor._errors import described
 from mesh_tensor._extension import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
@@ -141,7 +142,8 @@ def _reduce_all(
     others = {each.procs for each in tensors} - {stream.procs}
     if others:
         raise ValueError(
-            f"reduce() got a tensor on {stream.procs}, and another on {others.pop()}: it works on one mesh"
+            f"reduce() got tensors of two meshes and works on one; move them to one first, with to_mesh(). They are:\n"
+            f"  {described(tensors[0])}\n  {described(next(each for each in tensors if each.procs in others))}"
         )
     number, _ = stream.groups.along(_dims(tensors[0], dims))
 
@@ -199,13 +201,21 @@ class _Gather(torch.autograd.Function):
 
 
 def _dims(tensor: MeshTensor, dims: str | Sequence[str] | None) -> tuple[str, ...]:
+    sizes = tensor.procs.sizes
     if dims is None:
-        return tuple(tensor.procs.sizes)
-    return (dims,) if isinstance(dims, str) else tuple(dims)
+        return tuple(sizes)
+    found = (dims,) if isinstance(dims, str) else tuple(dims)
+    for each in found:
+        if each not in sizes:
+            raise ValueError(
+                f"{tensor.procs} has no dimension {each!r}; it has {', '.join(map(repr, sizes))}. It is the mesh of {described(tensor)}"
+            )
+    return found
 
 
 def _check_parts(tensor: torch.Tensor, size: int) -> None:
     if not tensor.dim() or tensor.shape[0] % size:
         raise ValueError(
-            f"the first dimension of {tuple(tensor.shape)} must have a multiple of {size} elements, a part for each process"
+            f"the first dimension of {tuple(tensor.shape)} must have a multiple of {size} elements, a part for each process: pad it. It is "
+            f"that of {described(tensor)}"
         )

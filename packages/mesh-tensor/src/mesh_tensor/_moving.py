@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import ProcMesh
-from mesh_tensor._actors import described
 from mesh_tensor._descriptors import strides_of
+from mesh_tensor._errors import described
 from mesh_tensor._extension import HOLE, LIST, NUMBER, RECEIVED, SENT, SPECIAL
 from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of

@@ -110,12 +110,15 @@ class Stream:
         """How often processes were made again: what they were taught before that is gone."""
         self.programs: WeakValueDictionary[int, Program] = WeakValueDictionary()
         """What they can replay."""
+        self._was_stopped = False
+        """The process that has ended last has not failed."""
         self.broken = False
         """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
         self._watch = watch(procs, self._ended)
 
     def _ended(self, end: ProcEnd) -> None:
         self.broken = True
+        self._was_stopped = end.failure is None
         self.groups.lost(end)
         self.exchange.lost(end)
 
@@ -126,6 +129,10 @@ class Stream:
         with self.lock, _disable_current_modes():
             if not self.broken:
                 return
+            if self._was_stopped and not self.procs.alive():
+                raise MeshError(
+                    f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on"
+                )
             if self.procs.failed() or not self.procs.alive():
                 raise DeviceMeshError.of(self.procs)
             self._watch = watch(self.procs, self._ended)

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from mesh_core import ValueMesh
-from mesh_tensor._errors import RanksDisagree
+from mesh_tensor._errors import RanksDisagree, described
 from mesh_tensor._stream import _same as same
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
 
@@ -116,7 +116,10 @@ def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
     [tensor(3), tensor(3)]
     """
     tensor = of_mesh(tensor)
-    part = tensor.procs.slice(**coords)
+    try:
+        part = tensor.procs.slice(**coords)
+    except (ValueError, IndexError) as error:
+        raise type(error)(f"{error}. It is the mesh of {described(tensor)}") from None
     with _disable_current_modes():
         result: MeshTensor = issuer_of(part).alias(tensor)
         return result
