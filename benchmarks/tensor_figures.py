@@ -151,48 +151,37 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: An
 class Trainers(spmd.SPMDActor):
     """The same step as an SPMD program has it."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
         from torch import distributed
-        from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
         from torch.nn.parallel import DistributedDataParallel
 
         torch.set_num_threads(1)
-        x, y = batch()
-        if kind == "DTensor":
-            devices = distributed.init_device_mesh("cpu", (2,))
-            self._model = distribute_module(transformer(), devices)
-            self._given: Any = [distribute_tensor(each, devices, [Shard(0)]) for each in (x, y)]
-            self._layout: Any = [Replicate()]
-        else:
-            rank, half = distributed.get_rank(), BATCH // 2
-            self._model = DistributedDataParallel(transformer())
-            self._given = [each[rank * half : (rank + 1) * half] for each in (x, y)]
+        rank, half = distributed.get_rank(), BATCH // 2
+        self._model = DistributedDataParallel(transformer())
+        self._given = [each[rank * half : (rank + 1) * half] for each in batch()]
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3, fused=True)
 
     @endpoint
-    def steps(self, count: int) -> tuple[float, float]:
-        """Milliseconds of a step, and the last loss."""
+    def steps(self, count: int) -> float:
+        """Milliseconds of a step."""
         begin = time.perf_counter()
         for _ in range(count):
             loss = train_step(self._model, self._optimizer, *self._given)
-        value = loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-        return (time.perf_counter() - begin) / count * 1e3, float(value)
+        loss.item()
+        return (time.perf_counter() - begin) / count * 1e3
 
 
 def eager_transformer() -> Figures:
-    """An eager step in the global view, beside SPMD programs with DDP and with DTensors; and what capture makes of it."""
+    """An eager step in the global view, beside an SPMD program with DDP; and what capture makes of it."""
     preload = ["torch.distributed.tensor", "torch._dynamo"]
     with (
         this_host().spawn_procs({"data": 2}, preload=preload, env=ENV) as procs,
         this_host().spawn_procs({"data": 2}, preload=preload, env=ENV) as others,
-        this_host().spawn_procs({"data": 2}, preload=preload, env=ENV) as more,
         Mesh((2,), ("data",), procs) as mesh,
     ):
-        sides: dict[str, Any] = {}
-        for name, where in (("DDP", others), ("DTensor", more)):
-            spmd.setup(where)
-            sides[name] = where.spawn(f"trainers {name}", Trainers, name)
+        spmd.setup(others)
+        trainers = others.spawn("trainers", Trainers)
         model = transformer()
         module_to_mesh(model, mesh, None)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -201,8 +190,8 @@ def eager_transformer() -> Figures:
         compiled = capture(train_step, compile="eager")
         script: list[float] = []
 
-        def there(name: str) -> float:
-            return float(max(ms for ms, _ in sides[name].steps.call(STEPS).get(timeout=600).values()))
+        def there() -> float:
+            return max(trainers.steps.call(STEPS).get(timeout=600).values())
 
         def here(step: Any) -> float:
             begin, cpu = time.perf_counter(), time.thread_time()
@@ -214,19 +203,16 @@ def eager_transformer() -> Figures:
 
         found: Figures = in_turn(
             {
-                "SPMD, DDP ms": lambda: there("DDP"),
-                "SPMD, DTensor ms": lambda: there("DTensor"),
+                "SPMD, DDP ms": there,
                 "global view ms": lambda: here(train_step),
                 "global view, captured ms": lambda: here(step),
                 "global view, captured and traced ms": lambda: here(compiled),
             }
         )
         found["script ms of an eager step"] = statistics.median(script[3::3])
-        found["ratio to DDP"] = found["global view ms"] / found["SPMD, DDP ms"]
-        found["ratio to DTensor"] = found["global view ms"] / found["SPMD, DTensor ms"]
+        found["ratio"] = found["global view ms"] / found["SPMD, DDP ms"]
         found["asked ratio"] = 1.3
-        for each in sides.values():
-            each.stop().get(timeout=60)
+        trainers.stop().get(timeout=60)
     return found
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from mesh_core import MeshError, ProcMesh, this_host
+from mesh_core import DeviceMeshError, ProcMesh, this_host
+from mesh_core.extensions import watch
 
 torch = pytest.importorskip("torch")
 
@@ -162,11 +164,17 @@ def test_uneven_shards_and_shapes_that_depend_on_values_work_in_the_global_view(
 
 
 def test_a_mesh_that_was_stopped_with_tensors_alive() -> None:
+    ended = threading.Semaphore(0)
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="passing") as procs:
         x = share(torch.ones(3), procs)
         fetch(x)
+        # Told after the tensors are.
+        watching = watch(procs, lambda _: ended.release())
+    for _ in range(2):
+        assert ended.acquire(timeout=60)
     for work in (lambda: fetch(x), lambda: x + 1, lambda: x.sum().item()):
         with pytest.raises(
-            MeshError, match="<ProcMesh 'passing': gpus=2> was stopped, and its tensors are gone"
+            DeviceMeshError, match="<ProcMesh 'passing': gpus=2> was stopped, and its tensors are gone"
         ):
             work()
+    del watching

@@ -130,8 +130,10 @@ class Stream:
             if not self.broken:
                 return
             if self._was_stopped and not self.procs.alive():
-                raise MeshError(
-                    f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on"
+                raise DeviceMeshError(
+                    f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on",
+                    mesh_name=self.procs.name or "",
+                    coordinates=tuple(dict(point) for point in self.procs.failed()),
                 )
             if self.procs.failed() or not self.procs.alive():
                 raise DeviceMeshError.of(self.procs)
