@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -176,6 +176,41 @@ def outcome(operator: Any, asked: Any, differentiate: bool) -> Any:
     return torch.autograd.grad(total, leaves, allow_unused=True)
 
 
+class Meshes:
+    """The meshes that operators are run on; new ones where a process has died, or does not come back."""
+
+    def __init__(self, counts: list[int], *, is_global: bool) -> None:
+        self._counts = counts
+        self._is_global = is_global
+        self._procs: ProcMesh | None = None
+        self._parts: dict[int, ProcMesh | Mesh] = {}
+
+    def check(self, operator: Any, count: int, known: list[Case], seconds: int) -> str | None:
+        """Run an operator on so many processes; what went wrong."""
+        if self._procs is None:
+            self._procs = this_host().spawn_procs(
+                {"gpus": max(self._counts)},
+                preload=["torch.distributed.tensor"],
+                env={"OMP_NUM_THREADS": "1"},
+            )
+            self._parts = {each: self._procs.slice(gpus=slice(0, each)) for each in self._counts}
+            if self._is_global:
+                self._parts = {
+                    each: Mesh((each,), ("gpus",), cast("ProcMesh", part))
+                    for each, part in self._parts.items()
+                }
+        what = check(operator, self._parts[count], known, seconds)
+        if what is not None and what.startswith(("TimeoutError", "DeviceMeshError")):
+            self.stop()
+        return what
+
+    def stop(self) -> None:
+        """End them."""
+        if self._procs is not None:
+            self._procs.stop("an operator did not come back").get()
+            self._procs = None
+
+
 def main() -> None:
     """Run all of them."""
     parser = argparse.ArgumentParser(
@@ -196,12 +231,8 @@ def main() -> None:
     said: dict[str, dict[str, str | None]] = {}
     if asked.results and asked.results.exists():
         said = {each["operator"]: each["said"] for each in map(json.loads, asked.results.open())}
-    with this_host().spawn_procs(
-        {"gpus": max(asked.processes)}, preload=["torch.distributed.tensor"], env={"OMP_NUM_THREADS": "1"}
-    ) as procs:
-        parts: dict[int, Any] = {count: procs.slice(gpus=slice(0, count)) for count in asked.processes}
-        if asked.is_global:
-            parts = {count: Mesh((count,), ("gpus",), part) for count, part in parts.items()}
+    meshes = Meshes(asked.processes, is_global=asked.is_global)
+    try:
         for each in chosen:
             name = each.formatted_name
             if name in said:
@@ -210,7 +241,7 @@ def main() -> None:
                 warnings.simplefilter("ignore")
                 known = cases(each, Seeded() if asked.is_global else None)
             said[name] = {
-                str(count): check(each, part, known, asked.seconds) for count, part in parts.items()
+                str(count): meshes.check(each, count, known, asked.seconds) for count in asked.processes
             }
             if asked.results:
                 with asked.results.open("a") as file:
@@ -218,6 +249,8 @@ def main() -> None:
             for count, what in said[name].items():
                 if what is not None:
                     print(f"{name} on {count}: {what}", flush=True)
+    finally:
+        meshes.stop()
     for count in map(str, asked.processes):
         wrong = {name: each[count] for name, each in said.items() if each[count] is not None}
         right = len(said) - len(wrong)

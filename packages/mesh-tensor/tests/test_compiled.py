@@ -16,11 +16,9 @@ from torch.nn import functional  # noqa: E402
 from mesh_tensor import (  # noqa: E402
     CaptureError,
     Compilation,
-    Mesh,
     RemoteException,
     activate,
     capture,
-    distribute,
     fetch,
     fetch_shard,
     manual_seed,
@@ -184,16 +182,36 @@ def test_what_a_backend_refuses_is_named_and_left_out(procs: ProcMesh) -> None:
     assert torch.equal(fetch_shard(y), ((torch.ones(3) * 2 + 1).sin() * 3 - 1).exp())
 
 
-def test_the_global_view_is_replayed_as_it_is(procs: ProcMesh) -> None:
-    with Mesh((2,), ("gpus",), procs) as mesh:
-        x = distribute(torch.ones(4), mesh, ["gpus"])
-        step = capture(lambda x: (x * 2 + 1).sum(), compile="aot_eager")
-        for _ in range(3):
-            y = step(x)
-        assert fetch(y).item() == 12.0
-        told = step.compilation(timeout=60).values()[0]
-    assert told.regions == 0
-    assert all("it is no operator of PyTorch's own on tensors of one process" in why for why in told.reasons)
+def test_a_view_is_one_of_its_own_input_whichever_inputs_were_one_when_it_was_compiled(
+    procs: ProcMesh,
+) -> None:
+    step = capture(lambda x, y: (x * 2 + 1, y.t()), compile="aot_eager")
+    one, other = share(torch.ones(2, 3), procs), share(torch.zeros(2, 3), procs)
+    for _ in range(3):
+        step(one, one)
+    _, view = step(one, other)
+    assert torch.equal(fetch_shard(view), torch.zeros(3, 2))
+    view.add_(5)
+    assert torch.equal(fetch_shard(other), torch.full((2, 3), 5.0))
+    assert torch.equal(fetch_shard(one), torch.ones(2, 3))
+    assert step.compilation(timeout=60).item(gpus=0).regions == 1
+
+
+def test_results_that_are_views_of_each_other_are_compiled_and_stay_so(procs: ProcMesh) -> None:
+    def compute(x: Any) -> Any:
+        y = x * 2 + 1
+        return y, y.t(), y[0, 1:]
+
+    step = capture(compute, compile="aot_eager")
+    x = share(torch.arange(6.0).view(2, 3), procs)
+    for _ in range(3):
+        whole, turned, part = step(x)
+    told = step.compilation(timeout=60).item(gpus=1)
+    assert (told.regions, told.reasons) == (1, [])
+    part.zero_()
+    want = torch.tensor([[1.0, 0, 0], [7, 9, 11]])
+    assert torch.equal(fetch_shard(whole), want)
+    assert torch.equal(fetch_shard(turned), want.t())
 
 
 def test_what_is_asked_wrongly_is_said_at_once() -> None:

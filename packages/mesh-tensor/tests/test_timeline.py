@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core import DeviceMeshError, ProcMesh, this_host
+from mesh_core import Actor, DeviceMeshError, ProcMesh, endpoint, this_host
 
 torch = pytest.importorskip("torch")
 
@@ -25,6 +25,7 @@ from mesh_tensor import (  # noqa: E402
     remote,
     share,
     timeline,
+    to_mesh,
 )
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
@@ -150,3 +151,35 @@ def test_a_captured_step_is_one_span(procs: ProcMesh) -> None:
         assert all(
             span.line is not None and "x = step(x)" in span.line for span in spans if span.name == "replay"
         )
+
+
+class Taker(Actor):
+    """Takes a tensor."""
+
+    @endpoint
+    def take(self, tensor: Any) -> float:
+        return float(tensor.sum())
+
+
+def test_moves_between_meshes_and_to_actors_are_spans_with_their_lines(procs: ProcMesh) -> None:
+    first, second = procs.slice(gpus=0), procs.slice(gpus=1)
+    x = share(torch.ones(4), first)
+    taker = first.spawn("taker", Taker)
+    with timeline(first) as sending, timeline(second) as receiving:
+        y = to_mesh(x, second)
+        assert taker.take.call_one(x).get(timeout=60) == 4.0
+        assert fetch(y, timeout=60).item().tolist() == [1.0] * 4
+    for recorded, names in (
+        (sending, ["to_mesh: send", "copy for an actor"]),
+        (receiving, ["to_mesh: receive"]),
+    ):
+        ((_, spans),) = recorded.processes
+        moves = [span for span in spans if span.kind == "move"]
+        assert [span.name for span in moves] == names
+        assert moves[0].line is not None
+        assert moves[0].line.endswith("y = to_mesh(x, second)")
+        assert moves[0].queued is not None
+        assert moves[0].queued >= 0
+        assert any(span.kind == "issue" and span.line == moves[0].line for span in recorded.script)
+        assert "move ms" in str(recorded)
+    taker.stop().get(timeout=60)

@@ -279,3 +279,30 @@ def test_the_death_of_a_process_that_was_to_receive(mortals: ProcMesh, others: P
     mortals.respawn().get(timeout=150)
     assert values(to_mesh(x, mortals)) == [[1.0, 1.0]] * 2
     assert values(reduce(to_mesh(x, mortals))) == [[2.0, 2.0]] * 2
+
+
+def test_moves_round_and_round_over_meshes_that_share_processes(grid: ProcMesh) -> None:
+    """No process waits for what is behind it in the messages to another mesh (STM-6)."""
+    parts = [
+        grid.slice(data=0, model=0),
+        grid.slice(data=0),
+        grid.slice(data=0, model=1),
+        grid.slice(data=1, model=1),
+        grid,
+    ]
+    x = share(torch.zeros(()), parts[0])
+    for _ in range(3):
+        y = x
+        for part in (*parts[1:], *reversed(parts[1:-1]), parts[0]):
+            # A part of what is spread over several processes goes on.
+            y = to_mesh(slice_mesh(y, **dict.fromkeys(y.procs.sizes, 0)), part) + 1
+        x = y
+    assert fetch_shard(x, timeout=60).item() == 24.0
+
+
+def test_moves_there_and_back_between_two_meshes_are_sent_together(procs: ProcMesh) -> None:
+    first, second = procs.slice(gpus=0), procs.slice(gpus=1)
+    x = share(torch.zeros(()), first)
+    for _ in range(400):
+        x = to_mesh(to_mesh(x, second) + 1, first)
+    assert fetch_shard(x, timeout=60).item() == 400.0

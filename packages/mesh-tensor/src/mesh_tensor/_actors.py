@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import SerializationError
 from mesh_core.extensions import procs_of, register_reducer
+from mesh_tensor._errors import described
 from mesh_tensor._exchange import arrive
 from mesh_tensor._extension import HOLE, LIST, NUMBER, SPECIAL
 
@@ -54,11 +55,6 @@ def _lent(tensor: Any) -> Any:
         stream.alone(caller(), "lend", number, tensor.ref.number)
     where = tensors.proc.address, stream.exchange.number, len(stream.procs)
     return arrive, (*where, number, described(tensor))
-
-
-def described(tensor: Any) -> str:
-    """Name a tensor, its mesh, and the line that has made it."""
-    return f"{tensor!r}, made at {tensor.descriptor.stream.made_at(tensor.ref)}"
 
 
 class RemoteEndpoint(Generic[P, R]):

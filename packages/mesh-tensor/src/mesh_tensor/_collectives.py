@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mesh_core import ProcMesh
 from mesh_tensor._descriptors import strides_of
+from mesh_tensor._errors import described
 from mesh_tensor._extension import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
-
-if TYPE_CHECKING:
-    from mesh_core import ProcMesh
 
 Op = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack"]
 _LINEAR = ("sum", "avg")
@@ -38,6 +37,11 @@ def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
 
 def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
     """Have the random numbers of a mesh's processes begin anew: others on each, or, `shared`, the same on all."""
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(
+            f"manual_seed() seeds the processes of a ProcMesh, got {procs!r}. In the global view random numbers come from the script's own "
+            "generator: call torch.manual_seed()"
+        )
     issuer = issuer_of(procs)
     issuer.special("seed", None, (), (seed, None if shared else issuer.stream.groups.ranks()), seed, shared)
 
@@ -138,7 +142,8 @@ def _reduce_all(
     others = {each.procs for each in tensors} - {stream.procs}
     if others:
         raise ValueError(
-            f"reduce() got a tensor on {stream.procs}, and another on {others.pop()}: it works on one mesh"
+            f"reduce() got tensors of two meshes and works on one; move them to one first, with to_mesh(). They are:\n"
+            f"  {described(tensors[0])}\n  {described(next(each for each in tensors if each.procs in others))}"
         )
     kinds = sorted({each.device.type for each in tensors})
     if len(kinds) > 1:
@@ -199,13 +204,21 @@ class _Gather(torch.autograd.Function):
 
 
 def _dims(tensor: MeshTensor, dims: str | Sequence[str] | None) -> tuple[str, ...]:
+    sizes = tensor.procs.sizes
     if dims is None:
-        return tuple(tensor.procs.sizes)
-    return (dims,) if isinstance(dims, str) else tuple(dims)
+        return tuple(sizes)
+    found = (dims,) if isinstance(dims, str) else tuple(dims)
+    for each in found:
+        if each not in sizes:
+            raise ValueError(
+                f"{tensor.procs} has no dimension {each!r}; it has {', '.join(map(repr, sizes))}. It is the mesh of {described(tensor)}"
+            )
+    return found
 
 
 def _check_parts(tensor: torch.Tensor, size: int) -> None:
     if not tensor.dim() or tensor.shape[0] % size:
         raise ValueError(
-            f"the first dimension of {tuple(tensor.shape)} must have a multiple of {size} elements, a part for each process"
+            f"the first dimension of {tuple(tensor.shape)} must have a multiple of {size} elements, a part for each process: pad it. It is "
+            f"that of {described(tensor)}"
         )

@@ -48,3 +48,17 @@ def line_of(place: tuple[Any, int] | None) -> str:
     )
     text = linecache.getline(code.co_filename, number).strip()
     return f"{code.co_filename}:{number} in {code.co_qualname}" + (f": {text}" if text else "")
+
+
+def described(tensor: Any) -> str:
+    """Name a tensor, its mesh, and the line that has made it."""
+    return f"{tensor!r}, made at {tensor.descriptor.stream.made_at(tensor.ref)}"
+
+
+def among(values: Any) -> Any:
+    """Return the first tensor of a mesh that is among arguments, or ``None``."""
+    if isinstance(values, dict):
+        return among(list(values.values()))
+    if isinstance(values, (list, tuple)):
+        return next((found for each in values if (found := among(each)) is not None), None)
+    return values if hasattr(values, "descriptor") else None

@@ -43,25 +43,23 @@ def unlend(bench: Bench, _: int, number: int) -> None:
     arrivals().drop((bench.controller, LENT, number))
 
 
-def move(  # noqa: PLR0917 - a message
+def send(  # noqa: PLR0917 - a message
     bench: Bench,
-    count: int,
     mesh: int,
-    number: int,
-    refs: list[int],
     to: ProcMesh,
     sizes: dict[str, int],
     rule: dict[str, str],
+    number: int,
+    *tensors: Any,
 ) -> None:
-    """Send tensors to those processes of another mesh that have this one's place in the dimensions that both have."""
+    """Send tensors, or why they are not there, to those processes of another mesh that have this one's place in the dimensions that both have."""
     here = arrivals()
     rank = here.rank(bench.controller, mesh)
     assert rank is not None, "the controller has said so before"
     place: dict[str, int] = {}
     for dim, size in reversed(sizes.items()):
         rank, place[dim] = divmod(rank, size)
-    values = [_there(bench, count, ref, "to_mesh") for ref in refs]
-    sent = [each if isinstance(each, Failed) else each.contiguous() for each in values]
+    sent = [_sendable(bench, LOST if each is None else each) for each in tensors]
     # Those that have ended are missed by their own mesh.
     with suppress(MeshError):
         here.tell(
@@ -70,22 +68,30 @@ def move(  # noqa: PLR0917 - a message
         )
 
 
-def land(  # noqa: PLR0917 - a message
-    bench: Bench, count: int, number: int, refs: list[int], source: Any, name: str
-) -> None:
-    """Have tensors that come from another mesh; wait until they are here."""
+def _sendable(bench: Bench, value: Any) -> Any:
+    """Return a tensor as it is sent; what raises here is told where it is waited for."""
     try:
-        values = arrivals().take((bench.controller, MOVED, number), source)
+        found = _shown(bench, bench.now, value, "to_mesh")
+        return found if isinstance(found, Failed) else found.contiguous()
+    except Exception as error:  # noqa: BLE001 - told to who asks
+        return Failed(bench.now, "to_mesh", error)
+
+
+def receive(  # noqa: PLR0917 - a message
+    bench: Bench, source: int, here: int, name: str, count: int, number: int
+) -> list[Any]:
+    """Return tensors that come from another mesh, once they are here, or why they have failed."""
+    try:
+        values: list[Any] = arrivals().take((bench.controller, MOVED, number), (source, here))
     except MeshError as error:
-        failed = Failed(count, "to_mesh", error)
-        values = [failed] * len(refs)
-    for ref, value in zip(refs, values, strict=True):
-        bench.env[ref] = value
+        values = [Failed(bench.now, "to_mesh", error)] * count
+    for value in values:
         if isinstance(value, Failed):
             if value.operator != "to_mesh":
                 value.error = f"{value.operator} failed on {name}, where it comes from: {value.error}"
                 value.operator = "to_mesh"
-            value.instruction = count
+            value.instruction = bench.now
+    return values
 
 
 def collect(bench: Bench, number: int) -> list[Any]:
@@ -157,7 +163,11 @@ def _is_on_loop() -> bool:
 
 def _there(bench: Bench, count: int, ref: int, operator: str) -> Any:
     """Return this process's part of a tensor, or why it is not there."""
-    value = bench.env.get(ref, LOST)
+    return _shown(bench, count, bench.env.get(ref, LOST), operator)
+
+
+def _shown(bench: Bench, count: int, value: Any, operator: str) -> Any:
+    """Return this process's part of a tensor as it is now, or why it is not there."""
     if hasattr(value, "placements"):
         try:
             bench.refresh(value)

@@ -33,6 +33,8 @@ IN_PLACE_SHAPE = 1
 LIST = 2
 SPECIAL = "mesh_tensor"
 """In place of a namespace of PyTorch: one of our own functions."""
+SENT, RECEIVED = "to_mesh: send", "to_mesh: receive"
+"""Names of the two instructions that move tensors."""
 COLLECTIVES = {"reduce": 2, "reduce_all": 1, "reduce_scatter": 2, "all_gather": 1, "all_to_all": 1}
 """Those of our functions that processes do together, and which of their arguments is the group's number."""
 
@@ -92,7 +94,22 @@ NUMBER = _Number()
 class Template:
     """An operator with the arguments that are always the same."""
 
-    __slots__ = ("args", "func", "group", "kwargs", "mode", "name", "out", "plain", "refs", "written")
+    __slots__ = (
+        "args",
+        "func",
+        "group",
+        "kwargs",
+        "lenient",
+        "mode",
+        "name",
+        "out",
+        "plain",
+        "refs",
+        "written",
+    )
+
+    is_global = False
+    """Its tensors are those of a mesh in the global view."""
 
     def __init__(self, what: tuple[Any, ...], bench: Bench) -> None:
         (name, module), *_ = what
@@ -117,6 +134,8 @@ class Template:
         self.func = func
         place = COLLECTIVES.get(name[1]) if name[0] == SPECIAL else None
         self.group: int | None = None if place is None else self.args[place]
+        self.lenient = name[0] == SPECIAL and name[1] == "send"
+        """Called also if a tensor has failed, or is not there: others wait for what is said of it."""
         # Tensors alone, as most: no list of arguments is to be put together.
         self.plain = not self.kwargs and all(each is HOLE for each in self.args) and not self.mode
 
@@ -157,6 +176,8 @@ class Bench:
         self.timing: Timing | None = None
         """What notes down when what is done here, while somebody wants to know."""
         self.programs: dict[int, Any] = {}
+        self.now = 0
+        """The instruction that is carried out, if it is not one of the simplest."""
         self.replaying: tuple[int, int] | None = None
         """Of the instructions that are carried out: which replay they belong to, and of which program."""
         self.loose: Failed | None = None
@@ -181,6 +202,7 @@ class Bench:
                     else:
                         env[out] = template.func(*[env[ref] for ref in code[first_ref:at]])
                 else:
+                    self.now = count
                     self._general(template, out, code[first_ref:at], numbers)
             except Exception as error:  # noqa: BLE001 - kept, for whoever asks
                 self.fail(template, out, code[first_ref:at], count, error)
@@ -353,7 +375,7 @@ class Bench:
         supply = iter(tensors)
         args = [_fill(each, supply, numbers) for each in template.args]
         kwargs = {name: _fill(each, supply, numbers) for name, each in template.kwargs.items()}
-        if any(each is None or type(each) is Failed for each in tensors):
+        if not template.lenient and any(each is None or type(each) is Failed for each in tensors):
             raise MeshError("a tensor is not there")
         if template.mode == IN_PLACE_SHAPE:
             args[0] = args[0].detach()

@@ -43,12 +43,16 @@ class Exchange:
     def join(self) -> None:
         """Have all processes know their places. That waits for nothing that was issued, and only the first time."""
         stream = self._stream
-        stream.check()
+        if stream.broken:
+            stream.check()
         if self._lives == stream.lives:
             return
         arrivals = self.arrivals
         stream.wait(arrivals.install_on(stream.procs))
         self._addresses = stream.wait(arrivals.call(stream.procs, ("join",))).values()
+        for other in arrivals.exchanges.values():
+            if not set(other._addresses).isdisjoint(self._addresses):  # noqa: SLF001 - of this class
+                stream.link(other._stream)  # noqa: SLF001 - likewise
         ranks = {address: rank for rank, address in enumerate(self._addresses)}
         arrivals.exchanges.pop(self.number, None)
         self.number = next(stream.tensors.groups)
@@ -62,6 +66,11 @@ class Exchange:
         """Return what stands for this mesh where its tensors are waited for in another one."""
         self._receivers[to.exchange.number] = to, rule
         return self.number, to.exchange.number
+
+    def unsent(self, to: Stream, why: str) -> None:
+        """Nothing that was to be sent there comes any longer."""
+        with suppress(MeshError):
+            self.arrivals.tell(to.procs, ("lost", (self.number, to.exchange.number), why))
 
     def lost(self, end: ProcEnd) -> None:
         """A process has ended: nobody is to wait for what it would have sent."""

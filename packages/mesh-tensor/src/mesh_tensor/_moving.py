@@ -12,14 +12,16 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import ProcMesh
-from mesh_tensor._actors import described
 from mesh_tensor._descriptors import strides_of
-from mesh_tensor._stream import caller
+from mesh_tensor._errors import described
+from mesh_tensor._extension import HOLE, LIST, NUMBER, RECEIVED, SENT, SPECIAL
+from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mesh_tensor._descriptors import Descriptor, Form
     from mesh_tensor._stream import Stream
 
 T = TypeVar("T")
@@ -99,30 +101,47 @@ def _rule(tensor: torch.Tensor, source: ProcMesh, to: ProcMesh) -> Rule:
 
 def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[MeshTensor, ...]:
     """Have one mesh send tensors, and another one wait for them."""
-    given = cast("Sequence[MeshTensor]", tensors)
+    given = cast("list[MeshTensor]", list(tensors))
     source = given[0].descriptor.stream
     if source.tensors.guard.on:
         source.tensors.guard.check("to_mesh", given)
-    source.tensors.recorded(lambda recorder: recorder.exchanges("move tensors to another mesh"))
+    if source.tensors.recorders:
+        source.tensors.recorded(lambda recorder: recorder.exchanges("move tensors to another mesh"))
     with _disable_current_modes():
         issuer = issuer_of(to)
         target = issuer.stream
-        frame = caller()
         with source.lock:
             target.exchange.join()
             source.exchange.join()
             route = source.exchange.source(target, rule)
             number = next(source.tensors.numbers)
-            refs = [each.ref.number for each in given]
-            sizes = dict(source.procs.sizes)
-            # Both are sent at once: nobody may wait behind what is not under way.
-            source.alone(frame, "move", source.exchange.number, number, refs, to, sizes, rule)
-            made = [target.ref() for _ in given]
-            target.alone(frame, "land", number, [each.number for each in made], route, f"{source.procs}")
-        forms = [((*each.shape,), strides_of((*each.shape,)), 0, each.dtype, each.device) for each in given]
-        return tuple(
-            issuer.named(target.descriptor(form), ref) for form, ref in zip(forms, made, strict=True)
-        )
+            forms = [each.descriptor for each in given]
+
+            def learn_sending() -> Hit:
+                always = [source.exchange.number, to, dict(source.procs.sizes), rule, NUMBER]
+                template = source.teach(
+                    ((SPECIAL, "send", SENT), None), [*always, *[HOLE] * len(given)], {}, len(given), 0, 0, ()
+                )
+                return Hit(template, [], 0, False)
+
+            def learn_receiving() -> Hit:
+                made: list[Any] = [target.descriptor(_dense(each)) for each in forms]
+                always = [*route, f"{source.procs}", len(given), NUMBER]
+                template = target.teach(
+                    ((SPECIAL, "receive", RECEIVED), None), always, {}, 0, len(made), LIST, ()
+                )
+                return Hit(template, made, LIST, True)
+
+            source.issuer.function((SENT, route, *forms), learn_sending, given, number)
+            # Nobody is to wait for what is not under way.
+            target.sources[source] = None
+            _, moved = issuer.function((RECEIVED, route, *forms), learn_receiving, [], number)
+        return tuple(moved)
+
+
+def _dense(descriptor: Descriptor) -> Form:
+    shape, _, _, dtype, device = descriptor.form
+    return shape, strides_of(shape), 0, dtype, device
 
 
 class _Move(torch.autograd.Function):

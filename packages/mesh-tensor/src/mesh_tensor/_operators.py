@@ -36,6 +36,9 @@ class Operator:
     """What defines it, if it is written in Python: to be imported where it is called."""
 
 
+COLLECTIVE_SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor")
+"""Where PyTorch has the operators that processes carry out together."""
+
 OURS = Operator(("mesh_tensor", "", ""), frozenset(), (), False, False)
 """What is none of PyTorch's."""
 

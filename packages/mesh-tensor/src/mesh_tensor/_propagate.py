@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError
 from mesh_tensor._descriptors import HERE, Descriptor, form_of, strides_of
+from mesh_tensor._errors import RanksDisagree, among, described
 from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
 from mesh_tensor._operators import OURS, Operator, describe
 from mesh_tensor._stream import Ref, Stream, caller
@@ -205,9 +206,10 @@ class Issuer:
                 return value
             if value.dim():
                 # No TypeError: of that Python's operators make one of their own, which says nothing.
+                mine = among([args, kwargs or {}])
                 raise ValueError(
-                    f"a tensor of this process, {_form(value)}, meets tensors of {self.stream.procs}: "
-                    "give it to the mesh first, with share()"
+                    f"a tensor of this process, {_form(value)}, meets tensors of {self.stream.procs}: give it to the mesh first, with "
+                    f"share()" + ("" if mine is None else f". The other is {described(mine)}")
                 )
             return self.share(value)
 
@@ -340,7 +342,11 @@ class Issuer:
         with stream.lock:
             made = [stream.ref() for _ in range(hit.asks)]
             stream.append(hit.template, made[0].number, asked.tensors, asked.scalars, caller())
-        told = stream.agreed("forms", [each.number for each in made])
+        try:
+            told = stream.agreed("forms", [each.number for each in made])
+        except RanksDisagree as error:
+            given = f" of {described(asked.tensors[0])}" if asked.tensors else ""
+            raise RanksDisagree(f"{asked.func}{given}: {error}") from None
         out = [
             self._made(stream.descriptor(what), ref) if kind == "form" else what
             for ref, (kind, what) in zip(made, told, strict=True)
@@ -354,11 +360,13 @@ class Issuer:
         if self._guard.on:
             self._guard.check(func, asked.tensors)
         streams = {each.descriptor.stream for each in asked.tensors} - {self.stream}
-        others = [str(each.procs) for each in streams]
-        if others:
+        if streams:
+            mine = next(each for each in asked.tensors if each.descriptor.stream is self.stream)
+            other = next(each for each in asked.tensors if each.descriptor.stream is not self.stream)
+            how = "fetch() and distribute()" if getattr(self.cls, "is_global", False) else "to_mesh()"
             raise ValueError(
-                f"{func}: one of its tensors is on {self.stream.procs}, another on {' and '.join(sorted(others))}; an operator "
-                "works on one mesh. Move them to one first."
+                f"{func}: one of its tensors is on {self.stream.procs}, another on {other.descriptor.stream.procs}; an operator works "
+                f"on one mesh. Move them to one first, with {how}. They are:\n  {described(mine)}\n  {described(other)}"
             )
         known: dict[int, torch.Tensor] = {}
         with fakes():

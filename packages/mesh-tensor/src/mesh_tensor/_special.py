@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
-from mesh_tensor._exchange import collect, collected
+from mesh_tensor._exchange import collect, collected, receive, send
+from mesh_tensor._spares import SPARES
 
 if TYPE_CHECKING:
     from mesh_tensor._extension import Bench
@@ -40,7 +41,8 @@ def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Ten
     """Return the same on all processes of the group: all their tensors in one."""
     one = bench.groups[group]
     with one.together() as do:
-        result = one.staged(tensor).clone(memory_format=torch.contiguous_format)
+        given = one.staged(tensor)
+        result = SPARES.empty(given.shape, given.dtype, given.device).copy_(given)
         do("allreduce", [result], _options(op))
     result = result.to(tensor.device)
     return _averaged(result, one.size) if op == "avg" else result
@@ -71,9 +73,11 @@ def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> lis
     one = bench.groups[group]
     with one.together() as do:
         for places in kinds.values():
-            whole = one.staged(torch.cat([tensors[at].reshape(-1) for at in places]))
+            rows = [tensors[at].reshape(-1) for at in places]
+            length = sum(each.numel() for each in rows)
+            whole = one.staged(torch.cat(rows, out=SPARES.empty((length,), rows[0].dtype, rows[0].device)))
             do("allreduce", [whole], _options(op))
-            flat.append(whole.to(tensors[places[0]].device))
+            flat.append(whole.to(rows[0].device))
     results = list(tensors)
     for places, total in zip(kinds.values(), flat, strict=True):
         whole = _averaged(total, bench.groups[group].size) if op == "avg" else total
@@ -161,5 +165,7 @@ SPECIAL = {
         alias,
         collect,
         collected,
+        send,
+        receive,
     )
 }

@@ -8,6 +8,9 @@ is named on another, what waits in the first is sent.
 STM-5: a replay is sent at once if nothing was sent for a moment, and otherwise together with those that follow; whatever else is
 sent, or asked for, takes the replays that wait with it, ahead of itself.
 
+STM-6: before a stream sends an instruction that waits for another mesh's tensors, that mesh's stream sends those that give them. Streams
+of meshes that share a process and exchange tensors are one for their order, as in STM-4.
+
 STM-4: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
 """
 
@@ -100,6 +103,8 @@ class Stream:
         self.issuer: Issuer
         self.groups = Groups(self)
         self.exchange = Exchange(self)
+        self.sources: dict[Stream, None] = {}
+        """Those that send tensors here which what waits here waits for: they are sent first (STM-6)."""
         self.timeline: Timeline | None = None
         """Who notes down what is sent and waited for, if anybody does."""
         self._born: list[Any] | None = None
@@ -110,20 +115,31 @@ class Stream:
         """The kinds of devices that the processes were told to use, and what they have said of them."""
         self.programs: WeakValueDictionary[int, Program] = WeakValueDictionary()
         """What they can replay."""
+        self._was_stopped = False
+        """The process that has ended last has not failed."""
         self.broken = False
         """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
         self._watch = watch(procs, self._ended)
 
     def _ended(self, end: ProcEnd) -> None:
         self.broken = True
+        self._was_stopped = end.failure is None
         self.groups.lost(end)
         self.exchange.lost(end)
 
     def check(self) -> None:
         """Raise what the mesh has lost, if it has; after its processes were made again begin anew with them (STM-2)."""
+        if not self.broken:
+            return
         with self.lock, _disable_current_modes():
             if not self.broken:
                 return
+            if self._was_stopped and not self.procs.alive():
+                raise DeviceMeshError(
+                    f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on",
+                    mesh_name=self.procs.name or "",
+                    coordinates=tuple(dict(point) for point in self.procs.failed()),
+                )
             if self.procs.failed() or not self.procs.alive():
                 raise DeviceMeshError.of(self.procs)
             self._watch = watch(self.procs, self._ended)
@@ -223,6 +239,8 @@ class Stream:
     def flush(self) -> None:
         """Send what waits."""
         with self.lock:
+            if self.sources:
+                self._send_sources()
             if self.broken:
                 self.check()
             freed, self.freed = self.freed, []
@@ -239,6 +257,15 @@ class Stream:
                 self.timeline.sent(first, self.issued - first)
             self._tell("run", first, code, scalars, freed)
 
+    def _send_sources(self) -> None:
+        """Have what the processes are going to wait for be under way (STM-6)."""
+        sources, self.sources = self.sources, {}
+        for each in sources:
+            try:
+                each.flush()
+            except MeshError as error:
+                each.exchange.unsent(self, f"{each.procs} could not send it: {error}")
+
     def alone(self, frame: FrameType, what: str, *rest: Any) -> None:
         """Have the workers do something that is an instruction by itself, issued by that frame."""
         with self.lock, _disable_current_modes():
@@ -248,6 +275,9 @@ class Stream:
             count = self.issued
             self.issued += 1
             self.places.append((frame.f_code, frame.f_lasti))
+            if self.timeline is not None:
+                self.timeline.issuing()
+                self.timeline.sent(count, 1)
             self._tell("exchange", what, count, *rest)
 
     def made_at(self, ref: Ref) -> str:

@@ -8,6 +8,7 @@ import torch
 
 from mesh_core.extensions import find, install
 from mesh_tensor._descriptors import Descriptor
+from mesh_tensor._errors import described
 from mesh_tensor._extension import Tensors
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class MeshTensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Refuse: the values are elsewhere."""
         raise TypeError(
-            f"{self!r}, made at {self.descriptor.stream.made_at(self.ref)}, cannot be pickled, as its values are on the mesh's "
+            f"{described(self)}, cannot be pickled, as its values are on the mesh's "
             "processes: fetch() it, and pickle or send that. In a message to actors on these processes it can be an argument as it is"
         )
 
@@ -144,7 +145,7 @@ def of_mesh(tensor: torch.Tensor) -> MeshTensor:
     """Return it, if it is a tensor of a mesh."""
     if isinstance(getattr(tensor, "descriptor", None), Descriptor) and not isinstance(tensor, MeshTensor):
         raise TypeError(
-            f"{tensor!r} is of the global view, and this is for tensors of which each process has its own"
+            f"{described(tensor)}, is of the global view, and this is for tensors of which each process has its own"
         )
     if not isinstance(tensor, MeshTensor):
         raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")

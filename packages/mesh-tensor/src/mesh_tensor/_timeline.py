@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._stream import Stream
 
-KINDS = ("compute", "collective", "other")
+KINDS = ("compute", "collective", "other", "move")
 """As the processes count them."""
 _TOP = 10
 _LEAVING = 5.0
@@ -36,7 +36,7 @@ class Span:
 
     name: str
     kind: str
-    """`compute`, `collective` or `other` on a process; `issue` or `wait` in the script."""
+    """`compute`, `collective`, `move` or `other` on a process; `issue` or `wait` in the script."""
     begun: float
     """In seconds since 1970, by the clock of the machine."""
     ended: float
@@ -114,7 +114,7 @@ class Timeline:
         waits = sum(span.ended - span.begun for span in self.script if span.kind == "wait")
         lines = [f"{whole * 1e3:.1f} ms, of which the script has waited {waits * 1e3:.1f} ms"]
         lines.append(
-            f"{'process':24}{'compute ms':>12}{'collective ms':>15}{'idle ms':>10}{'instructions':>14}"
+            f"{'process':24}{'compute ms':>12}{'collective ms':>15}{'move ms':>10}{'idle ms':>10}{'instructions':>14}"
         )
         operators: Counter[str] = Counter()
         times: Counter[str] = Counter()
@@ -134,6 +134,7 @@ class Timeline:
             numbers = (
                 f"{spent['compute'] * 1e3:12.1f}",
                 f"{spent['collective'] * 1e3:15.1f}",
+                f"{spent['move'] * 1e3:10.1f}",
                 f"{idle * 1e3:10.1f}",
             )
             lines.append(f"{_named(point):24}{''.join(numbers)}{count:14,}")

@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mesh_tensor._extension import SPECIAL
+from mesh_tensor._extension import RECEIVED, SENT, SPECIAL
+from mesh_tensor._operators import COLLECTIVE_SPACES
 
 if TYPE_CHECKING:
     from mesh_tensor._extension import Bench
 
 MOST = 1_000_000
 """Spans that are kept; what comes after them is counted."""
-COMPUTE, COLLECTIVE, OTHER = range(3)
-_COLLECTIVES = {f"{SPECIAL}.{each}" for each in ("reduce", "reduce_scatter", "all_gather", "all_to_all")}
-_SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor")
+COMPUTE, COLLECTIVE, OTHER, MOVE = range(4)
+_COLLECTIVES = {
+    f"{SPECIAL}.{each}" for each in ("reduce", "reduce_all", "reduce_scatter", "all_gather", "all_to_all")
+}
+_LENT = {"lend": "copy for an actor", "unlend": "free a copy for an actor"}
+_MOVES = {SENT, RECEIVED, *(f"{SPECIAL}.{each}" for each in ("collect", "collected"))}
+"""Instructions that send tensors, or wait for them."""
 
 
 class _Meetings(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -31,7 +36,7 @@ class _Meetings(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(each, DTensor) for each in types):
             # It does what it does with this one still here.
             return NotImplemented
-        if func.namespace not in _SPACES:
+        if func.namespace not in COLLECTIVE_SPACES:
             return func(*args, **(kwargs or {}))
         begun = time.time_ns()
         result = func(*args, **(kwargs or {}))
@@ -69,6 +74,10 @@ class Timing:
             # A step that was captured, as a whole.
             self.add(rest[2], kind, COMPUTE, begun)
             return result
+        if kind == "exchange":
+            what, count, *_ = rest
+            self.add(count, _LENT[what], MOVE, begun)
+            return result
         self.add(-1, kind if kind != "within" else rest[1], OTHER, begun)
         return result
 
@@ -80,7 +89,8 @@ class Timing:
             end = at + 2 + template.refs
             begun = time.time_ns()
             self.bench.run(count, code[at:end], numbers, [])
-            kind = COLLECTIVE if template.name in _COLLECTIVES else COMPUTE
+            name = template.name
+            kind = COLLECTIVE if name in _COLLECTIVES else MOVE if name in _MOVES else COMPUTE
             self.add(count, template.name, kind, begun)
             at, count = end, count + 1
         self.bench.run(count, code[:0], [], freed)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from mesh_core import ValueMesh
 from mesh_core.extensions import find, install
 from mesh_tensor._descriptors import HERE
-from mesh_tensor._errors import RanksDisagree, StreamError
+from mesh_tensor._errors import RanksDisagree, StreamError, described
 from mesh_tensor._extension import Tensors
 from mesh_tensor._placing import device_named, unseen
 from mesh_tensor._stream import _same as same
@@ -152,7 +152,10 @@ def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
     [tensor(3), tensor(3)]
     """
     tensor = of_mesh(tensor)
-    part = tensor.procs.slice(**coords)
+    try:
+        part = tensor.procs.slice(**coords)
+    except (ValueError, IndexError) as error:
+        raise type(error)(f"{error}. It is the mesh of {described(tensor)}") from None
     with _disable_current_modes():
         result: MeshTensor = issuer_of(part).alias(tensor)
         return result

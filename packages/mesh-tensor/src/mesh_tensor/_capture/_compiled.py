@@ -22,16 +22,18 @@ from torch.fx import Graph, GraphModule
 
 from mesh_tensor._capture._program import count_numbers
 from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, Template, _fill
+from mesh_tensor._operators import COLLECTIVE_SPACES
 
 if TYPE_CHECKING:
     from torch.fx import Node
 
 Step = tuple[Template, int, list[int]]
 """What is done, the number of its first result, and those of its tensors."""
-_LEAST = 2
+LEAST = 2
 """Operators that are worth a region."""
 _ROUNDS = 8
 """So many operators that a backend cannot compile are looked for, one after the other."""
+_COLLECTIVE = "a collective is never compiled"
 
 
 @dataclass
@@ -62,11 +64,13 @@ class Plan:
     def __init__(self, backend: str, steps: list[Step], scalars: list[Any], holes: set[int]) -> None:
         self.backend = backend
         self._steps = steps
-        self._numbers = list(_numbers(steps, scalars))
-        self._drawn = list(_numbers(steps, [place in holes for place in range(len(scalars))]))
+        self._numbers = numbers_of(steps, scalars)
+        self._drawn = numbers_of(steps, [place in holes for place in range(len(scalars))])
         self.excluded: dict[int, str] = {}
         """Steps that the backend has refused, and why."""
         self._rounds = 0
+        self.replaying = (0, 0)
+        """The replay that is carried out, and the program's number."""
         self.regions: list[Region] = []
 
     def divide(self, results: set[int]) -> dict[int, Region]:
@@ -88,7 +92,7 @@ class Plan:
 
         def close(at: int, then: int) -> None:
             nonlocal begin, writes
-            if at - begin >= _LEAST:
+            if at - begin >= LEAST:
                 runs.append((begin, at, writes))
             begin, writes = then, False
             roots.clear()
@@ -98,7 +102,7 @@ class Plan:
                 close(at, at + 1)
                 continue
             new = range(out, out + template.out)
-            is_outer = any(roots.get(ref, -1) == -1 for ref in _written(template, refs))
+            is_outer = any(roots.get(ref, -1) == -1 for ref in written_by(template, refs))
             if is_outer and not writes:
                 # What only computes is apart, so that it can be done again should it fail.
                 close(at, at)
@@ -120,13 +124,15 @@ class Plan:
             return self.excluded[at]
         if not isinstance(func, OpOverload):
             if template.group is not None:
-                return "a collective is never compiled"
+                return _COLLECTIVE
             return "it is no operator of PyTorch's own on tensors of one process"
+        if func.namespace in COLLECTIVE_SPACES:
+            return _COLLECTIVE
         if torch.Tag.nondeterministic_seeded in func.tags or any(self._drawn[at]):
             return "it draws random numbers, which would be others"
         if template.mode == IN_PLACE_SHAPE:
             return "it changes a shape in place"
-        if not template.out and not any(template.written) and not _written(template, [0] * template.refs):
+        if not template.out and not any(template.written) and not written_by(template, [0] * template.refs):
             return "it has no results"
         return None
 
@@ -231,13 +237,12 @@ class Region:
         """Return the inputs that it may write to."""
         if not self.writes:
             return []
-        roots = {ref: ref for ref in self.inputs}
-        found: dict[int, None] = {}
-        for template, out, refs in self._steps:
-            found.update(dict.fromkeys(roots[ref] for ref in _written(template, refs) if ref in roots))
-            if _views(template) and refs and refs[0] in roots:
-                roots.update(dict.fromkeys(range(out, out + template.out), roots[refs[0]]))
-        return list(found)
+        roots = roots_of(self._steps)
+        inputs = set(self.inputs)
+        written = (
+            roots.get(ref, ref) for template, _, refs in self._steps for ref in written_by(template, refs)
+        )
+        return [ref for ref in dict.fromkeys(written) if ref in inputs]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         """Carry it out; compiled first where it was not yet for tensors that share memory as these do."""
@@ -265,11 +270,14 @@ class Region:
 
         def run(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             found = function(*given)
-            made = []
+            made: list[torch.Tensor] = []
             for ref, at in zip(self.results, order, strict=True):
                 if at < 0:
                     place, shape, strides, offset = views[ref]
-                    made.append(given[place].as_strided(shape, strides, offset))
+                    owner = given[place] if place >= 0 else made[-1 - place]
+                    if place < 0:
+                        offset += int(owner.storage_offset())
+                    made.append(owner.as_strided(shape, strides, offset))
                 elif found[at].stride() == forms[ref]:
                     made.append(found[at])
                 else:
@@ -286,38 +294,44 @@ class Region:
     def _outline(
         self, inputs: list[torch.Tensor]
     ) -> tuple[list[int], dict[int, tuple[int, Any, Any, int]], dict[int, tuple[int, ...]]]:
-        """Find out which results are computed and how they lie in memory, and which are views of inputs, of which and how."""
+        """Find out which results are computed and how they lie in memory, and which are views, of what and how.
+
+        Views are of inputs, by their places; or of earlier results, counted from -1 downwards.
+        """
         with FakeTensorMode() as mode:
-            env: dict[int, Any] = {
-                ref: mode.from_tensor(each) for ref, each in zip(self.inputs, inputs, strict=True)
-            }
+            # What only computes is compiled once, whichever inputs share memory: each view is one of the input that it was taken of.
+            like = mode.from_tensor if self.writes else fake_like
+            env: dict[int, Any] = {ref: like(each) for ref, each in zip(self.inputs, inputs, strict=True)}
             self._interpret(env)
             owners = {_memory(env[ref]): at for at, ref in reversed(list(enumerate(self.inputs)))}
             computed: list[int] = []
             views: dict[int, tuple[int, Any, Any, int]] = {}
             forms: dict[int, tuple[int, ...]] = {}
             makers: dict[int, int] = {}
-            for ref in self.results:
+            for at, ref in enumerate(self.results):
                 value = env[ref]
-                place = owners.get(_memory(value))
+                place = owners.get(_memory(value), makers.get(_memory(value)))
                 if place is None:
-                    if (other := makers.setdefault(_memory(value), ref)) != ref:
-                        raise Shared(f"two of its results share memory, those numbered {other} and {ref}")
                     computed.append(ref)
                     forms[ref] = value.stride()
-                elif value.dtype == env[self.inputs[place]].dtype:
-                    views[ref] = place, tuple(value.shape), value.stride(), int(value.storage_offset())
-                else:
+                    makers[_memory(value)] = -1 - at
+                    continue
+                owner = env[self.inputs[place] if place >= 0 else self.results[-1 - place]]
+                if value.dtype != owner.dtype:
                     raise Shared("one of its results shows the memory of a tensor as numbers of another type")
+                if place < 0 and not _is_all_of_its_memory(owner):
+                    other = self.results[-1 - place]
+                    raise Shared(f"two of its results share memory, those numbered {other} and {ref}")
+                views[ref] = place, tuple(value.shape), value.stride(), int(value.storage_offset())
         return computed, views, forms
 
     def _interpret(self, env: dict[int, Any]) -> None:
         """Carry its operators out one by one."""
         self._places = []
         for (template, out, refs), numbers in zip(self._steps, self._scalars, strict=False):
-            args, kwargs = _arguments(template, [env[ref] for ref in refs], numbers)
+            args, kwargs = arguments(template, [env[ref] for ref in refs], numbers)
             result: Any = template.func(*args, **kwargs)
-            places = _places(template, result)
+            places = places_of(template, result)
             self._places.append(places)
             env.update(
                 {out: result}
@@ -332,7 +346,7 @@ class Region:
         for (template, out, refs), numbers, places in zip(
             self._steps, self._scalars, self._places, strict=False
         ):
-            args, kwargs = _arguments(template, [env[ref] for ref in refs], numbers)
+            args, kwargs = arguments(template, [env[ref] for ref in refs], numbers)
             node: Node = graph.call_function(template.func, tuple(args), kwargs)
             if places is None:
                 env[out] = node
@@ -344,23 +358,26 @@ class Region:
 
 
 class Refused(Exception):
-    """A backend cannot compile a region: its operators are carried out one by one, this time and from then on."""
+    """A region is not carried out: its operators are, one by one."""
+
+    def __init__(self, *, divide: bool = True) -> None:
+        super().__init__("its operators are carried out one by one")
+        self.divide = divide
+        """The program is divided anew, as something is left out from then on."""
 
 
 class Shared(Exception):
-    """Results of a region share memory, which they would not if it were compiled."""
+    """Results of a region share memory in a way that they would not if it were compiled."""
 
 
-def _arguments(
-    template: Template, tensors: list[Any], numbers: list[Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def arguments(template: Template, tensors: list[Any], numbers: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return what an operator is called with."""
     supply, scalars = iter(tensors), iter(numbers)
     args = [_fill(each, supply, scalars) for each in template.args]
     return args, {name: _fill(each, supply, scalars) for name, each in template.kwargs.items()}
 
 
-def _places(template: Template, result: Any) -> list[int] | None:
+def places_of(template: Template, result: Any) -> list[int] | None:
     """Return which parts of a result are kept, or ``None`` if it is one tensor."""
     if not template.out:
         return []
@@ -374,7 +391,7 @@ def _places(template: Template, result: Any) -> list[int] | None:
     ]
 
 
-def _written(template: Template, refs: list[int]) -> list[int]:
+def written_by(template: Template, refs: list[int]) -> list[int]:
     """Return which tensors an operator writes to."""
     schema = template.func._schema  # type: ignore[attr-defined]  # noqa: SLF001 - as the whole of PyTorch reads it
     writing = {
@@ -405,18 +422,47 @@ def _views(template: Template) -> bool:
     return any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
 
 
-def _numbers(steps: list[Step], scalars: list[Any]) -> Iterator[list[Any]]:
-    """Yield the numbers of each step."""
+def roots_of(steps: Sequence[Step]) -> dict[int, int]:
+    """Return whose memory the results of steps are in: their own, or that of what they are views of."""
+    roots: dict[int, int] = {}
+    for template, out, refs in steps:
+        made = range(out, out + template.out)
+        if _views(template) and refs:
+            roots.update(dict.fromkeys(made, roots.get(refs[0], refs[0])))
+        else:
+            roots.update(zip(made, made, strict=True))
+    return roots
+
+
+def numbers_of(steps: Sequence[Step], scalars: list[Any]) -> list[list[Any]]:
+    """Return the numbers of each step."""
     at = 0
+    found = []
     for template, _, _ in steps:
         end = at + count_numbers(template)
-        yield scalars[at:end]
+        found.append(scalars[at:end])
         at = end
+    return found
+
+
+def fake_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of that form, with a memory of its own. Within a fake mode."""
+    shape, strides, offset = tensor.shape, tensor.stride(), int(tensor.storage_offset())
+    size = 0 if 0 in shape else 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    return torch.empty(offset + size, dtype=tensor.dtype, device=tensor.device).as_strided(
+        shape, strides, offset
+    )
 
 
 def _memory(tensor: torch.Tensor) -> int:
     which: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - which memory, if it has no bytes too
     return which
+
+
+def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether a view of the same memory is one of this tensor too, wherever that lies."""
+    whole = bool(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size())
+    return whole and int(tensor.storage_offset()) == 0 and torch._debug_has_internal_overlap(tensor) == 0  # noqa: SLF001 - its public name
 
 
 def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ from torch._ops import OpOverload
 from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, LOST, NUMBER, Failed, Template
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from mesh_tensor._capture._compiled import Compilation, Plan, Region, Step
+    from mesh_tensor._capture._compiled import Compilation, Plan, Step
+    from mesh_tensor._capture._sharded import ShardedPlan
     from mesh_tensor._extension import Bench
 
 _BAD = {Failed, type(LOST)}
@@ -63,14 +64,12 @@ class Replayed:
         self._kept = what.kept
         self._spent = what.spent
         self._steps = list(_steps(bench.templates, what.code))
-        self._function: Callable[[list[Any], list[Any]], Any] | None = None
-        self._lines: list[int | Region] = []
+        self._function: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None
+        self._lines: list[int | Any] = []
         """What each line of the function carries out: a step, or a region of them."""
-        self._plan: Plan | None = None
+        self._plan: Plan | ShardedPlan | None = None
         if what.compile is not None:
-            from mesh_tensor._capture._compiled import Plan
-
-            self._plan = Plan(what.compile, self._steps, what.scalars, set(what.holes))
+            self._plan = _plans(self._steps)(what.compile, self._steps, what.scalars, set(what.holes))
 
     def compilation(self) -> Compilation | None:
         """Return what has been compiled of it; ``None`` if nothing was to be."""
@@ -87,6 +86,8 @@ class Replayed:
         tensors += [each.clone() for each in self._constants.values()]
         if self._function is None:
             self._function = self._build()
+        if self._plan is not None:
+            self._plan.replaying = count, self._number
         try:
             results = self._function(tensors, numbers)
         except Exception as error:  # noqa: BLE001 - kept, for whoever asks
@@ -96,38 +97,18 @@ class Replayed:
         for ref in self._spent:
             env.pop(ref, None)
 
-    def _build(self) -> Callable[[list[Any], list[Any]], Any]:
-        """Write the function. Line by line it has the instructions, from the third line on."""
-        writer = _Writer(self._scalars, self._holes)
-        given = [*self._inputs, *self._captured, *self._constants]
+    def _build(self) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
+        """Write the function."""
         results = [*self._results, *self._kept]
-        last = {ref: at for at, (_, _, refs) in enumerate(self._steps) for ref in refs}
-        of_others = set(given) | set(results)
-        regions = {} if self._plan is None else self._plan.divide(set(results))
-        lines = ["def replay(given, numbers):", f" {_names(given)} given" if given else " pass"]
-        self._lines = []
-        at = 0
-        while at < len(self._steps):
-            region = regions.get(at)
-            if region is None:
-                template, out, refs = self._steps[at]
-                self._lines.append(at)
-                names = [*refs, *range(out, out + template.out)]
-                text = writer.call(template, out, refs)
-                at += 1
-            else:
-                self._lines.append(region)
-                names = region.inputs
-                text = writer.region(region, self._steps[at : region.end])
-                at = region.end
-            over = [ref for ref in dict.fromkeys(names) if last.get(ref, -1) < at and ref not in of_others]
-            ending = f"; del {', '.join(f't{ref}' for ref in over)}" if over else ""
-            lines.append(f" {text}{ending}")
-        lines.append(f" return {_listed(results)}")
-        source = "\n".join(lines) + "\n"
-        name = f"<recorded step {self._number}>"
-        exec(compile(source, name, "exec"), writer.names)
-        function: Callable[[list[Any], list[Any]], Any] = writer.names["replay"]
+        function, self._lines = write_function(
+            self._steps,
+            [*self._inputs, *self._captured, *self._constants],
+            results,
+            {} if self._plan is None else self._plan.divide(set(results)),
+            name=f"<recorded step {self._number}>",
+            scalars=self._scalars,
+            holes=self._holes,
+        )
         return function
 
     def _one_by_one(
@@ -147,7 +128,7 @@ class Replayed:
         if error is None:
             env.update((name, each.clone()) for name, each in self._constants.items())
         else:
-            line, names = _where(error.__traceback__)
+            line, names = where_raised(error.__traceback__)
             env.update(names)
             found = self._lines[line]
             at, error = (found, error) if isinstance(found, int) else self._left(found, count, error)
@@ -172,12 +153,13 @@ class Replayed:
             if ref not in kept:
                 env.pop(ref, None)
 
-    def _left(self, region: Region, count: int, error: Exception) -> tuple[int, None]:
+    def _left(self, region: Any, count: int, error: Exception) -> tuple[int, None]:
         """Return where to go on after a region that could not be carried out."""
         from mesh_tensor._capture._compiled import Refused
 
         if isinstance(error, Refused):
-            self._function = None
+            if error.divide:
+                self._function = None
             return region.begin, None
         if not region.writes:
             return region.begin, None
@@ -204,10 +186,63 @@ def _steps(templates: dict[int, Template], code: array[int]) -> Iterator[tuple[T
         at = end
 
 
+def _plans(steps: Sequence[Step]) -> type[Plan | ShardedPlan]:
+    """Return what divides such a program."""
+    if any(template.is_global for template, _, _ in steps):
+        from mesh_tensor._capture._sharded import ShardedPlan
+
+        return ShardedPlan
+    from mesh_tensor._capture._compiled import Plan
+
+    return Plan
+
+
+def write_function(
+    steps: Sequence[Step],
+    given: list[int],
+    results: list[int],
+    regions: Mapping[int, Any],
+    *,
+    name: str,
+    scalars: Sequence[Any] = (),
+    holes: Sequence[int] = (),
+) -> tuple[Callable[[Sequence[Any], Sequence[Any]], Any], list[int | Any]]:
+    """Write steps as one function of tensors and of the numbers that are new in each call.
+
+    Returns it and what each of its lines carries out, from the third on: a step, or a region that begins with it.
+    """
+    writer = _Writer(scalars, holes)
+    last = {ref: at for at, (_, _, refs) in enumerate(steps) for ref in refs}
+    of_others = set(given) | set(results)
+    lines = ["def replay(given, numbers):", f" {_names(given)} given" if given else " pass"]
+    carried: list[int | Any] = []
+    at = 0
+    while at < len(steps):
+        region = regions.get(at)
+        if region is None:
+            template, out, refs = steps[at]
+            carried.append(at)
+            names = [*refs, *range(out, out + template.out)]
+            text = writer.call(template, out, refs)
+            at += 1
+        else:
+            carried.append(region)
+            names = region.inputs
+            text = writer.region(region, steps[at : region.end])
+            at = region.end
+        over = [ref for ref in dict.fromkeys(names) if last.get(ref, -1) < at and ref not in of_others]
+        ending = f"; del {', '.join(f't{ref}' for ref in over)}" if over else ""
+        lines.append(f" {text}{ending}")
+    lines.append(f" return {_listed(results)}")
+    exec(compile("\n".join(lines) + "\n", name, "exec"), writer.names)
+    function: Callable[[Sequence[Any], Sequence[Any]], Any] = writer.names["replay"]
+    return function, carried
+
+
 class _Writer:
     """Writes calls."""
 
-    def __init__(self, scalars: list[Any], holes: list[int]) -> None:
+    def __init__(self, scalars: Sequence[Any], holes: Sequence[int]) -> None:
         self.names: dict[str, Any] = {"kept": _kept}
         self._scalars = enumerate(scalars)
         self._holes = {place: at for at, place in enumerate(holes)}
@@ -235,7 +270,7 @@ class _Writer:
             return f"{targets} {done}"
         return f"{targets} kept({self._name(template)}, {done})"
 
-    def region(self, region: Region, steps: list[Step]) -> str:
+    def region(self, region: Any, steps: Sequence[Step]) -> str:
         """Write the call of what is compiled."""
         for _ in range(sum(count_numbers(template) for template, _, _ in steps)):
             next(self._scalars)
@@ -310,8 +345,8 @@ def _listed(refs: list[int]) -> str:
     return f"[{', '.join(f't{ref}' for ref in refs)}]"
 
 
-def _where(trace: TracebackType | None) -> tuple[int, dict[int, Any]]:
-    """Return which instruction has failed, and the tensors that there were by then."""
+def where_raised(trace: TracebackType | None) -> tuple[int, dict[int, Any]]:
+    """Return which line of such a function has failed, counted from its first step, and the tensors that there were by then."""
     assert trace is not None and trace.tb_next is not None, "raised within the function"
     inner = trace.tb_next
     names = {int(name[1:]): value for name, value in inner.tb_frame.f_locals.items() if name[0] == "t"}

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_core import DeviceMeshError, MeshError
 from mesh_tensor._actors import carry
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._errors import RemoteException
+from mesh_tensor._errors import RemoteException, among, described
 from mesh_tensor._extension import NUMBER, SPECIAL
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._propagate import Issuer
@@ -316,13 +316,18 @@ class GlobalIssuer(Issuer):
             if isinstance(value, MeshTensor):
                 raise ValueError(
                     f"a tensor of the per-rank view, {value.descriptor} on {value.procs}, meets tensors of the global view, "
-                    f"on {mesh}: fetch() one of them, and distribute() it or share() it"
+                    f"on {mesh}: fetch() one of them, and distribute() it or share() it. The first is {described(value)}"
                 )
             if value.dim():
                 # No TypeError: of that Python's operators make one of their own, which says nothing.
                 raise ValueError(
                     f"a tensor of this process, {tuple(value.shape)} of {value.dtype}, meets tensors of {mesh}: "
                     "give it to the mesh first, with distribute(), or have it made there, with activate()"
+                    + (
+                        ""
+                        if (mine := among([args, kwargs or {}])) is None
+                        else f". The other is {described(mine)}"
+                    )
                 )
             return self.share(value)
 

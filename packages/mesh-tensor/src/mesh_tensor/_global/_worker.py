@@ -7,7 +7,6 @@ what happened in this one. A result that could not be computed here is replaced 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -32,6 +31,19 @@ from mesh_tensor._extension import GONE, IN_PLACE_SHAPE, LIST, LOST, SPECIAL, Fa
 from mesh_tensor._extension import _sent as sent
 from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._global._copies import Copies
+from mesh_tensor._global._limits import (
+    FILLING,
+    INDEXED,
+    MEAN,
+    MEANS,
+    NONEMPTY,
+    SUM,
+    WHOLE,
+    has_empty_parts,
+    is_kept,
+    is_unaligned,
+    parts_of,
+)
 from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._looking import looked
 from mesh_tensor._operators import find
@@ -278,11 +290,13 @@ class _Template(Template):
 
     __slots__ = ()
 
+    is_global = True
+
     def __init__(self, what: tuple[Any, ...], worker: Worker) -> None:
         (name, module), *_ = what
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
-            self.set(what, _Special(function, worker))
+            self.set(what, Special(function, worker))
         else:
             try:
                 operator = find(name, module)
@@ -296,7 +310,7 @@ class _Template(Template):
                 self.mode = LIST if what[5] == LIST else 0
 
 
-class _Special:
+class Special:
     """A function of ours on tensors of the mesh."""
 
     __slots__ = ("function", "worker")
@@ -310,7 +324,7 @@ class _Special:
             self.worker.refresh(args)
         result = self.function(self.worker, *args)
         if self.worker.failures:
-            _mark(result, _first_failure(args))
+            mark(result, _first_failure(args))
         return result
 
 
@@ -327,6 +341,7 @@ class Call:
         "func",
         "indexed",
         "mean",
+        "nonempty",
         "random",
         "replicated",
         "viewing",
@@ -350,16 +365,17 @@ class Call:
         self.random = (
             torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in schema.name
         )
-        self.mean = _MEANS.get(schema.name, 0) if func._overloadname == "default" else 0  # noqa: SLF001 - likewise
+        self.mean = MEANS.get(schema.name, 0) if func._overloadname == "default" else 0  # noqa: SLF001 - likewise
         self.attention = schema.name if schema.name in (FORWARD, BACKWARD) else None
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
-        self.indexed = schema.name in _INDEXED
-        self.filling = schema.name in _FILLING
+        self.indexed = schema.name in INDEXED
+        self.filling = schema.name in FILLING
+        self.nonempty = schema.name in NONEMPTY
         self.asks = (
             torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
         )
         self.replicated = (
-            self.asks or schema.name in _WHOLE or any(argument.is_out for argument in schema.arguments)
+            self.asks or schema.name in WHOLE or any(argument.is_out for argument in schema.arguments)
         )
         """DTensor does something else, or nothing."""
         self.cannot: set[tuple[Any, ...]] = set()
@@ -382,8 +398,8 @@ class Call:
         if worker.failures and (failed := _first_failure((args, kwargs))) is not None:
             if self.asks:
                 raise Again(failed)
-            _mark(result, failed)
-            _mark([self._argument(where, args, kwargs) for where in self.written], failed)
+            mark(result, failed)
+            mark([self._argument(where, args, kwargs) for where in self.written], failed)
         return result
 
     def _done(self, args: Any, kwargs: Any) -> Any:
@@ -397,15 +413,16 @@ class Call:
             self.replicated
             or (self.cannot and _layouts(args, kwargs) in self.cannot)
             or (self.views and self._is_cut(*args))
-            or (self.indexed and _is_unaligned(*args))
+            or (self.indexed and is_unaligned(*args))
+            or (self.nonempty and any(map(self._leaves_some_without, args)))
             or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
             or complex in map(type, args)
         ):
             return self._whole(args, kwargs)
-        if self.mean and (len(args) <= self.mean or args[self.mean] == _MEAN):
+        if self.mean and (len(args) <= self.mean or args[self.mean] == MEAN):
             if len(args) <= self.mean:
                 return self._whole(args, kwargs)
-            summed_up = (*args[: self.mean], _SUM, *args[self.mean + 1 :])
+            summed_up = (*args[: self.mean], SUM, *args[self.mean + 1 :])
             return torch.ops.aten.div.Scalar(self._done(summed_up, kwargs), max(1, args[1].numel()))
         try:
             result = self.func(*args, **kwargs)
@@ -417,7 +434,7 @@ class Call:
             each.shape[dim] % parts
             for each in tree_leaves((args, kwargs))
             if isinstance(each, DTensor)
-            for dim, parts in _parts(each).items()
+            for dim, parts in parts_of(each).items()
         ):
             # DTensor takes the average of the parts' averages, also where the parts are of different sizes.
             self.cannot.add(_layouts(args, kwargs))
@@ -471,9 +488,19 @@ class Call:
         found = self.cuts.get(layout)
         if found is None:
             found = self.cuts[layout] = any(
-                tensor.shape[dim] % parts and not _is_kept(tensor.shape, dim, shape)
-                for dim, parts in _parts(tensor).items()
+                tensor.shape[dim] % parts and not is_kept(tensor.shape, dim, shape)
+                for dim, parts in parts_of(tensor).items()
             )
+        return found
+
+    def _leaves_some_without(self, tensor: Any) -> bool:
+        """Whether some process has no element of a tensor that has some."""
+        if not isinstance(tensor, DTensor):
+            return False
+        layout = tensor._spec  # noqa: SLF001 - hashes once
+        found = self.cuts.get(layout)
+        if found is None:
+            found = self.cuts[layout] = tensor.numel() > 0 and has_empty_parts(tensor)
         return found
 
     def _argument(self, where: int | str, args: Any, kwargs: Any) -> Any:
@@ -500,7 +527,7 @@ class Call:
         """Go on with these in place of the results."""
         self.worker.failures = True
         written = [self._argument(where, args, kwargs) for where in self.written]
-        return Instead(error, results, lambda failed: _mark([results, written], failed))
+        return Instead(error, results, lambda failed: mark([results, written], failed))
 
     def _spec(self, args: Any, kwargs: Any) -> Any:
         """Return of which form DTensor makes the result, if it knows how to at all."""
@@ -634,24 +661,6 @@ def _is_average(result: Any) -> bool:
     )
 
 
-def _parts(tensor: DTensor) -> dict[int, int]:
-    """Return which dimensions are split, and into how many parts."""
-    parts: dict[int, int] = {}
-    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
-        if isinstance(placement, Shard):
-            parts[placement.dim] = parts.get(placement.dim, 1) * size
-    return parts
-
-
-def _is_kept(shape: Sequence[int], dim: int, to: Sequence[int]) -> bool:
-    """Whether a view leaves a dimension as it is: the same size, and as many elements before it."""
-    if -1 in to:
-        to = list(to)
-        to[to.index(-1)] = math.prod(shape) // max(1, -math.prod(to))
-    before = math.prod(shape[:dim])
-    return any(size == shape[dim] and math.prod(to[:at]) == before for at, size in enumerate(to))
-
-
 def _is_spec(value: Any) -> bool:
     return isinstance(value, DTensorSpec)
 
@@ -660,7 +669,7 @@ def _first_failure(values: Any) -> Failed | None:
     return next((failed for each in tree_leaves(values) if (failed := failure_of(each)) is not None), None)
 
 
-def _mark(values: Any, failed: Failed | None) -> None:
+def mark(values: Any, failed: Failed | None) -> None:
     if failed is not None:
         for each in tree_leaves(values):
             if isinstance(each, DTensor):
@@ -685,67 +694,6 @@ def _drawing(seed: int) -> Iterator[None]:
         yield
     finally:
         generator.set_state(before)
-
-
-_WHOLE = frozenset(
-    {
-        # Their results are values: DTensor gives that of one part only.
-        "aten::equal",
-        "aten::_local_scalar_dense",
-        "aten::is_nonzero",
-        # DTensor wants the default group for these,
-        "aten::convolution",
-        "aten::convolution_backward",
-        # counts the parts' rows for those of the whole,
-        "aten::native_group_norm",
-        "aten::native_group_norm_backward",
-        # takes the whole's shape for that of a part,
-        "aten::view_copy",
-        # takes their dimension for one of this process's part,
-        "aten::linalg_cross",
-        # does not know what it is made of,
-        "aten::conj_physical",
-        # and reduces the parts, and then what was there once more.
-        "aten::scatter_reduce",
-        "aten::scatter_reduce_",
-    }
-)
-
-
-_INDEXED = frozenset(
-    {
-        "aten::gather",
-        "aten::scatter",
-        "aten::scatter_",
-        "aten::scatter_add",
-        "aten::scatter_add_",
-    }
-)
-"""A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
-
-
-_FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
-"""Of summands DTensor sets each to the value, and so their sum to another one."""
-
-
-def _is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
-    """Whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
-    sizes = list(zip(tensor.shape, index.shape, strict=False))
-    is_split = any(type(each) is not Replicate for value in (tensor, index) for each in value.placements)
-    return is_split and any(
-        one != other for at, (one, other) in enumerate(sizes) if at != dim % max(1, len(sizes))
-    )
-
-
-_MEANS = {
-    "aten::mse_loss_backward": 3,
-    "aten::smooth_l1_loss_backward": 3,
-    "aten::huber_loss_backward": 3,
-    "aten::soft_margin_loss_backward": 3,
-    "aten::binary_cross_entropy_backward": 4,
-}
-"""Where these have their `reduction`. As a mean, DTensor has each process divide by the number of its own elements."""
-_MEAN, _SUM = 1, 2
 
 
 def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:

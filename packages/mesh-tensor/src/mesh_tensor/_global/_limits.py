@@ -1,0 +1,125 @@
+"""Operators that DTensor does not do as one process would, and layouts for which it does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+WHOLE = frozenset(
+    {
+        # Their results are values: DTensor gives that of one part only.
+        "aten::equal",
+        "aten::_local_scalar_dense",
+        "aten::is_nonzero",
+        # DTensor wants the default group for these,
+        "aten::convolution",
+        "aten::convolution_backward",
+        # counts the parts' rows for those of the whole,
+        "aten::native_group_norm",
+        "aten::native_group_norm_backward",
+        # takes the whole's shape for that of a part,
+        "aten::view_copy",
+        # drops a dimension where a part has one row, whatever the others have,
+        "aten::squeeze_copy",
+        # takes their dimension for one of this process's part,
+        "aten::linalg_cross",
+        # does not know what it is made of,
+        "aten::conj_physical",
+        # and reduces the parts, and then what was there once more.
+        "aten::scatter_reduce",
+        "aten::scatter_reduce_",
+    }
+)
+
+
+INDEXED = frozenset(
+    {
+        "aten::gather",
+        "aten::scatter",
+        "aten::scatter_",
+        "aten::scatter_add",
+        "aten::scatter_add_",
+    }
+)
+"""A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
+
+
+FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
+"""Of summands DTensor sets each to the value, and so their sum to another one."""
+
+
+NONEMPTY = frozenset(
+    {
+        "aten::_batch_norm_with_update",
+        "aten::_native_batch_norm_legit",
+        "aten::amax",
+        "aten::amin",
+        "aten::aminmax",
+        "aten::argmax",
+        "aten::argmin",
+        "aten::batch_norm_backward",
+        "aten::linalg_vector_norm",
+        "aten::max",
+        "aten::min",
+        "aten::native_batch_norm",
+        "aten::native_batch_norm_backward",
+        "aten::norm",
+        "aten::renorm",
+    }
+)
+"""They fail where there is no element: a process whose part has none would, and DTensor has the others wait for it."""
+
+
+def is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
+    """Whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
+    sizes = list(zip(tensor.shape, index.shape, strict=False))
+    is_split = any(type(each) is not Replicate for value in (tensor, index) for each in value.placements)
+    return is_split and any(
+        one != other for at, (one, other) in enumerate(sizes) if at != dim % max(1, len(sizes))
+    )
+
+
+MEANS = {
+    "aten::mse_loss_backward": 3,
+    "aten::smooth_l1_loss_backward": 3,
+    "aten::huber_loss_backward": 3,
+    "aten::soft_margin_loss_backward": 3,
+    "aten::binary_cross_entropy_backward": 4,
+}
+"""Where these have their `reduction`. As a mean, DTensor has each process divide by the number of its own elements."""
+MEAN, SUM = 1, 2
+
+
+def parts_of(tensor: DTensor) -> dict[int, int]:
+    """Return which dimensions are split, and into how many parts."""
+    parts: dict[int, int] = {}
+    for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            parts[placement.dim] = parts.get(placement.dim, 1) * size
+    return parts
+
+
+def has_empty_parts(tensor: DTensor) -> bool:
+    """Whether some process's part of a tensor has no elements."""
+    sizes: dict[int, set[int]] = {}
+    for placement, parts in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
+        if isinstance(placement, Shard):
+            had = sizes.get(placement.dim, {tensor.shape[placement.dim]})
+            # Each is cut into parts of the same size, and what remains.
+            steps = [(size, -(-size // parts)) for size in had]
+            sizes[placement.dim] = {
+                max(0, min(step, size - at * step)) for size, step in steps for at in range(parts)
+            }
+    return any(0 in found for found in sizes.values())
+
+
+def is_kept(shape: Sequence[int], dim: int, to: Sequence[int]) -> bool:
+    """Whether a view leaves a dimension as it is: the same size, and as many elements before it."""
+    if -1 in to:
+        to = list(to)
+        to[to.index(-1)] = math.prod(shape) // max(1, -math.prod(to))
+    before = math.prod(shape[:dim])
+    return any(size == shape[dim] and math.prod(to[:at]) == before for at, size in enumerate(to))
