@@ -355,8 +355,8 @@ def test_progress_is_told_where_hosts_take_long(tmp_path: Path, capfd: pytest.Ca
 
 def test_packages_that_differ_are_named_by_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The hosts run with one more package than the script, and one of another version."""
-    (tmp_path / "site" / "extra-1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "site" / "extra-1.0.dist-info" / "METADATA").write_text(
+    (tmp_path / "site" / "pluggy-0.1.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "pluggy-0.1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: pluggy\nVersion: 0.1\n"
     )
     with launch("local", hosts=1, env={"PYTHONPATH": str(tmp_path / "site")}) as job:
