@@ -16,7 +16,8 @@ from greeter import Greeter, host_pids, kill_host
 from launched import LIMIT, leftovers, until
 from scripts import Script
 
-from mesh_core import Credentials, SupervisionError
+from mesh_core import Credentials, SupervisionError, shutdown
+from mesh_core.extensions import Extension, install
 from mesh_launchers import (
     Job,
     JobExists,
@@ -410,3 +411,25 @@ def _which(version: str) -> bool:
     import shutil
 
     return shutil.which(f"python{version}") is not None
+
+
+class Looks(Extension):
+    """One that stops after that of the credentials."""
+
+    name = "looks"
+
+    def start(self) -> None:
+        self.found = 0
+
+    def stop(self) -> None:
+        self.found = len(list(Path(os.environ["MESH_JOBS"]).glob(".keys/*/credentials/crl.pem")))
+
+
+def test_credentials_are_there_until_the_runtime_is_closed(jobs_folder: Path) -> None:
+    """AUT-1: it looks at them every second, and would warn that they have gone."""
+    looks = install(Looks)
+    with launch("local", hosts=1) as job:
+        job.wait(timeout=LIMIT)
+    shutdown()
+    assert looks.found == 1
+    assert list(jobs_folder.glob(".keys/*")) == []
