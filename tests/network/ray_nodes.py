@@ -45,14 +45,16 @@ class Ray:
         self._scripts: list[Process] = []
         self._words: dict[str, tuple[str, ...]] = {}
         """How each node was started."""
-        self._asked: Process | None = None
-        """A driver that answers what is asked of the cluster."""
         self._head(network.hosts[0])
         for host in network.hosts[1:]:
             self.add(host)
         # A node gives up if its own helpers take more than fifteen seconds to start, as they may on a busy machine.
         for host in network.hosts[1:]:
             self.wait_for(host)
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        words = [sys.executable, "-c", ASKED.replace("ADDRESS", repr(self.address))]
+        # Not in the middle of a test, which would take it for something that was left.
+        self._asked = network.hosts[0].start(words, env=self.env, text=True, **pipes)
 
     def _head(self, host: Host) -> None:
         self._start(host, "--head", "--port=6379", "--include-dashboard=false", "--num-cpus=0")
@@ -118,10 +120,6 @@ class Ray:
 
     def ask(self, text: str) -> str:
         """Return what a Python expression is in a driver of the cluster."""
-        if self._asked is None:
-            pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
-            words = [sys.executable, "-c", ASKED.replace("ADDRESS", repr(self.address))]
-            self._asked = self.network.hosts[0].start(words, env=self.env, text=True, **pipes)
         assert self._asked.stdin is not None and self._asked.stdout is not None
         self._asked.stdin.write(f"{text}\n")
         self._asked.stdin.flush()
