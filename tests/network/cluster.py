@@ -149,6 +149,12 @@ class Host:
         """Whether the machine runs."""
         return self._pid != 0
 
+    @property
+    def machine(self) -> int:
+        """Its first process."""
+        self._require_on()
+        return self._pid
+
     # Processes.
 
     def start(

@@ -15,6 +15,13 @@ TEMPORARY = "/run/ray"
 """Each machine has its own /run, which goes with it; short, as sockets lie there."""
 COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
 """Ray's processes import so much that compiling it anew in each of them takes longer than Ray waits for them."""
+ASKED = """
+import logging, ray, sys
+from ray.util import placement_group_table
+ray.init(ADDRESS, log_to_driver=False, logging_level=logging.ERROR)
+for line in sys.stdin:
+    print("is", eval(line), flush=True)
+"""
 TRIES = 3
 START_S = 150.0
 """Ray starts a dozen interpreters, which takes half a minute where others are at work."""
@@ -40,9 +47,14 @@ class Ray:
         """How each node was started."""
         self._head(network.hosts[0])
         for host in network.hosts[1:]:
-            # One after the other: a node gives up if its own helpers take more than fifteen seconds to start.
             self.add(host)
+        # A node gives up if its own helpers take more than fifteen seconds to start, as they may on a busy machine.
+        for host in network.hosts[1:]:
             self.wait_for(host)
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+        words = [sys.executable, "-c", ASKED.replace("ADDRESS", repr(self.address))]
+        # Not in the middle of a test, which would take it for something that was left.
+        self._asked = network.hosts[0].start(words, env=self.env, text=True, **pipes)
 
     def _head(self, host: Host) -> None:
         self._start(host, "--head", "--port=6379", "--include-dashboard=false", "--num-cpus=0")
@@ -108,11 +120,10 @@ class Ray:
 
     def ask(self, text: str) -> str:
         """Return what a Python expression is in a driver of the cluster."""
-        code = (
-            "import ray, logging\n"
-            "from ray.util import placement_group_table\n"
-            f"ray.init({self.address!r}, log_to_driver=False, logging_level=logging.ERROR)\n"
-            f"print('is', {text})"
-        )
-        done = self.network.hosts[0].run([sys.executable, "-c", code], timeout=START_S, env=self.env)
-        return str(done.stdout).rpartition("is ")[2].strip()
+        assert self._asked.stdin is not None and self._asked.stdout is not None
+        self._asked.stdin.write(f"{text}\n")
+        self._asked.stdin.flush()
+        while line := self._asked.stdout.readline():
+            if line.startswith("is "):
+                return str(line).removeprefix("is ").strip()
+        raise AssertionError(f"the driver has ended that was asked for {text}")

@@ -19,6 +19,7 @@ import pytest
 from cluster import Host, Network, Process, wait_until
 from conftest import children
 from controlplane import ControlPlane
+from launching import ended, heard
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
 
@@ -56,6 +57,15 @@ def failed(job):
         time.sleep(0.01)
         found = [(each.name, " ".join(each.why.split())) for each in job.state().hosts if each.phase is Phase.FAILED]
     return found
+
+class Environ(Actor):
+    @endpoint
+    def environ(self, name):
+        import os
+        return os.environ.get(name)
+
+def environ(hosts, name):
+    return hosts.spawn_procs().spawn("environ", Environ).environ.call(name).get(timeout=60).values()
 
 def refused(hosts=1, **options):
     with launch("kubernetes", hosts=hosts, **{**OPTIONS, **options}) as job:
@@ -142,20 +152,6 @@ def hosts_on(machine: Host) -> list[int]:
             if is_here and b"mesh-host" in words and re.search(r"^NSpid:.*\t1$", status, re.MULTILINE):
                 found.append(int(process.name))
     return found
-
-
-def heard(script: Process) -> str:
-    """Return the script's next line."""
-    assert script.stdout is not None
-    line: str = script.stdout.readline()
-    assert line, f"the script has ended: {script.communicate(timeout=30)[1]}"
-    return line.strip()
-
-
-def ended(script: Process) -> None:
-    """Wait for a script's good end."""
-    out, error = script.communicate("\n", timeout=LIMIT)
-    assert script.returncode == 0, out + error
 
 
 @pytest.fixture(scope="module")
@@ -412,6 +408,27 @@ with launch("kubernetes", hosts=4, name="lab", **OPTIONS) as job:
     )
     assert heard(script) == "mesh-lab-0-3"
     ended(script)
+
+
+def test_an_eviction_comes_with_a_notice(site: Site) -> None:
+    """HST-5: the agent gets SIGTERM and knows how long it has; whatever takes a pod away gives it that time."""
+    script = site.run(
+        """
+with launch("kubernetes", hosts=1, name="lab", grace=20, **OPTIONS) as job:
+    say(*environ(job.hosts, "MESH_PREEMPTION_GRACE"))
+    say(failed(job)[0][1])
+"""
+    )
+    assert heard(script) == "15"
+    [pod] = site.pods().values()
+    name = pod["metadata"]["name"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 20
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+    site.create(f"pods/{name}/eviction", eviction)
+    assert heard(script).startswith("its pod was evicted: EvictionByEvictionAPI: ")
+    ended(script)
+    [log] = site.cluster.folder.glob(f"**/pods/{pod['metadata']['uid']}/log")
+    assert "SIGTERM" in log.read_text()
 
 
 def test_nobody_else_brings_hosts_back_or_keeps_them(site: Site) -> None:

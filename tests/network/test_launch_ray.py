@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import ray_nodes
 from cluster import Network, Process, missing, wait_until
+from launching import ended, heard, keeper
 from ray_nodes import Ray
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
@@ -70,6 +71,8 @@ def nodes(tmp_path_factory: Any) -> Iterator[Ray]:
         patch.setenv("RAY_health_check_period_ms", "1000")
         patch.setenv("RAY_health_check_timeout_ms", "5000")
         patch.setenv("RAY_health_check_failure_threshold", "2")
+        # And a driver gives a head up after five, and not after sixty.
+        patch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
         yield Ray(network, tmp_path_factory.mktemp("ray") / "cluster")
 
 
@@ -84,20 +87,6 @@ def cluster(nodes: Ray) -> Iterator[Ray]:
 def run(cluster: Ray, text: str) -> Process:
     """Start a script that launches."""
     return cluster.script(BEGIN + "".join(f"    {line}\n" for line in text.splitlines()))
-
-
-def heard(script: Process) -> str:
-    """Return the script's next line."""
-    assert script.stdout is not None
-    line: str = script.stdout.readline()
-    assert line, f"the script has ended: {script.communicate(timeout=30)[1]}"
-    return line.strip()
-
-
-def ended(script: Process) -> None:
-    """Wait for a script's good end."""
-    out, error = script.communicate("\n", timeout=LIMIT)
-    assert script.returncode == 0, out + error
 
 
 def named(*words: str) -> list[int]:
@@ -208,12 +197,16 @@ def test_what_cannot_come_fails_at_once_in_rays_words(cluster: Ray) -> None:
     script = run(
         cluster,
         """
-for options in ({"hosts": 4}, {"hosts": 1, "gpus": 1}, {"hosts": 1, "python": "/nowhere/python"}, {"hosts": 1, "labels": {"colour": "red"}}):
-    with launch("ray", **options) as job:
-        try:
-            job.wait(60)
-        except LaunchError as error:
-            say(" ".join(str(error).split()))
+meshes = {
+    "many": {"hosts": 4},
+    "gpus": {"hosts": 1, "gpus": 1},
+    "pythons": {"hosts": 1, "python": "/nowhere/python"},
+    "reds": {"hosts": 1, "labels": {"colour": "red"}},
+}
+with launch("ray", meshes=meshes) as job:
+    wait_for(lambda: len(failed(job)) == 7)
+    for mesh in meshes:
+        say(next(" ".join(each.why.split()) for each in job.state().hosts if each.mesh == mesh))
 try:
     launch("ray", hosts=1, address="10.77.0.1:9").wait(60)
 except LaunchError as error:
@@ -299,7 +292,7 @@ input()
     assert said.startswith("lab-0 | The actor died"), said
     wait_until(lambda: not named("mesh-host", "lab-0"), "a host has outlived its actor", LIMIT)
     assert named("mesh-host", "lab-1")
-    os.kill(keeper(cluster, "lab"), signal.SIGKILL)
+    os.kill(keeper(cluster.folder / "jobs", "lab"), signal.SIGKILL)
     nothing_runs(cluster)
     script.kill()
     script.communicate()
@@ -320,19 +313,6 @@ def nothing_runs(cluster: Ray) -> None:
     script = run(cluster, "say(jobs())")
     assert heard(script) == "[]"
     ended(script)
-
-
-def keeper(cluster: Ray, job: str) -> int:
-    """Return the process that keeps a job there."""
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                words = (process / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"mesh_launchers._keeper" in words and os.fsencode(cluster.folder / "jobs" / job) in words:
-                return int(process.name)
-    raise AssertionError(f"nobody keeps {job}")
 
 
 def test_a_node_that_dies_and_a_cluster_that_goes_away(cluster: Ray) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import slurm
 from cluster import Network, Process, wait_until
+from launching import ended, heard, keeper
 from slurm import Slurm
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
@@ -33,6 +34,11 @@ class Where(Actor):
     def where(self):
         import socket
         return socket.gethostname()
+
+    @endpoint
+    def environ(self, name):
+        import os
+        return os.environ.get(name)
 
 def where(hosts):
     return sorted(hosts.spawn_procs(per_host={"gpus": 1}).spawn("where", Where).where.call().get(timeout=60).values())
@@ -64,20 +70,6 @@ def run(cluster: Slurm, text: str, *before: str) -> Process:
     options = f"python={sys.executable!r}"
     body = "".join(f"    {line}\n" for line in text.replace("OPTIONS", options).splitlines())
     return cluster.script(BEGIN + body, *before)
-
-
-def heard(script: Process) -> str:
-    """Return the script's next line."""
-    assert script.stdout is not None
-    line: str = script.stdout.readline()
-    assert line, f"the script has ended: {script.communicate(timeout=30)[1]}"
-    return line.strip()
-
-
-def ended(script: Process) -> None:
-    """Wait for a script's good end."""
-    out, error = script.communicate("\n", timeout=60)
-    assert script.returncode == 0, out + error
 
 
 def nothing_is_left(cluster: Slurm) -> None:
@@ -213,7 +205,7 @@ input()
     assert heard(script) == "job second: 0 of 1 hosts run; second-0 waiting: PENDING: Resources"
     assert heard(script).startswith("it has waited 0.5 in Slurm's queue: PENDING: ")
     # One that waits in the queue does not look at its input.
-    os.kill(keeper(cluster, "second"), signal.SIGKILL)
+    os.kill(keeper(cluster.folder / "jobs", "second"), signal.SIGKILL)
     wait_until(lambda: "mesh-second-0" not in cluster.ask("squeue", "-h", "-o", "%j"), "it is in the queue")
     assert "mesh-first-0" in cluster.ask("squeue", "-h", "-o", "%j")
     script.kill()
@@ -245,18 +237,118 @@ with launch("slurm", hosts=3, name="third", exclusive=True, partition="urgent", 
     assert heard(script) == "runs"
     cluster.ask("scancel", "-n", "mesh-first-0")
     line = heard(script)
-    assert line.startswith("first-0 | srun has ended with status ") and "; Slurm says CANCELLED" in line
+    # Either of them may be the first to end.
+    assert line.startswith(("first-0 | ", "first-1 | ")) and "; Slurm says CANCELLED" in line
     while (line := heard(script)) != "waits":
         pass
     cluster.ask("scancel", "-n", "mesh-second-0")
     line = heard(script)
     assert line.startswith("second-0 | srun has ended with status ") and "; Slurm says CANCELLED" in line
-    while not (line := heard(script)).startswith("first-0 | "):
+    while not (line := heard(script)).startswith("first-"):
         pass
     assert "; Slurm says PREEMPTED" in line
     while (line := heard(script)) != "host1 | host2 | host3":
         pass
     ended(script)
+    nothing_is_left(cluster)
+
+
+def test_slurm_gives_notice_before_it_kills(cluster: Slurm) -> None:
+    """HST-5: agents get SIGTERM, and know how long they have: KillWait less two seconds, unless something else is said."""
+    script = run(
+        cluster,
+        """
+for options in ({}, {"preemption_grace": 4}):
+    with launch("slurm", hosts=1, name="lab", exclusive=True, OPTIONS, **options) as job:
+        say(*job.hosts.spawn_procs().spawn("where", Where).environ.call("MESH_PREEMPTION_GRACE").get(timeout=60).values())
+        failed(job)
+        say("SIGTERM" in job.logs()["lab-0"])
+""",
+    )
+    for grace in ("3", "4"):
+        assert heard(script) == grace
+        cluster.ask("scancel", "-n", "mesh-lab-0")
+        assert heard(script) == "True"
+    ended(script)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.timeout(150)
+def test_a_time_limit_is_told_before_and_after(cluster: Slurm) -> None:
+    """SLR-2."""
+    script = run(
+        cluster,
+        """
+with launch("slurm", hosts=1, name="lab", exclusive=True, time=1, OPTIONS) as job:
+    job.wait(60)
+    say("runs")
+    while "at its time limit" not in str(job.state().hosts[0].why):
+        time.sleep(0.01)
+    say(job.state().hosts[0].why)
+    say(*failed(job)[0])
+""",
+    )
+    assert heard(script) == "runs"
+    # Limits are minutes; an administrator may say when a job ends.
+    [number] = cluster.ask("squeue", "-h", "-n", "mesh-lab-0", "-o", "%i").split()
+    cluster.ask("scontrol", "update", f"jobid={number}", "EndTime=now+10seconds")
+    line = heard(script)
+    assert line.startswith("Slurm ends it in ") and line.endswith(" s, at its time limit"), line
+    line = heard(script)
+    assert "; Slurm says TIMEOUT" in line, line
+    while "TIMEOUT" not in line:
+        line = heard(script)
+    ended(script)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.timeout(150)
+def test_a_requeued_job_starts_again_with_hosts_of_its_own(cluster: Slurm) -> None:
+    """SLR-1: of a script in an allocation, nothing is left on the nodes before Slurm starts it anew."""
+    said = cluster.folder / "said"
+    said.touch()
+    body = """
+with launch("slurm", hosts=2, OPTIONS) as job:
+    with open(os.environ["SAID"], "a") as file:
+        print(os.environ.get("SLURM_RESTART_COUNT", "0"), *where(job.hosts), file=file)
+    while os.environ.get("SLURM_RESTART_COUNT") != "1":
+        time.sleep(1)
+"""
+    options = f"python={sys.executable!r}"
+    text = "".join(f"    {line}\n" for line in body.replace("OPTIONS", options).splitlines())
+    script = cluster.folder / "requeued.py"
+    script.write_text("import os\n" + BEGIN + text)
+    batch = cluster.folder / "batch.sh"
+    batch.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
+    runtime = cluster.folder / "run"
+    runtime.mkdir(mode=0o700)
+    variables = {"MESH_JOBS": cluster.folder / "jobs", "XDG_RUNTIME_DIR": runtime, "SAID": said}
+    words = ["env", *(f"{name}={value}" for name, value in variables.items())]
+    words += ["sbatch", "--parsable", "-N2", "--exclusive", "--requeue", "--open-mode=append"]
+    number = cluster.ask(*words, f"--output={cluster.folder}/out", str(batch)).strip()
+
+    def lines() -> list[str]:
+        return said.read_text().splitlines()
+
+    def about() -> str:
+        out = cluster.folder / "out"
+        return f"{lines()}, {cluster.ask('squeue')}, {out.read_text() if out.exists() else ''}"
+
+    wait_until(lambda: lines() == ["0 host1 host2"], f"it does not run: {about()}", 60)
+    cluster.ask("scontrol", "requeue", number)
+    wait_until(
+        lambda: cluster.ask("squeue", "-h", "-j", number, "-o", "%T").strip() == "PENDING",
+        "it is not requeued",
+    )
+    wait_until(
+        lambda: cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") == 3,
+        "nodes are not idle",
+    )
+    assert list(runtime.glob("mesh-host-*")) == []
+    # By itself Slurm waits for two minutes.
+    cluster.ask("scontrol", "update", f"jobid={number}", "StartTime=now")
+    wait_until(lambda: len(lines()) == 2, f"it does not run again: {about()}", 60)
+    assert lines()[1] == "1 host1 host2"
     nothing_is_left(cluster)
 
 
@@ -277,6 +369,24 @@ with launch("slurm", meshes=meshes, name="lab", OPTIONS) as job:
         "mesh-lab-0 host3",
         "mesh-lab-1 host[1-2]",
     ]
+    ended(script)
+    nothing_is_left(cluster)
+
+
+def test_components_of_a_heterogeneous_job_are_meshes(cluster: Slurm) -> None:
+    """Of one allocation, whose parts Slurm starts together."""
+    script = run(
+        cluster,
+        """
+meshes = {"trainers": {"hosts": 1, "het_group": 0}, "generators": {"hosts": 2, "het_group": 1}}
+with launch("slurm", meshes=meshes, OPTIONS) as job:
+    say(*where(job.meshes["trainers"]))
+    say(*where(job.meshes["generators"]))
+""",
+        *("salloc", "-Q", "-N1", "--exclusive", ":", "-N2", "--exclusive", sys.executable),
+    )
+    assert heard(script) == "host1"
+    assert heard(script) == "host2 | host3"
     ended(script)
     nothing_is_left(cluster)
 
@@ -322,16 +432,3 @@ with launch("slurm", hosts=2, exclusive=True, OPTIONS) as job:
     assert heard(script) == "host1 | host2"
     ended(script)
     wait_until(lambda: not cluster.ask("squeue", "-h").strip(), "jobs are in the queue")
-
-
-def keeper(cluster: Slurm, job: str) -> int:
-    """Return the process that keeps a job there."""
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                words = (process / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"mesh_launchers._keeper" in words and os.fsencode(cluster.folder / "jobs" / job) in words:
-                return int(process.name)
-    raise AssertionError(f"nobody keeps {job}")

@@ -1,21 +1,25 @@
-"""Hosts in a real torchrun: three nodes with two ranks each, on machines of their own (TRN-1 to TRN-3)."""
+"""Hosts in a real torchrun: nodes on machines of their own, one of them with two ranks each (TRN-1 to TRN-3)."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import Host, Network, Process, wait_until
+from cluster import Host, Network, wait_until
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
 pytest.importorskip("torch.distributed", reason="PyTorch is not installed here")
 
+HERE = Path(__file__).parent
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""PyTorch imports so much that compiling it anew in each process takes longer than all else here."""
 LIMIT = 120.0
 """Six processes import PyTorch, each for seconds."""
 pytestmark = [pytest.mark.network, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -43,10 +47,72 @@ if __name__ == "__main__":
 """
 
 
+class Torchruns:
+    """The process that starts them: PyTorch is imported once for all of them."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, HERE / "programs" / "torchruns.py"],
+            stdin=subprocess.PIPE,
+            env={**os.environ, **COMPILED},
+            text=True,
+            start_new_session=True,
+        )
+
+    def start(self, host: Host, folder: Path, env: dict[str, str], words: list[str]) -> Torchrun:
+        """Start one on a machine."""
+        told = {
+            "machine": host.machine,
+            "folder": str(folder),
+            "name": host.name,
+            "env": {**os.environ, **env},
+            "words": words,
+        }
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{json.dumps(told)}\n")
+        self.process.stdin.flush()
+        return Torchrun(folder / host.name)
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(LIMIT)
+
+
+class Torchrun:
+    """One torchrun."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        pid = self._path.with_suffix(".pid")
+        wait_until(pid.exists, "it does not start", LIMIT)
+        os.kill(int(pid.read_text()), number)
+
+    def wait(self, limit: float) -> int:
+        """Wait for its end; how it has ended."""
+        status = self._path.with_suffix(".status")
+        wait_until(status.exists, "it does not end", limit)
+        return int(status.read_text())
+
+
+@pytest.fixture(scope="module")
+def torchruns() -> Iterator[Torchruns]:
+    """What starts them."""
+    torchruns = Torchruns()
+    yield torchruns
+    torchruns.close()
+
+
 class Job:
     """A torchrun on each machine."""
 
-    def __init__(self, network: Network, folder: Path, text: str, *words: str) -> None:
+    def __init__(
+        self, torchruns: Torchruns, network: Network, folder: Path, text: str, *words: str, ranks: int = 1
+    ) -> None:
         self.network = network
         self.folder = folder
         self._said = folder / "said"
@@ -56,8 +122,8 @@ class Job:
         script.write_text(BEGIN + "".join(f"    {line}\n" for line in text.splitlines()))
         head = network.hosts[0].address
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(network.hosts)}"),
-            "--nproc-per-node=2",
+            f"--nnodes={len(network.hosts)}",
+            f"--nproc-per-node={ranks}",
             *(
                 ["--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29400", "--rdzv-id=lab"]
                 if len(network.hosts) > 1
@@ -65,22 +131,18 @@ class Job:
             ),
             *(*words, str(script)),
         ]
-        self.processes = [self._start(host, command) for host in network.hosts]
+        self.processes = [self._start(torchruns, host, command) for host in network.hosts]
 
-    def _start(self, host: Host, command: list[str]) -> Process:
+    def _start(self, torchruns: Torchruns, host: Host, command: list[str]) -> Torchrun:
         runtime = self.folder / f"run-{host.name}"
         runtime.mkdir(mode=0o700)
         env = {
             "MESH_JOBS": str(self.folder / "state" / "jobs"),
             "XDG_RUNTIME_DIR": str(runtime),
             "SAID": str(self._said),
-            # PyTorch imports so much that compiling it anew in each process takes longer than all else here.
-            "PYTHONDONTWRITEBYTECODE": "",
+            **COMPILED,
         }
-        with (self.folder / f"{host.name}.log").open("wb") as log:
-            return host.start(
-                command, env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+        return torchruns.start(host, self.folder, env, command)
 
     def log(self) -> str:
         """What all have written."""
@@ -122,10 +184,11 @@ def hosts_on(host: Host) -> list[int]:
 
 
 def test_all_nodes_are_hosts_in_the_order_of_their_ranks(
-    network: Callable[[int], Network], tmp_path: Path
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
 ) -> None:
     """TRN-1: no key is in the store, nor anywhere else where it can be read."""
     job = Job(
+        torchruns,
         network(3),
         tmp_path,
         """
@@ -152,6 +215,7 @@ with torchrun.hosts() as hosts:
         say(error)
 say("after")
 """,
+        ranks=2,
     )
     assert job.heard() == "node0 | node1 | node2 | host0 | host1 | host2"
     nodes = job.heard()
@@ -164,9 +228,12 @@ say("after")
     assert job.ended() == [0, 0, 0], job.log()
 
 
-def test_a_rank_that_fails_has_all_started_again(network: Callable[[int], Network], tmp_path: Path) -> None:
+def test_a_rank_that_fails_has_all_started_again(
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
+) -> None:
     """TRN-2, TRN-3: the second attempt has hosts of its own, and SIGTERM ends all of it."""
     job = Job(
+        torchruns,
         network(2),
         tmp_path,
         """
@@ -189,8 +256,11 @@ with torchrun.hosts() as hosts:
     assert all(job.ended()), job.log()
 
 
-def test_a_script_that_fails_is_an_end_of_all(network: Callable[[int], Network], tmp_path: Path) -> None:
+def test_a_script_that_fails_is_an_end_of_all(
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
+) -> None:
     job = Job(
+        torchruns,
         network(2),
         tmp_path,
         """
@@ -206,12 +276,13 @@ with torchrun.hosts() as hosts:
 
 
 def test_credentials_of_the_users_own_and_a_node_that_lacks_them(
-    network: Callable[[int], Network], tmp_path: Path
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
 ) -> None:
     from mesh_core import Credentials
 
     given = Credentials.new(tmp_path / "credentials")
     job = Job(
+        torchruns,
         network(2),
         tmp_path,
         f"""
@@ -225,6 +296,7 @@ with torchrun.hosts(credentials=mine) as hosts:
     second = tmp_path / "second"
     second.mkdir()
     job = Job(
+        torchruns,
         job.network,
         second,
         """
@@ -242,8 +314,11 @@ except LaunchError as error:
     assert all(job.ended())
 
 
-def test_a_single_node_and_a_script_that_exits(network: Callable[[int], Network], tmp_path: Path) -> None:
+def test_a_single_node_and_a_script_that_exits(
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
+) -> None:
     job = Job(
+        torchruns,
         network(1),
         tmp_path,
         """

@@ -431,7 +431,7 @@ impl Runtime {
         }) else {
             return;
         };
-        let started = ForkServer::start(&spec, self.board.fd(), token, self.me.host)
+        let started = ForkServer::start(&spec, self.board.fd(), token, self.me.host, self.standby_for(&spec))
             .and_then(|fork_server| fork_server.register(&self.reactor).map(|()| Arc::new(fork_server)));
         match started {
             Ok(fork_server) => {

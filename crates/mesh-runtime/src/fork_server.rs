@@ -6,28 +6,34 @@
 //! ```
 //! One message is one packet of a sequenced-packet socket. What a fork server or a worker is told travels in files of memory,
 //! so that it may be of any size, and no other user can read it, as the arguments of a command can be.
+//!
+//! The first fork server of a host may be its [`Standby`] instead of a new interpreter.
 
 use crate::error::RuntimeError;
 use crate::reactor::{Reactor, would_block};
 use bytes::Bytes;
 use mesh_proto::{Exit, HostNo, ProcAddr};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recv,
     sendmsg, socketpair,
 };
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 
 const OP_FORK: u8 = 1;
 const OP_KILL: u8 = 2;
 const OP_EXEC: u8 = 3;
+const OP_BECOME: u8 = 4;
 const OP_FORKED: u8 = 11;
 const OP_EXITED: u8 = 12;
 const OP_FAILED: u8 = 13;
@@ -81,12 +87,57 @@ pub(crate) fn told(what: &[u8]) -> Result<OwnedFd, RuntimeError> {
     Ok(fd)
 }
 
+/// A copy of the agent, made before its first thread, that waits to become a fork server: it has imported already what an
+/// interpreter of its own would import again. It decides itself whether it can stand for what is ordered; if not, it runs the
+/// command that it is given.
+#[derive(Debug)]
+pub struct Standby {
+    pid: Pid,
+    socket: OwnedFd,
+}
+
+impl Standby {
+    /// Takes a child of this process's main thread, and this end of its socket.
+    #[must_use]
+    pub fn new(pid: u32, socket: OwnedFd) -> Option<Self> {
+        Some(Self { pid: Pid::from_raw(i32::try_from(pid).ok()?)?, socket })
+    }
+
+    /// Orders a fork server of it; fails if it is gone.
+    fn order(&self, spec: &ForkServerSpec, board: BorrowedFd<'_>) -> Result<(), RuntimeError> {
+        let mut words = u32::try_from(spec.argv.len()).unwrap_or(0).to_le_bytes().to_vec();
+        for word in &spec.argv {
+            words.extend_from_slice(word.as_bytes());
+            words.push(0);
+        }
+        for (key, value) in &spec.env {
+            words.extend_from_slice(key.as_bytes());
+            words.push(b'=');
+            words.extend_from_slice(value.as_bytes());
+            words.push(0);
+        }
+        let (plan, words) = (told(&spec.plan)?, told(&words)?);
+        let fds = [board, plan.as_fd(), words.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&fds));
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        sendmsg(&self.socket, &[IoSlice::new(&[OP_BECOME])], &mut ancillary, flags)
+            .map(drop)
+            .map_err(RuntimeError::os("sendmsg"))
+    }
+}
+
+/// The standby of a host, until a job takes it.
+pub type Spare = Arc<Mutex<Option<Standby>>>;
+
 type Packet = (Vec<u8>, Option<WorkerFds>);
 
 #[derive(Debug)]
 pub(crate) struct ForkServer {
     socket: OwnedFd,
-    child: Mutex<Child>,
+    pid: Pid,
+    reaped: Mutex<bool>,
     waiting: Mutex<VecDeque<Packet>>,
     token: u64,
     host: HostNo,
@@ -100,7 +151,16 @@ impl ForkServer {
         board: BorrowedFd<'_>,
         token: u64,
         host: HostNo,
+        standby: Option<Standby>,
     ) -> Result<Self, RuntimeError> {
+        if let Some(standby) = standby {
+            if standby.order(spec, board).is_ok() {
+                let Standby { pid, socket } = standby;
+                return Ok(Self { socket, pid, reaped: Mutex::default(), waiting: Mutex::default(), token, host });
+            }
+            // Somebody has killed it.
+            reap(standby.pid);
+        }
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
                 .map_err(RuntimeError::os("socketpair"))?;
@@ -134,11 +194,12 @@ impl ForkServer {
         let child = command
             .spawn()
             .map_err(|error| RuntimeError::ForkServer { program: program.to_string_lossy().into_owned(), error })?;
-        Ok(Self { socket: ours, child: Mutex::new(child), waiting: Mutex::default(), token, host })
+        let pid = Pid::from_child(&child);
+        Ok(Self { socket: ours, pid, reaped: Mutex::default(), waiting: Mutex::default(), token, host })
     }
 
     pub(crate) fn pid(&self) -> u32 {
-        self.child.lock().unwrap_or_else(PoisonError::into_inner).id()
+        self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     pub(crate) fn register(&self, reactor: &Reactor) -> Result<(), RuntimeError> {
@@ -218,9 +279,11 @@ impl ForkServer {
 
     /// Waits for its end; kills it if that takes longer than `limit`.
     pub(crate) fn reap(&self, limit: std::time::Duration) {
-        let mut child = self.child.lock().unwrap_or_else(PoisonError::into_inner);
-        let pid = rustix::process::Pid::from_child(&child);
-        if let Ok(fd) = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+        let mut reaped = self.reaped.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *reaped, true) {
+            return;
+        }
+        if let Ok(fd) = rustix::process::pidfd_open(self.pid, rustix::process::PidfdFlags::empty()) {
             let mut fds = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
             let timeout = rustix::event::Timespec {
                 tv_sec: i64::try_from(limit.as_secs()).unwrap_or(1),
@@ -228,9 +291,14 @@ impl ForkServer {
             };
             let _ = rustix::event::poll(&mut fds, Some(&timeout));
         }
-        let _ = child.kill();
-        let _ = child.wait();
+        reap(self.pid);
     }
+}
+
+/// Ends a child that nobody has reaped yet, and forgets it.
+fn reap(pid: Pid) {
+    let _ = kill_process(pid, Signal::KILL);
+    while matches!(waitpid(Some(pid), WaitOptions::empty()), Err(Errno::INTR)) {}
 }
 
 fn packet(op: u8, addr: ProcAddr, seat: u32) -> Vec<u8> {

@@ -48,7 +48,7 @@ pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
 pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
-pub use fork_server::ForkServerSpec;
+pub use fork_server::{ForkServerSpec, Spare, Standby};
 pub use gateway::{
     GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at,
     visit,

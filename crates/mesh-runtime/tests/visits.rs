@@ -5,7 +5,7 @@
 use mesh_proto::control::Traits;
 use mesh_proto::hosts::{Join, Look, Packet, PacketDecoder, PacketKind, Refusal, Refuse, Short};
 use mesh_runtime::tls::{Dialed, Identity, Role, Store, TlsStream, dial};
-use mesh_runtime::{Host, HostOptions, Options, VisitError, jobs_at, visit};
+use mesh_runtime::{Host, HostOptions, Options, Spare, VisitError, jobs_at, visit};
 use std::io::{ErrorKind, IoSlice};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -37,6 +37,7 @@ impl Agent {
             env: Vec::new(),
             scratch: dir.join("scratch"),
             once: false,
+            standby: Spare::default(),
             runtime: Options {
                 spin: Duration::ZERO,
                 link_budget: 1 << 20,

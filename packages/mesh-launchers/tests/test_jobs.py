@@ -16,7 +16,8 @@ from greeter import Greeter, host_pids, kill_host
 from launched import LIMIT, leftovers, until
 from scripts import Script
 
-from mesh_core import Credentials, SupervisionError
+from mesh_core import Credentials, SupervisionError, shutdown
+from mesh_core.extensions import Extension, install
 from mesh_launchers import (
     Job,
     JobExists,
@@ -355,8 +356,8 @@ def test_progress_is_told_where_hosts_take_long(tmp_path: Path, capfd: pytest.Ca
 
 def test_packages_that_differ_are_named_by_host(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The hosts run with one more package than the script, and one of another version."""
-    (tmp_path / "site" / "extra-1.0.dist-info").mkdir(parents=True)
-    (tmp_path / "site" / "extra-1.0.dist-info" / "METADATA").write_text(
+    (tmp_path / "site" / "pluggy-0.1.dist-info").mkdir(parents=True)
+    (tmp_path / "site" / "pluggy-0.1.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: pluggy\nVersion: 0.1\n"
     )
     with launch("local", hosts=1, env={"PYTHONPATH": str(tmp_path / "site")}) as job:
@@ -410,3 +411,25 @@ def _which(version: str) -> bool:
     import shutil
 
     return shutil.which(f"python{version}") is not None
+
+
+class Looks(Extension):
+    """One that stops after that of the credentials."""
+
+    name = "looks"
+
+    def start(self) -> None:
+        self.found = 0
+
+    def stop(self) -> None:
+        self.found = len(list(Path(os.environ["MESH_JOBS"]).glob(".keys/*/credentials/crl.pem")))
+
+
+def test_credentials_are_there_until_the_runtime_is_closed(jobs_folder: Path) -> None:
+    """AUT-1: it looks at them every second, and would warn that they have gone."""
+    looks = install(Looks)
+    with launch("local", hosts=1) as job:
+        job.wait(timeout=LIMIT)
+    shutdown()
+    assert looks.found == 1
+    assert list(jobs_folder.glob(".keys/*")) == []

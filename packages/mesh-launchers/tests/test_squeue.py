@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_launchers._squeue import Queued, hostnames, queued
+from mesh_launchers._squeue import Queued, grace_of, hostnames, queued
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,22 @@ def test_names_of_nodes() -> None:
         *("gpu08", "gpu09", "gpu10", "gpu11", "gpu20", "cpu1"),
         *("rack1n1-ib", "rack1n3-ib", "rack2n1-ib", "rack2n3-ib"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("config", "partitions", "expected"),
+    [
+        # 22.05
+        ("KeepAliveTime           = SYSTEM_DEFAULT\nKillWait                = 30 sec\n", "", 30.0),
+        ("KillWait = 5 sec\n", "PartitionName=urgent Default=NO GraceTime=60 Hidden=NO\n", 60.0),
+        (
+            "KillWait = 5 sec\n",
+            "PartitionName=urgent Default=NO GraceTime=60\nPartitionName=main Default=YES GraceTime=0\n",
+            5.0,
+        ),
+        ("", "", None),
+        ("scontrol: error: no configuration\n", "", None),
+    ],
+)
+def test_how_long_slurm_waits_before_it_kills(config: str, partitions: str, expected: float | None) -> None:
+    assert grace_of(config, partitions) == expected

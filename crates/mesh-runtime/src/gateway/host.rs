@@ -3,6 +3,7 @@
 use super::greeting::{AGAIN, GREETING, hear, refuse, say};
 use super::visits::{self, Jobs, Place};
 use crate::error::RuntimeError;
+use crate::fork_server::Spare;
 use crate::runtime::{Options, Runtime, lock};
 use crate::tls::{
     DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
@@ -41,6 +42,8 @@ pub struct HostOptions {
     pub once: bool,
     /// Of the runtimes of its jobs.
     pub runtime: Options,
+    /// What can be the first fork server of its jobs.
+    pub standby: Spare,
 }
 
 /// One part in a job: a script may attach an agent more than once, and each time it is another host.

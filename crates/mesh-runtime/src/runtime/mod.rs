@@ -43,7 +43,7 @@ use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::fork_server::ForkServerSpec;
+use crate::fork_server::{ForkServerSpec, Spare, Standby};
 use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
@@ -113,6 +113,8 @@ pub(crate) struct Home {
     pub(crate) env: Vec<(OsString, OsString)>,
     /// The job's own folder on this host.
     pub(crate) scratch: Option<PathBuf>,
+    /// What can be its first fork server.
+    pub(crate) standby: Spare,
 }
 
 /// See the module.
@@ -220,7 +222,13 @@ impl Runtime {
     pub(crate) fn host_agent(host: HostNo, options: &HostOptions, scratch: PathBuf) -> Result<Arc<Self>, RuntimeError> {
         let me = ProcAddr::agent(host);
         let runtime = Self::build(me, Router::agent(me), Board::create()?, options.runtime)?;
-        runtime.be_host(options.name.clone(), options.python.clone(), options.env.clone(), Some(scratch));
+        let home = Home {
+            python: options.python.clone(),
+            env: options.env.clone(),
+            scratch: Some(scratch),
+            standby: Arc::clone(&options.standby),
+        };
+        runtime.set_home(options.name.clone(), home);
         Ok(runtime)
     }
 
@@ -233,8 +241,18 @@ impl Runtime {
         env: Vec<(OsString, OsString)>,
         scratch: Option<PathBuf>,
     ) {
+        self.set_home(name, Home { python, env, scratch, standby: Spare::default() });
+    }
+
+    fn set_home(&self, name: String, home: Home) {
         let _ = self.name.set(name);
-        let _ = self.home.set(Home { python, env, scratch });
+        let _ = self.home.set(home);
+    }
+
+    /// The host's standby, if there is one still, and the host's own interpreter is asked for.
+    pub(crate) fn standby_for(&self, fork_server: &ForkServerSpec) -> Option<Standby> {
+        let home = self.home.get().filter(|home| fork_server.argv.starts_with(&home.python))?;
+        lock(&home.standby).take()
     }
 
     /// Itself, for those who must not keep it.

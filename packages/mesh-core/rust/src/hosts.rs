@@ -9,10 +9,11 @@ use mesh_proto::control::Traits;
 use mesh_proto::hosts::Fate;
 use mesh_proto::{Placement, Target};
 use mesh_runtime::tls::{Identity, Role, split_address};
-use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError};
+use mesh_runtime::{GatewayOptions, Host, HostOptions, RuntimeError, Standby};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::ffi::OsString;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -177,7 +178,7 @@ pub(crate) struct PyHost {
 impl PyHost {
     /// Listens at `address`, if there is one, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle))]
+    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle, standby=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
@@ -198,7 +199,11 @@ impl PyHost {
         shm_budget: usize,
         shm_threshold: usize,
         shm_idle: f64,
+        standby: Option<(u32, i32)>,
     ) -> PyResult<Self> {
+        // SAFETY: the caller gives up this descriptor.
+        let standby = standby.and_then(|(pid, fd)| Standby::new(pid, unsafe { OwnedFd::from_raw_fd(fd) }));
+        let standby = Arc::new(Mutex::new(standby));
         let traits = Traits::new(labels, resources)
             .ok_or_else(|| PyValueError::new_err("labels or resources of the host are too many, or too long"))?;
         let runtime = options(
@@ -215,7 +220,7 @@ impl PyHost {
         let tell = Arc::clone(&told);
         let host = leave(py, || {
             let identity = load(&credentials, Role::Host)?;
-            let options = HostOptions { name, traits, python, env, scratch, once, runtime };
+            let options = HostOptions { name, traits, python, env, scratch, once, runtime, standby };
             let tell = Box::new(move |line: &str| {
                 tell.lock().unwrap_or_else(PoisonError::into_inner).push(line.to_owned());
             });

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from mesh_core._meshes.send import as_endpoint, send
     from mesh_core._process.agent import run_worker_loop_forever
     from mesh_core._process.host_agent import HostAgent
+    from mesh_core._process.standby import preload_host
     from mesh_core._system.seeds import rank_seed
 else:
     from mesh_core._meshes.actors import ActorMesh
@@ -184,6 +185,7 @@ __all__ = [
     "gather",
     "get_include",
     "get_or_spawn_controller",
+    "preload_host",
     "proc_mesh",
     "put",
     "put_async",
@@ -229,6 +231,7 @@ _LATER = {
     "QueueItemError": "mesh_core._blocks.queue.queue",
     "QueueStats": "mesh_core._blocks.queue.server",
     "attach_to_workers": "mesh_core._meshes.attach",
+    "preload_host": "mesh_core._process.standby",
     "run_worker_loop_forever": "mesh_core._process.agent",
     "as_endpoint": "mesh_core._meshes.send",
     "send": "mesh_core._meshes.send",

@@ -488,6 +488,7 @@ class HostServer:
         shm_budget: int,
         shm_threshold: int,
         shm_idle: float,
+        standby: tuple[int, int] | None = None,
     ) -> HostServer: ...
     @property
     def address(self) -> str | None: ...

@@ -1,6 +1,6 @@
 """The credentials of a script's jobs: its hosts are of one authority, whichever launcher has started them.
 
-AUT-1: a folder of credentials is there as long as a script or a keeper uses it, each of which has a shared lock in it, which no process has that
+AUT-1: a folder of credentials is there as long as a script's runtime or a keeper uses it, each of which has a shared lock in it, which no process has that
 they fork. The last to go removes it, and what killed ones have left is removed by whoever launches next, or lists the jobs.
 """
 
@@ -74,8 +74,8 @@ class Authority(Extension):
         """Stay here."""
         return NOT_CARRIED
 
-    def stop(self) -> None:
-        """Use them no longer."""
+    def closed(self) -> None:
+        """Use them no longer. Until then the runtime looks at them again and again."""
         Authority.here = None
         if self._use is not None:
             self._use.end()

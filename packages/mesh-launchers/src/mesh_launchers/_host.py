@@ -40,6 +40,7 @@ def told(
     variable: str | None = None,
     logs: Mapping[int, Path] | None = None,
     beat: str | None = None,
+    grace: float = 0.0,
     **options: Any,
 ) -> bytes:
     """Return the line that the program reads first.
@@ -50,6 +51,7 @@ def told(
         variable: where several programs read this line, what in the environment of each says which host it is; else one program has all.
         logs: what the agent of each host writes to, where it is not the output of the program.
         beat: a file that changes as long as the launcher is there, for hosts without a standard input.
+        grace: seconds between the SIGTERM that says that a host will be taken away, and its end; without any, SIGTERM ends it.
         options: of ``run_worker_loop_forever``.
     """
     files = {
@@ -63,6 +65,7 @@ def told(
         "code": dict(place.code) or {"modules": [], "path": []},
         "place": variable,
         "beat": beat,
+        "grace": grace,
         "hosts": [
             {
                 "number": each.number,

@@ -25,6 +25,7 @@ from typing import Any
 from mesh_core import Credentials
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import Use
+from mesh_launchers._comparing import compare
 from mesh_launchers._contract import (
     LAUNCHERS,
     HostSpec,
@@ -43,7 +44,6 @@ from mesh_launchers._state import HostState, JobState
 
 _LINE = 1 << 24
 _SHOWN = 1 << 22
-_DIFFERENCES = 5
 _SILENCE_S = 600.0
 
 
@@ -198,7 +198,7 @@ class Keeper:
             return
         phase, why, differs = report.phase, report.why, before.differs
         if report.environment is not None:
-            refused, differs = _compare(report.environment, self._environment)
+            refused, differs = compare(report.environment, self._environment)
             if refused and phase is Phase.RUNNING:
                 phase, why = Phase.FAILED, refused
                 # It has come, and is of no use.
@@ -494,32 +494,6 @@ class _Client:
             if not self._writer.is_closing():
                 await self._writer.drain()
             self._writer.close()
-
-
-def _compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return why hosts of this environment cannot be used, and in what else they are not like the script."""
-    refused = ""
-    if there["python"].split(".")[:2] != here["python"].split(".")[:2]:
-        refused = f"it has Python {there['python']} ({there['executable']}), and the script Python {here['python']}: functions and classes cannot be sent from one to the other"
-    theirs, ours = there["packages"].get("mesh-core"), here["packages"].get("mesh-core")
-    if theirs != ours and not refused:
-        refused = (
-            f"it has mesh-core {theirs}, and the script mesh-core {ours}: install the same version on both"
-        )
-    differs = [
-        f"{name} {there['packages'].get(name) or 'is missing'}, and {version} here"
-        for name, version in sorted(here["packages"].items())
-        if there["packages"].get(name) != version
-    ]
-    more = len(differs) - _DIFFERENCES
-    if more > 0:
-        differs[_DIFFERENCES:] = [f"and {more} more packages"]
-    changed = [
-        f"{name} has other source files in {at} (hosts.sync_workspace() brings those of the script)"
-        for name, (at, what) in sorted(there.get("code", {}).items())
-        if here["code"].get(name) != what
-    ]
-    return refused, (*changed, *differs)
 
 
 def main(path: str, door: int) -> None:

@@ -183,6 +183,10 @@ class Group:
             specs,
             variable=objects.INDEX_VARIABLE,
             beat=f"{objects.FOLDER}/{objects.BEAT}",
+            # A template may have said otherwise.
+            grace=options.notice(
+                job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", options.grace)
+            ),
             **where,
             resources={"gpus": float(options.gpus)} if options.gpus else {},
         )

@@ -9,6 +9,9 @@ from typing import Any
 from mesh_launchers._dialing import check_dial
 from mesh_launchers._durations import seconds
 
+_ENDING_S = 5.0
+"""So long a host takes at most to end, as a rule."""
+
 
 @dataclass(frozen=True)
 class KubernetesOptions:
@@ -59,7 +62,9 @@ class KubernetesOptions:
     node_timeout: float = 30.0
     """Seconds until the hosts of a node that Kubernetes has found dead are given up; Kubernetes' own default is 300."""
     grace: float = 15.0
-    """Seconds that a host has to end in order."""
+    """Seconds between SIGTERM and the kill (``terminationGracePeriodSeconds``), also where a pod is preempted, evicted or deleted."""
+    preemption_grace: float | None = None
+    """Seconds of those in which a host goes on, so that jobs can leave it; by default all but the last five, and 0 ends it at once."""
     listen: str = "0.0.0.0:0"
     """Where agents listen in their pods; ``"[::]:0"`` where pods have IPv6 addresses."""
     dial: str | None = None
@@ -69,6 +74,10 @@ class KubernetesOptions:
         """Check what Kubernetes would not, or would say badly."""
         if self.dial is not None:
             check_dial(self.dial)
+        if self.preemption_grace is not None and not 0 <= self.preemption_grace <= self.grace:
+            raise ValueError(
+                f"preemption_grace must be between 0 and grace, which is {self.grace:g}, got {self.preemption_grace:g}"
+            )
         for name in ("queue_timeout", "unschedulable_timeout"):
             given = getattr(self, name)
             if given is not None and (given != 0 or name == "queue_timeout"):
@@ -77,6 +86,12 @@ class KubernetesOptions:
             raise TypeError(
                 "the launcher 'kubernetes' needs image=: a container image with Python and mesh-core of the script's version"
             )
+
+    def notice(self, grace: float) -> float:
+        """Return how long a host goes on after SIGTERM, where its pod is killed after `grace` seconds."""
+        if self.preemption_grace is not None:
+            return float(self.preemption_grace)
+        return max(0.0, grace - _ENDING_S)
 
     def amounts(self) -> dict[str, str]:
         """Return the resources of a host by Kubernetes' names."""

@@ -5,6 +5,8 @@ HST-2: it ends when its standard input does, or is silent for too long, and with
 started it, also where the network between them has gone without a word. In a container, which has no standard input, a file changes instead.
 HST-3: an agent, and the process that has started it, each remove the credentials where the other was killed.
 HST-4: what it has to say is JSON on its standard output, in short lines that begin with the host's number, and nothing else is written there.
+HST-5: SIGTERM is for who takes the host away: where there is a grace, it goes on to the agent, once, and nothing is ended before the grace is over.
+Whoever wants the host to end says SIGINT to the agent.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
@@ -33,6 +36,10 @@ SHORT = 800
 """Where the lines of many hosts come together, longer ones are torn apart."""
 MOST_FILES = 2000
 GRACE_S = 8.0
+PREEMPTION = "MESH_PREEMPTION_GRACE"
+"""Tells the agent how long it goes on after SIGTERM."""
+ONE_S = 2.0
+"""Within this time several SIGTERMs are one: a scheduler may send it to all processes of a host."""
 LOOK_S = 5.0
 AGAIN_S = 0.5
 REACH_S = 10.0
@@ -78,14 +85,37 @@ def code(asked: Sequence[str], path: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
+def installed(path: Sequence[str]) -> dict[str, str]:
+    """Return the versions of the packages in these directories, by the names of their metadata: reading it takes ten times as long."""
+    packages: dict[str, str] = {}
+    for each in path:
+        try:
+            names = os.listdir(each or ".")  # noqa: PTH208 - names are all that is wanted
+        except OSError:
+            continue
+        for name in names:
+            stem, _, kind = name.rpartition(".")
+            project, dash, version = stem.partition("-")
+            if dash and kind in ("dist-info", "egg-info"):
+                # Of two of a name the first is the one that is imported. An egg also names its Python.
+                packages.setdefault(normal(project), version.partition("-py")[0])
+    return packages
+
+
+def normal(project: str) -> str:
+    """Return the name of a project as it is compared."""
+    return project.lower().replace("_", "-").replace(".", "-")
+
+
 def environment() -> dict[str, Any]:
     """Return which Python this is, and which packages it has."""
-    from importlib.metadata import distributions
+    packages = installed(sys.path)
+    if "mesh-core" not in packages:
+        # They come from an archive, or by an importer of somebody's own.
+        from importlib.metadata import distributions
 
-    packages: dict[str, str] = {}
-    for each in distributions():
-        # Of two of a name the first is the one that is imported.
-        packages.setdefault((each.metadata["Name"] or "").lower().replace("_", "-"), each.version)
+        for each in distributions():
+            packages.setdefault(normal(each.metadata["Name"] or ""), each.version)
     return {"python": sys.version.split()[0], "executable": sys.executable, "packages": packages}
 
 
@@ -97,6 +127,7 @@ class Host:
         self._mine = mine
         self.number: int = mine["number"]
         self._options = {"name": mine["name"], "labels": mine["labels"], **told["options"]}
+        self._grace: float = told.get("grace", 0.0)
         self._files: dict[str, str] = told["credentials"]
         self._credentials = ""
         self._agent = 0
@@ -142,7 +173,7 @@ class Host:
             os.setsid()
         # It ends with whoever cleans up behind it; `ps -o comm` shows which host it is.
         libc = ctypes.CDLL(None)
-        libc.prctl(DEATH, signal.SIGTERM)
+        libc.prctl(DEATH, signal.SIGINT)
         libc.prctl(NAME, self._mine["name"].encode())
         if os.getppid() != starter:
             return
@@ -153,14 +184,25 @@ class Host:
             os.close(log)
         from mesh_core import run_worker_loop_forever
 
+        if self._grace:
+            os.environ[PREEMPTION] = f"{self._grace:g}"
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        # Workers are to be copies of this process.
+        self._files.clear()
         if "dial" in self._options:
             self.say(dials=self._options["dial"])
         run_worker_loop_forever(
             credentials=self._credentials,
             ready=lambda address: self.say(address=f"tcp://{address}"),
+            standby=True,
+            tell=tell,
             **self._options,
         )
+
+    def warn(self) -> None:
+        """Tell the agent that the host will be taken away."""
+        if self.runs:
+            os.kill(self._agent, signal.SIGTERM)
 
     def forget(self) -> None:
         """Close what belongs to the process that has made the agent."""
@@ -187,7 +229,7 @@ class Host:
         """Ask the agent to end."""
         if self.runs and self._late is None:
             self._late = time.monotonic() + GRACE_S
-            os.kill(self._agent, signal.SIGTERM)
+            os.kill(self._agent, signal.SIGINT)
 
     def left(self, now: float) -> float | None:
         """Return how long the agent has until it is killed; kills it when that is over."""
@@ -220,6 +262,11 @@ class Hosts:
             mine = mine[place : place + 1]
         self._hosts = {each["number"]: Host(told, each, out) for each in mine}
         self._silence: float = told["silence"]
+        self._grace: float = told.get("grace", 0.0)
+        self._warned: float | None = None
+        """When it was said that the hosts will be taken away."""
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """Ends a wait, which a signal does not by itself."""
         self._dial: str | None = told["options"].get("dial")
         self._asked: dict[str, Any] = told["code"]
         self._beat: str | None = told.get("beat")
@@ -233,10 +280,7 @@ class Hosts:
         for each in self._hosts.values():
             each.say(environment=what, node=socket.gethostname())
         try:
-            # Once, for all agents; and what they would each import later.
-            for module in ("inspect", "random", "subprocess"):
-                importlib.import_module(module)
-            from mesh_core import Settings, run_worker_loop_forever  # noqa: F401
+            self._import()
         except ImportError as error:
             return self._fail(
                 f"{sys.executable} has no mesh-core ({error}): install it there, or name an interpreter that has it with python="
@@ -264,6 +308,28 @@ class Hosts:
         finally:
             for each in self._hosts.values():
                 each.clean()
+
+    def leave(self) -> bool:
+        """Take a SIGTERM; whether it is a notice, and no order to end at once (HST-5)."""
+        now = time.monotonic()
+        if self._warned is not None:
+            return now - self._warned < ONE_S
+        if not self._grace or not any(each.runs for each in self._hosts.values()):
+            return False
+        self._warned = now
+        os.eventfd_write(self._wake, 1)
+        for each in self._hosts.values():
+            each.warn()
+        return True
+
+    def _import(self) -> None:
+        """Import what agents need; where there are several, once for all of them."""
+        for module in ("inspect", "random", "subprocess"):
+            importlib.import_module(module)
+        from mesh_core import Settings, preload_host, run_worker_loop_forever  # noqa: F401
+
+        if len(self._hosts) > 1:
+            preload_host()
 
     def _fail(self, why: str) -> int:
         for each in self._hosts.values():
@@ -301,13 +367,14 @@ class Hosts:
             now = time.monotonic()
             waits = [left for each in running.values() if (left := each.left(now)) is not None]
             if not is_over:
-                waits.append(max(0.0, self._last + self._silence - now))
+                waits.append(max(0.0, min(self._last + self._silence, self._taken_at) - now))
             ready = self._wait([*running, *([] if is_over else self._inputs)], waits)
-            for end in ready:
-                if end in running:
-                    worst = max(worst, running[end].has_ended())
+            for end in running.keys() & ready:
+                worst = max(worst, self._has_ended(running[end], is_over=is_over))
             if not is_over and 0 in ready:
                 is_over = self._is_over()
+            elif not is_over and time.monotonic() >= self._taken_at:
+                is_over = True
             elif not is_over and time.monotonic() >= self._last + self._silence:
                 is_over = True
                 for each in running.values():
@@ -320,10 +387,24 @@ class Hosts:
                     each.end()
         return worst
 
+    @property
+    def _taken_at(self) -> float:
+        """When agents are ended that go on though their grace is over."""
+        return float("inf") if self._warned is None else self._warned + self._grace + ONE_S
+
+    def _has_ended(self, host: Host, *, is_over: bool) -> int:
+        """Tell the end of a host; returns how it has ended."""
+        if self._warned is not None and not is_over:
+            since = time.monotonic() - self._warned
+            host.say(failed=f"it was taken away: SIGTERM came {since:.0f} s before its end", taken=True)
+        return host.has_ended()
+
     def _wait(self, inputs: Sequence[int], limits: Sequence[float]) -> list[int]:
         """Wait until something happens, or may have; returns what has."""
         pauses = [*limits, min(LOOK_S, self._silence / 4)] if self._beat else limits
-        ready = select.select(inputs, [], [], min(pauses, default=None))[0]
+        ready = select.select([*inputs, self._wake], [], [], min(pauses, default=None))[0]
+        if self._wake in ready:
+            os.eventfd_read(self._wake)
         if self._beat:
             self._look(self._beat)
         if os.getpid() == 1:
@@ -366,13 +447,40 @@ class Hosts:
         return not said or numbers >= self._hosts.keys()
 
 
-def ended(number: int, _frame: object) -> None:
-    """End in order."""
-    sys.exit(128 + number)
+def tell(line: str) -> None:
+    """Write what people should know of an agent."""
+    if threading.current_thread() is threading.main_thread():
+        hear_once()
+    sys.stderr.write(f"{time.strftime('%H:%M:%S')} mesh host: {line}\n")
+    sys.stderr.flush()
+
+
+def hear_once() -> None:
+    """Have several SIGTERMs that come together be one to the agent: the scheduler's, and what this program hands on."""
+    handler = signal.getsignal(signal.SIGTERM)
+    if not callable(handler) or hasattr(handler, "is_heard_once"):
+        return
+    heard = [-ONE_S]
+
+    def once(number: int, frame: Any) -> None:
+        now = time.monotonic()
+        if now - heard[0] >= ONE_S:
+            heard[0] = now
+            handler(number, frame)
+
+    once.is_heard_once = True  # type: ignore[attr-defined]
+    signal.signal(signal.SIGTERM, once)
 
 
 def main() -> int:
     """Run hosts; a second argument names a file with what it is told."""
+    running: list[Hosts] = []
+
+    def ended(number: int, _frame: object) -> None:
+        """End in order, unless it is a notice."""
+        if number != signal.SIGTERM or not running or not running[0].leave():
+            sys.exit(128 + number)
+
     for each in ENDS:
         signal.signal(each, ended)
     out = os.fdopen(os.dup(1), "w")
@@ -389,7 +497,9 @@ def main() -> int:
                 return 1
             line += byte
         told = json.loads(line)
-    return Hosts(told, out).run()
+        line.clear()
+    running.append(Hosts(told, out))
+    return running[0].run()
 
 
 if __name__ == "__main__":

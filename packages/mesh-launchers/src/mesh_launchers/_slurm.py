@@ -21,7 +21,7 @@ from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place, Report
 from mesh_launchers._durations import seconds
 from mesh_launchers._host import HostProcess, command, told
-from mesh_launchers._squeue import FIELDS, Queued, hostnames, queued
+from mesh_launchers._squeue import FIELDS, Queued, grace_of, hostnames, queued
 
 _POLL_S = 1.0
 _RUNNING_POLL_S = 5.0
@@ -30,6 +30,8 @@ _END_POLLS = 16
 """While a job completes, what has ended it is not said."""
 _SOON_S = 120
 """So long before its time is over it is said that Slurm will end a job."""
+_ENDING_S = 2.0
+"""So long before the kill hosts end by themselves."""
 _PLACE = "SLURM_PROCID"
 
 
@@ -46,6 +48,8 @@ class SlurmOptions:
     constraint: str | None = None
     nodelist: str | None = None
     exclude: str | None = None
+    het_group: int | None = None
+    """In a heterogeneous job, which of its components has these hosts (``--het-group``); the first, if nothing is said."""
     time: str | int | None = None
     gres: str | None = None
     gpus_per_node: int | str | None = None
@@ -62,6 +66,9 @@ class SlurmOptions:
     """After so long in the queue hosts have failed, such as ``"2h"``; by default they wait for ever."""
     start_timeout: float = 120.0
     """Seconds until a host's agent listens, once Slurm has started the job."""
+    preemption_grace: float | None = None
+    """Seconds that hosts go on when Slurm has sent SIGTERM, so that jobs can leave them; by default two less than Slurm waits before the kill
+    (``KillWait``, or the partition's ``GraceTime`` where that is longer), where ``scontrol`` tells that; 0 ends them at once."""
     folder: str | None = None
     """A folder that the nodes see, for a private file with the hosts' credentials; by default that of the job."""
     listen: str = "0.0.0.0:0"
@@ -71,6 +78,8 @@ class SlurmOptions:
         """Check what Slurm would not."""
         if self.queue_timeout is not None:
             seconds(self.queue_timeout, "queue_timeout")
+        if self.preemption_grace is not None and self.preemption_grace < 0:
+            raise ValueError(f"preemption_grace must not be negative, got {self.preemption_grace:g}")
 
     def command(self, name: str, count: int, inside: str | None) -> list[str]:
         """Return srun with its arguments, for so many hosts."""
@@ -87,6 +96,7 @@ class SlurmOptions:
             "--constraint": self.constraint,
             "--nodelist": self.nodelist,
             "--exclude": self.exclude,
+            "--het-group": self.het_group,
             "--time": self.time,
             "--gres": self.gres,
             "--gpus-per-node": self.gpus_per_node,
@@ -150,6 +160,8 @@ class _Step:
         self._nodes: dict[int, str] = {}
         self._listening: set[int] = set()
         self._failed: dict[int, str] = {}
+        self._taken: set[int] = set()
+        """Hosts that Slurm has sent SIGTERM to."""
         self._changed = asyncio.Event()
         self._srun_ended = False
         self._status = 0
@@ -172,7 +184,14 @@ class _Step:
     async def _start(self) -> None:
         options = self._options
         try:
-            text = told(self._place, list(self.hosts.values()), variable=_PLACE, address=options.listen)
+            grace = options.preemption_grace
+            text = told(
+                self._place,
+                list(self.hosts.values()),
+                variable=_PLACE,
+                grace=await _grace(options.partition) if grace is None else grace,
+                address=options.listen,
+            )
             # Not one that somebody else has put there, where the folder is not ours alone.
             with os.fdopen(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(text)
@@ -240,20 +259,29 @@ class _Step:
 
     async def _end_of_srun(self) -> str:
         """Say why srun has ended: what a host has said, or Slurm."""
-        said = next(iter(self._failed.values()), "")
+        said = next((text for number, text in self._failed.items() if number not in self._taken), "")
         if said:
             return said
         how = f"srun has ended with status {self._status}"
+        return await self._in_slurms_words(how, until_ended=False)
+
+    async def _in_slurms_words(self, how: str, *, until_ended: bool) -> str:
+        """Return what has happened, and what Slurm says of it."""
         # In a job of somebody else's the step has no state of its own.
         if os.environ.get("SLURM_JOB_ID"):
             return how
         now = await self._queue()
         for _ in range(_END_POLLS):
-            if now.state != "COMPLETING":
+            if now.state != "COMPLETING" and (now.has_ended or not until_ended):
                 break
             await asyncio.sleep(_END_POLL_S)
             now = await self._queue()
         return f"{how}; Slurm says {now}" if now.has_ended else how
+
+    async def _was_taken(self, number: int) -> None:
+        """Say why a host has ended that Slurm has sent SIGTERM to."""
+        why = await self._in_slurms_words(self._failed[number], until_ended=True)
+        self._fail({number}, why)
 
     async def _queue(self) -> Queued:
         """Return what Slurm says of the job."""
@@ -301,9 +329,13 @@ class _Step:
             self._report([number], Phase.RUNNING, address=self._addresses[number])
         elif "failed" in what:
             self._failed[number] = str(what["failed"])
+            if what.get("taken"):
+                self._taken.add(number)
         elif "over" in what:
             if number in self._ending:
                 self._over.add(number)
+            elif number in self._taken:
+                self._tasks.append(asyncio.create_task(self._was_taken(number)))
             else:
                 self._fail({number}, self._failed.get(number) or f"it has ended with status {what['over']}")
         self._changed.set()
@@ -332,6 +364,14 @@ class _Step:
             self._file.unlink(missing_ok=True)
         self._over |= mine
         self._report(mine, Phase.ENDED)
+
+
+async def _grace(partition: str | None) -> float:
+    """Return how long hosts may go on after Slurm's SIGTERM; nothing where it does not tell."""
+    config = await _asked("scontrol", "show", "config")
+    partitions = await _asked("scontrol", "-o", "show", "partition", *([partition] if partition else []))
+    waits = grace_of(config, partitions)
+    return 0.0 if waits is None else max(0.0, waits - _ENDING_S)
 
 
 async def _asked(*words: str) -> str:

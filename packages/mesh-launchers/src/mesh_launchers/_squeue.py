@@ -103,6 +103,23 @@ def _seconds(left: str) -> int | None:
     return seconds + (int(days) * 86400 if dash else 0)
 
 
+def grace_of(config: str, partitions: str) -> float | None:
+    """Return the seconds between SIGTERM and the kill, from what ``scontrol`` shows of the configuration and of partitions.
+
+    Several partitions are shown where the job's is not known: the default one counts.
+
+    >>> grace_of("KillWait                = 30 sec", "PartitionName=main Default=YES GraceTime=0 ...")
+    30.0
+    """
+    waits = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    if waits is None:
+        return None
+    lines = [line for line in partitions.splitlines() if line.strip()]
+    line = lines[0] if len(lines) == 1 else next((each for each in lines if " Default=YES" in each), "")
+    grace = re.search(r"\bGraceTime=(\d+)", line)
+    return float(max(int(waits[1]), int(grace[1]) if grace else 0))
+
+
 def hostnames(nodes: str) -> list[str]:
     """Return the names of a list of nodes. Not by ``scontrol``, which some sites do not have everywhere.
 

@@ -33,6 +33,8 @@ class Start:
     """Where the script waits, HOST:PORT as the host reaches it, for an agent that nobody can connect to; in place of `listen`."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """What the host says it has."""
+    preemption_grace: float = 0.0
+    """Seconds that the agent goes on after SIGTERM, where something sends that to :func:`command` before it kills it; without any, SIGTERM ends it."""
     env: Mapping[str, str] | None = None
     """The environment of the command; that of this process if nothing is given."""
     reached: Callable[[str], str] = lambda address: address
@@ -202,7 +204,13 @@ class _Agent:
         try:
             spec, start = self._spec, self._start
             where = {"address": start.listen} if start.dial is None else {"dial": start.dial}
-            line = told(self._place, [spec], resources=dict(start.resources), **where)
+            line = told(
+                self._place,
+                [spec],
+                grace=start.preemption_grace,
+                resources=dict(start.resources),
+                **where,
+            )
             self.process = self._new_process()
             starting = asyncio.ensure_future(self.process.start(start.arguments, line, start.env))
             try:

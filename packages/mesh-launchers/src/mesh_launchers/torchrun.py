@@ -42,11 +42,11 @@ from typing import Any, NoReturn
 
 from mesh_core import Credentials, HostMesh, MeshError, attach_to_workers
 from mesh_launchers._authority import authority
+from mesh_launchers._comparing import compare
 from mesh_launchers._contract import HostSpec, Place
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._folder import base
 from mesh_launchers._host import command, told
-from mesh_launchers._keeper import _compare
 
 __all__ = ["hosts"]
 
@@ -453,7 +453,7 @@ class _Controller:
         towards = _split(others[0]["address"]) if others else (meeting.rank.address, meeting.rank.port)
         known = [{"address": meeting.address(agent, towards), "environment": agent.environment}, *others]
         for node, each in enumerate(known):
-            refused, differs = _compare(each["environment"], known[0]["environment"])
+            refused, differs = compare(each["environment"], known[0]["environment"])
             if refused:
                 raise LaunchError(f"node {node} cannot be used: {refused}", host=node)
             if differs:

@@ -64,6 +64,9 @@ class Extension:
     def stop(self) -> None:
         """End, after the last actor of the process has ended. Messages no longer arrive, and can still be sent."""
 
+    def closed(self) -> None:
+        """Remove what the runtime itself needs, such as credentials; only in a script, where its runtime is closed and can send nothing more."""
+
     def receive(self, message: Any, sender: Proc) -> Any:
         """Handle a message from another process's instance, and return the answer. It may be a coroutine function."""
         raise MeshError(f"extension {self.name!r} takes no messages: it does not define receive()")

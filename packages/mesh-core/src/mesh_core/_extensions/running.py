@@ -191,6 +191,7 @@ class Extensions:
             running = list(self._running.values())
             self._stopping.update(self._running)
             self._running.clear()
+        self._process.hooks.closed += [each.closed for each in running[::-1]]
         self._end(running[::-1])
 
     def _end(self, running: list[_Running]) -> None:
@@ -379,6 +380,15 @@ class _Running:
         except Exception:
             logging.getLogger("mesh").exception(
                 "extension %r raised when it was stopped", self.extension.name
+            )
+
+    def closed(self) -> None:
+        """Tell it that the runtime is closed."""
+        try:
+            self.extension.closed()
+        except Exception:
+            logging.getLogger("mesh").exception(
+                "extension %r raised when the runtime was closed", self.extension.name
             )
 
     def _put(self, work: Callable[[], None]) -> None:

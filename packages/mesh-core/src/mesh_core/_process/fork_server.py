@@ -346,11 +346,35 @@ def _unfit() -> str:
     return ""
 
 
+def show_name() -> None:
+    """Have listings of processes show what this one is."""
+    name_process("mesh: fork server (mesh_core._process.fork_server)", "mesh-forkserver")
+
+
+def import_shared() -> None:
+    """Import what most workers need."""
+    # What modules register when they are imported here would end in each worker what all of them share, a temporary
+    # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
+    try:
+        for name in _SHARED:
+            importlib.import_module(name)
+    finally:
+        atexit.register = register
+
+
+def refuse(control: int, why: str) -> NoReturn:
+    """Tell the agent why there can be no workers, and end."""
+    with socket.socket(fileno=control) as channel:
+        channel.send(_REPORT.pack(_REFUSED, 0, 0, 0, 0) + why.encode()[:8000])
+    os._exit(1)
+
+
 def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     """Entry of a fork server; its agent starts it with these arguments."""
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
-    name_process("mesh: fork server (mesh_core._process.fork_server)", "mesh-forkserver")
+    show_name()
     # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -361,12 +385,8 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         fork_server.report(_REFUSED, (0, 0), text=unfit)
         os._exit(1)
     fork_server.start_minder()
-    # What modules register when they are imported here would end in each worker what all of them share, a temporary
-    # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    import_shared()
     register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
-    for name in _SHARED:
-        importlib.import_module(name)
-
     os.environ.update(plan["env"])
     for name in plan["unset"]:
         os.environ.pop(name, None)

@@ -1,0 +1,173 @@
+"""A copy of a host's agent that waits to become its first fork server.
+
+The agent makes it before its runtime starts, so that what both import is imported once. See ``fork_server.rs`` for the order
+that it waits for.
+
+SBY-1: workers find what they would find below a fork server with an interpreter of its own: the same modules, variables, descriptors,
+signal handlers and ``__main__``. Where a copy of the agent cannot give them that, it becomes such an interpreter.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from mesh_core._native import die_with_parent
+from mesh_core._process import fork_server
+from mesh_core._system import descendants  # noqa: F401 - imported before the fork, for all copies
+
+_PACKET = 16
+_OWN = frozenset({"_MESH_HOST", fork_server.SCRATCH})
+"""What agents add to the environment of their fork servers, which the interpreter does not look at."""
+_HOME: list[ModuleType] = []
+
+
+def begin() -> tuple[int, int] | None:
+    """Fork the standby of this process: its pid, and this end of its socket. None where a copy would not be sound."""
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a list of names is all that is wanted
+        return None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for stream in (sys.stdout, sys.stderr):
+        # What is in its buffer would come once more from each copy.
+        stream.flush()
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError:
+        # An interpreter of its own may come too late for that as well; then that says why.
+        ours.close()
+        theirs.close()
+        return None
+    if pid:
+        theirs.close()
+        return pid, ours.detach()
+    try:
+        die_with_parent(parent)
+        ours.close()
+        _stand_by(theirs.detach())
+    except BaseException:  # noqa: BLE001 - nothing of the agent's may run here
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _stand_by(control: int) -> NoReturn:
+    # As by `exec`, in a process group of its own.
+    os.setpgid(0, 0)
+    fork_server.show_name()
+    _forget_signals()
+    # What lies in garbage would close its descriptors later, when their numbers are those of others.
+    gc.collect()
+    gc.freeze()
+    os.closerange(3, control)
+    os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
+    fork_server.import_shared()
+    with socket.socket(fileno=control) as channel:
+        packet, fds, _, _ = socket.recv_fds(channel, _PACKET, 3, socket.MSG_CMSG_CLOEXEC)
+        if not packet:
+            # The agent has ended, or does without.
+            os._exit(0)
+        channel.detach()
+    board, told, words = fds
+    with open(told, "rb", closefd=False) as file:
+        plan = json.load(file)
+    argv, env = _command(words)
+    if not _can_stand_for(plan, env):
+        os.lseek(told, 0, os.SEEK_SET)
+        for fd in (control, board, told):
+            os.set_inheritable(fd, True)
+        try:
+            os.execvpe(argv[0], [*argv, str(control), str(board), str(told)], env)
+        except OSError as error:
+            fork_server.refuse(control, f"{argv[0]}: {error.strerror}")
+    os.close(told)
+    for name in _OWN & env.keys():
+        os.environ[name] = env[name]
+    there = _new_directories(plan["path"])
+    sys.path[:] = [*there, *sys.path]
+    _forget_main()
+    fork_server.main(control, board, plan)
+
+
+def _command(words: int) -> tuple[list[str], dict[str, str]]:
+    """Read a program's arguments and its environment."""
+    with open(words, "rb") as file:
+        count = int.from_bytes(file.read(4), "little")
+        texts = [os.fsdecode(each) for each in file.read().split(b"\0")[:-1]]
+    pairs = [each.partition("=") for each in texts[count:]]
+    return texts[:count], {name: value for name, _, value in pairs}
+
+
+def _forget_signals() -> None:
+    """Have the handlers of a program that has just been started."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    # Ctrl-C is the affair of the agent, and of the script.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _forget_main() -> None:
+    """Have a ``__main__`` without what the agent's program has in its own."""
+    # Functions of that program are running: it must not go.
+    _HOME.append(sys.modules["__main__"])
+    main = ModuleType("__main__")
+    vars(main)["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main
+
+
+def _new_directories(path: Iterable[str]) -> list[str]:
+    return [each for each in path if Path(each).is_dir() and each not in sys.path]
+
+
+def _can_stand_for(plan: dict[str, Any], env: dict[str, str]) -> bool:
+    """Whether an interpreter of its own would have been the same by now."""
+    if not plan["afar"] or sys.argv[:1] != ["-c"]:
+        return False
+    if {name: value for name, value in env.items() if name not in _OWN} != dict(os.environ):
+        # The loader, the allocator and the interpreter look at some of them when they start.
+        return False
+    imported = {name.partition(".")[0] for name in sys.modules}
+    return not any(imported & _modules(Path(each)) for each in _new_directories(plan["path"]))
+
+
+def _modules(directory: Path) -> set[str]:
+    """The names of the modules and packages that an interpreter finds in a directory; of whatever kind, as it is quicker."""
+    found = set()
+    try:
+        for each in os.scandir(directory):
+            name, dot, _ = each.name.partition(".")
+            # Without an __init__.py it comes after all others of its name.
+            if dot or Path(each.path, "__init__.py").exists():
+                found.add(name)
+    except OSError:
+        pass
+    return found
+
+
+def preload_host() -> None:
+    """Import what a host's agent, its fork server and its workers import, so that copies of this process share it.
+
+    For programs that fork several agents. It starts no thread. What is there by then is no longer looked at by the garbage collector.
+
+    >>> from mesh_core import preload_host
+    >>> preload_host()
+    """
+    for name in ("mesh_core._meshes.host_traits", "mesh_core._meshes.spawning", "mesh_core._process.agent"):
+        importlib.import_module(name)
+    fork_server.import_shared()
+    # Out of the collector's sight its pages stay shared.
+    gc.collect()
+    gc.freeze()
