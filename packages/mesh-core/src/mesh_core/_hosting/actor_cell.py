@@ -376,7 +376,7 @@ class ActorCell:
             self.failed(message, error)
         except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
             said = MeshError(
-                f"{message.name or 'an endpoint'} raised {type(error).__name__}, which cannot be told"
+                f"{message.name or 'an endpoint'} raised {type(error).__name__}, which cannot be reported"
             )
             said.__cause__ = worse
             try:

@@ -261,7 +261,7 @@ class ActorHost:
     async def _spawn_again(self, message: Message, before: ActorCell) -> None:
         """Make an actor again that has failed here, once all is over that follows from the failure."""
         if before.broken is None and not before.ending:
-            error = MeshError(f"{before.describe()} lives, and is not made again; stop it first")
+            error = MeshError(f"cannot respawn {before.describe()}: it is running. Stop it first.")
             self.reply_error(message, error, before.instance.name)
             return
         if before.downfall is not None:
@@ -274,7 +274,7 @@ class ActorHost:
             await asyncio.wait_for(asyncio.shield(before.gone), self.stop_limit)
         if self.actors.get(message.actor) is before:
             error = MeshError(
-                f"{before.describe()} has failed, and does not come to an end; it is not made again"
+                f"cannot respawn {before.describe()}: it has failed, and has not come to an end"
             )
             self.reply_error(message, error, before.instance.name)
             return

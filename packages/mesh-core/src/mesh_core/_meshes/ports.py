@@ -68,7 +68,9 @@ class Port(Generic[R]):
         The port of a channel has other senders perhaps, and is closed by its receiver alone.
         """
         if not self._outlet.is_response:
-            raise TypeError("the port of a channel is closed at the other end, by PortReceiver.close()")
+            raise TypeError(
+                "cannot close the port of a channel: it is closed at the other end, by PortReceiver.close()"
+            )
         self._outlet.end()
 
     def _answer(self, value: R) -> Sending:
@@ -143,9 +145,9 @@ class PortReceiver(Generic[R]):
     def _finish(self, call: Call) -> R:
         outcome = call.outcomes()[0]
         if outcome is None:
-            raise ChannelClosed("the channel is closed; nothing can be received from it any more")
+            raise ChannelClosed("the channel is closed; nothing more can be received from it")
         if isinstance(outcome, Lost):
-            raise MeshError(f"nothing can be received any more: {outcome.reason}")
+            raise MeshError(f"nothing more can be received: {outcome.reason}")
         if outcome.is_error:
             from mesh_core._serialize.exceptions import decode_exception
 

@@ -149,8 +149,8 @@ class ProcMesh(Mesh):
         cls = getattr(cls, "__origin__", cls)
         if not isinstance(cls, type) or not _is_actor(cls):
             raise TypeError(
-                f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
-                "then the constructor's arguments"
+                f"spawn() must be given an actor class, got {cls!r}; derive it from mesh_core.Actor and "
+                "pass the class, then the constructor's arguments"
             )
         check_name(name)
         policy = check_policy(supervise)
@@ -232,7 +232,7 @@ class ProcMesh(Mesh):
         """Done when every process is up (and its ``bootstrap`` has run); raises :class:`SpawnError` if one cannot be."""
         if self._ready is None:
             raise MeshError(
-                f"{self!r} was not spawned here; only the process that spawned it hears of its start"
+                f"{self!r} was not spawned here; only the process that spawned it is notified of its start"
             )
         return self._ready
 
@@ -295,13 +295,14 @@ class ProcMesh(Mesh):
         window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
         if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
             raise ValueError(
-                f"aggregate_window_sec is a number of seconds up to a day, or None, not {aggregate_window_sec!r}"
+                "aggregate_window_sec must be a number of seconds up to a day, or None, got "
+                f"{aggregate_window_sec!r}"
             )
         level = _level(level)
         if not isinstance(ignore_numbers, bool):
             raise ValueError(f"ignore_numbers must be True or False, got {ignore_numbers!r}")
         if self._procs_id == 0:
-            raise ValueError("the controller's own output is not gathered: it is the script's")
+            raise ValueError("cannot set logging options of the controller: its output is the script's own")
         runtime = self._process.runtime
         here = self._process.identity.mesh_id == 0
         set_options = runtime.logs().set if here else streams.set_options

@@ -363,7 +363,7 @@ class Process:
             actor = None if self._actor_host is None else self._actor_host.actors.get(owner)
             if actor is None or actor.ending or actor.broken is not None:
                 raise MeshError(
-                    "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
+                    "cannot spawn: the actor has ended or is ending, and what it owns ends with it"
                 )
 
     def name_of_host(self, host: int) -> str:

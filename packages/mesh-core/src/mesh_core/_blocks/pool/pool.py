@@ -352,7 +352,8 @@ class Pool(Generic[A]):
         mesh = _mesh_of(actors, "add()")
         if mesh.class_name != self._actors.class_name:
             raise ValueError(
-                f"{self._runner.name} has actors of class {self._actors.class_name}, and {mesh!r} are of {mesh.class_name}"
+                f"{self._runner.name} must be given actors of class {self._actors.class_name}, got "
+                f"{mesh!r}, which are of {mesh.class_name}"
             )
         with Steps():
             own.add(mesh)

@@ -453,7 +453,7 @@ class Runner:
 
     def check_open(self) -> None:
         if self.closed:
-            raise MeshError(f"{self.name} is closed, and takes no tasks any more")
+            raise MeshError(f"{self.name} is closed, and accepts no more tasks")
 
     # Tasks.
 
