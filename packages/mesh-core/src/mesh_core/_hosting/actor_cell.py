@@ -107,7 +107,7 @@ class ActorCell:
             actor_host.process.table(cls) if cls is not None else {}
         )
         self.owner = owner
-        """Who hears of its failures: the process it lives in, and its id there."""
+        """Who is notified of its failures: the owner's process, and the owner's id there."""
         self.over = False
         """Whether it has ended: stopped, not merely failed."""
         self.ending = False
@@ -374,7 +374,7 @@ class ActorCell:
         """The guard of both who work through an inbox: what they have let through is answered (STG-2)."""
         try:
             self.failed(message, error)
-        except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
+        except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait forever
             said = MeshError(
                 f"{message.name or 'an endpoint'} raised {type(error).__name__}, which cannot be reported"
             )

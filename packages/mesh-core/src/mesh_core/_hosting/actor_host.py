@@ -179,7 +179,7 @@ class ActorHost:
 
     def _on_system(self, message: Message) -> None:
         if self._exit_code:
-            # The bootstrap has failed, the process is about to end: nothing starts in it any more.
+            # The bootstrap has failed, the process is about to end: nothing more starts in it.
             return
         kind = message.kind
         if kind is MessageKind.SPAWN:
@@ -472,7 +472,7 @@ class ActorHost:
                 self.held = None
 
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:
-        """Write down what went wrong where nobody waits to hear of it."""
+        """Log an error that no caller is waiting for."""
         import logging
 
         from mesh_core._serialize.exceptions import format_traceback

@@ -57,7 +57,7 @@ class Addresses:
         places, futures = list(self._awaited), list(self._awaited.values())
         self._awaited = {}
         watch = _Watch(self._process, [*futures, ready])
-        # The runtime was closed: whoever waits for the hosts hears of that.
+        # The runtime was closed: those that wait for the hosts are notified.
         with contextlib.suppress(MeshError):
             for n in range(len(futures) + 1):
                 # What else fails in the job is not this thread's to hear.

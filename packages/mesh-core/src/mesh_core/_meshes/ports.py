@@ -124,7 +124,7 @@ class PortReceiver(Generic[R]):
     """Where the values sent to a :class:`Port` arrive. It belongs to the process that opened it.
 
     Iterate over it (``for`` or ``async for``) until it is closed, or take one value at a time with :meth:`recv`. It is
-    closed by :meth:`close`, by leaving its ``with`` block, and when nothing refers to it any more.
+    closed by :meth:`close`, by leaving its ``with`` block, and when nothing refers to it.
     """
 
     __slots__ = ("__weakref__", "_mailbox", "_ranked")
@@ -134,7 +134,7 @@ class PortReceiver(Generic[R]):
         self._ranked = ranked
 
     def recv(self) -> Future[R]:
-        """Return a future of the next value; it raises :class:`ChannelClosed` once none can come any more.
+        """Return a future of the next value; it raises :class:`ChannelClosed` once no more can come.
 
         Futures are served in the order in which they were made. A value whose future was given up, by a timeout, say,
         and is referred to no more, is the next one again: nothing is lost.

@@ -138,8 +138,8 @@ class ProcMesh(Mesh):
     ) -> Any:
         """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
 
-        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner hears of
-        its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
+        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner is
+        notified of its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
         has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
 
         What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be

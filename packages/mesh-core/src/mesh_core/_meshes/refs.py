@@ -59,7 +59,7 @@ class Ref(Generic[T]):
     1000000
 
     Where a ``Ref`` is an argument of a call, the endpoint is given the value. In a list, a dictionary or any other object
-    it stays a ``Ref``. The value is kept until nobody holds a reference to it any more, in any process.
+    it stays a ``Ref``. The value is kept until no process holds a reference to it.
 
     References to the same value are equal. They can only be pickled as part of a message, where they are counted.
     """

@@ -405,7 +405,7 @@ class Process:
                 flush()
 
     def adopt_actor_host(self, actor_host: ActorHost) -> None:
-        """Take the stage that a worker's main thread runs."""
+        """Take over the actor host that a worker's main thread runs."""
         self._actor_host = actor_host
 
     def shutdown(self) -> None:

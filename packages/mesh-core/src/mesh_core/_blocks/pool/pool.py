@@ -98,7 +98,7 @@ class Pool(Generic[A]):
             time if nothing is given.
         drain: seconds that the end of a ``with`` block waits for tasks that run, before these are cancelled; without limit if
             nothing is given.
-        on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner hears of it as ever, and the
+        on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner is notified as usual, and the
             others go on. ``"retry"``: the pool takes care of the failure, and the others go on. ``"respawn"``: also, the
             replica is made again.
     """
@@ -132,7 +132,7 @@ class Pool(Generic[A]):
         own.add(mesh)
         self._begin(process, mesh, own, options)
         self._own = own
-        # Weakly: a pool that nobody has any more goes at once.
+        # Weakly: a pool that is no longer referred to goes at once.
         resized = weakref.WeakMethod(self._resized)
         own.resized = lambda: (heard := resized()) and heard()
         self._shared = Shared(self, _revive)
