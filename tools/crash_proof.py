@@ -1,6 +1,6 @@
 """A pytest plugin: a worker of pytest-xdist that crashes costs its test, not the run.
 
-pytest-xdist 3.8 hands all files of a crashed worker out again, finished ones too, and then waits for ever for tests of these
+pytest-xdist 3.8 hands all files of a crashed worker out again, finished ones too, and then waits forever for tests of these
 to finish. It has the test that crashed run again, and does not tell a worker that its last test is the last.
 """
 

@@ -189,7 +189,7 @@ def test_the_lost_of_a_dead_host_are_made_on_spares(told: Any) -> None:
         cluster.kill(1)
         while not procs.failed():
             pass
-        with pytest.raises(ValueError, match="say which host"):
+        with pytest.raises(ValueError, match="name another host"):
             heal_mesh(replicas)
         heal_mesh(replicas, on=spare)
         assert replicas.step.call(1).get(timeout=WITHIN).values() == [3, 3]

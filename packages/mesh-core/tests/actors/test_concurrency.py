@@ -35,14 +35,14 @@ def test_awaiting_oneself_is_refused_at_once(pair: tuple[Any, Any]) -> None:
     """WAIT-1."""
     first, _ = pair
     for name in ("ping", "ping_concurrently"):
-        with pytest.raises(MeshError, match="actor 'first' waits for its own endpoint"):
+        with pytest.raises(MeshError, match="actor 'first' is waiting for its own endpoint"):
             first.wait_for.call_one(first, name).get(timeout=20)
     assert first.ping.call_one().get(timeout=20) == "pong"
 
 
 def test_a_sync_actor_that_waits_for_itself_is_refused_at_once(plain: Any) -> None:
     """WAIT-1, of a sync actor."""
-    with pytest.raises(MeshError, match="actor 'plain' waits for its own endpoint"):
+    with pytest.raises(MeshError, match="actor 'plain' is waiting for its own endpoint"):
         plain.get.call_one(plain, "ping").get(timeout=20)
     assert plain.ping.call_one().get(timeout=20) == "pong"
 

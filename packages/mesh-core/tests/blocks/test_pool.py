@@ -392,7 +392,7 @@ def test_wrong_use_says_what_is_wrong(workers: Any) -> None:
     with Pool(workers) as pool:
         with pytest.raises(TypeError, match="endpoint of its actors"):
             pool.submit(len, [])  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="misses 'b'"):
+        with pytest.raises(TypeError, match="missing required argument 'b'"):
             pool.submit(workers.add, 1)
         with pytest.raises(ValueError, match="reduce="):
             pool.submit(workers.double.with_options(reduce="sum"), 1)

@@ -135,7 +135,7 @@ def test_constructor_that_fails_is_given_up(
         pool.submit(workers.die).exception(WITHIN)
         with pytest.raises(SupervisionError, match="lost all of its 1 replicas"):
             pool.submit(workers.double, 1).get(WITHIN)
-    assert "given up a replica: making it again has failed 3 times" in caplog.text
+    assert "given up a replica: respawning it failed 3 times" in caplog.text
     assert "refused" in caplog.text
 
 

@@ -319,8 +319,8 @@ def test_doctor_runs_outside_checks_and_skips_what_does_not_apply(site):
     ("body", "said"),
     [
         ("1 / 0; yield", "the check itself failed: ZeroDivisionError: division by zero"),
-        ("yield 'fine'", "a check gives one or more Findings, not str"),
-        ("return []", "a check gives one or more Findings, not none"),
+        ("yield 'fine'", "a check must give one or more Findings, got str"),
+        ("return []", "a check must give one or more Findings, got none"),
     ],
 )
 def test_check_that_misbehaves_is_its_own_failure(site, body, said):

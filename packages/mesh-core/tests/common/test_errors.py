@@ -419,7 +419,7 @@ NAME = f"{__name__}.Silent"
 def test_an_actor_fails_where_a_process_dies() -> None:
     failure = MeshFailure(mesh_name="m", pid=7, exception=Silent(), reason="of its own accord")
     assert failure.report().splitlines()[:2] == [
-        f"mesh 'm' failed in pid 7: raised {NAME}: ({NAME}, whose text cannot be had)",
+        f"mesh 'm' failed in pid 7: raised {NAME}: ({NAME}, whose text is not available)",
         "  of its own accord",
     ]
     assert failure.headline() == failure.report().splitlines()[0]

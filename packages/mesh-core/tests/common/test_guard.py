@@ -158,7 +158,7 @@ def test_a_name_that_cannot_travel_is_refused_at_the_call(own: ProcMesh) -> None
             own.spawn(name, Leaf)
         with pytest.raises(ValueError, match="control characters"):
             this_host().spawn_procs(name=name)
-    with pytest.raises(TypeError, match="a name is a string"):
+    with pytest.raises(TypeError, match="name must be a string"):
         own.spawn(3, Leaf)  # type: ignore[arg-type]
     for label in ("a,b", "a=b"):
         with pytest.raises(ValueError, match="comma or an equals sign"):

@@ -147,21 +147,21 @@ def test_variables(variable, text, name, value):
 @pytest.mark.parametrize(
     ("variable", "text", "said"),
     [
-        ("MESH_SPIN_US", "soon", "spin_us must be a number of microseconds, not 'soon'"),
-        ("MESH_SPIN_US", "-1", "spin_us must be between 0.0 and 1,000,000.0 microseconds, not -1.0"),
+        ("MESH_SPIN_US", "soon", "spin_us must be a number of microseconds, got 'soon'"),
+        ("MESH_SPIN_US", "-1", "spin_us must be between 0.0 and 1,000,000.0 microseconds, got -1.0"),
         ("MESH_SPIN_US", "nan", "spin_us must be between"),
         (
             "MESH_LINK_BUDGET",
             "lots",
-            "link_budget must be a number of bytes (for example 65536, 64KiB, 256MiB), not 'lots'",
+            "link_budget must be a number of bytes (for example 65536, 64KiB, 256MiB), got 'lots'",
         ),
         ("MESH_LINK_BUDGET", "1.5GiB", "link_budget must be a number of bytes"),
-        ("MESH_POST_MORTEM", "maybe", "post_mortem must be 1 or 0, not 'maybe'"),
+        ("MESH_POST_MORTEM", "maybe", "post_mortem must be 1 or 0, got 'maybe'"),
         ("MESH_LINK_BUDGET", "1", "link_budget must be between 65,536 and"),
         (
             "MESH_LOG_LEVEL",
             "DEBIG",
-            "log_level must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, not 'DEBIG'; did you mean 'DEBUG'?",
+            "log_level must be one of DEBUG, INFO, WARNING, ERROR, CRITICAL, got 'DEBIG'; did you mean 'DEBUG'?",
         ),
     ],
 )

@@ -231,7 +231,7 @@ def test_endpoints_that_live_actors_cannot_take_are_named(project: Project) -> N
     report = sync(project.tree, reload=True)
     assert len(report.kept) == 1
     assert report.kept[0].startswith(f"{project.model}.Model.step_async (it is sync or async,")
-    assert report.kept[0].endswith("actors that live keep it")
+    assert report.kept[0].endswith("running actors keep the old one")
     assert project.step(3) == [(5, 3, 3, 1, "model of base")] * 2
     assert project.actors.step_async.call(3).get().values() == [3, 3]
     sync(project.tree, reload=True)
@@ -249,7 +249,7 @@ def test_what_cannot_be_imported_changes_nothing_that_runs(project: Project) -> 
         ("raise RuntimeError('on import')", ""),
     ):
         project.write_model(MODEL.replace("+= 1", "+= 100") + broken)
-        said = f"2 processes could not .* the code they had: {project.model}: {where}"
+        said = f"2 processes could not .* their old code: {project.model}: {where}"
         with pytest.raises(MeshError, match=said):
             sync(project.tree, reload=True)
     assert project.step(3) == [(1, 3, 3, 1, "model of base")] * 2

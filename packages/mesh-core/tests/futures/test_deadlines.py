@@ -1,4 +1,4 @@
-"""Deadlines and cancellation: what is given up is given up everywhere, and nothing waits for ever."""
+"""Deadlines and cancellation: what is given up is given up everywhere, and nothing waits forever."""
 
 from __future__ import annotations
 

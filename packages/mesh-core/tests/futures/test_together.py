@@ -263,7 +263,7 @@ class Selfish(Actor):
 def test_an_actor_that_gathers_its_own_endpoint_is_told(procs: ProcMesh) -> None:
     mesh = procs.slice(hosts=0, gpus=0).spawn("selfish", Selfish)
     for call in (mesh.gather, mesh.wait_for_any):
-        with pytest.raises(MeshError, match="waits for its own endpoint"):
+        with pytest.raises(MeshError, match="is waiting for its own endpoint"):
             call.call_one(mesh).get(timeout=SOON)
     mesh.stop().get()
 

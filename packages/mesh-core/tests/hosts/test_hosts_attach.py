@@ -101,7 +101,7 @@ def test_a_relay_without_an_address_is_gone_around(cluster: LocalCluster) -> Non
     [
         (7, "a future must give an address such as 'tcp://b7:7411', and gave 7"),
         ("b7", "is not an address: write"),
-        ("KNOWN", "is the address of host 0 of this mesh already"),
+        ("KNOWN", "is already the address of host 0 of this mesh"),
     ],
 )
 def test_a_future_of_something_else_fails_its_host_alone(

@@ -117,10 +117,10 @@ def test_a_block_lets_its_hosts_go(cluster: LocalCluster, told: Told) -> None:  
 
 
 def test_what_cannot_be_let_go_says_so(cluster: LocalCluster) -> None:  # noqa: F811
-    with pytest.raises(MeshError, match="only the script that has attached hosts lets them go"):
+    with pytest.raises(MeshError, match="only the script that attached hosts can release them"):
         this_host().stop()
     hosts = cluster.attach()
-    with pytest.raises(ValueError, match="only a whole mesh of hosts can be stopped"):
+    with pytest.raises(ValueError, match="cannot stop a part of a mesh of hosts"):
         hosts.slice(hosts=1).stop()
 
 

@@ -107,17 +107,17 @@ def test_a_host_is_let_go_twice(cluster: LocalCluster, told: Told) -> None:  # n
 def test_who_may_let_hosts_go(cluster: LocalCluster, tmp_path: Path) -> None:  # noqa: F811
     hosts, others = cluster.attach(), cluster.attach()
     members: Any = hosts.slice(hosts=0).spawn_procs().spawn("members", Tidy, str(tmp_path / "down"))
-    with pytest.raises(MeshError, match="only the script that has attached hosts lets them go"):
+    with pytest.raises(MeshError, match="only the script that attached hosts can release them"):
         members.let_go.call_one(hosts).get(timeout=SOON)
-    with pytest.raises(MeshError, match="only the script that has attached hosts lets them go"):
+    with pytest.raises(MeshError, match="only the script that attached hosts can release them"):
         this_host().detach()
     with pytest.raises(
         ValueError, match=r"is not in .*; call detach\(\) on the mesh that it was attached with"
     ):
         hosts.detach(others.slice(hosts=0))
-    with pytest.raises(TypeError, match=r"a part of this mesh such as hosts.slice\(hosts=0\), not 1"):
+    with pytest.raises(TypeError, match=r"a part of this mesh, such as hosts.slice\(hosts=0\), got 1"):
         hosts.detach(1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"let these hosts go with detach\(\)"):
+    with pytest.raises(ValueError, match=r"release these hosts with detach\(\)"):
         hosts.slice(hosts=1).stop()
     assert members.echo.call_one(1).get(timeout=SOON) == (0, 1)
 

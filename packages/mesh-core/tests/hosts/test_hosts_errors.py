@@ -81,9 +81,11 @@ def test_a_hosts_credentials_drive_no_job(cluster: LocalCluster) -> None:
 
 
 def test_what_is_no_list_of_addresses_and_no_credentials(cluster: LocalCluster) -> None:
-    with pytest.raises(TypeError, match=r"a list of addresses; write \['tcp://b7:7411'\] for one"):
+    with pytest.raises(
+        TypeError, match=r"a list of addresses, got 'tcp://b7:7411'. Write \['tcp://b7:7411'\] for one"
+    ):
         attach_to_workers("tcp://b7:7411", credentials=cluster.credentials)
-    with pytest.raises(TypeError, match=r"the folder that `mesh credentials new` has made.*, not None"):
+    with pytest.raises(TypeError, match=r"the folder that `mesh credentials new` has made.*, got None"):
         attach_to_workers(cluster.addresses, credentials=None)  # type: ignore[arg-type]
 
 
@@ -192,7 +194,7 @@ def test_an_agent_outside_of_the_main_thread_is_refused(cluster: LocalCluster) -
     thread = threading.Thread(target=serve)
     thread.start()
     thread.join()
-    assert len(failed) == 1 and "runs in a main thread" in str(failed[0])
+    assert len(failed) == 1 and "must run in the main thread" in str(failed[0])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -276,7 +278,7 @@ def test_certificates_that_have_run_out(cluster: LocalCluster, tmp_path: Path) -
 
 
 def test_one_address_twice(cluster: LocalCluster) -> None:
-    with pytest.raises(ValueError, match="more than once; a host is attached once"):
+    with pytest.raises(ValueError, match="more than once; attach each host once"):
         attach_to_workers(cluster.addresses * 2, credentials=cluster.credentials)
 
 
@@ -304,7 +306,7 @@ def test_a_folder_that_does_not_exist_is_called_that(cluster: LocalCluster, tmp_
 
 def test_a_time_to_wait_that_is_none(cluster: LocalCluster) -> None:
     for timeout in (-1, "5", float("nan")):
-        with pytest.raises(ValueError, match="timeout= is a number of seconds"):
+        with pytest.raises(ValueError, match="timeout= must be a number of seconds"):
             attach_to_workers(cluster.addresses, credentials=cluster.credentials, timeout=timeout)  # type: ignore[arg-type]
 
 

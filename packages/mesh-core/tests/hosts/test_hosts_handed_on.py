@@ -60,7 +60,7 @@ def test_the_host_of_who_holds_it_dies(cluster: LocalCluster, clerks: list[Any])
     clerks[0].nothing.call_one().get(timeout=SOON)
     assert not future.done()
     cluster.kill(1, signal.SIGKILL)
-    with pytest.raises(SupervisionError, match="'clerk-0' on rank 0 had handed on the port") as caught:
+    with pytest.raises(SupervisionError, match="'clerk-0' on rank 0 passed the port") as caught:
         future.get(timeout=SOON)
     failure = caught.value.failure
     assert failure is not None

@@ -229,8 +229,8 @@ class Talk(Lines):
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "that is not what a look into a job says"),
-        (b"x" * (9 << 20), "that is not what a look into a job says: a line is too long"),
+        (b"GET / HTTP/1.1\r\n\r\n", "invalid question"),
+        (b"x" * (9 << 20), "invalid question: a line is too long"),
         (b'{"do": "stop"}\n', "unknown question 'stop'"),
     ],
 )
@@ -309,7 +309,7 @@ def test_a_revoked_observer_is_sent_away(
     next(followed)
     credentials.revoke(made)
     with pytest.raises(
-        MeshError, match=r"can be looked into no longer: .*certificate holds no more: .*revoked"
+        MeshError, match=r"can no longer be looked into: .*certificate holds no more: .*revoked"
     ):
         for _ in followed:
             pass
@@ -335,7 +335,9 @@ def test_places_are_bounded(
         assert MOST == 32
         with visit(cluster.addresses[1], observer) as late:
             heard = late.hear(SOON)
-            assert heard is not None and "32 others look into this job already" in heard[0]["error"]
+            assert (
+                heard is not None and "at most 32 programs may look into a job at once" in heard[0]["error"]
+            )
     until(lambda: visits(cluster.pids[0]) == 0)
     assert inspect.connect(host=cluster.addresses[0], credentials=observer).snapshot(timeout=10).procs
 

@@ -184,7 +184,7 @@ def test_users_of_a_queue_whose_host_dies_hear_of_it_at_once(cluster: LocalClust
     for one in said:
         assert "host-1" in one, said
         assert "results" in one, said
-    with pytest.raises(MeshError, match="nothing can be put into queue 'results' any more"):
+    with pytest.raises(MeshError, match="cannot put into queue 'results'"):
         queue.put(("later", 0))
     with pytest.raises(SupervisionError):
         queue.take().get(WITHIN)

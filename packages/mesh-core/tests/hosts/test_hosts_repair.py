@@ -142,9 +142,9 @@ def test_hosts_that_lie_apart_are_joined_and_used_like_any_mesh(hosts: HostMesh)
 
 
 def test_what_cannot_be_joined_says_why(hosts: HostMesh) -> None:
-    with pytest.raises(ValueError, match="is in both meshes, and a host is in a mesh once"):
+    with pytest.raises(ValueError, match="is in both meshes, and a mesh contains a host once"):
         hosts.join(hosts.slice(hosts=1))
-    with pytest.raises(ValueError, match="joined along the one dimension that they have"):
+    with pytest.raises(ValueError, match="both must have exactly one dimension"):
         hosts.slice(hosts=slice(0, 2)).rename(hosts="racks").join(hosts.slice(hosts=slice(2, 3)))
     with pytest.raises(TypeError, match="join\\(\\) takes a mesh of hosts"):
         hosts.join("b7")  # type: ignore[arg-type]  # on purpose

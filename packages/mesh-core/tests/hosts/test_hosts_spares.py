@@ -43,7 +43,8 @@ def test_what_a_dead_host_had_is_made_again_on_a_spare_one() -> None:
         with pytest.raises(SupervisionError):
             counters.hear.call(1).get(timeout=WITHIN)
         with pytest.raises(
-            ValueError, match=r"rank 2 was on host .*, which is dead or stopped; say which host is to have it"
+            ValueError,
+            match=r"cannot respawn rank 2 on its host .*, which is dead or stopped; name another host",
         ):
             procs.respawn()
         procs.respawn(on=spare).get(timeout=WITHIN)

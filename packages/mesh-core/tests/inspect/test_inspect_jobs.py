@@ -251,10 +251,10 @@ def test_nobody_who_looks_costs_nothing(here: str) -> None:
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "that is not what a look into a job says"),
-        (b"[1]\n", "that is not what a look into a job says: not an object"),
-        (b"[" * 100_000 + b"\n", "that is not what a look into a job says"),
-        (b"x" * (9 << 20), "that is not what a look into a job says: a line is too long"),
+        (b"GET / HTTP/1.1\r\n\r\n", "invalid question"),
+        (b"[1]\n", "invalid question: not an object"),
+        (b"[" * 100_000 + b"\n", "invalid question"),
+        (b"x" * (9 << 20), "invalid question: a line is too long"),
         (b"{}\n", "unknown question None; there are describe, snapshot"),
         (b'{"do": ["describe"]}\n', "unknown question ['describe']"),
         (b'{"do": "stop"}\n', "unknown question 'stop'"),
@@ -300,7 +300,7 @@ def test_too_many_and_too_slow(here: str) -> None:
         crowd[-1].tell(do="describe")
         assert crowd[-1].hear(SOON)
     refused = Wire(_places.connect(here))
-    assert f"{MOST} others look into this job already" in refused.hear(SOON)[0]["error"]  # type: ignore[index]
+    assert f"{MOST} programs may look into a job at once" in refused.hear(SOON)[0]["error"]  # type: ignore[index]
     refused.close()
     # One that does not read is waited for by nobody but its own thread.
     crowd[0].peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)

@@ -137,7 +137,7 @@ def test_repairs_of_parts_are_seen_and_owners_told() -> None:
         counters.respawn().get(timeout=WITHIN)
         assert [rank for rank, *_ in who(counters)] == [0, 1, 2, 3]
         assert both.incarnations == [0, 1, 0, 0]
-        with pytest.raises(MeshError, match="or a mesh that was put together of others"):
+        with pytest.raises(MeshError, match="or a mesh that was joined from others"):
             both.respawn([1])
 
 
@@ -152,18 +152,16 @@ def test_what_does_not_fit_together_says_why() -> None:
     with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"rows": 2, "gpus": 2}) as second:
         with pytest.raises(
             ValueError,
-            match="meshes are put together along 'gpus' if they are alike but for that: gpus=2 and rows=2, gpus=2",
+            match="cannot join meshes along 'gpus': their other dimensions must be equal, got gpus=2 and rows=2, gpus=2",
         ):
             concat([first, second], dim="gpus")
         with pytest.raises(ValueError, match="needs at least one mesh"):
             concat([], dim="gpus")
-        with pytest.raises(
-            TypeError, match="meshes of processes together, or meshes of actors, not ProcMesh, int"
-        ):
+        with pytest.raises(TypeError, match="meshes of processes, or meshes of actors, got ProcMesh, int"):
             concat([first, 3], dim="gpus")
-        with pytest.raises(TypeError, match="dim is the name of a dimension, not 0"):
+        with pytest.raises(TypeError, match="dim must be the name of a dimension, got 0"):
             concat([first, first], dim=0)
         counters: Any = first.spawn("counters", Counter)
         other: Any = first.spawn("other", Other)
-        with pytest.raises(TypeError, match="actors of one class together, and these are of Counter, Other"):
+        with pytest.raises(TypeError, match="actors of one class, got Counter, Other"):
             concat([counters, other], dim="gpus")

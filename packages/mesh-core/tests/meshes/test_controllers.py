@@ -64,7 +64,7 @@ def test_a_controller_of_another_class_is_an_error(job: None) -> None:
     ask("classy")
     with pytest.raises(ValueError, match="is a Leaf, and a Soft was asked for"):
         get_or_spawn_controller("classy", Soft).get(WITHIN)
-    with pytest.raises(TypeError, match="takes a name and an actor class"):
+    with pytest.raises(TypeError, match="must be given a name and an actor class"):
         get_or_spawn_controller("classy", int)
 
 

@@ -199,7 +199,7 @@ def test_other_adverbs_name_stream(one: Any, adverb: str) -> None:
 
 
 def test_wrong_arguments_are_refused_here(one: Any) -> None:
-    with pytest.raises(TypeError, match="misses 'n'"):
+    with pytest.raises(TypeError, match="missing required argument 'n'"):
         one.count.stream()
 
 

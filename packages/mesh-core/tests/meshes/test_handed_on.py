@@ -156,7 +156,7 @@ def test_whoever_was_handed_the_port_dies(each: list[ProcMesh], clerks: list[Any
     future = clerks[0].pass_to.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     pid = slay(each[1])
-    with pytest.raises(SupervisionError, match="'clerk-0' on rank 0 had handed on the port") as caught:
+    with pytest.raises(SupervisionError, match="'clerk-0' on rank 0 passed the port") as caught:
         future.get(timeout=SOON)
     failure = caught.value.failure
     assert failure is not None
@@ -258,7 +258,7 @@ def test_who_holds_it_is_stopped(each: list[ProcMesh], clerks: list[Any]) -> Non
     future = clerks[0].pass_to.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     each[1].stop().get()
-    with pytest.raises(ActorError, match="all that were handed it let go of the port"):
+    with pytest.raises(ActorError, match="everyone who was passed it dropped the port"):
         future.get(timeout=SOON)
 
 
@@ -314,7 +314,7 @@ def test_all_that_had_it_let_go_of_it(each: list[ProcMesh], clerks: list[Any]) -
     clerks[1].drop_kept.call_one().get()
     assert not future.done()
     clerks[2].drop_kept.call_one().get()
-    with pytest.raises(ActorError, match="all that were handed it let go of the port"):
+    with pytest.raises(ActorError, match="everyone who was passed it dropped the port"):
         future.get(timeout=SOON)
     stream = clerks[0].pass_to.stream(clerks[1])
     clerks[0].nothing.call_one().get()

@@ -354,7 +354,7 @@ def test_a_pool_has_tasks_back_and_runs_them_again_as_ever() -> None:
 def test_a_wait_for_itself_is_refused() -> None:
     with supervised(Held()) as (_, teller, _):
         for ask in (teller.ask_itself, teller.ask_itself_later):
-            with pytest.raises(ActorError, match="waits for its own endpoint"):
+            with pytest.raises(ActorError, match="is waiting for its own endpoint"):
                 ask.call_one(teller).get(timeout=WITHIN)
 
 
@@ -438,7 +438,7 @@ def test_what_the_mark_refuses() -> None:
 
 def test_wrong_arguments_are_refused_at_once() -> None:
     with supervised(Held()) as (_, teller, _):
-        with pytest.raises(TypeError, match="misses 'n'"):
+        with pytest.raises(TypeError, match="missing required argument 'n'"):
             teller.hear.call_one()
         unpicklable: Callable[[], Any] = (n for n in ())  # type: ignore[assignment]
         with pytest.raises((TypeError, ActorError)):

@@ -119,7 +119,7 @@ def test_another_interpreter(tmp_path: Path) -> None:
 def test_another_interpreter_needs_exec() -> None:
     with pytest.raises(ValueError, match="needs start='exec'"):
         this_host().spawn_procs(python="/usr/bin/python3")
-    with pytest.raises(ValueError, match="'fork' or 'exec', not 'spawn'"):
+    with pytest.raises(ValueError, match="'fork' or 'exec', got 'spawn'"):
         this_host().spawn_procs(start="spawn")  # type: ignore[arg-type]
 
 
@@ -303,7 +303,7 @@ def call_and_say(mesh: Any) -> str:
 
 
 def test_a_bootstrap_that_is_no_function() -> None:
-    with pytest.raises(TypeError, match="bootstrap is a function without arguments, not 3"):
+    with pytest.raises(TypeError, match="bootstrap must be a function without arguments, got 3"):
         this_host().spawn_procs(bootstrap=3)  # type: ignore[arg-type]
 
 
@@ -382,7 +382,7 @@ def test_a_mesh_that_is_stopped_before_it_was_there() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
 def test_a_number_that_is_none(count: Any) -> None:
-    with pytest.raises(ValueError, match=r"per_host\['gpus'\] is a whole number of at least 1"):
+    with pytest.raises(ValueError, match=r"per_host\['gpus'\] must be a whole number of at least 1"):
         this_host().spawn_procs(per_host={"gpus": count})
 
 

@@ -73,7 +73,7 @@ def test_the_port_answers(responders: Any, one: Any) -> None:
 def test_the_callers_signature_has_no_port(one: Any) -> None:
     with pytest.raises(TypeError, match=r"answer\(value\) takes at most 1"):
         one.answer.call_one(1, 2)
-    with pytest.raises(TypeError, match="misses 'value'"):
+    with pytest.raises(TypeError, match="missing required argument 'value'"):
         one.answer.call_one()
 
 
@@ -133,7 +133,7 @@ def test_an_exception_after_the_answer_is_logged_there(one: Any, script: Any) ->
 
 
 def test_a_port_that_is_let_go_of_is_an_error_and_no_hang(responders: Any, one: Any) -> None:
-    with pytest.raises(ActorError, match="let go of the port of this call without an answer") as caught:
+    with pytest.raises(ActorError, match="dropped the port of this call without an answer") as caught:
         responders.slice(hosts=1, gpus=0).ignore.call_one().get(timeout=SOON)
     assert (caught.value.actor, caught.value.rank) == ("responders", 2)
     future = one.keep.call_one()
@@ -385,11 +385,11 @@ def test_send_without_a_port(procs: ProcMesh) -> None:
 def test_bad_sends(summands: Any) -> None:
     with pytest.raises(TypeError, match="takes at most 1"):
         send(summands.rank, (1, 2))
-    with pytest.raises(ValueError, match="ranks 0 to 3"):
+    with pytest.raises(ValueError, match="between 0 and 3"):
         send(summands.rank, (1,), selection=4)
     with pytest.raises(ValueError, match="'all', 'choose' or a rank"):
         send(summands.rank, (1,), selection="some")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="for an endpoint"):
+    with pytest.raises(TypeError, match="must be given an endpoint"):
         send(print, (1,))  # type: ignore[arg-type]
 
 
@@ -430,7 +430,7 @@ def call_plain(mesh: Any) -> Any:
 
 
 def test_what_is_said_of_plain_methods(summands: Any) -> None:
-    with pytest.raises(TypeError, match=r"plain\(factor, more=0\) misses 'factor'"):
+    with pytest.raises(TypeError, match=r"plain\(factor, more=0\) missing required argument 'factor'"):
         as_endpoint(summands.plain).call()
     with pytest.raises(AttributeError, match="not an endpoint: mark it @endpoint, or call it by as_endpoint"):
         summands.plain.call(1)

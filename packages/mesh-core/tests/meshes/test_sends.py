@@ -395,7 +395,7 @@ def test_an_actors_coroutine_may_outrun_actors_of_its_own_process(procs: ProcMes
     assert looper.flood_and_wait.call_one(recorder, 100_000, 120).get(timeout=60) == 120
     # Itself too, as long as it does not wait for it.
     looper.flood.call_one(looper, 100_000, 60).get(timeout=60)
-    with pytest.raises(MeshError, match="waits for its own endpoint"):
+    with pytest.raises(MeshError, match="is waiting for its own endpoint"):
         looper.flood_awaiting.call_one(looper, 100_000, 1_000).get(timeout=60)
     for mesh in (looper, recorder):
         mesh.stop().get(timeout=30)

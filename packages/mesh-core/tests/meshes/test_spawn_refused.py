@@ -48,7 +48,7 @@ def test_arguments_of_another_type(call: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("binding", "text"), [([[-1]], "CPU numbers begin at 0"), ([[]], "at least one CPU")]
+    ("binding", "text"), [([[-1]], "must hold CPU numbers from 0"), ([[]], "at least one CPU")]
 )
 def test_cpus_that_are_none(binding: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):

@@ -222,7 +222,7 @@ BROKEN = {
     ),
     "returns a number": (
         "@hookimpl\ndef mesh_register_commands(): return 7\n",
-        "it returned int 7, not an iterable of CommandPlugin",
+        "it must return an iterable of CommandPlugin, got int 7",
     ),
     "returns nothing": (
         "@hookimpl\ndef mesh_register_commands(): pass\n",
@@ -475,9 +475,9 @@ def test_descriptors_are_frozen_and_checked():
         with pytest.raises(ValueError, match="PolicyPlugin"):
             PolicyPlugin(name=name, api_version=1, create=dict)  # type: ignore[arg-type]
     for version in (0, -1, True, "1", 1.0):
-        with pytest.raises(ValueError, match="api_version is a whole number from 1"):
+        with pytest.raises(ValueError, match="api_version must be a whole number from 1"):
             CommandPlugin(name="foo", api_version=version, create=dict)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="create is not callable"):
+    with pytest.raises(TypeError, match="create must be callable"):
         CommandPlugin(name="foo", api_version=1, create=None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one line"):
         CommandPlugin(name="foo", api_version=1, create=dict, summary="a\nb")  # type: ignore[arg-type]
@@ -491,7 +491,7 @@ def test_good_names(name):
 def test_finding_that_is_not_well_says_what_to_do():
     with pytest.raises(ValueError, match="remedy"):
         Finding(status="warn", detail="few files")
-    with pytest.raises(ValueError, match="status is"):
+    with pytest.raises(ValueError, match="status must be"):
         Finding(status="bad", detail="few files")  # type: ignore[arg-type]
 
 

@@ -206,7 +206,7 @@ def test_a_caller_that_lacks_it_says_so() -> None:
     [
         (lambda frame: frame.label, "must return a pair"),
         (lambda frame: (frame.label, [1]), "must return a pair"),
-        (lambda frame: (frame.label, [frame.memory[::2]]), "do not lie together"),
+        (lambda frame: (frame.label, [frame.memory[::2]]), "is not contiguous"),
         (lambda frame: (frame.lock, [frame.memory]), "lock"),
         (lambda frame: 1 / 0, "ZeroDivisionError"),
     ],
@@ -252,15 +252,13 @@ class Reader(Actor):
 
 def test_what_is_refused(handler: Registration) -> None:
     for wrong in (int, bytes, dict, memoryview):
-        with pytest.raises(TypeError, match="cannot be sent in another way"):
+        with pytest.raises(TypeError, match="Mesh itself decides"):
             register_reducer(wrong, repr)
-    with pytest.raises(TypeError, match="only objects of a class"):
+    with pytest.raises(TypeError, match="a registration must be for a class"):
         register_reducer("Frame", repr)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="make must be a function"):
         register_handler(Frame, take, None)  # type: ignore[arg-type]
-    with pytest.raises(
-        ValueError, match=r"sent already by what .*take has registered; cancel\(\) that first"
-    ):
+    with pytest.raises(ValueError, match=r"already have a registration, made by .*take; cancel\(\) it first"):
         register_reducer(Frame, repr)
 
 

@@ -156,7 +156,7 @@ def test_too_few_devices(monkeypatch: Any) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(SpawnError, match="may use none"):
         proc_mesh(gpus=1, devices="own")
-    with pytest.raises(ValueError, match="devices is 'own'"):
+    with pytest.raises(ValueError, match="devices must be 'own'"):
         this_host().spawn_procs({"gpus": 1}, devices="mine")  # type: ignore[arg-type]
 
 

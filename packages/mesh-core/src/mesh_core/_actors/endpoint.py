@@ -93,18 +93,19 @@ class Arity:
         """What is wrong with such a call; empty if nothing is."""
         count = len(args)
         if self.most is not None and count > self.most:
-            return f"takes at most {self.most} positional arguments, {count} were given"
+            arguments = "argument" if self.most == 1 else "arguments"
+            return f"takes at most {self.most} positional {arguments}, got {count}"
         twice = [name for name in self.names[self.bare : count] if name in kwargs]
         if twice:
-            return f"got several values for {', '.join(map(repr, twice))}"
+            return f"got multiple values for {_arguments(twice)}"
         if not self.variadic_keywords:
             unknown = [name for name in kwargs if name not in self.keywords]
             if unknown:
-                return f"takes no argument {', '.join(map(repr, unknown))}"
+                return f"got unexpected {_arguments(unknown)}"
         missing = list(self.names[count : min(self.bare, self.least)])
         missing += [name for name in self.names[max(count, self.bare) : self.least] if name not in kwargs]
         missing += sorted(self.required_keywords.difference(kwargs))
-        return f"misses {', '.join(map(repr, missing))}" if missing else ""
+        return f"missing required {_arguments(missing)}" if missing else ""
 
     def __getstate__(self) -> tuple[Any, ...]:
         return tuple(getattr(self, name) for name in self.__slots__)
@@ -112,6 +113,10 @@ class Arity:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         for name, value in zip(self.__slots__, state, strict=True):
             setattr(self, name, value)
+
+
+def _arguments(names: list[str]) -> str:
+    return f"argument{'s' if len(names) > 1 else ''} {', '.join(map(repr, names))}"
 
 
 class EndpointProperty(Generic[P, R]):
@@ -266,7 +271,7 @@ def _check_restart(
 ) -> None:
     name = function.__qualname__
     if on_restart not in ("retry", "wait"):
-        raise ValueError(f"{name}: on_restart is 'fail', 'retry' or 'wait', not {on_restart!r}")
+        raise ValueError(f"{name}: on_restart must be 'fail', 'retry' or 'wait', got {on_restart!r}")
     if not answers_once:
         raise TypeError(
             f"{name} answers by a port or as a generator, and part of its answer may have been read when its actor dies: "
@@ -274,8 +279,8 @@ def _check_restart(
         )
     if on_restart == "retry" and idempotent is not True:
         raise TypeError(
-            f"{name}: on_restart='retry' runs a call again that may have run; say idempotent=True if twice is as good as "
-            "once, or use on_restart='wait'"
+            f"{name}: on_restart='retry' runs a call again that may have run; say idempotent=True if "
+            "running twice does no harm, or use on_restart='wait'"
         )
 
 
@@ -286,11 +291,11 @@ def _check_method(function: object) -> None:
         )
     if isinstance(function, staticmethod):
         raise TypeError(
-            f"@endpoint marks a method of an actor, and {function.__func__.__qualname__} is a static method; "
-            "take @staticmethod away and give it self"
+            f"@endpoint marks a method of an actor, and {function.__func__.__qualname__} is a static "
+            "method; remove @staticmethod and give it self"
         )
     if not callable(function):
-        raise TypeError(f"@endpoint marks a method, not {type(function).__name__}")
+        raise TypeError(f"@endpoint must mark a method, got {type(function).__name__}")
 
 
 class Interface:

@@ -23,12 +23,13 @@ def check(reducer: object) -> None:
             from mesh_core._common.suggestions import did_you_mean
 
             raise ValueError(
-                f"reduce={reducer!r}{did_you_mean(reducer, NAMES)}: it is 'sum', 'mean', 'concat' or a function of two "
-                "results"
+                f"reduce={reducer!r}{did_you_mean(reducer, NAMES)}: reduce must be 'sum', 'mean', "
+                "'concat' or a function of two results"
             )
     elif not callable(reducer):
         raise TypeError(
-            f"reduce is 'sum', 'mean', 'concat' or a function of two results, not {type(reducer).__name__}"
+            "reduce must be 'sum', 'mean', 'concat' or a function of two results, got "
+            f"{type(reducer).__name__}"
         )
 
 

@@ -1,6 +1,6 @@
 """Other programs, run under limits and ended with all that they have started.
 
-TOOL-1: when :func:`run_tool` is left, however it is left, nothing of the tool runs any more but what was detached.
+TOOL-1: when :func:`run_tool` is left, however it is left, nothing of the tool still runs except what was detached.
 TOOL-2: the first process of a tool is waited for last: until then its pid, which is in the mark of all its descendants,
 means nothing else.
 """

@@ -73,9 +73,7 @@ class Instance:
         process = holder().process
         cell = None if process is None else process.actor_host().actors.get(self.actor_id)
         if cell is None:
-            raise MeshError(
-                f"{what}() is for an actor that lives in this process, and {self!r} does not (any more)"
-            )
+            raise MeshError(f"cannot {what}(): {self!r} does not run in this process, or no longer does")
         return cell
 
     @property

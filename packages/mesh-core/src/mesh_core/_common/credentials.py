@@ -178,7 +178,7 @@ class Credentials:
 def _seconds(lifetime: timedelta | float) -> float:
     seconds = lifetime.total_seconds() if isinstance(lifetime, timedelta) else float(lifetime)
     if not seconds > 0:
-        raise ValueError(f"a lifetime is longer than nothing, not {lifetime!r}")
+        raise ValueError(f"lifetime must be positive, got {lifetime!r}")
     return seconds
 
 

@@ -62,9 +62,9 @@ class _Number:
         # One type of error for both: the caller puts the setting's name and source before it.
         wanted = "a whole number" if self.kind is int else "a number"
         if isinstance(value, bool) or not isinstance(value, (int, self.kind)):
-            raise ValueError(f"must be {wanted} of {self.unit}, not {type(value).__name__} {value!r}")
+            raise ValueError(f"must be {wanted} of {self.unit}, got {type(value).__name__} {value!r}")
         if not self.low <= value <= self.high:
-            raise ValueError(f"must be between {self.low:,} and {self.high:,} {self.unit}, not {value!r}")
+            raise ValueError(f"must be between {self.low:,} and {self.high:,} {self.unit}, got {value!r}")
         return self.kind(value)
 
     def parse(self, text: str) -> object:
@@ -79,7 +79,7 @@ class _Number:
             return int(plain)
         except ValueError:
             hint = " (for example 65536, 64KiB, 256MiB)" if self.unit == "bytes" else ""
-            raise ValueError(f"must be a number of {self.unit}{hint}, not {text!r}") from None
+            raise ValueError(f"must be a number of {self.unit}{hint}, got {text!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class _Choice:
         word = value.strip().upper() if isinstance(value, str) else None
         if word not in self.words:
             hint = did_you_mean(word, self.words) if word else ""
-            raise ValueError(f"must be one of {', '.join(self.words)}, not {value!r}{hint}")
+            raise ValueError(f"must be one of {', '.join(self.words)}, got {value!r}{hint}")
         return word
 
     def parse(self, text: str) -> object:
@@ -113,14 +113,14 @@ class _Switch:
     def check(self, value: object) -> bool:
         """Return the value if it is a bool, or raise ``ValueError``."""
         if not isinstance(value, bool):
-            raise ValueError(f"must be True or False, not {value!r}")
+            raise ValueError(f"must be True or False, got {value!r}")
         return value
 
     def parse(self, text: str) -> object:
         """Read a variable's text: ``1`` or ``0``, and the words that others write for them."""
         word = text.lower()
         if word not in _SWITCH_WORDS:
-            raise ValueError(f"must be 1 or 0, not {text!r}")
+            raise ValueError(f"must be 1 or 0, got {text!r}")
         return _SWITCH_WORDS[word]
 
 

@@ -126,7 +126,7 @@ class Callbacks:
                 future._listen(self._list, token)
                 return
         except BaseException:
-            logging.getLogger("mesh").exception("it could not be seen whether %s is done", future._what())
+            logging.getLogger("mesh").exception("cannot tell whether %s is done", future._what())
         with self._lock:
             del self._waiting[token]
         del found

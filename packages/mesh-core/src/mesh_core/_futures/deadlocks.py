@@ -31,15 +31,17 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
     if own:
         assert actor is not None
         return MeshError(
-            f"actor {actor.instance.name!r} waits for its own endpoint: {what} would wait for ever, since an actor handles "
-            "one message at a time; call the method itself (self.method(...)), do not wait here, or mark the waiting "
-            "endpoint @endpoint(concurrent=True)"
+            f"deadlock: actor {actor.instance.name!r} is waiting for its own endpoint: {what} would wait "
+            "forever, since an actor handles one message at a time. Call the method itself "
+            "(self.method(...)), do not wait here, or mark the waiting endpoint "
+            "@endpoint(concurrent=True)"
         )
     if not awaited and threading.get_ident() == actor_host.ident:
         if actor is not None and not actor.needs_loop(getattr(owner, "_name", "")):
             return None
         return MeshError(
-            f"{what} is waited for with get() on the thread of the event loop that has to answer it, which would wait for "
-            "ever: await it (`await future`), or make the endpoint a plain function, which has a thread of its own"
+            f"deadlock: {what} is waited for with get() on the thread of the event loop that has to "
+            "answer it, which would wait forever. Await it (`await future`), or make the endpoint a "
+            "plain function, which has a thread of its own"
         )
     return None

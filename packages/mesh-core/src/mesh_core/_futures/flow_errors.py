@@ -63,7 +63,7 @@ def refusal(
             "before sending more, or send in a coroutine, which can await it"
         )
     else:
-        said += "; it was not sent, since an actor that waits for itself waits for ever. Send less at a time"
+        said += "; it was not sent, since an actor that waits for itself waits forever. Send less at a time"
     return MailboxFull(said, budget=place[1], **where)  # type: ignore[arg-type]  # by name
 
 

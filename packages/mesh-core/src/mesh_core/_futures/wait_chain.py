@@ -78,13 +78,13 @@ def _links(process: Process, addr: Addr, actor: int) -> list[str]:
     deadline = time.monotonic() + _MOST_S
     while len(links) < _MOST_LINKS:
         if (addr, actor) in seen:
-            links[-1] += ": a circle, in which none can go on"
+            links[-1] += ": a deadlock"
             break
         seen.add((addr, actor))
         answer = _ask(process, addr, deadline)
         if answer is None:
             if links:
-                links.append("the process of that does not answer a look at it")
+                links.append("its process does not answer questions about that")
             break
         found = next((one for one in answer["actors"] if one["id"] == actor), None)
         if found is None:

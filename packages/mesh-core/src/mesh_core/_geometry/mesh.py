@@ -20,9 +20,9 @@ def describe(region: Region) -> str:
 def check_name(name: object) -> None:
     """Refuse what cannot name a mesh: names are shown in lines of text, and separated by NUL bytes where they travel."""
     if not isinstance(name, str):
-        raise TypeError(f"a name is a string, not {name!r}")
+        raise TypeError(f"name must be a string, got {name!r}")
     if any(char < " " or char == "\x7f" for char in name):
-        raise ValueError(f"the name {name!r} has control characters in it; use printable ones")
+        raise ValueError(f"name must have no control characters, got {name!r}")
 
 
 class Kind(enum.Enum):

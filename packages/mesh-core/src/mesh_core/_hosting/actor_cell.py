@@ -101,7 +101,7 @@ class ActorCell(CellState):
             actor_host.process.table(cls) if cls is not None else {}
         )
         self.owner = owner
-        """Who hears of its failures: the process it lives in, and its id there."""
+        """Who is notified of its failures: the owner's process, and the owner's id there."""
         self.errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         """What is to be done between two messages, ahead of those that wait."""
         self.downfall: concurrent.futures.Future[None] | None = None
@@ -361,9 +361,9 @@ class ActorCell(CellState):
         """The guard of both who work through an inbox: what they have let through is answered (STG-2)."""
         try:
             self.failed(message, error)
-        except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait for ever
+        except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait forever
             said = MeshError(
-                f"{message.name or 'an endpoint'} raised {type(error).__name__}, which cannot be told"
+                f"{message.name or 'an endpoint'} raised {type(error).__name__}, which cannot be reported"
             )
             said.__cause__ = worse
             try:

@@ -175,7 +175,7 @@ class ActorHost:
 
     def _on_system(self, message: Message) -> None:
         if self._exit_code:
-            # The bootstrap has failed, the process is about to end: nothing starts in it any more.
+            # The bootstrap has failed, the process is about to end: nothing more starts in it.
             return
         kind = message.kind
         if kind is MessageKind.SPAWN:
@@ -241,7 +241,7 @@ class ActorHost:
     async def _spawn_again(self, message: Message, before: ActorCell) -> None:
         """Make an actor again that has failed here, once all is over that follows from the failure."""
         if before.broken is None and not before.ending:
-            error = MeshError(f"{before.describe()} lives, and is not made again; stop it first")
+            error = MeshError(f"cannot respawn {before.describe()}: it is running. Stop it first.")
             self.reply_error(message, error, before.instance.name)
             return
         if before.downfall is not None:
@@ -254,7 +254,7 @@ class ActorHost:
             await asyncio.wait_for(asyncio.shield(before.gone), self.stop_limit)
         if self.actors.get(message.actor) is before:
             error = MeshError(
-                f"{before.describe()} has failed, and does not come to an end; it is not made again"
+                f"cannot respawn {before.describe()}: it has failed, and has not come to an end"
             )
             self.reply_error(message, error, before.instance.name)
             return
@@ -432,7 +432,7 @@ class ActorHost:
                 self.held = None
 
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:
-        """Write down what went wrong where nobody waits to hear of it."""
+        """Log an error that no caller is waiting for."""
         import logging
 
         from mesh_core._serialize.exceptions import format_traceback

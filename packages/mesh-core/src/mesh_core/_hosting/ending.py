@@ -87,13 +87,11 @@ async def _in_time(cell: ActorCell, cleanup: Coroutine[Any, Any, object]) -> Non
 
 
 def _limit(cell: ActorCell) -> str:
-    return (
-        f"{cell.actor_host.stop_limit:g} s; it is left to itself (stop_timeout in the settings is the limit)"
-    )
+    return f"{cell.actor_host.stop_limit:g} s; it was abandoned (the limit is the setting stop_timeout)"
 
 
 def _overdue(cell: ActorCell, what: str = "__cleanup__") -> MeshError:
-    return MeshError(f"the {what} of {cell.describe()} has not come to an end within {_limit(cell)}")
+    return MeshError(f"the {what} of {cell.describe()} did not end within {_limit(cell)}")
 
 
 # A stop, on the actor's thread.

@@ -169,7 +169,7 @@ def actor_ranks(mesh: Any) -> list[int]:
         raise TypeError(f"actor_ranks() takes a mesh of actors, got {mesh!r}")
     if mesh._location.is_joined:
         raise MeshError(
-            f"{mesh!r} was put together of others, which have ranks of their own: ask for each of them"
+            f"{mesh!r} was joined from others, which have ranks of their own; ask for each of them"
         )
     return [mesh._root.position(rank) or 0 for rank in mesh._view]
 
@@ -221,7 +221,7 @@ def procs_of(mesh: Any) -> ProcMesh:
     procs = None if mesh._making is None else mesh._making.procs
     if procs is None:
         raise MeshError(
-            f"the processes of {mesh!r} are not known here: only the process that has spawned both, the processes and the "
-            "actors, knows them, until the actors are stopped"
+            f"the processes of {mesh!r} are not known here: only the process that spawned both the "
+            "processes and the actors knows them, until the actors are stopped"
         )
     return procs._with_region(mesh._view)

@@ -41,9 +41,7 @@ class Accumulator(Generic[P, R, A]):
         from mesh_core._meshes.adverbs import Endpoint
 
         if not isinstance(endpoint, Endpoint):
-            raise TypeError(
-                f"an Accumulator folds over the replies of an endpoint of a mesh, not of {endpoint!r}"
-            )
+            raise TypeError(f"Accumulator() must be given an endpoint of a mesh, got {endpoint!r}")
         if endpoint._arity.port:
             raise ValueError(
                 f"{endpoint!r} may answer any number of times; iterate over its stream() instead"

@@ -82,8 +82,8 @@ class ActorMesh(Mesh, Generic[T]):
         def __setattr__(self, name: str, value: object) -> None:
             if not name.startswith("_"):
                 raise AttributeError(
-                    f"cannot set {name!r} on {self!r}: it is a reference, and the actors' fields are theirs alone; "
-                    f"give {self.class_name} an endpoint that sets it",
+                    f"cannot set {name!r} on {self!r}: it is a reference, and an actor's fields can be "
+                    f"set only by the actor; give {self.class_name} an endpoint that sets it",
                     name=name,
                     obj=self,
                 )
@@ -174,8 +174,8 @@ class ActorMesh(Mesh, Generic[T]):
         if self._ready is None:
             # Not an AttributeError, which would be taken for an endpoint of that name.
             raise MeshError(
-                f"this is a reference to {self._name!r} that came from another process; "
-                "only the process that spawned the actors hears of their construction"
+                f"this is a reference to {self._name!r} that came from another process; only the process "
+                "that spawned the actors is notified of their construction"
             )
         return self._ready
 

@@ -35,7 +35,8 @@ class Addresses:
             return worker
         if not hasattr(worker, "result") and not hasattr(worker, "__await__"):
             raise TypeError(
-                f"a worker is an address such as 'tcp://b7:7411', or a future of one, not {worker!r}"
+                "each of workers= must be an address such as 'tcp://b7:7411', or a future of one, got "
+                f"{worker!r}"
             )
         self._awaited[place] = adopt(worker, self._process, "addresses of workers")
         return None
@@ -56,7 +57,7 @@ class Addresses:
         places, futures = list(self._awaited), list(self._awaited.values())
         self._awaited = {}
         watch = _Watch(self._process, [*futures, ready])
-        # The runtime was closed: whoever waits for the hosts hears of that.
+        # The runtime was closed: those that wait for the hosts are notified.
         with contextlib.suppress(MeshError):
             for n in range(len(futures) + 1):
                 # What else fails in the job is not this thread's to hear.
@@ -83,9 +84,7 @@ class Addresses:
             return f"its address was not found: a future must give an address such as 'tcp://b7:7411', and gave {address!r}"
         if address in self.known:
             twin = self.known.index(address)
-            return (
-                f"{address} is the address of host {twin} of this mesh already, and a host is attached once"
-            )
+            return f"{address} is already the address of host {twin} of this mesh; attach each host once"
         try:
             place_host(self._process.runtime, base + place, address)
         except ValueError as error:

@@ -389,7 +389,7 @@ class Endpoint(Generic[P, R]):
         return len(calls)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> Sending:
-        """Send to every actor of the mesh; nobody replies. What an endpoint raises is logged where it happened.
+        """Send to every actor of the mesh; nobody replies. An endpoint that raises makes its actor fail, and the owner is notified.
 
         On a thread it waits where an actor lags behind. In a coroutine it returns at once; what it returns may be
         awaited, until the message is on its way, or be ignored.

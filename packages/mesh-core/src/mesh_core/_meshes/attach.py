@@ -75,16 +75,20 @@ def attach_to_workers(
             "pass the mesh"
         )
     if isinstance(workers, str):
-        raise TypeError(f"workers= is a list of addresses; write [{workers!r}] for one")
+        raise TypeError(
+            f"workers= must be a list of addresses, got {workers!r}. Write [{workers!r}] for one address."
+        )
     if not isinstance(credentials, str | os.PathLike) and not hasattr(credentials, "path"):
         raise TypeError(
-            f"credentials= is the folder that `mesh credentials new` has made, or Credentials, not {credentials!r}"
+            "credentials= must be the folder that `mesh credentials new` has made, or Credentials, got "
+            f"{credentials!r}"
         )
     addresses = Addresses(workers, process)
     texts = [address for address in addresses.known if address is not None]
     if addresses.known and (listen is not None or expect):
         raise ValueError(
-            "a mesh of hosts is made either of workers= or of those that dial in (listen=, expect=); call twice"
+            "give either workers=, or listen= and expect= for hosts that dial in, but not both; call "
+            "attach_to_workers() twice"
         )
     if not addresses.known and (listen is None or expect < 1):
         raise ValueError(
@@ -94,13 +98,13 @@ def attach_to_workers(
         from collections import Counter
 
         twice = sorted(address for address, times in Counter(texts).items() if times > 1)
-        raise ValueError(f"workers= names {', '.join(twice)} more than once; a host is attached once")
+        raise ValueError(f"workers= names {', '.join(twice)} more than once; attach each host once")
     if timeout is not None and (
         isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
     ):
-        raise ValueError(f"timeout= is a number of seconds, or None, not {timeout!r}")
+        raise ValueError(f"timeout= must be a number of seconds or None, got {timeout!r}")
     if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold < float("inf"):
-        raise ValueError(f"hold= is a number of seconds, not {hold!r}")
+        raise ValueError(f"hold= must be a number of seconds, got {hold!r}")
     folder = str(getattr(credentials, "path", credentials))
     given = {"heartbeat_timeout": heartbeat_timeout, "fan_out": fan_out}
     changes = {name: value for name, value in given.items() if value is not None}

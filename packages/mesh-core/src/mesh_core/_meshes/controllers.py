@@ -101,7 +101,7 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
     >>> shutdown()
     """
     if not isinstance(cls, type) or not issubclass(cls, Actor):
-        raise TypeError(f"get_or_spawn_controller() takes a name and an actor class, not {cls!r}")
+        raise TypeError(f"get_or_spawn_controller() must be given a name and an actor class, got {cls!r}")
     process = current()
     process.notices.start()
     table: dict[str, EndpointProperty[..., Any]] = table_of(Registry)

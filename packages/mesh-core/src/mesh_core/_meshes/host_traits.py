@@ -89,7 +89,8 @@ def traits(hosts: HostMesh) -> list[Host]:
     process, numbers = hosts._process, hosts._numbers
     if process.identity.mesh_id != 0:
         raise MeshError(
-            "only the script that has attached hosts knows their labels and resources; ask there, and pass what is wanted"
+            "only the script that has attached hosts knows their labels and resources; ask there, and "
+            "pass the result"
         )
     dead = {
         host: state

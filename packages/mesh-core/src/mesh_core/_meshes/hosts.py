@@ -136,14 +136,15 @@ class HostMesh(Mesh):
         labels = [*self._view.extent.labels, *other._view.extent.labels]
         if len(self._view.extent.labels) > 1 or len(other._view.extent.labels) > 1 or len(set(labels)) > 1:
             raise ValueError(
-                f"meshes of hosts are joined along the one dimension that they have, and {describe(self._view)} and "
-                f"{describe(other._view)} do not have one in common; flatten('hosts') both first"
+                f"cannot join {describe(self._view)} and {describe(other._view)}: both must have exactly "
+                "one dimension, of the same name; flatten('hosts') both first"
             )
         numbers = [*self._numbers, *other._numbers]
         twice = sorted({host for host in numbers if numbers.count(host) > 1})
         if twice:
             raise ValueError(
-                f"{self._process.name_of_host(twice[0])} is in both meshes, and a host is in a mesh once; join others"
+                f"{self._process.name_of_host(twice[0])} is in both meshes, and a mesh contains a host "
+                "once; join others"
             )
         name = self._name if self._name == other._name else f"{self._name}+{other._name}"
         names = Names.of(self._location.names, other._location.names)
@@ -202,7 +203,9 @@ class HostMesh(Mesh):
         Raises :class:`SpawnError` if one cannot be used, :class:`AuthenticationError` if that is for its credentials.
         """
         if self._ready is None:
-            raise MeshError(f"{self!r} was not attached here; only the script that attached it hears of that")
+            raise MeshError(
+                f"{self!r} was not attached here; only the script that attached it is notified of that"
+            )
         return self._ready
 
     def __await__(self) -> Generator[Any, None, HostMesh]:
@@ -261,11 +264,11 @@ class HostMesh(Mesh):
         clash = sorted(set(sizes) & set(self._view.extent.labels))
         if clash:
             raise ValueError(
-                f"per_host has a dimension {clash[0]!r}, which the hosts have already; rename one"
+                f"per_host has a dimension {clash[0]!r}, which the hosts already have; rename one"
             )
         for label, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ValueError(f"per_host[{label!r}] is a whole number of at least 1, not {size!r}")
+                raise ValueError(f"per_host[{label!r}] must be a whole number of at least 1, got {size!r}")
         extent = Extent([*self._view.extent.labels, *sizes], [*self._view.extent.sizes, *sizes.values()])
         if extent.nelements > MAX_PROCS:
             raise ValueError(
@@ -273,10 +276,10 @@ class HostMesh(Mesh):
                 f"the most is {MAX_PROCS:,}"
             )
         if start not in ("fork", "exec"):
-            raise ValueError(f"start is 'fork' or 'exec', not {start!r}")
+            raise ValueError(f"start must be 'fork' or 'exec', got {start!r}")
         if python is not None and start != "exec":
             raise ValueError(
-                "python= names another interpreter, which needs start='exec': a fork keeps this one"
+                "python= needs start='exec', got start='fork': a forked process keeps this interpreter"
             )
         per = extent.nelements // len(self._view)
         return spawn(
@@ -343,8 +346,8 @@ class HostMesh(Mesh):
         root = self._attached()
         if len(self._view) != len(root):
             raise ValueError(
-                f"only a whole mesh of hosts can be stopped, and this is a part of it ({describe(self._view)} of "
-                f"{describe(root)}); let these hosts go with detach(), or stop the whole mesh"
+                f"cannot stop a part of a mesh of hosts ({describe(self._view)} of {describe(root)}); "
+                "release these hosts with detach(), or stop the whole mesh"
             )
         return self._release("stop")
 
@@ -372,7 +375,7 @@ class HostMesh(Mesh):
             return self._release("detachment")
         if not isinstance(part, HostMesh):
             raise TypeError(
-                f"detach() lets hosts go, a part of this mesh such as hosts.slice(hosts=0), not {part!r}"
+                f"detach() must be given a part of this mesh, such as hosts.slice(hosts=0), got {part!r}"
             )
         mine = set(self._numbers)
         others = [host for host in part._numbers if host not in mine]
@@ -421,7 +424,7 @@ class HostMesh(Mesh):
     def _attached(self) -> Region:
         if self._root is None:
             raise MeshError(
-                f"{self!r} was not attached here: only the script that has attached hosts lets them go"
+                f"{self!r} was not attached here: only the script that attached hosts can release them"
             )
         return self._root
 

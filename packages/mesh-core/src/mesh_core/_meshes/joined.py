@@ -183,14 +183,14 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
     from mesh_core._meshes.procs import ProcMesh
 
     if not isinstance(dim, str):
-        raise TypeError(f"dim is the name of a dimension, not {dim!r}")
+        raise TypeError(f"dim must be the name of a dimension, got {dim!r}")
     parts = list(meshes)
     if not parts:
         raise ValueError("concat() needs at least one mesh")
     kind = next((kind for kind in (ProcMesh, ActorMesh) if isinstance(parts[0], kind)), None)
     if kind is None or not all(isinstance(mesh, kind) for mesh in parts):
         types = ", ".join(dict.fromkeys(type(mesh).__name__ for mesh in parts))
-        raise TypeError(f"concat() puts meshes of processes together, or meshes of actors, not {types}")
+        raise TypeError(f"concat() must be given meshes of processes, or meshes of actors, got {types}")
     labels, sizes, along = _shape(parts, dim)
     axis = labels.index(dim)
     starts = [sum(along[:number]) for number in range(len(parts))]
@@ -222,7 +222,7 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
         )
     if any(not mesh._interface.is_like(first._interface) for mesh in parts):
         classes = ", ".join(dict.fromkeys(mesh.class_name for mesh in parts))
-        raise TypeError(f"concat() puts actors of one class together, and these are of {classes}")
+        raise TypeError(f"concat() must be given actors of one class, got {classes}")
     return ActorMesh(
         process,
         first._interface,
@@ -247,7 +247,7 @@ def _shape(meshes: Sequence[Any], dim: str) -> tuple[list[str], list[int], list[
         others = [label for label in extent.labels if label != dim]
         if others != rest or any(extent.size(label) != first.size(label) for label in rest):
             raise ValueError(
-                f"meshes are put together along {dim!r} if they are alike but for that: {describe(meshes[0]._view)} and "
-                f"{describe(mesh._view)} are not"
+                f"cannot join meshes along {dim!r}: their other dimensions must be equal, got "
+                f"{describe(meshes[0]._view)} and {describe(mesh._view)}"
             )
     return list(labels), [1 if label == dim else first.size(label) for label in labels], along

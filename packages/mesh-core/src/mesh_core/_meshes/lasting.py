@@ -228,7 +228,7 @@ class _Work:
             promise.set_exception(error.with_traceback(None))
 
     def given_up(self) -> None:
-        """Its caller wants no outcome any more."""
+        """Its caller no longer wants an outcome."""
         attempt, self.promise = self.attempt, None
         if attempt is not None:
             attempt.cancel()

@@ -99,7 +99,7 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
     rank = who.point(index).rank
     if why is Undelivered.NO_ROOM:
         return _dropped(outcome, index, rank, who)
-    remedy = "spawn the actor anew to go on"
+    remedy = "spawn the actor again"
     if _was_respawned(who, index):
         remedy = "its process was respawned, and respawn() of the actors' mesh, where they were spawned, makes the actor again"
     return (NotBegun if why is Undelivered.NOT_BEGUN else Undeliverable)(
@@ -140,7 +140,7 @@ def _unanswered(index: int, who: Addressee, *, handed_on: bool) -> MeshError:
     from mesh_core._serialize.exceptions import ActorError
 
     point = who.point(index)
-    who_let_go = "all that were handed it let go of" if handed_on else "the endpoint let go of"
+    who_let_go = "everyone who was passed it dropped" if handed_on else "the endpoint dropped"
     return ActorError(
         f"{who_let_go} the port of this call without an answer; send one, or an exception",
         actor=who.name,
@@ -155,7 +155,7 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
 
     procs_id, rank, host, name = holder
     _, rank, _ = seat(who.mesh._process.runtime, procs_id, rank, host)
-    asked = f"actor {who.name!r} on rank {point.rank} had handed on the port of this call"
+    asked = f"actor {who.name!r} on rank {point.rank} passed the port of this call"
     called = _host_name(host, who)
     if lost.orderly:
         actor = f"actor {name!r}" if name else "an actor"
@@ -168,7 +168,8 @@ def _deserted(lost: Lost, holder: tuple[int, int, int, str], point: Point, who: 
         )
     failure = of_loss(lost, None, name=name, host=called, point=None, rank=rank)
     return SupervisionError(
-        f"{asked} to who died before answering: {failure.report()}\nnobody else has the port, so call again",
+        f"{asked} to a process that died before answering: {failure.report()}\nnobody else has the port, "
+        "so call again",
         failure=failure,
     )
 
@@ -200,7 +201,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         telling = lost.pid is None or lost.kind in OF_HOSTS
         why = (lost.reason if telling else "") or "its process was stopped"
         return Undeliverable(
-            f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it anew to go on",
+            f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it again",
             actor=who.name,
             rank=point.rank,
             host=who.host(index),

@@ -68,7 +68,9 @@ class Port(Generic[R]):
         The port of a channel has other senders perhaps, and is closed by its receiver alone.
         """
         if not self._outlet.is_response:
-            raise TypeError("the port of a channel is closed at the other end, by PortReceiver.close()")
+            raise TypeError(
+                "cannot close the port of a channel: it is closed at the other end, by PortReceiver.close()"
+            )
         self._outlet.end()
 
     def _answer(self, value: R) -> Sending:
@@ -122,7 +124,7 @@ class PortReceiver(Generic[R]):
     """Where the values sent to a :class:`Port` arrive. It belongs to the process that opened it.
 
     Iterate over it (``for`` or ``async for``) until it is closed, or take one value at a time with :meth:`recv`. It is
-    closed by :meth:`close`, by leaving its ``with`` block, and when nothing refers to it any more.
+    closed by :meth:`close`, by leaving its ``with`` block, and when nothing refers to it.
     """
 
     __slots__ = ("__weakref__", "_mailbox", "_ranked")
@@ -132,7 +134,7 @@ class PortReceiver(Generic[R]):
         self._ranked = ranked
 
     def recv(self) -> Future[R]:
-        """Return a future of the next value; it raises :class:`ChannelClosed` once none can come any more.
+        """Return a future of the next value; it raises :class:`ChannelClosed` once no more can come.
 
         Futures are served in the order in which they were made. A value whose future was given up, by a timeout, say,
         and is referred to no more, is the next one again: nothing is lost.
@@ -143,9 +145,9 @@ class PortReceiver(Generic[R]):
     def _finish(self, call: Call) -> R:
         outcome = call.outcomes()[0]
         if outcome is None:
-            raise ChannelClosed("the channel is closed; nothing can be received from it any more")
+            raise ChannelClosed("the channel is closed; nothing more can be received from it")
         if isinstance(outcome, Lost):
-            raise MeshError(f"nothing can be received any more: {outcome.reason}")
+            raise MeshError(f"nothing more can be received: {outcome.reason}")
         if outcome.is_error:
             from mesh_core._serialize.exceptions import decode_exception
 

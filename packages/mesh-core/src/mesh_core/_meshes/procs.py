@@ -138,8 +138,8 @@ class ProcMesh(Mesh):
     ) -> Any:
         """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
 
-        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner hears of
-        its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
+        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner is
+        notified of its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
         has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
 
         What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be
@@ -149,8 +149,8 @@ class ProcMesh(Mesh):
         cls = getattr(cls, "__origin__", cls)
         if not isinstance(cls, type) or not _is_actor(cls):
             raise TypeError(
-                f"spawn() takes an actor class, not {cls!r}; derive it from mesh_core.Actor and pass the class, "
-                "then the constructor's arguments"
+                f"spawn() must be given an actor class, got {cls!r}; derive it from mesh_core.Actor and "
+                "pass the class, then the constructor's arguments"
             )
         check_name(name)
         policy = check_policy(supervise)
@@ -233,7 +233,7 @@ class ProcMesh(Mesh):
         """Done when every process is up (and its ``bootstrap`` has run); raises :class:`SpawnError` if one cannot be."""
         if self._ready is None:
             raise MeshError(
-                f"{self!r} was not spawned here; only the process that spawned it hears of its start"
+                f"{self!r} was not spawned here; only the process that spawned it is notified of its start"
             )
         return self._ready
 
@@ -296,13 +296,14 @@ class ProcMesh(Mesh):
         window = 0.0 if aggregate_window_sec is None else aggregate_window_sec
         if isinstance(window, bool) or not isinstance(window, (int, float)) or not 0.0 <= window <= 86_400.0:
             raise ValueError(
-                f"aggregate_window_sec is a number of seconds up to a day, or None, not {aggregate_window_sec!r}"
+                "aggregate_window_sec must be a number of seconds up to a day, or None, got "
+                f"{aggregate_window_sec!r}"
             )
         level = _level(level)
         if not isinstance(ignore_numbers, bool):
             raise ValueError(f"ignore_numbers must be True or False, got {ignore_numbers!r}")
         if self._procs_id == 0:
-            raise ValueError("the controller's own output is not gathered: it is the script's")
+            raise ValueError("cannot set logging options of the controller: its output is the script's own")
         runtime = self._process.runtime
         me = self._process.identity
         set_options = runtime.logs().set if me.mesh_id == 0 else streams.set_options

@@ -59,7 +59,7 @@ class Ref(Generic[T]):
     1000000
 
     Where a ``Ref`` is an argument of a call, the endpoint is given the value. In a list, a dictionary or any other object
-    it stays a ``Ref``. The value is kept until nobody holds a reference to it any more, in any process.
+    it stays a ``Ref``. The value is kept until no process holds a reference to it.
 
     References to the same value are equal. They can only be pickled as part of a message, where they are counted.
     """
@@ -127,13 +127,13 @@ class Ref(Generic[T]):
         if outcome is None:
             raise MeshError(f"{self._what()} cannot be fetched: the runtime has been shut down")
         if outcome.kind is not MessageKind.REPLY:
-            raise RefLost(f"{self._what()} is not kept there any more")
+            raise RefLost(f"{self._what()} is no longer kept there")
         return cast("T", self._kept.fetched(outcome))
 
     def _error(self, lost: Lost | None = None) -> RefLost:
         lost = lost or self._kept.lost
         value = f"the value of {_size(self.nbytes)} that {self._where} kept is lost"
-        advice = "put it again, in a process that lives as long as it is needed"
+        advice = "put it again, in a process that runs for as long as it is needed"
         if lost is None or lost.orderly:
             why = (lost.reason if lost is not None and lost.pid is None else "") or "its process was stopped"
             return RefLost(f"{value}: {why}; {advice}")
@@ -274,7 +274,7 @@ def _waiting(process: Process, putting: Putting, room: Completion) -> Future[Non
 def _found(room: Completion) -> None:
     outcome = room.outcome()
     if outcome is None or outcome[0] != _STATUS:
-        raise MeshError("nothing can be put any more: the runtime has been shut down")
+        raise MeshError("cannot put: the runtime has been shut down")
 
 
 def _room(nbytes: int) -> str:
@@ -291,8 +291,8 @@ def _full(process: Process) -> str:
 
 def _too_late(process: Process, putting: Putting, timeout: float | None) -> RefStoreFull:
     return RefStoreFull(
-        f"there was no room for a value of {_size(putting.nbytes)} within {timeout} s: {_full(process)}; drop references "
-        "that are not needed any more, or raise ref_budget"
+        f"there was no room for a value of {_size(putting.nbytes)} within {timeout} s: {_full(process)}; "
+        "drop references that are no longer needed, or raise ref_budget"
     )
 
 

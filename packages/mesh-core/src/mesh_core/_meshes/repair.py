@@ -77,7 +77,8 @@ def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
         if isinstance(rank, Point):
             if rank.extent != mesh.extent:
                 raise ValueError(
-                    f"{rank!r} is no point of {mesh!r}; take points from this mesh, for example from failed()"
+                    f"{rank!r} is not a point of {mesh!r}; take points from this mesh, for example from "
+                    "failed()"
                 )
             place = rank.rank
         elif isinstance(rank, int) and not isinstance(rank, bool):
@@ -85,7 +86,7 @@ def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
         else:
             raise TypeError(f"ranks must be numbers or points of {mesh!r}, got {rank!r}")
         if not 0 <= place < count:
-            raise IndexError(f"{mesh!r} has the ranks 0 to {count - 1}, and no rank {place}")
+            raise IndexError(f"rank must be between 0 and {count - 1} for {mesh!r}, got {place}")
         places.append(place)
     return sorted(set(places))
 
@@ -121,7 +122,7 @@ def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
         for place in places:
             if place not in dead:
                 raise ValueError(
-                    f"rank {place} of {mesh!r} lives; only ranks whose process has ended are made again. Stop it first, or "
+                    f"cannot respawn rank {place} of {mesh!r}: its process is running. Stop it first, or "
                     "respawn mesh.failed()"
                 )
         by_host: dict[int, list[int]] = {}
@@ -151,7 +152,9 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
         fresh = list(range(size, len(bigger)))
         hosts = _hosts_of(on) if on is not None else _hosts_that_live(mesh)
         if not hosts:
-            raise ValueError(f"all hosts of {mesh!r} are dead; say which have the new ranks, with on=")
+            raise ValueError(
+                f"cannot place new ranks: all hosts of {mesh!r} are dead. Name hosts for them with on="
+            )
         # Slabs of the new dimension stay together on a host, one after the other.
         groups: dict[int, list[int]] = {}
         for slab in range(count):
@@ -230,8 +233,8 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         left = extent.size(label) - count
         if left < 1:
             raise ValueError(
-                f"{mesh!r} has {extent.size(label)} places in dimension {label!r}, and taking away {count} leaves none; "
-                "stop() ends the whole mesh"
+                f"{mesh!r} has {extent.size(label)} places in dimension {label!r}, and removing {count} "
+                "would leave none; stop() ends the whole mesh"
             )
         smaller = Region.whole(Extent(extent.labels, [left, *extent.sizes[1:]]))
         process = mesh._process
@@ -341,8 +344,8 @@ def _runs(where: Mapping[int, tuple[int, int, int]], lives: Mapping[int, int]) -
 def _recipe(mesh: ProcMesh, done: str) -> Recipe:
     if mesh._recipe is None:
         raise MeshError(
-            f"{mesh!r} cannot be {done} here: only the process that has spawned it can do that, and this is a reference, "
-            "or a mesh that was put together of others"
+            f"{mesh!r} cannot be {done} here: only the process that spawned it can do that, and this is a "
+            "reference, or a mesh that was joined from others"
         )
     return mesh._recipe
 
@@ -360,28 +363,28 @@ def _outermost(recipe: Recipe, mesh: ProcMesh, sizes: Mapping[str, int], verb: s
     root = recipe.root
     if root is not None and len(root) != len(mesh._root):
         raise ValueError(
-            f"{mesh!r} has {describe(root)} by now; {verb} the mesh that the last grow() or shrink() has returned"
+            f"{mesh!r} now has {describe(root)}; {verb} the mesh that the last grow() or shrink() returned"
         )
     if len(mesh._view) != len(mesh._root):
-        raise ValueError(f"only a whole mesh can {verb}, and this is a part of it ({describe(mesh._view)})")
+        raise ValueError(f"cannot {verb} a part of a mesh ({describe(mesh._view)}); {verb} the whole mesh")
     if not extent.labels:
-        raise ValueError(f"{mesh!r} has no dimension in which it could {verb}; spawn it with one")
+        raise ValueError(f"cannot {verb} {mesh!r}: it has no dimensions. Spawn it with one.")
     label = extent.labels[0]
     if set(sizes) != {label}:
         given = ", ".join(f"{key}={value!r}" for key, value in sizes.items()) or "nothing"
         raise ValueError(
-            f"{verb}() takes how many places of the first dimension, {label!r}, got {given}; ranks keep their numbers, and "
-            f"so only the first can change. Write {verb}({label}=1)"
+            f"{verb}() must be given a number of places of the first dimension, {label!r}, got {given}; "
+            f"ranks keep their numbers, so only the first can change. Write {verb}({label}=1)"
         )
     count = sizes[label]
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{label} is a whole number of at least 1, not {count!r}")
+        raise ValueError(f"{label} must be a whole number of at least 1, got {count!r}")
     return label, count
 
 
 def _hosts_of(on: HostMesh) -> list[int]:
     if getattr(on, "_kind", None) is not Kind.HOSTS:
-        raise TypeError(f"on= is a HostMesh, such as hosts.slice(hosts=2), not {on!r}")
+        raise TypeError(f"on= must be a HostMesh, such as hosts.slice(hosts=2), got {on!r}")
     return on._numbers
 
 
@@ -421,8 +424,8 @@ def _moved(
 
 def _refuse_host(process: Process, host: int, ranks: list[int]) -> NoReturn:
     raise ValueError(
-        f"rank {ranks[0]} was on host {process.name_of_host(host)}, which is dead or stopped; say which host is to have it, "
-        "with on=, for example respawn(on=spare)"
+        f"cannot respawn rank {ranks[0]} on its host {process.name_of_host(host)}, which is dead or "
+        "stopped; name another host with on=, for example respawn(on=spare)"
     )
 
 
@@ -435,11 +438,11 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     process = mesh._process
     if making is None:
         raise MeshError(
-            f"{mesh!r} cannot be respawned here: only the process that has spawned the actors can do that, and this is a "
-            "reference, or a mesh that was put together of others"
+            f"{mesh!r} cannot be respawned here: only the process that spawned the actors can do that, "
+            "and this is a reference, or a mesh that was joined from others"
         )
     if process.closed or making.stopped:
-        raise MeshError(f"{mesh._name!r} has been stopped; spawn the actors anew")
+        raise MeshError(f"{mesh._name!r} has been stopped; spawn the actors again")
     process.check_owner(making.owner_id)
     places = places_of(mesh, ranks)
     dead = set(lost_places(mesh))

@@ -45,7 +45,7 @@ def send(
     [(0, 9), (1, 9)]
     """
     if not isinstance(endpoint, Endpoint):
-        raise TypeError(f"send() is for an endpoint of a mesh of actors, not for {endpoint!r}")
+        raise TypeError(f"send() must be given an endpoint of a mesh of actors, got {endpoint!r}")
     args, kwargs = tuple(args), dict(kwargs or {})
     if not endpoint._arity.fits(args, kwargs):
         raise endpoint._refuse(args, kwargs)
@@ -67,9 +67,9 @@ def _pick(count: int, selection: object) -> int:
         return random.randrange(count)
     if isinstance(selection, int) and not isinstance(selection, bool):
         if not 0 <= selection < count:
-            raise ValueError(f"selection={selection}: the mesh has ranks 0 to {count - 1}")
+            raise ValueError(f"selection must be a rank between 0 and {count - 1}, got {selection}")
         return selection
-    raise ValueError(f"selection is 'all', 'choose' or a rank, not {selection!r}")
+    raise ValueError(f"selection must be 'all', 'choose' or a rank, got {selection!r}")
 
 
 class NotAnEndpoint:
@@ -135,7 +135,7 @@ def as_endpoint(method: Any, *, explicit_response_port: bool = False) -> Any:
         return method
     if not isinstance(method, NotAnEndpoint):
         raise TypeError(
-            f"as_endpoint() is for a method of a mesh of actors, such as mesh.fit, not for {method!r}"
+            f"as_endpoint() must be given a method of a mesh of actors, such as mesh.fit, got {method!r}"
         )
     arity = _arity(method, explicit_response_port)
     arity.mark = "!" if explicit_response_port else "."

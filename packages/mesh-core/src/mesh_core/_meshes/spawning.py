@@ -79,9 +79,9 @@ def spawn(
 ) -> ProcMesh:
     """Ask the host's agent for a mesh of processes."""
     if bootstrap is not None and not callable(bootstrap):
-        raise TypeError(f"bootstrap is a function without arguments, not {bootstrap!r}")
+        raise TypeError(f"bootstrap must be a function without arguments, got {bootstrap!r}")
     if devices not in (None, "own"):
-        raise ValueError(f"devices is 'own' (a device for each process) or None, not {devices!r}")
+        raise ValueError(f"devices must be 'own' (a device for each process) or None, got {devices!r}")
     binding = checked_binding(proc_bind, per_host)
     changes, own = checked_env(env, extent)
     afar = location.only != process.identity.host_no

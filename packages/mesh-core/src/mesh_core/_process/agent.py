@@ -112,7 +112,8 @@ def run_worker_loop_forever(
         raise ValueError("give an address to listen at, or the address of a controller to dial")
     if threading.current_thread() is not threading.main_thread():
         raise MeshError(
-            "a host's agent runs in a main thread, as signals end it; start it in a process of its own"
+            "a host's agent must run in the main thread, because signals end it; start it in a process "
+            "of its own"
         )
     from mesh_core._common.settings import current_settings, runtime_options
     from mesh_core._meshes.host_traits import check_labels, check_resources

@@ -246,7 +246,7 @@ def _wait_stopped(process: subprocess.Popen[str]) -> None:
     while process.poll() is None and not _stands_still(process.pid):
         if time.monotonic() > until:
             raise MeshError(
-                f"process {process.pid} was sent a signal to stop, and goes on after {_STAND_STILL_S:g} s"
+                f"process {process.pid} was sent SIGSTOP, and is still running after {_STAND_STILL_S:g} s"
             )
         time.sleep(0.001)
 

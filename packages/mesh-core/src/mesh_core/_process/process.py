@@ -376,7 +376,7 @@ class Process:
             actor = None if self._actor_host is None else self._actor_host.actors.get(owner)
             if actor is None or actor.ending or actor.broken is not None:
                 raise MeshError(
-                    "an actor that has ended, or is about to, spawns nothing any more: what it owns ends with it"
+                    "cannot spawn: the actor has ended or is ending, and what it owns ends with it"
                 )
 
     def recording(self, owner: int, mesh: Any, actor_id: int) -> None:
@@ -428,7 +428,7 @@ class Process:
                 flush()
 
     def adopt_actor_host(self, actor_host: ActorHost) -> None:
-        """Take the stage that a worker's main thread runs."""
+        """Take over the actor host that a worker's main thread runs."""
         self._actor_host = actor_host
 
     def shutdown(self) -> None:

@@ -259,7 +259,7 @@ def format_traceback(exc: BaseException) -> str:
             # A report of many lines, which is what the traceback is shown with.
             text = text.removesuffix(f"{exc}\n") + f"{exc}\n".partition("\n")[0] + "\n"
     except BaseException:  # noqa: BLE001 - foreign __str__ and __repr__ may raise anything
-        text = f"{_name_of(type(exc))}: {text_of(exc)}\n(its traceback cannot be had)\n"
+        text = f"{_name_of(type(exc))}: {text_of(exc)}\n(its traceback is not available)\n"
     return _shortened(text)
 
 
@@ -454,7 +454,7 @@ def text_of(exc: BaseException) -> str:
         # It may be of a class of its own, which has other ideas of what a string does.
         return _shortened(str.__str__(str(exc)))
     except BaseException:  # noqa: BLE001 - a foreign __str__ may raise anything
-        return f"({_name_of(type(exc))}, whose text cannot be had)"
+        return f"({_name_of(type(exc))}, whose text is not available)"
 
 
 def _name_of(kind: type) -> str:

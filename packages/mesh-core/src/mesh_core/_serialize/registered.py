@@ -47,8 +47,8 @@ class _Handler:
             ) from error
         if not contiguous:
             raise Unsendable(
-                f"take() of the handler for {self.name} gave a buffer whose elements do not lie together",
-                "Give a copy of it that is contiguous.",
+                f"take() of the handler for {self.name} returned a buffer that is not contiguous",
+                "Return a contiguous copy of it.",
             )
         # Not before: one that only a traceback refers to crashes some interpreters' garbage collection.
         parts = map(PickleBuffer, buffers)
@@ -72,7 +72,8 @@ def _add(cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> R
         before = known.reducers.get(cls)
         if before is not None and _origin(before) != _origin(reduce):
             raise ValueError(
-                f"objects of {_name(cls)} are sent already by what {_origin(before)} has registered; cancel() that first"
+                f"objects of {_name(cls)} already have a registration, made by {_origin(before)}; "
+                "cancel() it first"
             )
         known.reducers = {**known.reducers, cls: reduce}
         if handler is not None:
@@ -155,9 +156,9 @@ def rebuild(name: str, told: Any, *parts: Buffer) -> Any:
 
 def _check(cls: type, **functions: object) -> None:
     if not isinstance(cls, type):
-        raise TypeError(f"only objects of a class can be sent in another way, got {cls!r}")
+        raise TypeError(f"a registration must be for a class, got {cls!r}")
     if cls in _BUILT_IN:
-        raise TypeError(f"objects of {cls.__name__} cannot be sent in another way than Mesh's own")
+        raise TypeError(f"cannot register {cls.__name__}: Mesh itself decides how its objects are sent")
     for name, function in functions.items():
         if not callable(function):
             raise TypeError(f"{name} must be a function, got {function!r}")

@@ -78,7 +78,7 @@ def checked_binding(binding: Any, per_host: int) -> list[list[int]] | None:
                     f"proc_bind[{place}] must hold CPU numbers such as 0, got {cpu!r} ({type(cpu).__name__})"
                 )
             if cpu < 0:
-                raise ValueError(f"proc_bind[{place}] holds {cpu}; CPU numbers begin at 0")
+                raise ValueError(f"proc_bind[{place}] must hold CPU numbers from 0, got {cpu}")
         if not cpus:
             raise ValueError(f"proc_bind[{place}] must name at least one CPU")
         checked.append(sorted(cpus))

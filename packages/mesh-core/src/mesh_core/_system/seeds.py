@@ -32,9 +32,7 @@ class Seeds:
 def checked_seed(seed: object) -> int | None:
     """Return what was given as ``seed=``."""
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise TypeError(
-            f"seed must be a whole number, or None for numbers that never come again, got {seed!r}"
-        )
+        raise TypeError(f"seed must be a whole number, or None, got {seed!r}")
     return seed
 
 

@@ -18,7 +18,7 @@ from mesh_core.cli._table import aligned
 
 _HELP: Final = """\
 list                  what is stopped, and where
-attach WHICH          be at the debugger of one: n, s, p, w, u, d, ll, b, c, interact ...; h there explains
+attach WHICH          open the debugger of one: n, s, p, w, u, d, ll, b, c, interact ...; h there explains
 cast WHICH COMMAND    give one command to many, and see their answers
 continue [WHICH]      let them go on; without WHICH all
 quit                  leave; what is stopped stays so
@@ -37,7 +37,7 @@ class DebugCommand:
         commands = parser.add_subparsers(metavar="COMMAND", help="without one, asks for them")
         for name, summary in (
             ("list", "show what is stopped, and where"),
-            ("attach", "be at the debugger of one"),
+            ("attach", "open the debugger of one"),
             ("cast", "give one command to many, and show their answers"),
             ("continue", "let them go on"),
         ):

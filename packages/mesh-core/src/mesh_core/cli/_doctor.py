@@ -98,7 +98,7 @@ def _findings(check: DoctorCheck, origin: str) -> tuple[Finding, ...]:
         findings = tuple(check.create()())
         strangers = [type(each).__name__ for each in findings if not isinstance(each, Finding)]
         if strangers or not findings:
-            raise PluginError(f"a check gives one or more Findings, not {', '.join(strangers) or 'none'}")
+            raise PluginError(f"a check must give one or more Findings, got {', '.join(strangers) or 'none'}")
         return findings
     except Exception as error:  # noqa: BLE001 - whatever an outside check raises, the others still run
         detail = f"the check itself failed: {type(error).__name__}: {error}"

@@ -17,7 +17,7 @@ _REACH_S = 10.0
 
 
 class Ended(Exception):
-    """There is no such job, or not any more."""
+    """There is no such job, or no longer."""
 
 
 class Link:

@@ -18,7 +18,7 @@ class Event:
     ==================== =============================================================================
     ``host_attached``    a host has answered for the first time
     ``host_leaving``     a host will be taken away in ``grace`` seconds; ``text`` says why
-    ``host_died``        a host is not part of the job any more; ``text`` says why
+    ``host_died``        a host is no longer part of the job; ``text`` says why
     ``host_stopped``     a host was let go, by :meth:`HostMesh.stop` or ``detach``
     ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
     ``proc_up``          a process can be reached

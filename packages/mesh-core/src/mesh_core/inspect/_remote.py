@@ -181,7 +181,7 @@ class RunningJob:
         except Garbled as error:
             raise self._strange(str(error)) from None
         if heard is None and link.broken:
-            raise MeshError(f"job {self.info.pid} can be looked into no longer: {link.broken}")
+            raise MeshError(f"job {self.info.pid} can no longer be looked into: {link.broken}")
         if heard is None:
             raise _Over(f"job {self.info.pid} has ended")
         return heard

@@ -59,7 +59,7 @@ def _admit(inspection: Inspection, peer: socket.socket) -> None:
     with inspection.lock:
         refused = "the job ends" if inspection.closed else ""
         if len(inspection.guests) >= MOST:
-            refused = f"{MOST} others look into this job already, and that is the most; end one of them"
+            refused = f"at most {MOST} programs may look into a job at once, and as many do; end one of them"
         if not refused:
             inspection.guests.add(guest)
     try:
@@ -93,7 +93,7 @@ class Guest(threading.Thread):
                     if not self._answer(each):
                         return
         except Garbled as error:
-            self.wire.tell(error=f"that is not what a look into a job says: {error}")
+            self.wire.tell(error=f"invalid question: {error}")
         finally:
             with self._inspection.lock:
                 self._inspection.guests.discard(self)

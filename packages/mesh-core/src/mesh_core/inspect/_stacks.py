@@ -147,7 +147,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     >>> shutdown()
     """
     if not hasattr(mesh, "_procs_id"):
-        raise TypeError(f"stacks() takes a mesh of processes or actors, not {mesh!r}")
+        raise TypeError(f"stacks() must be given a mesh of processes or actors, got {mesh!r}")
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
     addrs: list[Addr] = [locate(process.runtime, *mesh._location.addr(procs_id, rank)) for rank in view]
@@ -205,7 +205,7 @@ def _stacks_at(
             text, error = dumps[addr].get("text", ""), dumps[addr].get("error", "")
             found.append(_made(name, threads[addr], parse(text), error))
         elif addr in frozen or (addr not in afar and is_stopped(pids[addr])):
-            found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT lets it go on"))
+            found.append(ProcStacks(name, pids[addr], (), "stopped by a signal; SIGCONT resumes it"))
         else:
             found.append(
                 ProcStacks(name, pids[addr], (), f"it has ended, or did not answer within {timeout} s")

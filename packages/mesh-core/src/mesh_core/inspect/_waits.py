@@ -90,7 +90,7 @@ class Waits:
             f"{counted(len(self.waits) + self.left_out, 'wait')}, {counted(len(self.circles), 'circle')} at {when}"
         ]
         for circle in self.circles:
-            lines.append(f"a circle{', in which none can go on' if circle.is_stuck else ''}:")
+            lines.append("a deadlock:" if circle.is_stuck else "a circle of waits, which may end:")
             lines += [f"  {wait}" for wait in circle.waits]
         if self.waits:
             lines.append("waits, the longest first:")

@@ -45,7 +45,7 @@ def name_problem(name: object) -> str | None:
     "'Foo Bar' is not lower-case letters, digits, and single '-' or '_' between them"
     """
     if not isinstance(name, str):
-        return f"a name is a str, not {type(name).__name__}"
+        return f"a name must be a str, got {type(name).__name__}"
     if len(name) > MAX_NAME_LENGTH:
         return f"{name[:20]!r}... is longer than {MAX_NAME_LENGTH} characters"
     if _NAME.fullmatch(name) is None:
@@ -167,13 +167,14 @@ class Plugin(Generic[C]):
             or self.api_version < 1
         ):
             raise ValueError(
-                f"{type(self).__name__} {self.name!r}: api_version is a whole number from 1, not {self.api_version!r}"
+                f"{type(self).__name__} {self.name!r}: api_version must be a whole number from 1, got "
+                f"{self.api_version!r}"
             )
         for what in ("create", "probe"):
             if not callable(getattr(self, what)):
-                raise TypeError(f"{type(self).__name__} {self.name!r}: {what} is not callable")
+                raise TypeError(f"{type(self).__name__} {self.name!r}: {what} must be callable")
         if not isinstance(self.summary, str) or "\n" in self.summary:
-            raise ValueError(f"{type(self).__name__} {self.name!r}: summary is one line of text")
+            raise ValueError(f"{type(self).__name__} {self.name!r}: summary must be one line of text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,11 +258,11 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.status not in ("ok", "warn", "fail"):
-            raise ValueError(f"a Finding's status is 'ok', 'warn' or 'fail', not {self.status!r}")
+            raise ValueError(f"a Finding's status must be 'ok', 'warn' or 'fail', got {self.status!r}")
         if not self.detail:
-            raise ValueError("a Finding says in its detail what was found")
+            raise ValueError("a Finding's detail must say what was found, got ''")
         if self.status != "ok" and not self.remedy:
-            raise ValueError(f"a Finding that is {self.status!r} says in its remedy what to do")
+            raise ValueError(f"the remedy of a Finding that is {self.status!r} must say what to do, got ''")
 
 
 Check: TypeAlias = Callable[[], Iterable[Finding]]

@@ -414,7 +414,7 @@ def _listed(kind: Kind, result: object) -> list[object]:
     wanted = kind.descriptor.__name__
     if isinstance(result, kind.descriptor):
         raise TypeError(f"it returned one {wanted}; yield it, or return a list of them")
-    raise TypeError(f"it returned {type(result).__name__} {_short(result)}, not an iterable of {wanted}")
+    raise TypeError(f"it must return an iterable of {wanted}, got {type(result).__name__} {_short(result)}")
 
 
 @contextmanager

@@ -65,7 +65,8 @@ class Stage:
             )
         if endpoint._reducer is not None:
             raise ValueError(
-                f"{endpoint!r} combines the results of several actors, and each item goes to one; leave reduce= away"
+                f"{endpoint!r} combines the results of several actors, but each item goes to one; remove "
+                "reduce="
             )
         if not endpoint._arity.fits((None,), {}):
             raise TypeError(f"a stage is given one item: {endpoint._refuse((None,), {})}")

@@ -191,7 +191,8 @@ class Following:
         with self._lock:
             if self._closed:
                 raise MeshError(
-                    "this process's part in the mesh has ended, and its pools with it; make the pool again"
+                    "the runtime of this process has been shut down, and its pools with it; make the "
+                    "pool again"
                 )
             self._then[token] = then
             if late is not None:
@@ -347,7 +348,7 @@ class Following:
                 self._late.pop(token, None)
             self._then.pop(token)()
         except Exception:
-            logging.getLogger("mesh").exception("a pool could not go on with %r", future)
+            logging.getLogger("mesh").exception("a pool could not continue with %r", future)
 
     def _expire(self) -> float | None:
         """End those whose deadline has passed; returns the seconds until the next one does."""
@@ -366,4 +367,4 @@ class Following:
             try:
                 (late or future._expire)()
             except Exception:
-                logging.getLogger("mesh").exception("a pool could not go on with %r", future)
+                logging.getLogger("mesh").exception("a pool could not continue with %r", future)

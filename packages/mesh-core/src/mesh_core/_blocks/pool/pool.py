@@ -98,7 +98,7 @@ class Pool(Generic[A]):
             time if nothing is given.
         drain: seconds that the end of a ``with`` block waits for tasks that run, before these are cancelled; without limit if
             nothing is given.
-        on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner hears of it as ever, and the
+        on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner is notified as usual, and the
             others go on. ``"retry"``: the pool takes care of the failure, and the others go on. ``"respawn"``: also, the
             replica is made again.
     """
@@ -132,7 +132,7 @@ class Pool(Generic[A]):
         own.add(mesh)
         self._begin(process, mesh, own, options)
         self._own = own
-        # Weakly: a pool that nobody has any more goes at once.
+        # Weakly: a pool that is no longer referred to goes at once.
         resized = weakref.WeakMethod(self._resized)
         own.resized = lambda: (heard := resized()) and heard()
         self._shared = Shared(self, _revive)
@@ -352,7 +352,8 @@ class Pool(Generic[A]):
         mesh = _mesh_of(actors, "add()")
         if mesh.class_name != self._actors.class_name:
             raise ValueError(
-                f"{self._runner.name} has actors of class {self._actors.class_name}, and {mesh!r} are of {mesh.class_name}"
+                f"{self._runner.name} must be given actors of class {self._actors.class_name}, got "
+                f"{mesh!r}, which are of {mesh.class_name}"
             )
         with Steps():
             own.add(mesh)

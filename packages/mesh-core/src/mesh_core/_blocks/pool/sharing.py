@@ -91,7 +91,7 @@ class Desk(Actor):
             self._turns.back(place, lost)
 
     def _heed(self, user: ProcMesh, addr: Addr) -> None:
-        """Hear of the end of whoever has turns."""
+        """Be notified of the end of processes that have turns."""
         from mesh_core.extensions import watch
 
         with self._lock:
@@ -146,7 +146,7 @@ class _Asked:
         self._on_loop(self._fail, error)
 
     def abandon(self) -> None:
-        """Nobody wants a turn any more, whether there is one or not."""
+        """A turn is no longer wanted, whether there is one or not."""
         with self._lock:
             self._abandoned = True
             place, self._got = self._got, None

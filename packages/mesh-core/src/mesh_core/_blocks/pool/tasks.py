@@ -324,7 +324,7 @@ class Work(ABC):
         self._keep(value)
 
     def given_up(self) -> None:
-        """Nobody wants it any more."""
+        """It is no longer wanted."""
         runner = self.runner
         with runner.lock:
             before, self._step = self._step, Step.OVER
@@ -422,7 +422,7 @@ class Runner:
         return promise.future
 
     def leave_room(self, room: Future[bool]) -> None:
-        """Nobody wants it any more, whether it has come or not."""
+        """It is no longer wanted, whether it has come or not."""
         if not room.cancel() and room.exception() is None:
             self.left_queue()
 
@@ -453,7 +453,7 @@ class Runner:
 
     def check_open(self) -> None:
         if self.closed:
-            raise MeshError(f"{self.name} is closed, and takes no tasks any more")
+            raise MeshError(f"{self.name} is closed, and accepts no more tasks")
 
     # Tasks.
 

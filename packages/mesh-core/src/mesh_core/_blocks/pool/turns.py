@@ -486,7 +486,7 @@ class OwnTurns:
                 self._places.set(place, State.LOST)
         if given_up:
             logging.getLogger("mesh").error(
-                "%s has given up a replica: making it again has failed %d times, the last time with %s: %s",
+                "%s has given up a replica: respawning it failed %d times, the last time with %s: %s",
                 self.name,
                 tries,
                 type(error).__name__,

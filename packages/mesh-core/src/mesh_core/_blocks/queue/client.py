@@ -119,7 +119,7 @@ class Client:
     def _again(self, error: BaseException) -> BaseException:
         if isinstance(error, QueueClosed):
             return QueueClosed(str(error))
-        return MeshError(f"nothing can be put into {self.name} any more: {str(error).partition(chr(10))[0]}")
+        return MeshError(f"cannot put into {self.name}: {str(error).partition(chr(10))[0]}")
 
     def _send(self) -> None:
         """Send the next batch, if none is under way."""
@@ -141,7 +141,7 @@ class Client:
         if error is not None:
             self._fail(error)
         elif not sent.get():
-            self._fail(QueueClosed(f"{self.name} is closed; nothing can be put into it any more"))
+            self._fail(QueueClosed(f"{self.name} is closed; nothing more can be put into it"))
         else:
             with self._lock:
                 batch, self._under_way = self._under_way, None

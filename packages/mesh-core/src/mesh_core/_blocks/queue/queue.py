@@ -29,7 +29,7 @@ R = TypeVar("R")
 
 
 class QueueEmpty(MeshError, Empty):
-    """Nothing could be taken, now or in the time that was given."""
+    """Nothing could be taken, now or within the timeout."""
 
 
 class QueueFull(MeshError, Full):
@@ -167,7 +167,7 @@ class Queue(Generic[T]):
 
     def _put_now(self, done: bool | None) -> None:
         if done is None:
-            raise QueueClosed(f"queue {self._name!r} is closed; nothing can be put into it any more")
+            raise QueueClosed(f"queue {self._name!r} is closed; nothing more can be put into it")
         if not done:
             raise QueueFull(f"queue {self._name!r} is full; put() waits for room")
 
@@ -368,7 +368,7 @@ class _Coming:
         if given is None:
             raise QueueClosed(f"queue {queue._name!r} is closed, and empty")
         if not given:
-            raise QueueEmpty(f"nothing could be taken from queue {queue._name!r} in the time that was given")
+            raise QueueEmpty(f"nothing could be taken from queue {queue._name!r} within the timeout")
         if not self._leased:
             # Before anybody has them: whoever ends from here on ends with them.
             queue._server.confirm.broadcast(queue._client.owner, self._number)
@@ -401,11 +401,11 @@ class _Coming:
             )
         ]
         if len(bad) > 1:
-            said.append(f"so it is with {len(bad) - 1} more that were taken with it")
+            said.append(f"nor can {len(bad) - 1} more that were taken with it")
         if rest:
             said.append(f"the others that were taken with it are in .rest ({len(rest)})")
         if self._leased:
-            said.append("ack() those in .items, or they come again")
+            said.append("ack() those in .items, or they will be delivered again")
         return QueueItemError("; ".join(said), items=bad, rest=rest)
 
     def undo(self) -> None:

@@ -75,7 +75,7 @@ class QueueServer(Actor):
         self._watches: dict[Owner, Watch] = {}
         self._clock: threading.Thread | None = None
         self._waits: dict[Key, float] = {}
-        """Until when takers wait, if not for ever."""
+        """Until when takers wait, if not forever."""
         self._over = False
 
     def _dropped(self, entry: Entry) -> None:
@@ -91,7 +91,7 @@ class QueueServer(Actor):
 
     @endpoint
     def hello(self, user: ProcMesh, owner: Owner) -> None:
-        """Somebody is about to use the queue: hear of its end."""
+        """A process is about to use the queue: be notified of its end."""
         from mesh_core.extensions import watch
 
         if owner != _CONTROLLER and owner not in self._watches:
@@ -231,7 +231,7 @@ class QueueServer(Actor):
         if self._clock is not None:
             self._clock.join()
 
-    # The clock: a thread, only once there is a lease or somebody who does not wait for ever.
+    # The clock: a thread, only once there is a lease or somebody who does not wait forever.
 
     def _mind(self) -> None:
         if self._next() is None:

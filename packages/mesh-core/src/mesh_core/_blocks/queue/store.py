@@ -155,7 +155,7 @@ class Store:
         self.settle(now)
 
     def undo(self, owner: Owner, number: int, now: float) -> None:
-        """A taker wants nothing any more: what it was given and has not looked at goes back."""
+        """A taker wants nothing more: what it was given and has not looked at goes back."""
         self._takers.pop((owner, number), None)
         self._give_back(self._out.pop((owner, number), None), looked=False)
         self.settle(now)

@@ -428,7 +428,7 @@ class Sandbox:
         )
 
     def _garbage(self) -> SandboxDied:
-        """It has sent what no worker sends: it is not to be talked to any more."""
+        """It has sent what no worker sends: nothing more may be sent to it."""
         self._died = SandboxDied(
             f"a sandbox of {self._stock.name!r} has sent something that is not an answer: code in it has written to its "
             "connection. It was ended; take another one",
@@ -450,7 +450,7 @@ def _send(connection: socket.socket, due: list[memoryview]) -> list[memoryview]:
 
 
 def _drop(stock: Stock, box: Box, stop: int, pid: int) -> None:
-    """A box is given back, or nobody has it any more."""
+    """A box is given back, or is no longer referred to."""
     if os.getpid() == pid:
         stock.end(box)
         box.close()

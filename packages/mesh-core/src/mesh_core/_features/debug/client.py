@@ -103,7 +103,7 @@ def _stop(path: str, told: dict[str, Any], about: dict[str, Any]) -> Stop:
 def _checked(value: Any, kind: type | tuple[type, ...]) -> Any:
     """A value that is sorted by or shown later, where nobody expects it to be anything else."""
     if not isinstance(value, kind):
-        raise TypeError(f"{value!r} is not what a stopped process tells")
+        raise TypeError(f"unexpected answer from a stopped process: {value!r}")
     return value
 
 
@@ -113,7 +113,7 @@ def attach(stop: Stop, *, quiet: bool = False) -> Wire:
         wire = Wire(places.connect(stop.path))
     except OSError as error:
         raise MeshError(
-            f"{stop.name} cannot be reached: {error}; it may go on already, or have ended"
+            f"{stop.name} cannot be reached: {error}; it may be running again, or have ended"
         ) from error
     wire.tell(do="attach", stop=stop.number, quiet=quiet)
     return wire

@@ -78,7 +78,7 @@ def _range(term: str, index: str) -> slice:
         bounds = [-1]
     start, stop, step = (*bounds, None, None, None)[:3]
     if len(parts) > 3 or any(bound is not None and bound < 0 for bound in bounds) or step == 0 or index == "":
-        raise MeshError(f"{term!r} is no coordinate; write gpus=2, gpus=0:4 or gpus=0:8:2")
+        raise MeshError(f"{term!r} is not a coordinate; write gpus=2, gpus=0:4 or gpus=0:8:2")
     if len(parts) == 1:
         assert start is not None
         return slice(start, start + 1)

@@ -63,7 +63,7 @@ class Debugger:
                 self._server = Server(self, *places.listen(self._process.job[0]))
             except OSError as error:
                 self._sessions.remove(session)
-                _say(f"mesh: breakpoint passed over, as nobody could attach to it: {error}")
+                _say(f"mesh: breakpoint skipped, because nobody could attach to it: {error}")
                 return False
             self._server.start()
         return True
@@ -187,7 +187,7 @@ class Server(threading.Thread):
         try:
             places.require_same_user(peer)
         except OSError as error:
-            _say(f"mesh: somebody was turned away from a stopped actor: {error}")
+            _say(f"mesh: a connection to a stopped actor was refused: {error}")
             peer.close()
             return
         guest = _Guest(peer)
@@ -203,7 +203,7 @@ class Server(threading.Thread):
                         self._do(guest, each)
                 return
         except Garbled as error:
-            guest.wire.tell(error=f"that is not what mesh debug says: {error}")
+            guest.wire.tell(error=f"invalid request: {error}")
         except Exception as error:  # noqa: BLE001 - without this thread nobody could let go on what is stopped
             guest.wire.tell(error=f"mesh failed to answer that: {error!r}")
         self._part(guest)
@@ -239,7 +239,7 @@ class Server(threading.Thread):
     def _attach(self, guest: _Guest, told: Told) -> None:
         session = self._debugger.find(told.get("stop"))
         if session is None:
-            guest.wire.tell(error="it goes on already")
+            guest.wire.tell(error="it is running again")
         elif session.client is not None:
             guest.wire.tell(error="somebody else is attached to it")
         else:

@@ -242,4 +242,4 @@ def _first_line(error: BaseException) -> str:
     try:
         return str(error).partition("\n")[0]
     except Exception:  # noqa: BLE001 - a foreign __str__ may raise anything
-        return "its text cannot be had"
+        return "its text is not available"

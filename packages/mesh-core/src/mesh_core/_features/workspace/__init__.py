@@ -49,11 +49,12 @@ def sync(
     source = os.path.realpath(os.fspath(path))
     if not Path(source).is_dir():
         raise NotADirectoryError(
-            f"sync_workspace({os.fspath(path)!r}): {source} is no directory here; give the one whose files the hosts are to have"
+            f"sync_workspace({os.fspath(path)!r}): {source} is not a directory here; give the directory "
+            "whose files the hosts should get"
         )
     place = "" if to is None else os.fspath(to)
     if place and not place.startswith(("/", "~")):
-        raise ValueError(f"to={place!r} is a path on other machines: give it from the root, or from '~'")
+        raise ValueError(f"to={place!r} is a path on other machines; it must begin with '/' or '~'")
     if place and os.path.realpath(Path(place).expanduser()).startswith(f"{source}/"):
         raise ValueError(f"to={place!r} lies inside of {source}: each sync would copy the last one's copy")
     if isinstance(exclude, str):

@@ -65,7 +65,7 @@ class Below:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise FileNotFoundError(f"{path} is not a file any more")
+            raise FileNotFoundError(f"{path} is no longer a file")
         return file
 
     def points(self, path: str) -> bytes:

@@ -106,7 +106,7 @@ def tell_running(
                 failed.append(answer.failed)
     if failed:
         raise MeshError(
-            f"the hosts have the new files of {workspace.source}, but {len(failed)} processes could not import them again, "
-            f"and go on with the code they had: {failed[0]}. Correct it and sync again"
+            f"the hosts have the new files of {workspace.source}, but {len(failed)} processes could not "
+            f"import them again, and continue with their old code: {failed[0]}. Correct it and sync again"
         )
     return tuple(sorted(reloaded)), tuple(sorted(kept))

@@ -82,7 +82,7 @@ class Manifest:
             mode, size, mtime, digest, path = row[1:].split("/", 4)
             if not is_inside(path):
                 raise MeshError(
-                    f"a workspace has an entry {path!r}, which is no place inside of it; not written"
+                    f"a workspace has an entry {path!r}, which lies outside of it; it was not written"
                 )
             kept = int(mode, 8) & _MODES
             entries.append(Entry(path, row[0], kept, int(size), int(mtime), bytes.fromhex(digest)))

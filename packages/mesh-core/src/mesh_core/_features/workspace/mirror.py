@@ -403,8 +403,8 @@ class Mirror:
         except OSError as error:
             raise type(error)(
                 error.errno,
-                f"{error.strerror}: a file of the workspace belongs where a directory is that holds what no sync has "
-                "put there; move that away",
+                f"{error.strerror}: a file of the workspace would replace a directory that holds files "
+                "which no sync has put there; move them away",
                 str(self.root / path),
             ) from None
 

@@ -116,7 +116,7 @@ def _import_again(module: ModuleType, undo: Undo, kept: list[str]) -> None:
         ):
             why = patch(old, new, undo, stand_ins)
             if why:
-                kept.append(f"{module.__name__}.{name} ({why}): what is in use already stays as it was")
+                kept.append(f"{module.__name__}.{name} ({why}): what is already in use stays as it was")
             else:
                 names[name] = old
 
@@ -153,4 +153,6 @@ def _renew(actor_host: ActorHost, kept: list[str]) -> None:
                     if new is None
                     else "it is sync or async, concurrent or by a port as it was not"
                 )
-                kept.append(f"{cls.__module__}.{cls.__qualname__}.{name} ({why}): actors that live keep it")
+                kept.append(
+                    f"{cls.__module__}.{cls.__qualname__}.{name} ({why}): running actors keep the old one"
+                )

@@ -51,7 +51,7 @@ class Rules:
             negative, body = pattern.startswith("!"), pattern.removeprefix("!")
             if not body.strip("/"):
                 raise ValueError(
-                    f"exclude={pattern!r} fits nothing; give a name such as '*.ckpt' or '/data/'"
+                    f"exclude={pattern!r} matches nothing; give a name such as '*.ckpt' or '/data/'"
                 )
             if not groups or groups[-1][0] is not negative:
                 groups.append((negative, [], []))

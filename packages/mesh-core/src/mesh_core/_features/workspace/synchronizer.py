@@ -102,8 +102,8 @@ class Synchronizer(Actor):
             if not changing:
                 return manifest, [n for n, entry in enumerate(manifest.entries) if entry.path in needed]
         raise MeshError(
-            f"{changing[0]!r} in {workspace.source} changed each of {_TRIES} times while it was read; whoever writes it "
-            "should come to an end before the sync, or it should be excluded. No host has changed"
+            f"{changing[0]!r} in {workspace.source} changed during each of {_TRIES} attempts to read it. "
+            "Finish writing it before the sync, or exclude it. No host has changed"
         )
 
     def _survey(self, keepers: Any, workspace: Workspace, manifest: Manifest) -> list[int]:
@@ -166,9 +166,7 @@ def _check_end() -> None:
     me, actor_host = context().actor_instance, current().actor_host()
     actor = actor_host.actors.get(me.actor_id)
     if actor is None or actor.gone is not None:
-        raise MeshError(
-            "the script came to its end before the sync; no host has changed. Wait for it with get()"
-        )
+        raise MeshError("the script ended before the sync; no host has changed. Wait for it with get()")
 
 
 def _pieces(
