@@ -250,8 +250,7 @@ fn what_a_guest_owns_outlives_it_on_its_host_and_on_others() {
             assert!(family.procs_made(guest.mesh, 0..1, ROOT));
         }
         assert!(family.procs_made(7, 0..2, guest));
-        let (first, second) =
-            (ProcAddr { mesh: 7, rank: 0, host: here }, ProcAddr { mesh: 7, rank: 1, host: here });
+        let (first, second) = (ProcAddr { mesh: 7, rank: 0, host: here }, ProcAddr { mesh: 7, rank: 1, host: here });
         family.actor_made(first, 11, guest);
         // Owned by what a guest owns.
         assert!(family.procs_made(8, 0..1, first));

@@ -278,7 +278,7 @@ class Keeper:
             if self._holder is client:
                 self._holder = None
                 if self._kept is not None:
-                    self._kept.dismiss()
+                    self._kept.has_gone()
             if client.counts and self._holder is None and self._offers is None:
                 self._leave()
             elif self._is_late and client.visits:

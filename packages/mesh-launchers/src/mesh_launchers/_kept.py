@@ -30,6 +30,7 @@ from mesh_launchers._state import HostState
 _KEPT_BYTES = 1 << 18
 _COME_S = 60.0
 _JOIN_S = 30.0
+_LAST_S = 1.0
 
 
 class Kept:
@@ -54,6 +55,7 @@ class Kept:
         self._loop = asyncio.get_running_loop()
         self._unheard: deque[tuple[bool, str]] = deque()
         self._size = 0
+        self._joins = 0
         self._addresses: dict[int, Future[str]] = {}
         self._attached: list[tuple[list[int], HostMesh]] = []
         """Hosts as they were attached, by their numbers in the job."""
@@ -142,6 +144,7 @@ class Kept:
                 if peer_of(link)[0] == pid:
                     break
                 link.close()
+        self._joins += 1
         told = self._guests.let_in(link, pid, self._packed(meshes))
         return {"told": base64.b64encode(told).decode()}
 
@@ -160,8 +163,19 @@ class Kept:
         return base64.b64encode(self._guests.pack(mesh, [each.name for each in hosts])).decode()
 
     def dismiss(self) -> None:
-        """The script that had the job has it no longer."""
+        """The script that had the job has it no longer, from this moment on."""
         self._guests.dismiss()
+
+    def has_gone(self) -> None:
+        """The script that had the job has ended. What it has sent is taken first: the end of its link comes behind that."""
+        joins = self._joins
+
+        def late() -> None:
+            # A child that it has forked may have the link still.
+            if joins == self._joins:
+                self._guests.dismiss()
+
+        self._loop.call_later(_LAST_S, late)
 
     async def flush(self) -> None:
         """Have all shown that processes have printed so far."""
