@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FUZZ = ROOT / "fuzz"
-TARGETS = ("decode", "trunk", "peer")
+TARGETS = ("decode", "connection", "peer")
 SECONDS = 60
 LONGEST = 4096
 """Bytes of an input; a header has 80, a packet's runs some hundreds."""

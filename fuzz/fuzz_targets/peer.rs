@@ -7,7 +7,7 @@
 mod entry;
 #[path = "../../crates/mesh-proto/tests/support/peer.rs"]
 mod peer;
-#[path = "../../crates/mesh-proto/tests/support/trunk.rs"]
-mod trunk;
+#[path = "../../crates/mesh-proto/tests/support/connection.rs"]
+mod connection;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| peer::feed(data));

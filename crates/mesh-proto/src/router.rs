@@ -47,7 +47,7 @@ pub enum Route {
     /// Behind this link.
     Via(LinkId),
     /// On another host, behind the gateway.
-    Away(HostNo),
+    Remote(HostNo),
     /// It has ended; nothing reaches it any more.
     Gone(Arc<Ended>),
     /// Nobody here has heard of it.
@@ -119,7 +119,7 @@ impl Router {
             return Route::Via(up);
         }
         if addr.host != self.me.host {
-            return Route::Away(addr.host);
+            return Route::Remote(addr.host);
         }
         match self.meshes.get(&addr.mesh).and_then(|local| local.door(addr.rank)) {
             Some(Door::Link(link)) => Route::Via(*link),

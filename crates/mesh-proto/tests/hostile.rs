@@ -6,15 +6,15 @@ mod support;
 
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, Look, MAX_HOSTS, Packet, PacketKind, Parting, Refusal,
-    Refuse, RelayMerge, Share, Short, Strands, Welcome,
+    Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, Look, MAX_HOSTS, Packet, PacketKind, Parting,
+    PeerStreams, Refusal, Refuse, RelayMerge, Share, Short, Welcome,
 };
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
 use std::time::Duration;
 use support::dice::Dice;
-use support::{config, entry, frame, on_the_wire, peer, trunk};
+use support::{config, connection, entry, frame, on_the_wire, peer};
 
 proptest! {
     #![proptest_config(config(400, 3))]
@@ -118,7 +118,7 @@ fn keep(target: &str, name: &str, bytes: &[u8]) {
 #[test]
 fn inputs_that_the_fuzzer_has_kept() {
     let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
-    let entries: [(&str, Entry); 3] = [("decode", entry::feed), ("trunk", trunk::feed), ("peer", peer::feed)];
+    let entries: [(&str, Entry); 3] = [("decode", entry::feed), ("connection", connection::feed), ("peer", peer::feed)];
     for (target, feed) in entries {
         let mut count = 0;
         for file in std::fs::read_dir(corpus.join(target)).unwrap() {
@@ -144,8 +144,8 @@ fn thousands_of_mutations() {
     mutate("decode", 4_000, vec![[vec![3], on_the_wire(&seeds)].concat()], entry::feed);
 }
 
-/// What is answered to call 1, by two hosts, as their relay gets it; and what else comes on a trunk.
-fn trunk_seeds() -> Vec<Vec<u8>> {
+/// What is answered to call 1, by two hosts, as their relay gets it; and what else comes on a connection.
+fn connection_seeds() -> Vec<Vec<u8>> {
     let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
     let mut packets = Vec::new();
     // Of each two, some are equal; and none.
@@ -160,9 +160,9 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
         }
         let frame = frames.remove(0);
         let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
-        let mut strands = Strands::new(host, 1 << 20);
-        assert!(strands.post_one(1, 0, Cargo { frame: pieces, lane: Lane { sender: (0, host, host), mesh: 0 } }));
-        packets.extend(strands.next_packet(1, now));
+        let mut peer_streams = PeerStreams::new(host, 1 << 20);
+        assert!(peer_streams.post_one(1, 0, Cargo { frame: pieces, lane: Lane { sender: (0, host, host), mesh: 0 } }));
+        packets.extend(peer_streams.next_packet(1, now));
     }
     let mut relay = RelayMerge::new(1);
     let mut merged = relay.expect(0, caller, 1, &HostSet::range(2, 4));
@@ -199,10 +199,10 @@ fn trunk_seeds() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn thousands_of_mutations_of_what_comes_on_a_trunk() {
-    let seeds = trunk_seeds();
-    seeds.iter().for_each(|seed| trunk::feed(seed));
-    mutate("trunk", 4_000, seeds, trunk::feed);
+fn thousands_of_mutations_of_what_comes_on_a_connection() {
+    let seeds = connection_seeds();
+    seeds.iter().for_each(|seed| connection::feed(seed));
+    mutate("connection", 4_000, seeds, connection::feed);
 }
 
 #[test]
@@ -218,21 +218,21 @@ fn merged_for_me(shares: Vec<Share>) -> Packet {
 
 #[test]
 fn the_highest_of_all_numbers_is_a_number_that_came_early() {
-    let mut strands = Strands::new(0, 1 << 20);
-    strands.on_packet(merged_for_me(vec![Share::one(2, u64::MAX, 0)]), Duration::ZERO, &mut Vec::new());
+    let mut peer_streams = PeerStreams::new(0, 1 << 20);
+    peer_streams.on_packet(merged_for_me(vec![Share::one(2, u64::MAX, 0)]), Duration::ZERO, &mut Vec::new());
     let mut out = Vec::new();
-    strands.on_tick(Duration::from_secs(1), &mut out);
+    peer_streams.on_tick(Duration::from_secs(1), &mut out);
     let gaps: Vec<Gap> = out.iter().flat_map(Packet::gaps).collect();
     assert_eq!(gaps, [Gap { first: 1, count: u64::MAX - 1 }]);
 }
 
 #[test]
 fn who_speaks_for_a_million_hosts_is_answered_with_a_packet() {
-    let mut strands = Strands::new(0, 1 << 20);
+    let mut peer_streams = PeerStreams::new(0, 1 << 20);
     let all = Share { first: 2, count: MAX_HOSTS - 2, seq: 5, ack: 0 };
-    strands.on_packet(merged_for_me(vec![all]), Duration::ZERO, &mut Vec::new());
+    peer_streams.on_packet(merged_for_me(vec![all]), Duration::ZERO, &mut Vec::new());
     let mut out = Vec::new();
-    strands.on_tick(Duration::from_secs(1), &mut out);
+    peer_streams.on_tick(Duration::from_secs(1), &mut out);
     assert_eq!(out.len(), 1);
     assert_eq!(out[0].hosts(), HostSet::range(2, MAX_HOSTS - 2));
     assert_eq!(out[0].gaps().collect::<Vec<_>>(), [Gap { first: 1, count: 4 }]);
@@ -240,15 +240,15 @@ fn who_speaks_for_a_million_hosts_is_answered_with_a_packet() {
 
 #[test]
 fn acks_for_a_million_hosts_are_as_much_work_as_for_one() {
-    let mut strands = Strands::new(1, 1 << 20);
+    let mut peer_streams = PeerStreams::new(1, 1 << 20);
     for round in 0..500 {
         let mut ack = Packet::new(PacketKind::Ack, 2);
         ack.dests = Short::from_iter([Dest::one(0, 0)]);
         ack.shares = Short::from_iter([Share { first: 2, count: MAX_HOSTS - 2, seq: 0, ack: round % 7 }]);
-        assert!(strands.pass_ack(&ack, Duration::ZERO));
+        assert!(peer_streams.pass_ack(&ack, Duration::ZERO));
     }
     let mut out = Vec::new();
-    strands.on_tick(Duration::from_secs(1), &mut out);
+    peer_streams.on_tick(Duration::from_secs(1), &mut out);
     assert_eq!(out.len(), 1);
     assert_eq!(*out[0].shares, [Share { first: 2, count: MAX_HOSTS - 2, seq: 0, ack: 6 }]);
 }

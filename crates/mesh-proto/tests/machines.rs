@@ -304,7 +304,7 @@ proptest! {
             }
             for mesh in 1..5 {
                 prop_assert_eq!(router.local(mesh).map(|ranks| (ranks.start, ranks.len())), model.get(&mesh).map(|doors| (2, doors.len())));
-                let elsewhere = matches!(router.route(ProcAddr { mesh, rank: 2, host: 3 }), Route::Away(3));
+                let elsewhere = matches!(router.route(ProcAddr { mesh, rank: 2, host: 3 }), Route::Remote(3));
                 prop_assert!(elsewhere);
                 for rank in 0..7 {
                     let expected = model.get(&mesh).and_then(|doors| doors.get(rank as usize));

@@ -275,7 +275,7 @@ struct Way {
     hosts: Vec<HostMerge>,
     /// The first takes from hosts and from the other two.
     relays: [RelayMerge; 3],
-    /// By strand: what each host gave a number.
+    /// By peer stream: what each host gave a number.
     numbers: HashMap<HostNo, u64>,
     arrived: Vec<Packet>,
     now: Duration,

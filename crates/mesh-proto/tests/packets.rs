@@ -1,4 +1,4 @@
-//! Packets on a trunk: what is written is read, and what nobody honest sends is refused.
+//! Packets on a connection: what is written is read, and what nobody honest sends is refused.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 

@@ -3,7 +3,7 @@
 use crate::completion::{Completion, Listener};
 use crate::inbox::LoopWaker;
 use crate::message::Message;
-use crate::meter::Mailbox as Account;
+use crate::meter::MailboxCredits as Account;
 use crate::reactor::Reactor;
 use crate::unseen::{Callee, Unseen, is_failure};
 use crate::wait::Waiter;

@@ -7,7 +7,7 @@
 
 use crate::gauge::Gauge;
 use crate::message::Message;
-use crate::meter::Mailbox;
+use crate::meter::MailboxCredits;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use mesh_proto::messages::Task;
@@ -132,17 +132,17 @@ pub struct Inbox {
     retired: AtomicBool,
     /// What the actor does and has done, for whoever looks from outside.
     pub gauge: Gauge,
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<MailboxCredits>,
 }
 
 impl Inbox {
     /// An inbox whose messages count against nobody's budget.
     pub(crate) fn new(actor: ActorId, gauge: Gauge) -> Self {
-        Self::of(Mailbox::new(actor, u64::MAX, std::sync::Weak::new()), gauge)
+        Self::of(MailboxCredits::new(actor, u64::MAX, std::sync::Weak::new()), gauge)
     }
 
     /// The inbox of a mailbox.
-    pub(crate) fn of(mailbox: Mailbox, gauge: Gauge) -> Self {
+    pub(crate) fn of(mailbox: MailboxCredits, gauge: Gauge) -> Self {
         Self {
             actor: mailbox.id(),
             queue: Mutex::default(),
@@ -162,7 +162,7 @@ impl Inbox {
     }
 
     /// Its account with its senders.
-    pub(crate) fn mailbox(&self) -> &Mailbox {
+    pub(crate) fn mailbox(&self) -> &MailboxCredits {
         &self.mailbox
     }
 

@@ -3,9 +3,7 @@
 //! One [`Runtime`] a process. A thread of its own reads every link; a thread that waits for an answer takes that duty
 //! over while it waits, so that the answer reaches it without a hand-over (see [`reactor`]).
 
-mod afar;
 mod agent;
-mod board;
 mod bypass;
 mod calls;
 mod completion;
@@ -31,9 +29,11 @@ mod ports;
 mod promises;
 pub mod reactor;
 mod refs;
+mod remote_meshes;
 mod runtime;
 mod shm;
 pub mod sigterm;
+mod spin_board;
 mod stdio;
 #[cfg(test)]
 mod tests;

@@ -20,15 +20,16 @@
 //! LOG-6: a host has one batch under way, and reads no more than one beyond it: a flood there fills nobody's memory, and
 //! stands in nobody's way but that of its printers.
 
-mod desk;
-mod words;
+mod messages;
+mod reader;
 
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
-use desk::{Desk, MOST_READS, MOST_WAITING, Pipes};
 use mesh_proto::control::Lines;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
 use mesh_proto::{MeshId, ProcAddr};
+use messages::{Mail, Order};
+use reader::{LogReader, MOST_READS, MOST_WAITING, Pipes};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -39,7 +40,6 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use words::{Mail, Order};
 
 /// Bytes that are read from one pipe before the next one's turn.
 const READ: usize = 64 * 1024;
@@ -53,27 +53,27 @@ const BEFORE_OPTIONS: Duration = Duration::from_secs(1);
 /// See the module.
 #[derive(Debug)]
 pub struct Logs {
-    desk: Mutex<Desk>,
+    reader: Mutex<LogReader>,
     epoll: OwnedFd,
     wake: OwnedFd,
     /// The queue has something, has room again, or has ended; a flush is done.
     changed: Condvar,
     started: Instant,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Apart from the desk, which is held while pipes are read: whoever brings an order reads links.
+    /// Apart from the reader, which is held while pipes are read: whoever brings an order reads links.
     orders: Mutex<VecDeque<Order>>,
     runtime: Weak<Runtime>,
 }
 
 impl Logs {
-    /// Starts the thread; `started` is when the clock began, `away` says that the lines are shown on another host.
-    pub(crate) fn start(started: Instant, runtime: Weak<Runtime>, away: bool) -> Result<Arc<Self>, RuntimeError> {
+    /// Starts the thread; `started` is when the clock began, `remote` says that the lines are shown on another host.
+    pub(crate) fn start(started: Instant, runtime: Weak<Runtime>, remote: bool) -> Result<Arc<Self>, RuntimeError> {
         let os = RuntimeError::os;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os("eventfd"))?;
         epoll::add(&epoll, &wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN).map_err(os("epoll_ctl"))?;
         let logs = Arc::new(Self {
-            desk: Mutex::new(Desk::new(away)),
+            reader: Mutex::new(LogReader::new(remote)),
             epoll,
             wake,
             changed: Condvar::new(),
@@ -105,35 +105,35 @@ impl Logs {
         };
         let os = || RuntimeError::os("pipe");
         let ((out, to_out), (err, to_err)) = (pipe().map_err(os())?, pipe().map_err(os())?);
-        let mut desk = lock(&self.desk);
-        let token = desk.next;
-        desk.next += 1;
+        let mut reader = lock(&self.reader);
+        let token = reader.next;
+        reader.next += 1;
         for (which, fd) in [&out, &err].into_iter().enumerate() {
             let data = EventData::new_u64(token * 2 + which as u64);
             epoll::add(&self.epoll, fd, data, EventFlags::IN).map_err(RuntimeError::os("epoll_ctl"))?;
         }
         let fds = [Some(out), Some(err)];
-        desk.pipes.insert(token, Pipes { addr, fds, grown: [false; 2], tap: Tap::new(addr.rank), ended: false });
-        desk.tokens.insert(addr, token);
-        *desk.open.entry(addr.mesh).or_default() += 1;
+        reader.pipes.insert(token, Pipes { addr, fds, grown: [false; 2], tap: Tap::new(addr.rank), ended: false });
+        reader.tokens.insert(addr, token);
+        *reader.open.entry(addr.mesh).or_default() += 1;
         Ok((to_out, to_err))
     }
 
     /// A proc's process has ended: reads the rest of what it wrote (LOG-5). Returns its last lines on stderr.
     pub(crate) fn ended(&self, addr: ProcAddr) -> Vec<String> {
-        let mut desk = lock(&self.desk);
-        let Some(token) = desk.tokens.remove(&addr) else { return Vec::new() };
+        let mut reader = lock(&self.reader);
+        let Some(token) = reader.tokens.remove(&addr) else { return Vec::new() };
         let now = self.started.elapsed();
         let mut buffer = vec![0_u8; READ];
         for stream in [Stream::Out, Stream::Err] {
-            desk.read(token, stream, now, &mut buffer, MOST_READS);
+            reader.read(token, stream, now, &mut buffer, MOST_READS);
         }
-        let Some(pipes) = desk.pipes.get_mut(&token) else { return Vec::new() };
+        let Some(pipes) = reader.pipes.get_mut(&token) else { return Vec::new() };
         pipes.ended = true;
         let tail = pipes.tap.tail();
-        desk.forget_ended(token);
-        desk.publish();
-        drop(desk);
+        reader.forget_ended(token);
+        reader.publish();
+        drop(reader);
         self.changed.notify_all();
         // What it has begun to gather has a deadline.
         self.ring();
@@ -142,15 +142,15 @@ impl Logs {
 
     /// Sets what is done with the lines of a mesh from now on.
     pub fn set(&self, mesh: MeshId, options: LogOptions) {
-        if lock(&self.desk).elsewhere.contains_key(&mesh) {
+        if lock(&self.reader).elsewhere.contains_key(&mesh) {
             // What other hosts have not told yet is under the options of before, too.
             self.collect(Instant::now() + BEFORE_OPTIONS);
         }
-        let mut desk = lock(&self.desk);
+        let mut reader = lock(&self.reader);
         let mut buffer = vec![0_u8; READ];
-        desk.set(mesh, options, self.started.elapsed(), &mut buffer);
-        desk.publish();
-        drop(desk);
+        reader.set(mesh, options, self.started.elapsed(), &mut buffer);
+        reader.publish();
+        drop(reader);
         self.send(vec![Mail::Set(mesh, options)]);
         self.changed.notify_all();
         self.ring();
@@ -158,31 +158,31 @@ impl Logs {
 
     /// Says that somebody is going to show what there is; until then it is dropped.
     pub fn watch(&self) {
-        lock(&self.desk).watched = true;
+        lock(&self.reader).watched = true;
     }
 
     /// Whether somebody takes records one by one.
     pub fn hand_on_records(&self, wanted: bool) {
-        lock(&self.desk).hand_on_records(wanted);
+        lock(&self.reader).hand_on_records(wanted);
     }
 
     /// What is to be shown next; blocks until there is something. None after the end. Asking again says that the last
     /// answer has been shown.
     pub fn next(&self) -> Option<Vec<Chunk>> {
-        let mut desk = lock(&self.desk);
-        desk.shown = desk.taken;
+        let mut reader = lock(&self.reader);
+        reader.shown = reader.taken;
         self.changed.notify_all();
-        while desk.queue.is_empty() && !desk.closed {
-            desk = self.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+        while reader.queue.is_empty() && !reader.closed {
+            reader = self.changed.wait(reader).unwrap_or_else(PoisonError::into_inner);
         }
-        if desk.queue.is_empty() {
+        if reader.queue.is_empty() {
             return None;
         }
-        if std::mem::take(&mut desk.waiting) > MOST_WAITING {
+        if std::mem::take(&mut reader.waiting) > MOST_WAITING {
             self.ring();
         }
-        desk.taken = desk.put;
-        Some(desk.queue.drain(..).collect())
+        reader.taken = reader.put;
+        Some(reader.queue.drain(..).collect())
     }
 
     /// Reads and shows everything that was written before, counts and begun lines included; returns whether that was
@@ -190,23 +190,23 @@ impl Logs {
     pub fn flush(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let all = self.collect(until);
-        let mut desk = lock(&self.desk);
-        desk.asked += 1;
-        let ticket = desk.asked;
+        let mut reader = lock(&self.reader);
+        reader.asked += 1;
+        let ticket = reader.asked;
         self.ring();
         let mut mark = None;
         loop {
-            if mark.is_none() && (desk.flushed >= ticket || desk.closed) {
-                mark = Some(desk.put);
+            if mark.is_none() && (reader.flushed >= ticket || reader.closed) {
+                mark = Some(reader.put);
             }
-            if mark.is_some_and(|mark| desk.shown >= mark || !desk.watched) {
+            if mark.is_some_and(|mark| reader.shown >= mark || !reader.watched) {
                 return all;
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            reader = self.changed.wait_timeout(reader, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -220,23 +220,24 @@ impl Logs {
             return true;
         }
         let ticket = {
-            let mut desk = lock(&self.desk);
-            desk.asked_away += 1;
-            desk.asked_away
+            let mut reader = lock(&self.reader);
+            reader.asked_remote += 1;
+            reader.asked_remote
         };
         runtime.cast_lines(&Lines::Flush(ticket));
-        let mut desk = lock(&self.desk);
+        let mut reader = lock(&self.reader);
         loop {
-            hosts
-                .retain(|host| !desk.dead.contains(host) && desk.done_away.get(host).is_none_or(|done| *done < ticket));
-            if hosts.is_empty() || desk.closed {
+            hosts.retain(|host| {
+                !reader.dead.contains(host) && reader.done_away.get(host).is_none_or(|done| *done < ticket)
+            });
+            if hosts.is_empty() || reader.closed {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            desk = self.changed.wait_timeout(desk, left).unwrap_or_else(PoisonError::into_inner).0;
+            reader = self.changed.wait_timeout(reader, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -263,7 +264,7 @@ impl Logs {
 
     /// Reads what is left and ends the thread; what is in the queue can still be taken.
     pub(crate) fn close(&self) {
-        lock(&self.desk).closing = true;
+        lock(&self.reader).closing = true;
         self.changed.notify_all();
         self.ring();
         if let Some(thread) = lock(&self.thread).take() {
@@ -283,33 +284,33 @@ impl Logs {
         loop {
             let ready = if full { self.sleep() } else { self.ready(&mut events) };
             let mut read = 0;
-            let mut desk = lock(&self.desk);
+            let mut reader = lock(&self.reader);
             // First: what is read now may have been written after an order was given.
-            desk.obey(&self.orders, self.started.elapsed(), &mut buffer, full);
+            reader.obey(&self.orders, self.started.elapsed(), &mut buffer, full);
             for token in ready {
                 let stream = if token % 2 == 0 { Stream::Out } else { Stream::Err };
-                read += desk.read(token / 2, stream, self.started.elapsed(), &mut buffer, 1);
+                read += reader.read(token / 2, stream, self.started.elapsed(), &mut buffer, 1);
                 self.changed.notify_all();
-                desk.publish();
+                reader.publish();
                 // A death, or whoever sets an option, does not wait for all of a flood.
-                drop(desk);
-                desk = lock(&self.desk);
+                drop(reader);
+                reader = lock(&self.reader);
             }
             let now = self.started.elapsed();
-            desk.tick(now);
-            let done = desk.closing;
-            if done || !desk.is_full() && desk.asked > desk.flushed {
-                desk.everything(now, &mut buffer);
+            reader.tick(now);
+            let done = reader.closing;
+            if done || !reader.is_full() && reader.asked > reader.flushed {
+                reader.everything(now, &mut buffer);
             }
-            desk.publish();
-            desk.closed |= done;
+            reader.publish();
+            reader.closed |= done;
             if done {
                 // The pipes close: whoever still writes hears of it.
-                desk.pipes.clear();
+                reader.pipes.clear();
             }
-            let mail = desk.mail();
-            full = desk.is_full();
-            drop(desk);
+            let mail = reader.mail();
+            full = reader.is_full();
+            drop(reader);
             self.changed.notify_all();
             self.send(mail);
             if done {
@@ -324,7 +325,7 @@ impl Logs {
 
     /// The pipes that can be read, once there are any, or something else is to be done.
     fn ready(&self, events: &mut [MaybeUninit<Event>]) -> Vec<u64> {
-        let deadline = lock(&self.desk).deadline();
+        let deadline = lock(&self.reader).deadline();
         let timeout = deadline.map(|at| timespec(at.saturating_sub(self.started.elapsed())));
         let mut ready: Vec<u64> = match epoll::wait(&self.epoll, events, timeout.as_ref()) {
             Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),

@@ -1,7 +1,7 @@
 //! A frame that has reached its receiver.
 
 use crate::error::RuntimeError;
-use crate::meter::{Charge, Mailbox};
+use crate::meter::{Charge, MailboxCredits};
 use crate::refs::Hold;
 use crate::shm::{Memory, PartData, SharedPart};
 use bytes::Bytes;
@@ -145,7 +145,7 @@ impl Message {
     }
 
     /// Accounts for the message in the mailbox that it is put into, if its sender does.
-    pub(crate) fn charge_to(&mut self, mailbox: &Arc<Mailbox>) {
+    pub(crate) fn charge_to(&mut self, mailbox: &Arc<MailboxCredits>) {
         if self.frame.header.is_charged() {
             self.cost = self.frame.cost();
             let charge = mailbox.charge(self.frame.header.src, self.cost);

@@ -229,13 +229,13 @@ impl Meters {
 
 /// The receiver's half: one mailbox's ledger, and the way for its credits.
 #[derive(Debug)]
-pub(crate) struct Mailbox {
+pub(crate) struct MailboxCredits {
     id: ActorId,
     ledger: Mutex<Ledger>,
     runtime: Weak<Runtime>,
 }
 
-impl Mailbox {
+impl MailboxCredits {
     pub(crate) fn new(id: ActorId, budget: u64, runtime: Weak<Runtime>) -> Self {
         Self { id, ledger: Mutex::new(Ledger::new(budget)), runtime }
     }
@@ -272,7 +272,7 @@ impl Mailbox {
 /// The bytes of one message in its mailbox; given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    mailbox: Arc<Mailbox>,
+    mailbox: Arc<MailboxCredits>,
     sender: ProcAddr,
     cost: u64,
 }

@@ -9,7 +9,7 @@
 
 use crate::calls::{Call, Calls, Outcome};
 use crate::message::Message;
-use crate::meter::Mailbox as Account;
+use crate::meter::MailboxCredits as Account;
 use crate::reactor::Reactor;
 use crate::runtime::{Runtime, STREAM};
 use mesh_proto::control::{Closed, PortAddr};

@@ -10,8 +10,8 @@
 //! LDR-1: at any time somebody is armed: the leader polls, or the I/O thread's set contains the links' set.
 //! LDR-2: a thread that waits and is not the leader is woken by whoever reads what it waits for.
 
-use crate::board::Board;
 use crate::error::RuntimeError;
+use crate::spin_board::SpinBoard;
 use crate::wait::Waiter;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
@@ -239,7 +239,7 @@ impl Reactor {
     pub(crate) fn wait(
         &self,
         handler: &dyn Handler,
-        board: &Arc<Board>,
+        board: &Arc<SpinBoard>,
         spin: Duration,
         deadline: Option<Instant>,
         look_only: bool,
@@ -277,7 +277,7 @@ impl Reactor {
     fn lead(
         &self,
         handler: &dyn Handler,
-        board: &Arc<Board>,
+        board: &Arc<SpinBoard>,
         waiter: &Waiter,
         spin: Duration,
         deadline: Option<Instant>,

@@ -12,7 +12,7 @@
 use crate::bypass::Offer;
 use crate::completion::{Completion, Fate};
 use crate::runtime::Runtime;
-use crate::runtime::copies::Afar;
+use crate::runtime::copies::RemoteValues;
 use crate::shm;
 pub(crate) use crate::shm::View as Mapped;
 use bytes::Bytes;
@@ -137,12 +137,12 @@ pub(crate) struct Refs {
     state: Mutex<State>,
     held: Mutex<Held>,
     /// What is kept here of other hosts' values, for all processes of this one.
-    pub(crate) afar: Afar,
+    pub(crate) remote: RemoteValues,
 }
 
 impl Refs {
     pub(crate) fn new(budget: u64) -> Self {
-        Self { budget, state: Mutex::default(), held: Mutex::default(), afar: Afar::default() }
+        Self { budget, state: Mutex::default(), held: Mutex::default(), remote: RemoteValues::default() }
     }
 
     pub(crate) fn budget(&self) -> u64 {

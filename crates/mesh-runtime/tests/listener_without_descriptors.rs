@@ -1,6 +1,6 @@
 //! A listener in a process that has run out of descriptors; in a process of its own, since it takes them all.
 
-use mesh_runtime::tls::{Identity, Knock, Limits, Listener, Role, Store, dial};
+use mesh_runtime::tls::{Identity, Limits, Listener, ListenerEvent, Role, Store, dial};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
@@ -17,8 +17,8 @@ fn a_listener_that_is_out_of_descriptors_says_so_once_and_goes_on_when_there_are
     let host = Identity::load_as(store.dir(), Role::Host).unwrap();
     std::fs::remove_dir_all(&dir).unwrap();
     let (tell, told) = mpsc::channel();
-    let listener = Listener::bind(&[SocketAddr::from(([127, 0, 0, 1], 0))], host, Limits::default(), move |knock| {
-        let _ = tell.send(knock);
+    let listener = Listener::bind(&[SocketAddr::from(([127, 0, 0, 1], 0))], host, Limits::default(), move |event| {
+        let _ = tell.send(event);
     })
     .unwrap();
     let addr = listener.addrs()[0];
@@ -33,7 +33,7 @@ fn a_listener_that_is_out_of_descriptors_says_so_once_and_goes_on_when_there_are
     }
     drop(all.pop());
     let waiting = TcpStream::connect(addr).unwrap();
-    assert!(matches!(told.recv_timeout(LONG).unwrap(), Knock::Stuck { .. }));
+    assert!(matches!(told.recv_timeout(LONG).unwrap(), ListenerEvent::Stuck { .. }));
     assert!(
         matches!(told.recv_timeout(Duration::from_millis(300)), Err(mpsc::RecvTimeoutError::Timeout)),
         "told twice"
@@ -45,9 +45,9 @@ fn a_listener_that_is_out_of_descriptors_says_so_once_and_goes_on_when_there_are
     assert_eq!(dialed.peer.role, Role::Host);
     loop {
         match told.recv_timeout(LONG).unwrap() {
-            Knock::Joined { peer, .. } => break assert_eq!(peer, controller.own()),
-            Knock::Refused { .. } => {}
-            Knock::Stuck { errno } => panic!("{errno}"),
+            ListenerEvent::Joined { peer, .. } => break assert_eq!(peer, controller.own()),
+            ListenerEvent::Refused { .. } => {}
+            ListenerEvent::Stuck { errno } => panic!("{errno}"),
         }
     }
 }

@@ -152,7 +152,7 @@ fn an_observer_is_nobody_to_dial() {
         &[std::net::SocketAddr::from(([127, 0, 0, 1], 0))],
         Arc::clone(&agent.observer),
         mesh_runtime::tls::Limits::default(),
-        move |knock| drop(tell.send(knock)),
+        move |event| drop(tell.send(event)),
     )
     .unwrap();
     let address = listener.addrs()[0].to_string();
@@ -160,7 +160,7 @@ fn an_observer_is_nobody_to_dial() {
         dial(&address, &agent.member, expect, LONG).unwrap_err();
     }
     drop(listener);
-    assert!(told.iter().all(|knock| !matches!(knock, mesh_runtime::tls::Knock::Joined { .. })));
+    assert!(told.iter().all(|event| !matches!(event, mesh_runtime::tls::ListenerEvent::Joined { .. })));
 }
 
 #[test]

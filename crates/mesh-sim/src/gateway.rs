@@ -16,7 +16,7 @@ const ACTOR: u64 = 77;
 const ATTACH: CallId = 1;
 
 impl World {
-    /// The controller tells every host its place; the hosts say that they are there. Trunks are made on the way.
+    /// The controller tells every host its place; the hosts say that they are there. Connections are made on the way.
     pub fn attach(&mut self) -> CallId {
         self.begin(ATTACH, Purpose::Attach);
         let all = self.all();
@@ -43,7 +43,7 @@ impl World {
         let plan = self.nodes[0].topology.plan(0, hosts);
         for (hop, share) in &plan {
             let cargo = Cargo { frame: pieces.clone(), lane: lane(0) };
-            let _ = self.nodes[0].strands.post(*hop, share.clone(), cargo);
+            let _ = self.nodes[0].peer_streams.post(*hop, share.clone(), cargo);
         }
         for (hop, _) in plan {
             self.pump(0, hop, self.now);
@@ -102,7 +102,7 @@ impl World {
         let node = &mut self.nodes[host as usize];
         if packet.kind == PacketKind::Ack && packet.sole() == Some(0) {
             // Acks for the controller come from all below: they are merged.
-            if node.strands.pass_ack(&packet, node.cpu) {
+            if node.peer_streams.pass_ack(&packet, node.cpu) {
                 return;
             }
         }
@@ -142,7 +142,7 @@ impl World {
         let node = &mut self.nodes[host as usize];
         node.spend(Costs::times(self.model.costs.share, packet.shares.len()));
         let mut arrivals = Vec::new();
-        node.strands.on_packet(packet, node.cpu, &mut arrivals);
+        node.peer_streams.on_packet(packet, node.cpu, &mut arrivals);
         for arrival in arrivals {
             match arrival {
                 Arrival::Piece { origin, message, offset, total, body } => {
@@ -170,7 +170,7 @@ impl World {
         }
         let node = &mut self.nodes[host as usize];
         let now = node.cpu;
-        node.strands.take_ready().into_iter().for_each(|via| self.pump(host, via, now));
+        node.peer_streams.take_ready().into_iter().for_each(|via| self.pump(host, via, now));
     }
 
     fn deliver(&mut self, host: HostNo, frame: Frame, origins: &HostSet) {
@@ -261,7 +261,7 @@ impl World {
         let node = &mut self.nodes[host as usize];
         let Some(hop) = node.topology.next_hop(host, 0).filter(|_| !frames.is_empty()) else { return };
         for frame in frames {
-            let _ = node.strands.post_one(hop, 0, Cargo { frame: Self::pieces(&frame), lane: lane(host) });
+            let _ = node.peer_streams.post_one(hop, 0, Cargo { frame: Self::pieces(&frame), lane: lane(host) });
         }
         let now = node.cpu;
         self.pump(host, hop, now);
@@ -277,7 +277,7 @@ impl World {
         self.forward(host, packets);
         let node = &mut self.nodes[host as usize];
         let mut packets = Vec::new();
-        node.strands.on_tick(now, &mut packets);
+        node.peer_streams.on_tick(now, &mut packets);
         for packet in packets {
             let node = &mut self.nodes[host as usize];
             match packet.sole() {
@@ -295,7 +295,7 @@ impl World {
             }
         }
         let node = &mut self.nodes[host as usize];
-        let ready = node.strands.take_ready();
+        let ready = node.peer_streams.take_ready();
         ready.into_iter().for_each(|via| self.pump(host, via, now));
     }
 
@@ -347,19 +347,19 @@ impl World {
         self.arm(0);
     }
 
-    /// Looks at a trunk whose other end is silent.
+    /// Looks at a connection whose other end is silent.
     pub(crate) fn beat(&mut self, host: HostNo, silent: HostNo) {
         let node = &mut self.nodes[host as usize];
         node.cpu = node.cpu.max(self.now);
         let now = self.now;
-        let Some(pulse) = self.pulses.get_mut(&(host, silent)) else { return };
-        match pulse.on_tick(now) {
+        let Some(heartbeat) = self.heartbeats.get_mut(&(host, silent)) else { return };
+        match heartbeat.on_tick(now) {
             Beat::Dead => {
-                self.pulses.remove(&(host, silent));
+                self.heartbeats.remove(&(host, silent));
                 self.closed(host, silent);
             }
             beat => {
-                let next = pulse.next_deadline();
+                let next = heartbeat.next_deadline();
                 self.queue.push(next.max(now + Duration::from_nanos(1)), host, Event::Beat(silent));
                 // Who hangs on it hears by another way.
                 if beat == Beat::Suspect && node.topology.parent(host) != Some(silent) {

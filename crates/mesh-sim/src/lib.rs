@@ -5,11 +5,11 @@
 //! and gateways, one thread each, that spend time on packets, bytes and destinations. Everything is deterministic.
 //!
 //! In the model: the way of every packet and acknowledgement, its bytes on either network card, what gateways spend on
-//! it and the order in which they come to it; trunks that are made when they are first used, with their handshakes;
+//! it and the order in which they come to it; connections that are made when they are first used, with their handshakes;
 //! segments of large arguments, relayed one by one; procs that reply at different times; timers (holds, late acks,
 //! resending); deaths with and without an end of the connection, and the tree's mending.
 //!
-//! Left out: loss and reordering within a trunk (TCP sees to them) and congestion in switches; pings of idle trunks;
+//! Left out: loss and reordering within a connection (TCP sees to them) and congestion in switches; pings of idle connections;
 //! what the interpreter does with arguments and replies; other cores that a gateway could use; hosts that differ.
 #![forbid(unsafe_code)]
 

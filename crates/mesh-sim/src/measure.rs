@@ -4,7 +4,7 @@ use crate::gateway::lane;
 use crate::model::Costs;
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Arrival, Cargo, HostMerge, HostSet, Packet, PacketDecoder, RelayMerge, Share, Short, Strands, Topology, unmerge,
+    Arrival, Cargo, HostMerge, HostSet, Packet, PacketDecoder, PeerStreams, RelayMerge, Share, Short, Topology, unmerge,
 };
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, ProcAddr};
@@ -64,12 +64,12 @@ fn whole() -> Topology {
     topology
 }
 
-fn cast(strands: &mut Strands, topology: &Topology, hosts: &HostSet) -> Vec<Packet> {
+fn cast(peer_streams: &mut PeerStreams, topology: &Topology, hosts: &HostSet) -> Vec<Packet> {
     let mut packets = Vec::new();
     for (hop, share) in topology.plan(0, hosts) {
         let cargo = Cargo { frame: Short::from_iter([Bytes::from_static(&[1; 300])]), lane: lane(0) };
-        let _ = strands.post(hop, share, cargo);
-        packets.extend(strands.next_packet(hop, Duration::ZERO));
+        let _ = peer_streams.post(hop, share, cargo);
+        packets.extend(peer_streams.next_packet(hop, Duration::ZERO));
     }
     packets
 }
@@ -82,17 +82,17 @@ fn odd() -> HostSet {
 fn number() -> Duration {
     let topology = whole();
     each(HOSTS / 2, || {
-        let mut strands = Strands::new(0, 1 << 20);
-        cast(&mut strands, &topology, &odd());
+        let mut peer_streams = PeerStreams::new(0, 1 << 20);
+        cast(&mut peer_streams, &topology, &odd());
         // The second time all hosts are known, as nearly always.
         let begun = Instant::now();
-        black_box(cast(&mut strands, &topology, &odd()));
+        black_box(cast(&mut peer_streams, &topology, &odd()));
         begun.elapsed()
     })
 }
 
 fn relay() -> Duration {
-    let packets = cast(&mut Strands::new(0, 1 << 20), &whole(), &HostSet::range(1, HOSTS));
+    let packets = cast(&mut PeerStreams::new(0, 1 << 20), &whole(), &HostSet::range(1, HOSTS));
     let mut topology = Topology::new(1);
     topology.add_group(1, HOSTS, 16);
     each(16, || {
@@ -106,7 +106,7 @@ fn relay() -> Duration {
 }
 
 fn share() -> Duration {
-    let mut strands = Strands::new(0, 1 << 20);
+    let mut peer_streams = PeerStreams::new(0, 1 << 20);
     let mut number = 0;
     each(HOSTS / 2, || {
         number += 1;
@@ -114,7 +114,7 @@ fn share() -> Duration {
         let packet = Packet::merged(1, 0, shares, Short::from_iter([Bytes::from_static(b"merged")]));
         let mut arrivals: Vec<Arrival> = Vec::new();
         let begun = Instant::now();
-        strands.on_packet(packet, Duration::ZERO, &mut arrivals);
+        peer_streams.on_packet(packet, Duration::ZERO, &mut arrivals);
         black_box(arrivals);
         begun.elapsed()
     })
@@ -159,10 +159,10 @@ fn answers(hosts: u32, equal: bool) -> Vec<Packet> {
     (1..=hosts)
         .filter_map(|host| {
             let frame = answer(host, equal);
-            let mut strands = Strands::new(host, 1 << 20);
+            let mut peer_streams = PeerStreams::new(host, 1 << 20);
             let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
-            let _ = strands.post_one(0, 0, Cargo { frame: pieces, lane: lane(host) });
-            strands.next_packet(0, Duration::ZERO)
+            let _ = peer_streams.post_one(0, 0, Cargo { frame: pieces, lane: lane(host) });
+            peer_streams.next_packet(0, Duration::ZERO)
         })
         .collect()
 }

@@ -1,7 +1,7 @@
 //! One host: the real state machines, and what the simulator counts of it.
 
 use crate::model::Model;
-use mesh_proto::hosts::{HostMerge, RelayMerge, Strands, Topology};
+use mesh_proto::hosts::{HostMerge, PeerStreams, RelayMerge, Topology};
 use mesh_proto::{Header, HostNo, ProcAddr};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,19 +15,19 @@ pub struct Load {
     pub bytes: u64,
     /// Time that its gateway's thread was busy.
     pub busy: Duration,
-    /// Trunks that it has opened or accepted.
-    pub trunks: u32,
+    /// Connections that it has opened or accepted.
+    pub connections: u32,
 }
 
 impl Load {
-    /// What was done since; trunks are those that there are.
+    /// What was done since; connections are those that there are.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
             packets: self.packets - before.packets,
             bytes: self.bytes - before.bytes,
             busy: self.busy - before.busy,
-            trunks: self.trunks,
+            connections: self.connections,
         }
     }
 }
@@ -36,7 +36,7 @@ impl Load {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) topology: Topology,
-    pub(crate) strands: Strands,
+    pub(crate) peer_streams: PeerStreams,
     pub(crate) merge: HostMerge,
     pub(crate) relay: RelayMerge,
     /// Until when its thread, and its network card in each direction, are busy.
@@ -59,7 +59,7 @@ impl Node {
     pub(crate) fn new(me: HostNo) -> Self {
         Self {
             topology: Topology::new(me),
-            strands: Strands::new(me, 8 << 20),
+            peer_streams: PeerStreams::new(me, 8 << 20),
             merge: HostMerge::new(me, ProcAddr::agent(me)),
             relay: RelayMerge::new(me),
             cpu: Duration::ZERO,
@@ -87,7 +87,7 @@ impl Node {
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        [self.strands.next_deadline(), self.merge.next_deadline(), self.relay.next_deadline()]
+        [self.peer_streams.next_deadline(), self.merge.next_deadline(), self.relay.next_deadline()]
             .into_iter()
             .flatten()
             .min()

@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(crate) enum Event {
     /// The last bit of a packet would be there, were the network card idle.
     Arrive(Box<Packet>),
-    /// A packet whose trunk was not up is sent.
+    /// A packet whose connection was not up is sent.
     Depart(HostNo, Box<Packet>),
     /// A proc has replied.
     Replied { call: CallId, index: u32 },
@@ -21,7 +21,7 @@ pub(crate) enum Event {
     Closed(HostNo),
     /// A host that cannot be connected to any more, or is silent, is reported.
     Report(HostNo, Standing),
-    /// The trunk to a host that has fallen silent is looked at.
+    /// The connection to a host that has fallen silent is looked at.
     Beat(HostNo),
     /// A host connects to another.
     Dial(HostNo),

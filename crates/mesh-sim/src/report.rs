@@ -66,12 +66,12 @@ pub fn table(model: &Model, all: &[Figures]) -> String {
             line(&format!("| {} | {controller} | {busiest} | {median} |", count(figures.hosts.into())));
         }
     }
-    line("\n## Trunks of a host\n");
+    line("\n## HostConnections of a host\n");
     line("| hosts | controller | busiest other host | median host |");
     line("| ---: | ---: | ---: | ---: |");
     for figures in all {
         let [controller, busiest, median] =
-            [figures.call.controller, figures.call.busiest, figures.call.median].map(|load| load.trunks);
+            [figures.call.controller, figures.call.busiest, figures.call.median].map(|load| load.connections);
         line(&format!("| {} | {controller} | {busiest} | {median} |", count(figures.hosts.into())));
     }
     out

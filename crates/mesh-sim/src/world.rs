@@ -3,7 +3,7 @@
 use crate::model::{Costs, Model};
 use crate::node::{Load, Node};
 use crate::queue::{Event, Queue};
-use mesh_proto::hosts::{HostSet, Packet, Pulse, Short, Standing};
+use mesh_proto::hosts::{Heartbeat, HostSet, Packet, Short, Standing};
 use mesh_proto::{CallId, Frame, HostNo};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -57,11 +57,11 @@ pub struct World {
     pub(crate) nodes: Vec<Node>,
     pub(crate) queue: Queue,
     pub(crate) now: Duration,
-    /// When each trunk is up.
-    trunks: HashMap<(HostNo, HostNo), Duration>,
+    /// When each connection is up.
+    connections: HashMap<(HostNo, HostNo), Duration>,
     pub(crate) calls: HashMap<CallId, Call>,
-    /// Of the trunks to hosts that have fallen silent.
-    pub(crate) pulses: HashMap<(HostNo, HostNo), Pulse>,
+    /// Of the connections to hosts that have fallen silent.
+    pub(crate) heartbeats: HashMap<(HostNo, HostNo), Heartbeat>,
     /// Who has found out by sending to it that a host is dead.
     refused: HashSet<(HostNo, HostNo)>,
     /// How many have heard how each host stands, and when the last has.
@@ -80,9 +80,9 @@ impl World {
             nodes,
             queue: Queue::default(),
             now: Duration::ZERO,
-            trunks: HashMap::new(),
+            connections: HashMap::new(),
             calls: HashMap::new(),
-            pulses: HashMap::new(),
+            heartbeats: HashMap::new(),
             refused: HashSet::new(),
             told: HashMap::new(),
             dice: 1,
@@ -170,7 +170,7 @@ impl World {
         let node = &mut self.nodes[host as usize];
         (node.alive, node.silent) = (false, !closed);
         let mut peers: Vec<HostNo> = self
-            .trunks
+            .connections
             .keys()
             .filter(|(a, b)| *a == host || *b == host)
             .map(|(a, b)| if *a == host { *b } else { *a })
@@ -181,9 +181,9 @@ impl World {
                 self.queue.push(self.now + self.model.latency, peer, Event::Closed(host));
             } else {
                 // It was heard just now: the whole window is before it.
-                let pulse = Pulse::new(self.model.window, self.now);
-                self.queue.push(pulse.next_deadline(), peer, Event::Beat(host));
-                self.pulses.insert((peer, host), pulse);
+                let heartbeat = Heartbeat::new(self.model.window, self.now);
+                self.queue.push(heartbeat.next_deadline(), peer, Event::Beat(host));
+                self.heartbeats.insert((peer, host), heartbeat);
             }
         }
     }
@@ -244,14 +244,14 @@ impl World {
         }
     }
 
-    /// When the trunk between two hosts is up; it is made if there is none.
+    /// When the connection between two hosts is up; it is made if there is none.
     pub(crate) fn connect(&mut self, from: HostNo, to: HostNo) {
-        self.trunk(from, to);
+        self.connection(from, to);
     }
 
-    fn trunk(&mut self, from: HostNo, to: HostNo) -> Duration {
+    fn connection(&mut self, from: HostNo, to: HostNo) -> Duration {
         let key = (from.min(to), from.max(to));
-        if let Some(up) = self.trunks.get(&key) {
+        if let Some(up) = self.connections.get(&key) {
             return *up;
         }
         // Connecting, the handshake, and a packet each way that says for which job it is.
@@ -261,16 +261,16 @@ impl World {
             let node = &mut self.nodes[host as usize];
             node.cpu = node.cpu.max(self.now);
             node.spend(costs.handshake);
-            node.load.trunks += 1;
+            node.load.connections += 1;
             up = up.max(node.cpu + 3 * self.model.latency);
         }
-        self.trunks.insert(key, up);
+        self.connections.insert(key, up);
         up
     }
 
-    /// A packet is written to the trunk to `to`.
+    /// A packet is written to the connection to `to`.
     pub(crate) fn transmit(&mut self, from: HostNo, to: HostNo, packet: Packet) {
-        let up = self.trunk(from, to);
+        let up = self.connection(from, to);
         let runs = packet.dests.len() + packet.shares.len();
         let node = &mut self.nodes[from as usize];
         let len = packet.wire_len() + self.model.costs.around;
@@ -309,14 +309,14 @@ impl World {
         let told = self.told.entry((of, standing)).or_default();
         *told = (told.0 + 1, told.1.max(now));
         if standing == Standing::Dead {
-            node.strands.end(of);
+            node.peer_streams.end(of);
             node.merge.end(|_| of == 0);
         }
         let topology = &node.topology;
-        node.strands.reroute(&changed, &|to| topology.next_hop(host, to));
+        node.peer_streams.reroute(&changed, &|to| topology.next_hop(host, to));
         let out = node.relay.lost(of);
         self.forward(host, out);
-        let ready = self.nodes[host as usize].strands.take_ready();
+        let ready = self.nodes[host as usize].peer_streams.take_ready();
         ready.into_iter().for_each(|via| self.pump(host, via, now));
     }
 
@@ -330,11 +330,11 @@ impl World {
         }
     }
 
-    /// Takes what the strands have for a next hop.
+    /// Takes what the peer streams have for a next hop.
     pub(crate) fn pump(&mut self, host: HostNo, via: HostNo, now: Duration) {
         loop {
             let node = &mut self.nodes[host as usize];
-            let Some(packet) = node.strands.next_packet(via, now.max(node.cpu)) else { return };
+            let Some(packet) = node.peer_streams.next_packet(via, now.max(node.cpu)) else { return };
             node.spend(Costs::times(self.model.costs.number, packet.dests.len()));
             if packet.sole().is_some() {
                 // A relay's own answers go with those of the hosts below it.

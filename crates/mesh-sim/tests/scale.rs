@@ -14,7 +14,7 @@ fn a_call_to_ten_times_as_many_hosts_takes_a_level_more_and_no_more_of_a_relay()
     assert!(large.gather < Duration::from_millis(3), "{:?}", large.gather);
     assert!(large.cast < Duration::from_millis(1), "{:?}", large.cast);
     let (few, many) = (small.call, large.call);
-    assert!(many.controller.trunks <= 16 && many.busiest.trunks <= 17 && many.median.trunks <= 2);
+    assert!(many.controller.connections <= 16 && many.busiest.connections <= 17 && many.median.connections <= 2);
     // Flat: what grows is a few bytes of numbers, not packets.
     assert!(many.controller.packets <= few.controller.packets + 64, "{:?} {:?}", few.controller, many.controller);
     assert!(many.busiest.packets <= few.busiest.packets + 64, "{:?} {:?}", few.busiest, many.busiest);
@@ -30,7 +30,7 @@ fn a_call_to_ten_times_as_many_hosts_takes_a_level_more_and_no_more_of_a_relay()
 fn a_narrow_tree_is_deeper_and_slower() {
     let [narrow, wide] = [2, 16].map(|fan_out| figures(&Model { fan_out, ..model(200) }));
     assert!(narrow.cast > wide.cast + Duration::from_micros(300));
-    assert!(narrow.call.controller.trunks == 2 && narrow.call.busiest.trunks <= 3);
+    assert!(narrow.call.controller.connections == 2 && narrow.call.busiest.connections <= 3);
 }
 
 #[test]

@@ -12,11 +12,11 @@ mod dial;
 mod error;
 mod facts;
 mod files;
-mod halves;
 mod identity;
 mod listener;
 mod provider;
 mod record;
+mod split_stream;
 mod store;
 mod stream;
 #[cfg(test)]
@@ -28,10 +28,10 @@ pub use authority::{Authority, CLOCK_SKEW, Issued, Revocation};
 pub use dial::{DialError, Dialed, Pace, dial, resolve, split_address};
 pub use error::{CredentialError, Reason, TlsError};
 pub use facts::{PeerFacts, Role};
-pub use halves::{MOST_QUEUED, TlsReader, TlsWriter};
 pub use identity::Identity;
-pub use listener::{Knock, Limits, ListenError, Listener};
+pub use listener::{Limits, ListenError, Listener, ListenerEvent};
 pub use record::Truncated;
+pub use split_stream::{MOST_QUEUED, TlsReader, TlsWriter};
 pub use store::{Entry, Store, certificates_in};
 pub use stream::{MOST_HANDSHAKE, Progress, TlsStream};
 

@@ -72,7 +72,7 @@ impl Default for Limits {
 
 /// What a listener tells, on a thread of its own: whoever is told must not block for long.
 #[derive(Debug)]
-pub enum Knock {
+pub enum ListenerEvent {
     /// A member of the job, its handshake done. What the stream still has to send (the greeting) may wait in it:
     /// [`TlsStream::wants_write`].
     Joined {
@@ -151,7 +151,7 @@ impl Listener {
         addrs: &[SocketAddr],
         identity: Arc<Identity>,
         limits: Limits,
-        mut tell: impl FnMut(Knock) + Send + 'static,
+        mut tell: impl FnMut(ListenerEvent) + Send + 'static,
     ) -> Result<Self, ListenError> {
         let first = *addrs.first().ok_or(ListenError::Nowhere)?;
         let mut sockets = Vec::new();
@@ -173,14 +173,14 @@ impl Listener {
         for (i, socket) in sockets.iter().enumerate() {
             epoll::add(&set, socket, EventData::new_u64(TOKEN_LISTEN + i as u64), EventFlags::IN).map_err(os)?;
         }
-        let (knock, knocked) = mpsc::sync_channel(MOST_UNTOLD);
+        let (event, on_event) = mpsc::sync_channel(MOST_UNTOLD);
         let door = Door {
             set,
             sockets,
             stop: Arc::clone(&stop),
             identity,
             limits,
-            knock,
+            event,
             shaking: HashMap::new(),
             next: 0,
             open: true,
@@ -192,7 +192,7 @@ impl Listener {
         };
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
         // It ends with the other, which has the only sender.
-        let telling = thread("mesh-knock").spawn(move || knocked.iter().for_each(&mut tell)).map_err(failed)?;
+        let telling = thread("mesh-event").spawn(move || on_event.iter().for_each(&mut tell)).map_err(failed)?;
         let listening = thread("mesh-listen").spawn(move || door.run()).map_err(failed)?;
         Ok(Self { addrs: bound, descriptors, stop, threads: Mutex::new(vec![listening, telling]) })
     }
@@ -265,7 +265,7 @@ struct Door {
     stop: Arc<OwnedFd>,
     identity: Arc<Identity>,
     limits: Limits,
-    knock: mpsc::SyncSender<Knock>,
+    event: mpsc::SyncSender<ListenerEvent>,
     /// By token; tokens are given in order of arrival.
     shaking: HashMap<u64, Guest>,
     next: u64,
@@ -367,7 +367,7 @@ impl Door {
                     self.shut_until = Some(Instant::now() + NO_FDS_PAUSE);
                     if !self.stuck {
                         self.stuck = true;
-                        self.tell(Knock::Stuck { errno });
+                        self.tell(ListenerEvent::Stuck { errno });
                     }
                     return;
                 }
@@ -416,7 +416,7 @@ impl Door {
             Ok(Progress::Done(peer)) => {
                 let Some(Guest { stream, addr, .. }) = self.shaking.remove(&token) else { return };
                 let _ = epoll::delete(&self.set, stream.as_fd());
-                self.tell(Knock::Joined { stream, peer, addr });
+                self.tell(ListenerEvent::Joined { stream, peer, addr });
             }
             Ok(wants) => {
                 let writing = wants == Progress::WantWrite;
@@ -448,14 +448,14 @@ impl Door {
     }
 
     /// Never blocks: it may be the teller who waits for this thread's end.
-    fn tell(&self, knock: Knock) {
-        let _ = self.knock.try_send(knock);
+    fn tell(&self, event: ListenerEvent) {
+        let _ = self.event.try_send(event);
     }
 
     /// A flood shall not fill logs: a number of refusals is told, then one each second.
     fn tell_refusal(&mut self, addr: SocketAddr, reason: Reason) {
         let Some(more) = self.allowance.tell(self.begun.elapsed()) else { return };
-        self.tell(Knock::Refused { addr, reason, more });
+        self.tell(ListenerEvent::Refused { addr, reason, more });
     }
 }
 

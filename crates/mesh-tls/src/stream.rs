@@ -6,9 +6,9 @@
 
 use super::error::{Reason, TlsError};
 use super::facts::{PeerFacts, Role};
-use super::halves::{GREETING, Made, TlsReader, TlsWriter, receive, send, would_block};
 use super::identity::Identity;
 use super::record::Kernel;
+use super::split_stream::{GREETING, Made, TlsReader, TlsWriter, receive, send, would_block};
 use rustix::net::sockopt;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
@@ -33,7 +33,7 @@ pub enum Progress {
 
 /// An encrypted connection; see the module's text.
 ///
-/// Once the handshake is done it can be taken apart with [`TlsStream::into_halves`], so that one thread reads while another
+/// Once the handshake is done it can be taken apart with [`TlsStream::into_split`], so that one thread reads while another
 /// writes.
 pub struct TlsStream {
     state: State,
@@ -177,7 +177,7 @@ impl TlsStream {
     ///
     /// # Errors
     /// The stream itself, if the handshake is not done.
-    pub fn into_halves(self) -> Result<(TlsReader, TlsWriter), Self> {
+    pub fn into_split(self) -> Result<(TlsReader, TlsWriter), Self> {
         match self.state {
             State::Open(halves) => Ok(*halves),
             state => Err(Self { state }),

@@ -291,7 +291,7 @@ impl Terms {
         (raw.len() == 8).then(|| Reader::new(raw).time().map(|window| Self { window })).flatten()
     }
 
-    /// After how much silence of a trunk its other end is dead: the longer time of the two, by which both go, as each
+    /// After how much silence of a connection its other end is dead: the longer time of the two, by which both go, as each
     /// speaks no more often than its own asks for.
     #[must_use]
     pub fn agree(window: Duration, theirs: Option<Self>) -> Duration {

@@ -89,7 +89,7 @@ impl fmt::Display for Fate {
     }
 }
 
-/// Why one end of a trunk says farewell.
+/// Why one end of a connection says farewell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Parting {

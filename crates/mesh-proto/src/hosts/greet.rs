@@ -180,7 +180,7 @@ impl Refuse {
     }
 }
 
-/// Who ends in order says so, so that the end of its trunk is no failure.
+/// Who ends in order says so, so that the end of its connection is no failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Farewell {
     /// Why, for the program.

@@ -22,10 +22,10 @@
 //! - MRG-5: bytes of another host make at most as many replies as the call has places, and never a panic.
 
 mod host;
-mod pile;
+mod pending_calls;
+mod pending_replies;
 mod relay;
 mod replies;
-mod shelf;
 mod table;
 
 pub use host::HostMerge;

@@ -4,21 +4,21 @@
 
 mod fate;
 mod greet;
+mod heartbeat;
 mod merge;
 mod packet;
-mod pulse;
+mod peer_streams;
 mod set;
-mod strands;
 mod topology;
 mod unpack;
 
 pub use fate::{Fate, Parting};
 pub use greet::{Farewell, Join, Look, Refusal, Refuse, Welcome};
+pub use heartbeat::{Beat, Heartbeat};
 pub use merge::{HOLD, HostMerge, MERGE_LIMIT, RelayMerge, Replies, origins, unmerge};
 pub use packet::{Dest, Gap, MAX_HOSTS, MAX_PACKET, MAX_RUNS, PACKET_HEAD, Packet, PacketError, PacketKind, Share};
-pub use pulse::{Beat, Pulse};
+pub use peer_streams::{Arrival, Cargo, Lane, Lost, PACKET_COST, PeerStreams, SEGMENT};
 pub use set::HostSet;
-pub use strands::{Arrival, Cargo, Lane, Lost, PACKET_COST, SEGMENT, Strands};
 pub use topology::{DEFAULT_FAN_OUT, Standing, Topology};
 pub use unpack::PacketDecoder;
 

@@ -1,4 +1,4 @@
-//! What travels on a trunk.
+//! What travels on a connection.
 //!
 //! ```text
 //! header (48 bytes) | destinations (16 bytes each) | shares (24 bytes each) | body
@@ -77,7 +77,7 @@ impl PacketKind {
     }
 }
 
-/// A packet that cannot be read. The trunk it came from is not to be trusted any further.
+/// A packet that cannot be read. The connection it came from is not to be trusted any further.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PacketError {
     /// The first bytes are not ours.
@@ -116,7 +116,7 @@ pub struct Dest {
     pub first: HostNo,
     /// How many there are.
     pub count: u32,
-    /// The packet's number in the strand from the origin to each; 0 where the packet has none.
+    /// The packet's number in the peer stream from the origin to each; 0 where the packet has none.
     pub seq: u64,
 }
 
@@ -139,9 +139,9 @@ pub struct Share {
     pub first: HostNo,
     /// How many there are.
     pub count: u32,
-    /// The packet's number in the strand of each; 0 for an ack alone.
+    /// The packet's number in the peer stream of each; 0 for an ack alone.
     pub seq: u64,
-    /// What each has received of the destination's strand.
+    /// What each has received of the destination's peer stream.
     pub ack: u64,
 }
 
@@ -158,7 +158,7 @@ impl Share {
     }
 }
 
-/// Numbers of a strand that have not arrived.
+/// Numbers of a peer stream that have not arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gap {
     /// The first.
@@ -180,7 +180,7 @@ pub struct Packet {
     pub offset: u64,
     /// How long the frame is.
     pub total: u64,
-    /// What the origin has received of the strand of the one destination; 0 for nothing, or if there are several, unless
+    /// What the origin has received of the peer stream of the one destination; 0 for nothing, or if there are several, unless
     /// a nack says the same to all.
     pub ack: u64,
     /// Who shall get it; ascending.
@@ -291,7 +291,7 @@ impl Packet {
         Self { dests, ..self.clone() }
     }
 
-    /// What goes onto the trunk before the body.
+    /// What goes onto the connection before the body.
     #[must_use]
     pub fn encode_head(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(PACKET_HEAD + DEST_LEN * self.dests.len() + SHARE_LEN * self.shares.len());
@@ -299,7 +299,7 @@ impl Packet {
         out
     }
 
-    /// Appends what goes onto the trunk before the body.
+    /// Appends what goes onto the connection before the body.
     ///
     /// # Panics
     /// If the packet is longer or has more runs than may be: whoever builds packets cuts them.
@@ -332,7 +332,7 @@ impl Packet {
         }
     }
 
-    /// Bytes that the packet takes on a trunk.
+    /// Bytes that the packet takes on a connection.
     #[must_use]
     pub fn wire_len(&self) -> usize {
         PACKET_HEAD + DEST_LEN * self.dests.len() + SHARE_LEN * self.shares.len() + self.body_len()

@@ -1,4 +1,4 @@
-//! Bytes of a trunk becoming packets.
+//! Bytes of a connection becoming packets.
 
 use super::packet::{Head, PACKET_HEAD, Packet, PacketError};
 use crate::READ_CHUNK;
@@ -15,9 +15,9 @@ const KEPT: usize = 4;
 
 /// Buffers for long bodies that nobody uses just now.
 #[derive(Debug, Default)]
-struct Shelf(Mutex<Vec<Vec<u8>>>);
+struct BufferPool(Mutex<Vec<Vec<u8>>>);
 
-impl Shelf {
+impl BufferPool {
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
         // Whoever panicked has at worst lost a buffer.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -44,7 +44,7 @@ impl Shelf {
 struct Lent {
     buffer: Vec<u8>,
     len: usize,
-    shelf: Arc<Shelf>,
+    pool: Arc<BufferPool>,
 }
 
 impl AsRef<[u8]> for Lent {
@@ -55,7 +55,7 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.shelf.put(std::mem::take(&mut self.buffer));
+        self.pool.put(std::mem::take(&mut self.buffer));
     }
 }
 
@@ -74,7 +74,7 @@ impl Long {
     }
 }
 
-/// Cuts what a trunk has read into packets.
+/// Cuts what a connection has read into packets.
 ///
 /// Memory never runs ahead of what has arrived by more than one packet and one [`READ_CHUNK`], whatever a header
 /// claims, and a body is written once: where the runtime will hand it on from.
@@ -96,7 +96,7 @@ pub struct PacketDecoder {
     /// The header of the packet under way, until its runs have been read.
     head: Option<Head>,
     body: Option<Long>,
-    shelf: Arc<Shelf>,
+    pool: Arc<BufferPool>,
 }
 
 impl PacketDecoder {
@@ -153,7 +153,7 @@ impl PacketDecoder {
             let body = if have < LONG {
                 Bytes::from(buffer)
             } else {
-                Bytes::from_owner(Lent { buffer, len: have, shelf: Arc::clone(&self.shelf) })
+                Bytes::from_owner(Lent { buffer, len: have, pool: Arc::clone(&self.pool) })
             };
             return Ok(Some(head.finish(body)));
         }
@@ -186,7 +186,7 @@ impl PacketDecoder {
             self.start += len;
             return Ok(Some(head.finish(body)));
         }
-        let mut buffer = self.shelf.take(len);
+        let mut buffer = self.pool.take(len);
         buffer[..have].copy_from_slice(arrived);
         self.start = self.end;
         self.body = Some(Long { head, buffer, have });
@@ -212,7 +212,7 @@ impl PacketDecoder {
     /// Bytes of memory that the decoder holds.
     #[must_use]
     pub fn held(&self) -> usize {
-        let kept: usize = self.shelf.lock().iter().map(Vec::capacity).sum();
+        let kept: usize = self.pool.lock().iter().map(Vec::capacity).sum();
         self.buffer.capacity() + self.body.as_ref().map_or(0, |long| long.buffer.capacity()) + kept
     }
 }

@@ -8,10 +8,10 @@ use mesh_topology::{Extent, Region, Selector, Span};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+pub(crate) mod connection;
 pub(crate) mod dice;
 pub(crate) mod entry;
 pub(crate) mod peer;
-pub(crate) mod trunk;
 
 /// A fixed seed: the same cases with every run, and no files left behind.
 pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {

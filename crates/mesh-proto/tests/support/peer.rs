@@ -1,10 +1,10 @@
 //! A hostile host that knows the protocol: packets in good form that say what they like, between the honest business
 //! of the host that gets them. Used by the fuzzer and by the mutation test on a stable compiler.
 
-use super::trunk::{decoded, flat};
+use super::connection::{decoded, flat};
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Arrival, Cargo, Dest, Gap, HostSet, Lane, MAX_HOSTS, Packet, PacketKind, Share, Short, Strands,
+    Arrival, Cargo, Dest, Gap, HostSet, Lane, MAX_HOSTS, Packet, PacketKind, PeerStreams, Share, Short,
 };
 use std::collections::HashMap;
 use std::time::Duration;
@@ -59,7 +59,7 @@ impl Dice<'_> {
 
 struct Table<'a> {
     dice: Dice<'a>,
-    strands: Strands,
+    peer_streams: PeerStreams,
     now: Duration,
     steps: usize,
     /// Numbers delivered of each host.
@@ -73,7 +73,7 @@ impl<'a> Table<'a> {
     fn new(data: &'a [u8]) -> Self {
         Self {
             dice: Dice(data),
-            strands: Strands::new(ME, WINDOW),
+            peer_streams: PeerStreams::new(ME, WINDOW),
             now: Duration::ZERO,
             steps: 0,
             delivered: HashMap::new(),
@@ -96,7 +96,7 @@ impl<'a> Table<'a> {
             10 => {
                 let (hosts, via) = (self.hosts(), 2 + self.dice.below(6));
                 let none = self.dice.byte() == 0;
-                self.strands.reroute(&hosts, &|host| (!none).then_some(if host % 3 == 0 { host } else { via }));
+                self.peer_streams.reroute(&hosts, &|host| (!none).then_some(if host % 3 == 0 { host } else { via }));
             }
             _ => {
                 let host = 2 + self.dice.below(HOSTS - 2);
@@ -104,7 +104,7 @@ impl<'a> Table<'a> {
             }
         }
         // Each host may have a window held; a packet that is above goes alone.
-        assert!(self.strands.held() <= u64::from(MAX_HOSTS) * WINDOW);
+        assert!(self.peer_streams.held() <= u64::from(MAX_HOSTS) * WINDOW);
     }
 
     /// A run of hosts that are here.
@@ -117,11 +117,11 @@ impl<'a> Table<'a> {
     fn hear(&mut self) {
         let Some(packet) = self.made_up() else { return };
         if packet.sole().is_some_and(|dest| dest != ME) {
-            let _ = self.strands.pass_ack(&packet, self.now);
+            let _ = self.peer_streams.pass_ack(&packet, self.now);
             return;
         }
         let mut arrivals = Vec::new();
-        self.strands.on_packet(packet, self.now, &mut arrivals);
+        self.peer_streams.on_packet(packet, self.now, &mut arrivals);
         for arrival in arrivals {
             self.deliver(arrival);
         }
@@ -188,13 +188,13 @@ impl<'a> Table<'a> {
         let (hosts, via) = (self.hosts(), 2 + self.dice.below(6));
         let lane = Lane { sender: (0, self.dice.below(3), ME), mesh: 1 };
         let frame = Short::from_iter([Bytes::from(vec![1; 1 + usize::from(self.dice.byte()) * 40])]);
-        let _ = self.strands.post(via, hosts, Cargo { frame, lane });
+        let _ = self.peer_streams.post(via, hosts, Cargo { frame, lane });
     }
 
     fn send(&mut self) {
         let via = 2 + self.dice.below(6);
         for _ in 0..=self.dice.below(4) {
-            let Some(packet) = self.strands.next_packet(via, self.now) else { break };
+            let Some(packet) = self.peer_streams.next_packet(via, self.now) else { break };
             assert_eq!(decoded(&packet), flat(&packet));
             assert!(!packet.hosts().overlaps(&self.ended), "something goes to who has ended");
         }
@@ -202,17 +202,17 @@ impl<'a> Table<'a> {
 
     fn tick(&mut self) {
         let mut out = Vec::new();
-        self.strands.on_tick(self.now, &mut out);
+        self.peer_streams.on_tick(self.now, &mut out);
         assert!(out.len() <= ANSWERS * self.steps, "{} packets after {} steps", out.len(), self.steps);
         for packet in out {
             assert_eq!(decoded(&packet), flat(&packet));
         }
-        let ready = self.strands.take_ready();
+        let ready = self.peer_streams.take_ready();
         assert!(ready.len() <= HOSTS as usize);
     }
 
     fn end(&mut self, host: u32) {
-        let lost = self.strands.end(host);
+        let lost = self.peer_streams.end(host);
         assert!(lost.iter().all(|lost| !lost.frame.is_empty()));
         self.ended = self.ended.union(&HostSet::one(host));
     }
@@ -221,6 +221,6 @@ impl<'a> Table<'a> {
     fn finish(mut self) {
         (0..HOSTS).filter(|host| *host != ME).for_each(|host| self.end(host));
         self.tick();
-        assert!(self.wide || self.strands.is_idle(), "something is kept of hosts that have ended");
+        assert!(self.wide || self.peer_streams.is_idle(), "something is kept of hosts that have ended");
     }
 }

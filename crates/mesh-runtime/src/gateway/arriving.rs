@@ -1,6 +1,6 @@
 //! Packets in, and what gateways tell each other in frames.
 
-use super::trunk::{Trunk, TrunkEnd};
+use super::connection::{HostConnection, HostConnectionEnd};
 use super::{GATEWAY, State};
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::{HostDown, HostLost, HostStanding, Revoked, Whereabouts, host_of};
@@ -13,37 +13,37 @@ use std::sync::Arc;
 const MOST_PLACES: u32 = 1 << 24;
 
 impl Runtime {
-    /// Something has arrived on, or can be written to, a trunk.
-    pub(crate) fn on_trunk(&self, token: u64, readable: bool, writable: bool) {
-        let Some(trunk) = self.gateway.trunk(token) else { return };
+    /// Something has arrived on, or can be written to, a connection.
+    pub(crate) fn on_connection(&self, token: u64, readable: bool, writable: bool) {
+        let Some(connection) = self.gateway.connection(token) else { return };
         if writable {
-            trunk.flush(&self.reactor);
-            if trunk.has_room() {
+            connection.flush(&self.reactor);
+            if connection.has_room() {
                 let mut state = lock(&self.gateway.state);
-                self.pump(&mut state, trunk.peer);
+                self.pump(&mut state, connection.peer);
                 drop(state);
                 self.tell_room();
             }
         }
         if readable {
-            self.read_trunk(&trunk);
+            self.read_connection(&connection);
         }
     }
 
-    pub(super) fn read_trunk(&self, trunk: &Arc<Trunk>) {
+    pub(super) fn read_connection(&self, connection: &Arc<HostConnection>) {
         let _in_order = lock(&self.gateway.delivery);
         let mut packets = Vec::new();
         let mut arrivals = Vec::new();
         let mut orders = Vec::new();
         loop {
-            let end = trunk.read(&mut packets, self.started.elapsed());
+            let end = connection.read(&mut packets, self.started.elapsed());
             if !packets.is_empty() {
                 {
                     let mut state = lock(&self.gateway.state);
                     for packet in packets.drain(..) {
-                        self.on_packet(&mut state, trunk, packet, &mut arrivals, &mut orders);
+                        self.on_packet(&mut state, connection, packet, &mut arrivals, &mut orders);
                     }
-                    for via in state.strands.take_ready() {
+                    for via in state.peer_streams.take_ready() {
                         self.pump(&mut state, via);
                     }
                     self.acknowledge(&mut state);
@@ -55,25 +55,25 @@ impl Runtime {
                 }
             }
             match end {
-                TrunkEnd::Drained => break,
-                TrunkEnd::More => {}
-                TrunkEnd::Closed(why) => {
-                    self.trunk_lost(trunk, &why);
+                HostConnectionEnd::Drained => break,
+                HostConnectionEnd::More => {}
+                HostConnectionEnd::Closed(why) => {
+                    self.connection_lost(connection, &why);
                     break;
                 }
             }
         }
         for farewell in orders {
-            self.on_farewell(trunk, &farewell);
+            self.on_farewell(connection, &farewell);
         }
     }
 
     /// Sends the acks that are due by what has just arrived. Where much comes the I/O thread would be woken for each.
     fn acknowledge(&self, state: &mut State) {
         let now = self.started.elapsed();
-        if state.strands.next_deadline().is_some_and(|at| at <= now) {
+        if state.peer_streams.next_deadline().is_some_and(|at| at <= now) {
             let mut packets = Vec::new();
-            state.strands.on_tick(now, &mut packets);
+            state.peer_streams.on_tick(now, &mut packets);
             self.send_on(state, packets);
         }
     }
@@ -81,7 +81,7 @@ impl Runtime {
     fn on_packet(
         &self,
         state: &mut State,
-        trunk: &Arc<Trunk>,
+        connection: &Arc<HostConnection>,
         packet: Packet,
         arrivals: &mut Vec<Arrival>,
         orders: &mut Vec<Farewell>,
@@ -95,16 +95,16 @@ impl Runtime {
                     return;
                 }
                 if packet.sole() == Some(me) {
-                    state.strands.on_packet(packet, now, arrivals);
+                    state.peer_streams.on_packet(packet, now, arrivals);
                     return;
                 }
                 self.relay(state, packet, arrivals);
             }
-            PacketKind::Ping => trunk.send(&self.reactor, &Packet::new(PacketKind::Pong, me), now),
+            PacketKind::Ping => connection.send(&self.reactor, &Packet::new(PacketKind::Pong, me), now),
             PacketKind::Farewell => {
                 orders.push(Farewell::read(&packet).unwrap_or_default());
             }
-            // Greetings come before a trunk is one.
+            // Greetings come before a connection is one.
             PacketKind::Pong
             | PacketKind::Join
             | PacketKind::Welcome
@@ -121,7 +121,7 @@ impl Runtime {
         let origin = packet.origin;
         if let Some(dest) = packet.sole() {
             // Acks for the controller come from all below: they are merged.
-            if packet.kind == PacketKind::Ack && dest == 0 && state.strands.pass_ack(&packet, now) {
+            if packet.kind == PacketKind::Ack && dest == 0 && state.peer_streams.pass_ack(&packet, now) {
                 return;
             }
             let out = state.relays.offer(packet, now);
@@ -138,7 +138,7 @@ impl Runtime {
         }
         if mine {
             let own = packet.for_hosts(&HostSet::one(me));
-            state.strands.on_packet(own, now, arrivals);
+            state.peer_streams.on_packet(own, now, arrivals);
         }
     }
 
@@ -153,7 +153,7 @@ impl Runtime {
             return;
         };
         let well = header.kind == Kind::Standing
-            && super::away::frame_of(&packet.body)
+            && super::sending::frame_of(&packet.body)
                 .and_then(|frame| HostStanding::read(&frame))
                 .is_none_or(|told| told.live);
         if let Some(host) = host_of(&header)
@@ -199,7 +199,7 @@ impl Runtime {
         match arrival {
             Arrival::Piece { origin, message, offset, total, body } => {
                 let frame = if offset == 0 && body.iter().map(|piece| piece.len() as u64).sum::<u64>() == total {
-                    super::away::frame_of(&body)
+                    super::sending::frame_of(&body)
                 } else {
                     self.assemble(origin, message, offset, total, &body)
                 };
@@ -208,7 +208,7 @@ impl Runtime {
                 }
             }
             Arrival::Merged { origins, body } => {
-                if let Some(frame) = super::away::frame_of(&body) {
+                if let Some(frame) = super::sending::frame_of(&body) {
                     self.take_frame(frame, Some(&origins));
                 }
             }

@@ -1,7 +1,7 @@
 //! Attaching hosts, at the controller, before all that it takes to connect to them is known.
 //!
 //! Credentials may lie on a slow disk, names may take long to look up, and a launcher may not know an address yet. So
-//! hosts get their numbers and their places in the tree at once, and messages to them wait in their strands. ATT-1: no
+//! hosts get their numbers and their places in the tree at once, and messages to them wait in their peer streams. ATT-1: no
 //! host is connected to before the credentials of its attachment were read and its address, and those of all hosts below
 //! it, are known; until then its silence does not count.
 
@@ -158,7 +158,7 @@ impl Runtime {
             let now = self.started.elapsed();
             let ready: Vec<HostNo> = hosts.iter().filter(|host| !state.is_pending(*host)).collect();
             for host in ready {
-                if let Some(peer) = state.peers.get_mut(&host).filter(|peer| peer.trunk.is_none()) {
+                if let Some(peer) = state.peers.get_mut(&host).filter(|peer| peer.connection.is_none()) {
                     peer.lost_since.get_or_insert(now);
                 }
             }

@@ -5,7 +5,7 @@
 //! attempt counts if both do. A host that only can dial out offers itself to the controller, which then joins it over
 //! that very connection.
 
-use super::trunk::Trunk;
+use super::connection::HostConnection;
 use super::verdict::Missed;
 use super::visits::{self, Place};
 use super::{Peer, State};
@@ -13,11 +13,11 @@ use crate::error::RuntimeError;
 use crate::reactor::timespec;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{
-    DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial,
+    DialError, Dialed, Identity, Limits, Listener, ListenerEvent, Pace, PeerFacts, Reason, Role, TlsStream, dial,
 };
 use mesh_proto::control::{Attachment, Report, Terms, Traits};
 use mesh_proto::hosts::{
-    Fate, Join, Look, Packet, PacketDecoder, PacketKind, Parting, Pulse, Refusal, Refuse, Standing, Welcome,
+    Fate, Heartbeat, Join, Look, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
 };
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, HostNo, ProcAddr};
@@ -128,7 +128,7 @@ impl Runtime {
             let window = state.window_of(host);
             let Some(peer) = state.peers.get_mut(&host) else { return };
             // Beside a connection that is silent another one may come up.
-            let wanted = peer.trunk.is_none() || peer.pulse.as_ref().is_some_and(Pulse::is_suspect);
+            let wanted = peer.connection.is_none() || peer.heartbeat.as_ref().is_some_and(Heartbeat::is_suspect);
             let Some(address) = peer.address.clone().filter(|_| !peer.dialing && wanted) else { return };
             peer.dialing = true;
             (address, window)
@@ -273,14 +273,14 @@ impl Runtime {
         let now = self.started.elapsed();
         let token = self.gateway.next_token.fetch_add(1, Ordering::Relaxed);
         let Greeted { stream, decoder, facts, incarnation, terms } = greeted;
-        let trunk = match Trunk::new(token, host, facts, stream, decoder, now) {
-            Ok(trunk) => Arc::new(trunk),
+        let connection = match HostConnection::new(token, host, facts, stream, decoder, now) {
+            Ok(connection) => Arc::new(connection),
             Err(error) => return self.dial_failed(host, Missed::for_now(error.to_string())),
         };
         let (old, registered, recovered) = {
-            let mut trunks = self.gateway.trunks.write().unwrap_or_else(PoisonError::into_inner);
-            trunks.insert(token, Arc::clone(&trunk));
-            drop(trunks);
+            let mut connections = self.gateway.connections.write().unwrap_or_else(PoisonError::into_inner);
+            connections.insert(token, Arc::clone(&connection));
+            drop(connections);
             let mut state = lock(&self.gateway.state);
             let window = Terms::agree(state.window_of(host), terms);
             let over = state.over;
@@ -288,7 +288,11 @@ impl Runtime {
             state.topology.reachable(host);
             state.back_again(now);
             let peer: &mut Peer = state.peers.entry(host).or_default();
-            let old = if over || dead { Some(Arc::clone(&trunk)) } else { peer.trunk.replace(Arc::clone(&trunk)) };
+            let old = if over || dead {
+                Some(Arc::clone(&connection))
+            } else {
+                peer.connection.replace(Arc::clone(&connection))
+            };
             peer.dialing = false;
             // The controller's address is known only to who has dialed it at first; nobody else could make it again.
             peer.dials = dialed || host == 0 && peer.address.is_some();
@@ -297,20 +301,20 @@ impl Runtime {
             peer.attempts = 0;
             peer.why.clear();
             peer.incarnation = incarnation;
-            peer.pulse = Some(Pulse::new(window, now));
+            peer.heartbeat = Some(Heartbeat::new(window, now));
             peer.agreed = Some(window);
             peer.kept_bytes = 0;
             let kept = std::mem::take(&mut peer.kept);
             for packet in kept {
-                trunk.send(&self.reactor, &packet, now);
+                connection.send(&self.reactor, &packet, now);
             }
-            let registered = trunk.register(&self.reactor);
+            let registered = connection.register(&self.reactor);
             let recovered = state.topology.standing(host) == Standing::Suspect;
             if recovered {
                 self.stand(&mut state, host, Standing::Live);
             }
             let recovered = recovered && state.topology.children(self.me.host).contains(host);
-            let through = state.strands.through(host);
+            let through = state.peer_streams.through(host);
             self.reroute(&mut state, &through);
             self.pump(&mut state, host);
             state.armed = Duration::ZERO;
@@ -318,7 +322,7 @@ impl Runtime {
         };
         if let Some(old) = old {
             old.close(&self.reactor);
-            self.gateway.trunks.write().unwrap_or_else(PoisonError::into_inner).remove(&old.token);
+            self.gateway.connections.write().unwrap_or_else(PoisonError::into_inner).remove(&old.token);
         }
         if recovered {
             // Others may still go around it.
@@ -327,9 +331,9 @@ impl Runtime {
         self.reactor.ring_io();
         if registered {
             // What came with the greeting lies in the decoder already, and no descriptor tells of it.
-            self.read_trunk(&trunk);
+            self.read_connection(&connection);
         } else {
-            self.trunk_lost(&trunk, "its connection could not be watched");
+            self.connection_lost(&connection, "its connection could not be watched");
         }
     }
 }
@@ -412,16 +416,16 @@ impl Runtime {
         let expected = Arc::clone(&seats);
         let looking = Arc::new(AtomicUsize::new(0));
         let this = self.weak();
-        let knocked = move |knock: Knock| {
+        let on_event = move |event: ListenerEvent| {
             let Some(runtime) = this.upgrade() else { return };
-            let (stream, peer) = match knock {
-                Knock::Joined { stream, peer, .. } => (stream, peer),
+            let (stream, peer) = match event {
+                ListenerEvent::Joined { stream, peer, .. } => (stream, peer),
                 // Probably somebody who looks whether this address can be reached, such as a host before it dials.
-                Knock::Refused { reason: Reason::Left, .. } => return,
-                Knock::Refused { addr, reason, .. } => {
+                ListenerEvent::Refused { reason: Reason::Left, .. } => return,
+                ListenerEvent::Refused { addr, reason, .. } => {
                     return runtime.gateway.warn(format!("{addr} was refused: {reason}"));
                 }
-                Knock::Stuck { errno } => {
+                ListenerEvent::Stuck { errno } => {
                     return runtime.gateway.warn(format!("no host can be let in for the moment: {errno}"));
                 }
             };
@@ -436,7 +440,7 @@ impl Runtime {
             };
             let _ = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024).spawn(greeting);
         };
-        let listener = Listener::bind(&[addr], identity, Limits::default(), knocked)
+        let listener = Listener::bind(&[addr], identity, Limits::default(), on_event)
             .map_err(|error| RuntimeError::Address(error.to_string()))?;
         listeners.push((addr, expected, listener));
         drop(listeners);

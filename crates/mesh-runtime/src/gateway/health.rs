@@ -7,7 +7,7 @@
 //! that it is cut off itself, and declares none of them dead for that time.
 
 use super::State;
-use super::trunk::Trunk;
+use super::connection::HostConnection;
 use super::verdict::Missed;
 use crate::runtime::{Runtime, lock};
 use mesh_proto::control::{
@@ -32,8 +32,8 @@ struct Due {
     dial: Vec<HostNo>,
     ask: Vec<HostNo>,
     lost: Vec<(HostNo, Report)>,
-    closed: Vec<(Arc<Trunk>, String)>,
-    silent: Vec<(Arc<Trunk>, String)>,
+    closed: Vec<(Arc<HostConnection>, String)>,
+    silent: Vec<(Arc<HostConnection>, String)>,
     orphan: bool,
     /// A list of revocations that all hosts are to hear of.
     revoked: Option<Vec<u8>>,
@@ -55,7 +55,7 @@ impl State {
                 attached && self.topology.standing(**host) != Standing::Dead
             })
             .filter_map(|(host, peer)| {
-                let heard = peer.trunk.as_ref().map(|trunk| trunk.heard_at()).or(peer.heard);
+                let heard = peer.connection.as_ref().map(|connection| connection.heard_at()).or(peer.heard);
                 Some((*host, heard, heard.or(peer.lost_since)?))
             })
             .collect();
@@ -100,21 +100,22 @@ impl Runtime {
             if state.over {
                 return None;
             }
-            self.tick_strands(&mut state, now);
+            self.tick_peer_streams(&mut state, now);
             self.tick_peers(&mut state, now, &mut due);
-            let mut next = [state.strands.next_deadline(), state.merge.next_deadline(), state.relays.next_deadline()]
-                .into_iter()
-                .flatten()
-                .min()
-                .unwrap_or(Duration::MAX);
+            let mut next =
+                [state.peer_streams.next_deadline(), state.merge.next_deadline(), state.relays.next_deadline()]
+                    .into_iter()
+                    .flatten()
+                    .min()
+                    .unwrap_or(Duration::MAX);
             for peer in state.peers.values() {
-                let beat = peer.pulse.as_ref().map(mesh_proto::hosts::Pulse::next_deadline);
+                let beat = peer.heartbeat.as_ref().map(mesh_proto::hosts::Heartbeat::next_deadline);
                 let end = peer.lost_since.map(|since| since + state.limit_of(peer));
                 // One that is late already is waited for all the same (GTW-4).
                 let end = end.map(|end| if end > now { end } else { now + AGAIN });
                 next = [beat, peer.redial_at, end].into_iter().flatten().fold(next, Duration::min);
             }
-            if state.peers.values().any(|peer| peer.trunk.is_some()) {
+            if state.peers.values().any(|peer| peer.connection.is_some()) {
                 next = next.min(state.recheck_at);
             }
             if let Some(since) = state.orphaned {
@@ -127,29 +128,29 @@ impl Runtime {
             state.armed = next;
             next
         };
-        for (trunk, why) in due.closed {
-            self.trunk_lost(&trunk, &why);
+        for (connection, why) in due.closed {
+            self.connection_lost(&connection, &why);
         }
-        for (trunk, why) in due.silent {
+        for (connection, why) in due.silent {
             if self.me == ProcAddr::CONTROLLER {
                 // In case it hears more than it says.
                 let farewell = Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {why}") };
-                trunk.send(&self.reactor, &farewell.packet(self.me.host), now);
-                trunk.flush(&self.reactor);
+                connection.send(&self.reactor, &farewell.packet(self.me.host), now);
+                connection.flush(&self.reactor);
             }
-            if !self.trunk_lost(&trunk, &why) {
+            if !self.connection_lost(&connection, &why) {
                 // It was connected to anew meanwhile.
                 continue;
             }
             let (child, above) = {
                 let state = lock(&self.gateway.state);
-                let above = state.topology.ancestors(self.me.host).contains(&trunk.peer);
-                (state.topology.children(self.me.host).contains(trunk.peer), above)
+                let above = state.topology.ancestors(self.me.host).contains(&connection.peer);
+                (state.topology.children(self.me.host).contains(connection.peer), above)
             };
             if child {
-                self.report_lost(trunk.peer, Report::dead(Fate::Silent, why));
+                self.report_lost(connection.peer, Report::dead(Fate::Silent, why));
             } else if !above {
-                self.dial_failed(trunk.peer, Missed::for_good(Fate::Silent, why));
+                self.dial_failed(connection.peer, Missed::for_good(Fate::Silent, why));
             }
         }
         for host in due.ask {
@@ -177,7 +178,7 @@ impl Runtime {
         self.started.checked_add(next)
     }
 
-    fn tick_strands(&self, state: &mut State, now: Duration) {
+    fn tick_peer_streams(&self, state: &mut State, now: Duration) {
         let mut unreached = HostSet::default();
         for frame in state.merge.on_tick(now) {
             self.post_frame(state, &frame, &mut unreached);
@@ -185,9 +186,9 @@ impl Runtime {
         let merged = state.relays.on_tick(now);
         self.send_on(state, merged);
         let mut packets = Vec::new();
-        state.strands.on_tick(now, &mut packets);
+        state.peer_streams.on_tick(now, &mut packets);
         self.send_on(state, packets);
-        for via in state.strands.take_ready() {
+        for via in state.peer_streams.take_ready() {
             self.pump(state, via);
         }
     }
@@ -228,18 +229,18 @@ impl Runtime {
                 continue;
             }
             let (window, limit) = (peer.window(default), peer.limit(default));
-            if let (Some(trunk), Some(pulse)) = (&peer.trunk, &mut peer.pulse) {
-                let was_suspect = pulse.heard(trunk.heard_at());
-                pulse.sent(trunk.sent_at());
-                if was_suspect && trunk.heard_at() + window / 4 > now && children.contains(host) {
+            if let (Some(connection), Some(heartbeat)) = (&peer.connection, &mut peer.heartbeat) {
+                let was_suspect = heartbeat.heard(connection.heard_at());
+                heartbeat.sent(connection.sent_at());
+                if was_suspect && connection.heard_at() + window / 4 > now && children.contains(host) {
                     due.lost.push((host, Report::Well));
                 }
                 loop {
-                    match pulse.on_tick(now) {
+                    match heartbeat.on_tick(now) {
                         Beat::Quiet => break,
                         Beat::Ping => {
                             let ping = mesh_proto::hosts::Packet::new(mesh_proto::hosts::PacketKind::Ping, me);
-                            trunk.send(&self.reactor, &ping, now);
+                            connection.send(&self.reactor, &ping, now);
                         }
                         Beat::Suspect if children.contains(host) => due.lost.push((host, Report::Suspect)),
                         Beat::Suspect => {}
@@ -248,9 +249,9 @@ impl Runtime {
                             let why = format!("nothing was heard of it for {} s", window.as_secs_f64());
                             if held.contains(host) {
                                 // This side may be the one that is cut off: another connection is made when it can be.
-                                due.closed.push((Arc::clone(trunk), why));
+                                due.closed.push((Arc::clone(connection), why));
                             } else {
-                                due.silent.push((Arc::clone(trunk), why));
+                                due.silent.push((Arc::clone(connection), why));
                             }
                             break;
                         }
@@ -258,16 +259,16 @@ impl Runtime {
                 }
                 // What is silent may be the connection alone: a network that is well again, or a firewall that has forgotten
                 // it, takes a new one at once, while the old one waits for TCP to send again.
-                if !pulse.is_suspect() {
+                if !heartbeat.is_suspect() {
                     peer.redial_at = None;
                 } else if peer.dials && !peer.dialing && peer.redial_at.is_none_or(|at| at <= now) {
                     peer.redial_at = None;
                     due.dial.push(host);
                 }
                 if let Some(identity) = identity
-                    && let Err(reason) = identity.check_peer(&trunk.facts, std::time::SystemTime::now())
+                    && let Err(reason) = identity.check_peer(&connection.facts, std::time::SystemTime::now())
                 {
-                    due.closed.push((Arc::clone(trunk), format!("its certificate holds no more: {reason}")));
+                    due.closed.push((Arc::clone(connection), format!("its certificate holds no more: {reason}")));
                 }
                 up |= parent || host == 0;
                 continue;
@@ -313,7 +314,7 @@ impl Runtime {
             up |= state
                 .peers
                 .iter()
-                .any(|(host, peer)| peer.trunk.is_some() && state.topology.ancestors(me).contains(host));
+                .any(|(host, peer)| peer.connection.is_some() && state.topology.ancestors(me).contains(host));
             if up {
                 state.orphaned = None;
             } else {
@@ -328,9 +329,9 @@ impl Runtime {
 
     /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
     /// Returns whether it was the one in use.
-    pub(super) fn trunk_lost(&self, trunk: &Arc<Trunk>, why: &str) -> bool {
-        trunk.close(&self.reactor);
-        self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
+    pub(super) fn connection_lost(&self, connection: &Arc<HostConnection>, why: &str) -> bool {
+        connection.close(&self.reactor);
+        self.gateway.connections.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&connection.token);
         let now = self.started.elapsed();
         {
             let mut state = lock(&self.gateway.state);
@@ -338,26 +339,26 @@ impl Runtime {
                 return false;
             }
             let me = self.me.host;
-            let above = state.topology.ancestors(me).contains(&trunk.peer);
+            let above = state.topology.ancestors(me).contains(&connection.peer);
             if state.closing {
                 // What was said to it has been heard, or nobody is left to hear it.
-                let gone = state.topology.subtree(trunk.peer);
+                let gone = state.topology.subtree(connection.peer);
                 for host in gone.iter() {
-                    state.strands.end(host);
+                    state.peer_streams.end(host);
                 }
                 drop(state);
                 self.tell_room();
                 return false;
             }
-            let Some(peer) = state.peers.get_mut(&trunk.peer) else { return false };
+            let Some(peer) = state.peers.get_mut(&connection.peer) else { return false };
             // A later connection has taken its place.
-            if peer.trunk.as_ref().is_none_or(|current| current.token != trunk.token) {
+            if peer.connection.as_ref().is_none_or(|current| current.token != connection.token) {
                 return false;
             }
-            peer.trunk = None;
-            peer.pulse = None;
+            peer.connection = None;
+            peer.heartbeat = None;
             // The window counts from the last sign of life.
-            let heard = trunk.heard_at();
+            let heard = connection.heard_at();
             peer.lost_since = Some(heard);
             peer.heard = Some(heard);
             peer.why = why.to_owned();
@@ -372,9 +373,9 @@ impl Runtime {
                 state.orphaned.get_or_insert(heard);
             }
             // Who sees it goes around it at once, before the controller has heard of it.
-            let neighbour = above || state.topology.children(me).contains(trunk.peer);
-            if neighbour && state.topology.standing(trunk.peer) == Standing::Live {
-                self.stand(&mut state, trunk.peer, Standing::Suspect);
+            let neighbour = above || state.topology.children(me).contains(connection.peer);
+            if neighbour && state.topology.standing(connection.peer) == Standing::Live {
+                self.stand(&mut state, connection.peer, Standing::Suspect);
             }
             state.armed = Duration::ZERO;
         }
@@ -398,11 +399,11 @@ impl Runtime {
             gone &= fate != Fate::Unreachable
                 || peer.lost_since.is_none_or(|since| now.saturating_sub(since) >= peer.patience());
             // Until its death is told nobody dials it anew, not even to tell it. What was said of the dead stays.
-            peer.dialing = gone && child && !dead && peer.trunk.is_none();
+            peer.dialing = gone && child && !dead && peer.connection.is_none();
             if dead {
                 return;
             }
-            if peer.trunk.is_some() {
+            if peer.connection.is_some() {
                 // It was dialed beside a connection that is silent, which is still the one to go by.
                 peer.redial_at = Some(now + (window / 20).min(REDIAL[1]));
                 return;
@@ -520,10 +521,10 @@ impl Runtime {
 
     /// Sends again what these hosts have not acknowledged, by the way that leads there now.
     pub(super) fn reroute(&self, state: &mut State, hosts: &HostSet) {
-        let State { strands, topology, .. } = state;
+        let State { peer_streams, topology, .. } = state;
         let me = self.me.host;
-        strands.reroute(hosts, &|host| topology.next_hop(me, host));
-        for via in state.strands.take_ready() {
+        peer_streams.reroute(hosts, &|host| topology.next_hop(me, host));
+        for via in state.peer_streams.take_ready() {
             self.pump(state, via);
         }
         self.arm(state);
@@ -532,7 +533,7 @@ impl Runtime {
     /// A host is dead, by the controller's word.
     pub(super) fn host_down(&self, host: HostNo, verdict: HostEnd) {
         let verdict = Arc::new(verdict);
-        let (lost, trunk, above) = {
+        let (lost, connection, above) = {
             let mut state = lock(&self.gateway.state);
             if host == self.me.host {
                 drop(state);
@@ -549,27 +550,31 @@ impl Runtime {
             peer.verdict = Some(Arc::clone(&verdict));
             peer.lost_since = None;
             peer.redial_at = None;
-            peer.pulse = None;
+            peer.heartbeat = None;
             peer.kept.clear();
             peer.kept_bytes = 0;
-            let trunk = peer.trunk.take();
-            let lost = state.strands.end(host);
+            let connection = peer.connection.take();
+            let lost = state.peer_streams.end(host);
             state.merge.end(|caller| caller.host == host);
             let merged = state.relays.lost(host);
             self.send_on(&mut state, merged);
             state.relays.end(host);
             state.assemblies.retain(|(origin, _), _| *origin != host);
             self.reroute(&mut state, &changed);
-            (lost, trunk, above)
+            (lost, connection, above)
         };
-        if let Some(trunk) = trunk {
+        if let Some(connection) = connection {
             // It hears of its death from those above it; others only take their leave.
             if above {
                 let farewell = Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {verdict}") };
-                trunk.send(&self.reactor, &farewell.packet(self.me.host), self.started.elapsed());
+                connection.send(&self.reactor, &farewell.packet(self.me.host), self.started.elapsed());
             }
-            trunk.close(&self.reactor);
-            self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&trunk.token);
+            connection.close(&self.reactor);
+            self.gateway
+                .connections
+                .write()
+                .unwrap_or_else(std::sync::PoisonError::into_inner)
+                .remove(&connection.token);
         }
         self.end_visits_through(host);
         self.note_host_died(host, &verdict);
@@ -589,7 +594,7 @@ impl Runtime {
     pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
         self.landings_end(|one| one.host == host);
-        let known = lock(&self.known_afar).on(host);
+        let known = lock(&self.remote_meshes).on(host);
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
         }
@@ -624,7 +629,7 @@ impl Runtime {
                 return;
             }
             peer.address = Some(address);
-            if peer.trunk.is_some() || peer.dialing {
+            if peer.connection.is_some() || peer.dialing {
                 return;
             }
         }
@@ -636,19 +641,20 @@ impl Runtime {
     /// The other end has said that it ends.
     /// Nobody's word ends this host's work but the controller's and that of the hosts between the two: who is not above
     /// may have heard of its own death only.
-    pub(super) fn on_farewell(&self, trunk: &Arc<Trunk>, farewell: &Farewell) {
+    pub(super) fn on_farewell(&self, connection: &Arc<HostConnection>, farewell: &Farewell) {
         let Farewell { parting, text } = farewell;
         let (above, missed) = {
             let state = lock(&self.gateway.state);
-            let missed = !state.closing && !state.over && state.topology.children(self.me.host).contains(trunk.peer);
-            (state.topology.is_above(trunk.peer, self.me.host), missed)
+            let missed =
+                !state.closing && !state.over && state.topology.children(self.me.host).contains(connection.peer);
+            (state.topology.is_above(connection.peer, self.me.host), missed)
         };
         match parting {
             Parting::YouAreDead if above => self.end_job(Parting::CutOff, text),
             // If it is true then the controller says so too.
             Parting::YouAreDead => {}
-            _ if above && trunk.peer == 0 => self.end_job(Parting::JobOver, text),
-            _ if missed => self.report_lost(trunk.peer, Report::dead(Fate::Left, text.clone())),
+            _ if above && connection.peer == 0 => self.end_job(Parting::JobOver, text),
+            _ if missed => self.report_lost(connection.peer, Report::dead(Fate::Left, text.clone())),
             _ => {}
         }
     }
@@ -666,9 +672,9 @@ impl Runtime {
             self.gateway.tell(format!("host {} stops its work: {why}", self.me.host));
         }
         let farewell = Farewell { parting, text: why.to_owned() }.packet(self.me.host);
-        for trunk in self.trunks() {
-            trunk.send(&self.reactor, &farewell, self.started.elapsed());
-            trunk.flush(&self.reactor);
+        for connection in self.connections() {
+            connection.send(&self.reactor, &farewell, self.started.elapsed());
+            connection.flush(&self.reactor);
         }
         if let Some(ended) = self.gateway.ended.get() {
             (ended.0)(why.to_owned());
@@ -688,7 +694,7 @@ impl Runtime {
             self.cast_to_agents(|agents| EndJob::frame(self.me, ProcAddr::CONTROLLER, Some(agents)));
             // What was said before the end is to arrive; a host that does not answer holds up nobody for long.
             let mut state = lock(&self.gateway.state);
-            while !state.strands.is_idle() && Instant::now() < until {
+            while !state.peer_streams.is_idle() && Instant::now() < until {
                 self.gateway.room_wanted.store(true, Ordering::SeqCst);
                 let wait = self.gateway.room.wait_timeout(state, Duration::from_millis(5));
                 state = wait.unwrap_or_else(std::sync::PoisonError::into_inner).0;
@@ -697,14 +703,15 @@ impl Runtime {
         }
         let parting = Parting::JobOver;
         let farewell = Farewell { parting, text: parting.to_string() }.packet(self.me.host);
-        let trunks: Vec<Arc<Trunk>> = {
-            let mut all = self.gateway.trunks.write().unwrap_or_else(std::sync::PoisonError::into_inner);
-            all.drain().map(|(_, trunk)| trunk).collect()
+        let connections: Vec<Arc<HostConnection>> = {
+            let mut all = self.gateway.connections.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+            all.drain().map(|(_, connection)| connection).collect()
         };
-        for trunk in trunks {
-            trunk.send(&self.reactor, &farewell, self.started.elapsed());
-            trunk.drain(&self.reactor, until.saturating_duration_since(Instant::now()).min(Duration::from_millis(200)));
-            trunk.close(&self.reactor);
+        for connection in connections {
+            connection.send(&self.reactor, &farewell, self.started.elapsed());
+            connection
+                .drain(&self.reactor, until.saturating_duration_since(Instant::now()).min(Duration::from_millis(200)));
+            connection.close(&self.reactor);
         }
         self.gateway.active.store(false, Ordering::SeqCst);
     }

@@ -6,7 +6,8 @@ use crate::error::RuntimeError;
 use crate::fork_server::Spare;
 use crate::runtime::{Options, Runtime, lock};
 use crate::tls::{
-    DialError, Dialed, Identity, Knock, Limits, Listener, Pace, PeerFacts, Reason, Role, TlsStream, dial, resolve,
+    DialError, Dialed, Identity, Limits, Listener, ListenerEvent, Pace, PeerFacts, Reason, Role, TlsStream, dial,
+    resolve,
 };
 use mesh_proto::HostNo;
 use mesh_proto::control::{Attachment, Traits};
@@ -115,12 +116,12 @@ impl Host {
         };
         let mut failed = None;
         let host = Arc::new_cyclic(|this: &Weak<Self>| {
-            let knocked = Weak::clone(this);
+            let on_event = Weak::clone(this);
             let listener = match addrs.is_empty() {
                 true => None,
-                false => match Listener::bind(&addrs[..1], Arc::clone(&identity), Limits::default(), move |knock| {
-                    if let Some(host) = knocked.upgrade() {
-                        host.on_knock(knock);
+                false => match Listener::bind(&addrs[..1], Arc::clone(&identity), Limits::default(), move |event| {
+                    if let Some(host) = on_event.upgrade() {
+                        host.on_listener_event(event);
                     }
                 }) {
                     Ok(listener) => Some(listener),
@@ -158,9 +159,9 @@ impl Host {
         lock(&self.served).runtimes.keys().map(|(job, _)| *job).collect::<HashSet<_>>().len()
     }
 
-    fn on_knock(self: &Arc<Self>, knock: Knock) {
-        match knock {
-            Knock::Joined { stream, peer, addr } => {
+    fn on_listener_event(self: &Arc<Self>, event: ListenerEvent) {
+        match event {
+            ListenerEvent::Joined { stream, peer, addr } => {
                 // Who may do nothing but look has no thread here without a place.
                 let place = if peer.role.may_join() { None } else { Place::take(&self.looking) };
                 if place.is_none() && !peer.role.may_join() {
@@ -173,14 +174,14 @@ impl Host {
                     (self.tell)(&format!("{addr} was turned away: no thread could be started to greet it"));
                 }
             }
-            Knock::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
+            ListenerEvent::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
                 (self.tell)(&format!("{addr} did not accept this host: {why}"));
             }
-            Knock::Refused { addr, reason, more: 0 } => (self.tell)(&format!("{addr} was refused: {reason}")),
-            Knock::Refused { addr, reason, more } => {
+            ListenerEvent::Refused { addr, reason, more: 0 } => (self.tell)(&format!("{addr} was refused: {reason}")),
+            ListenerEvent::Refused { addr, reason, more } => {
                 (self.tell)(&format!("{addr} was refused: {reason} (and {more} more that were not told)"));
             }
-            Knock::Stuck { errno } => (self.tell)(&format!("nobody can be let in for the moment: {errno}")),
+            ListenerEvent::Stuck { errno } => (self.tell)(&format!("nobody can be let in for the moment: {errno}")),
         }
     }
 

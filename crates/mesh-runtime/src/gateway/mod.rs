@@ -2,10 +2,10 @@
 //!
 //! - this file: what it is made of;
 //! - `attaching`: hosts that join a job, before they are connected to;
-//! - `trunk`: one encrypted connection;
+//! - `connection`: one encrypted connection;
 //! - `greeting`: how connections come about, and who is taken in;
 //! - `host`: an agent, which serves jobs;
-//! - `away`: messages out, to the hosts that they are for, and on behalf of others;
+//! - `sending`: messages out, to the hosts that they are for, and on behalf of others;
 //! - `arriving`: packets in, and what gateways tell each other;
 //! - `releasing`: hosts that are let go;
 //! - `roll`: which hosts there are, for people;
@@ -15,21 +15,21 @@
 //! - `assembly`: frames out of segments, large parts straight into shared memory.
 //!
 //! All state is behind one lock, which is never held while a frame is dispatched or an agent's lock is taken. The order
-//! of locks is: agent, gateway, trunk.
+//! of locks is: agent, gateway, connection.
 //!
-//! GTW-1: what has arrived is delivered in the order of its strand: whoever takes packets from trunks holds `delivery`
+//! GTW-1: what has arrived is delivered in the order of its peer stream: whoever takes packets from connections holds `delivery`
 //! until what they bring is delivered.
 
 mod arriving;
 mod assembly;
 mod attaching;
-mod away;
+mod connection;
 mod greeting;
 mod health;
 mod host;
 mod releasing;
 mod roll;
-mod trunk;
+mod sending;
 mod verdict;
 mod visits;
 
@@ -44,8 +44,9 @@ use crate::tls::{Identity, Listener};
 use assembly::Assembly;
 pub(crate) use assembly::is_mapped;
 use attaching::Pending;
+use connection::HostConnection;
 use mesh_proto::control::{Attachment, Introduction};
-use mesh_proto::hosts::{Fate, HostMerge, Packet, Pulse, RelayMerge, Strands, Topology};
+use mesh_proto::hosts::{Fate, Heartbeat, HostMerge, Packet, PeerStreams, RelayMerge, Topology};
 use mesh_proto::{HostEnd, HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -55,12 +56,11 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
-use trunk::Trunk;
 
 /// What a frame came by that another host has sent.
 pub(crate) const GATEWAY: LinkId = LinkId::MAX;
-/// Trunks' tokens begin here, above all others.
-pub(crate) const TRUNK_TOKENS: u64 = 1 << 40;
+/// Connections' tokens begin here, above all others.
+pub(crate) const CONNECTION_TOKENS: u64 = 1 << 40;
 /// Bytes that may be under way to one other host.
 const WINDOW: u64 = 64 << 20;
 /// Bytes that wait here for a relayed packet's next hop while there is no connection to it.
@@ -83,8 +83,8 @@ pub struct GatewayOptions {
 #[derive(Debug, Default)]
 struct Peer {
     address: Option<String>,
-    trunk: Option<Arc<Trunk>>,
-    pulse: Option<Pulse>,
+    connection: Option<Arc<HostConnection>>,
+    heartbeat: Option<Heartbeat>,
     /// After how much silence it is dead, as the two ends of its connection have agreed.
     agreed: Option<Duration>,
     /// This side makes the connection, and makes it again.
@@ -139,7 +139,7 @@ impl Peer {
 #[derive(Debug)]
 struct State {
     topology: Topology,
-    strands: Strands,
+    peer_streams: PeerStreams,
     peers: BTreeMap<HostNo, Peer>,
     assemblies: HashMap<(HostNo, u32), Assembly>,
     merge: HostMerge,
@@ -183,7 +183,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Gateway {
     state: Mutex<State>,
-    trunks: RwLock<HashMap<u64, Arc<Trunk>>>,
+    connections: RwLock<HashMap<u64, Arc<HostConnection>>>,
     next_token: AtomicU64,
     identity: OnceLock<Arc<Identity>>,
     /// Whether there are other hosts at all.
@@ -231,7 +231,7 @@ impl Gateway {
     pub(crate) fn new(me: HostNo, incarnation: u64) -> Self {
         let state = State {
             topology: Topology::new(me),
-            strands: Strands::new(me, WINDOW),
+            peer_streams: PeerStreams::new(me, WINDOW),
             peers: BTreeMap::new(),
             assemblies: HashMap::new(),
             merge: HostMerge::new(me, ProcAddr::agent(me)),
@@ -253,8 +253,8 @@ impl Gateway {
         };
         Self {
             state: Mutex::new(state),
-            trunks: RwLock::default(),
-            next_token: AtomicU64::new(TRUNK_TOKENS),
+            connections: RwLock::default(),
+            next_token: AtomicU64::new(CONNECTION_TOKENS),
             identity: OnceLock::new(),
             active: AtomicBool::new(false),
             delivery: Mutex::new(()),
@@ -267,8 +267,8 @@ impl Gateway {
         }
     }
 
-    fn trunk(&self, token: u64) -> Option<Arc<Trunk>> {
-        self.trunks.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&token).cloned()
+    fn connection(&self, token: u64) -> Option<Arc<HostConnection>> {
+        self.connections.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&token).cloned()
     }
 
     pub(crate) fn is_active(&self) -> bool {
@@ -313,7 +313,7 @@ impl Runtime {
             let mut wanted = Vec::new();
             for host in children.iter() {
                 let Some(peer) = state.peers.get_mut(&host) else { continue };
-                if peer.address.is_some() && peer.trunk.is_none() && !peer.dialing {
+                if peer.address.is_some() && peer.connection.is_none() && !peer.dialing {
                     if !std::mem::replace(&mut peer.dials, true) {
                         // It has been this host's to reach from now on.
                         peer.lost_since = Some(now);
@@ -335,19 +335,19 @@ impl Runtime {
     }
 
     /// Notes where a mesh of another host is that this process sends to: if a host dies, its ranks there are lost.
-    pub fn note_afar(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
+    pub fn note_remote_mesh(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
         if mesh == 0 || placement.only() == Some(self.me.host) {
             return;
         }
-        lock(&self.known_afar).note(mesh, placement, ranks);
+        lock(&self.remote_meshes).note(mesh, placement, ranks);
     }
 
     /// The same for one rank, whose place says nothing of where the others of its mesh are.
-    pub(crate) fn note_one_afar(&self, addr: ProcAddr) {
+    pub(crate) fn note_remote_proc(&self, addr: ProcAddr) {
         if addr.mesh == 0 || addr.host == self.me.host {
             return;
         }
-        lock(&self.known_afar).note_one(addr);
+        lock(&self.remote_meshes).note_one(addr);
     }
 
     fn hosts_below(state: &State, host: HostNo) -> Vec<(HostNo, String)> {
@@ -360,6 +360,10 @@ impl Runtime {
     /// The connections to all other hosts, for whoever looks in: number, whether it is up, bytes under way.
     pub fn peers(&self) -> Vec<(HostNo, bool, u64)> {
         let state = lock(&self.gateway.state);
-        state.peers.iter().map(|(host, peer)| (*host, peer.trunk.is_some(), state.strands.outstanding(*host))).collect()
+        state
+            .peers
+            .iter()
+            .map(|(host, peer)| (*host, peer.connection.is_some(), state.peer_streams.outstanding(*host)))
+            .collect()
     }
 }

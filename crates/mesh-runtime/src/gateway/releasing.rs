@@ -135,8 +135,8 @@ impl Runtime {
     fn is_heard(&self, state: &State, hosts: &HostSet) -> bool {
         hosts.iter().all(|host| {
             let via = state.topology.next_hop(self.me.host, host);
-            let large = state.strands.outstanding(host) > SMALL;
-            !large && via.is_none_or(|via| state.strands.waiting(via) == 0)
+            let large = state.peer_streams.outstanding(host) > SMALL;
+            !large && via.is_none_or(|via| state.peer_streams.waiting(via) == 0)
         })
     }
 
@@ -144,7 +144,7 @@ impl Runtime {
     fn wait_until_left(&self, until: Instant) {
         self.wait_until(until, |_| true, || lock(&self.agent).len() == 0);
         let arrived = |state: &State| {
-            let waits = |host: &HostNo| state.strands.outstanding(*host) + state.strands.waiting(*host) > 0;
+            let waits = |host: &HostNo| state.peer_streams.outstanding(*host) + state.peer_streams.waiting(*host) > 0;
             state.merge.next_deadline().is_none() && !state.peers.keys().any(waits)
         };
         self.wait_until(until, arrived, || true);

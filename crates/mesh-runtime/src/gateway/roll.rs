@@ -84,7 +84,9 @@ impl Runtime {
                 (Standing::Dead, _) => HostState::Dead,
                 (_, None) => HostState::Attaching,
                 (Standing::Suspect, _) => HostState::Suspect,
-                _ if children.contains(host) && peer.is_none_or(|peer| peer.trunk.is_none()) => HostState::Unreachable,
+                _ if children.contains(host) && peer.is_none_or(|peer| peer.connection.is_none()) => {
+                    HostState::Unreachable
+                }
                 _ => HostState::Running,
             };
             HostView {

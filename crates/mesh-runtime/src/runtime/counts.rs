@@ -61,7 +61,7 @@ impl Runtime {
             held: self.held_replies.load(Ordering::Relaxed),
             kept: self.refs.kept(),
             refs: self.refs.foreign(self.me),
-            fetched: self.refs.afar.counts(),
+            fetched: self.refs.remote.counts(),
             bypassed: self.landings.counts(),
             landing: self.landings.len(),
         }

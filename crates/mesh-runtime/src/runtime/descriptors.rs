@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Above those of fork servers and of the runtime's own descriptors, below those of trunks.
+/// Above those of fork servers and of the runtime's own descriptors, below those of connections.
 pub(super) const DESCRIPTOR_TOKENS: u64 = 1 << 36;
 
 /// The read ends of a process.

@@ -8,7 +8,7 @@ use crate::gauge::Gauge;
 use crate::inbox::{Inbox, Put};
 use crate::link::{Link, ReadEnd};
 use crate::message::Message;
-use crate::meter::Mailbox;
+use crate::meter::MailboxCredits;
 use mesh_proto::control::{Down, Goodbye, Hello, SpawnProcs, StopProcs, Undeliverable, Watch, ranks_of};
 use mesh_proto::messages::{Cancelled, Failure, Meaning, ProcUp, SpawnPart, StopActor, Tell};
 use mesh_proto::{
@@ -106,7 +106,8 @@ impl Runtime {
                 let before = read(&self.inboxes).get(&spawn.actor).cloned();
                 if before.is_none_or(|inbox| inbox.is_free()) {
                     let gauge = Gauge::new(Some((&frame, spawn)));
-                    let mailbox = Mailbox::new(spawn.actor, self.options.mailbox_budget, Weak::clone(&self.this));
+                    let mailbox =
+                        MailboxCredits::new(spawn.actor, self.options.mailbox_budget, Weak::clone(&self.this));
                     self.open_inbox(spawn.actor, &Arc::new(Inbox::of(mailbox, gauge)));
                 }
                 match spawn.part {
@@ -173,7 +174,7 @@ impl Runtime {
                     self.ports.on_down(addr);
                     self.refs_end(|one| one == addr, &ended);
                     if !answer {
-                        lock(&self.known_afar).ended(addr);
+                        lock(&self.remote_meshes).ended(addr);
                         self.notice_down(addr, &ended, lost);
                     }
                 }
@@ -232,7 +233,7 @@ impl Runtime {
                 let gone = match route {
                     Route::Gone(ended) => ended,
                     Route::Unknown => Arc::new(Ended::unmade(EndReason::LongAgo)),
-                    Route::Here | Route::Via(_) | Route::Away(_) => return,
+                    Route::Here | Route::Via(_) | Route::Remote(_) => return,
                 };
                 self.dispatch(Down::notice(whom, &gone).frame(self.me, header.src), None);
             }
@@ -321,7 +322,7 @@ impl Runtime {
             let ended = match route {
                 Route::Gone(ended) => Some(ended),
                 Route::Unknown => Some(Arc::new(long_ago())),
-                Route::Here | Route::Via(_) | Route::Away(_) => None,
+                Route::Here | Route::Via(_) | Route::Remote(_) => None,
             };
             if let Some(ended) = ended {
                 self.dispatch(Down::answer(addr, &ended).frame(self.me, to), None);

@@ -19,7 +19,7 @@ mod descriptors;
 mod early;
 mod folder;
 mod incoming;
-mod knocks;
+mod inspection_socket;
 mod landing;
 mod moving;
 mod outgoing;
@@ -37,25 +37,25 @@ pub use ports::{Posted, Posting, Said};
 pub use refs::Opened;
 pub use waiting::Waited;
 
-use crate::afar::Afar;
 use crate::agent::{self, Agent, FORK_SERVER_TOKENS, SpawnSpec};
-use crate::board::Board;
 use crate::calls::{Call, Calls, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::fork_server::{ForkServerSpec, Spare, Standby};
-use crate::gateway::{Gateway, HostOptions, TRUNK_TOKENS, Visits};
+use crate::gateway::{CONNECTION_TOKENS, Gateway, HostOptions, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
 use crate::logs::Logs;
-use crate::meter::{Mailbox, Meters};
+use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
 use crate::refs::Refs;
+use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
+use crate::spin_board::SpinBoard;
 use crate::unseen::Unseen;
 use crate::wait::Waiter;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
@@ -77,7 +77,7 @@ use std::time::{Duration, Instant};
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
-const TOKEN_KNOCKS: u64 = TOKEN_SIGNAL + 2;
+const TOKEN_INSPECTION: u64 = TOKEN_SIGNAL + 2;
 /// Tells a fork server what its host is called.
 const HOST_NAME: &str = "_MESH_HOST";
 /// The link of a proc to its agent.
@@ -106,7 +106,7 @@ pub struct Options {
 
 /// What a host agent starts fork servers with: its own interpreter and environment, not those of a controller elsewhere.
 #[derive(Clone, Debug)]
-pub(crate) struct Home {
+pub(crate) struct AgentEnvironment {
     /// The command of its interpreter.
     pub(crate) python: Vec<OsString>,
     /// Its environment.
@@ -122,7 +122,7 @@ pub(crate) struct Home {
 pub struct Runtime {
     pub(crate) me: ProcAddr,
     pub(crate) reactor: Reactor,
-    pub(crate) board: Arc<Board>,
+    pub(crate) board: Arc<SpinBoard>,
     pub(crate) calls: Calls,
     pub(crate) ports: Ports,
     pub(crate) refs: Refs,
@@ -162,11 +162,11 @@ pub struct Runtime {
     /// What people call this host.
     name: OnceLock<String>,
     /// Of a host agent: what its fork servers are started with.
-    home: OnceLock<Home>,
+    home: OnceLock<AgentEnvironment>,
     /// Meshes of other hosts that this process has sent to.
-    pub(crate) known_afar: Mutex<Afar>,
+    pub(crate) remote_meshes: Mutex<RemoteMeshes>,
     /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
-    afar: Mutex<HashMap<MeshId, (Region, Placement)>>,
+    remote_spawns: Mutex<HashMap<MeshId, (Region, Placement)>>,
     /// The processes of procs that this one has spawned, where it is not their agent.
     pids: Mutex<HashMap<ProcAddr, u32>>,
     ids: IdMaker,
@@ -188,8 +188,8 @@ pub struct Runtime {
     watchers: Mutex<Vec<Arc<Waiter>>>,
     /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
     loop_fd: AtomicI32,
-    /// See `knocks`.
-    knocks: Mutex<Option<OwnedFd>>,
+    /// See `inspection_socket`.
+    inspection_socket: Mutex<Option<OwnedFd>>,
     descriptors: Mutex<descriptors::Descriptors>,
     /// See `gateway/visits`.
     pub(crate) visits: Visits,
@@ -212,7 +212,7 @@ impl Runtime {
     /// If descriptors, memory or threads run out.
     pub fn controller(options: Options) -> Result<Arc<Self>, RuntimeError> {
         let me = ProcAddr::CONTROLLER;
-        Self::build(me, Router::agent(me), Board::create()?, options)
+        Self::build(me, Router::agent(me), SpinBoard::create()?, options)
     }
 
     /// The runtime of a job's agent on another host than the controller's.
@@ -221,8 +221,8 @@ impl Runtime {
     /// As for the controller.
     pub(crate) fn host_agent(host: HostNo, options: &HostOptions, scratch: PathBuf) -> Result<Arc<Self>, RuntimeError> {
         let me = ProcAddr::agent(host);
-        let runtime = Self::build(me, Router::agent(me), Board::create()?, options.runtime)?;
-        let home = Home {
+        let runtime = Self::build(me, Router::agent(me), SpinBoard::create()?, options.runtime)?;
+        let home = AgentEnvironment {
             python: options.python.clone(),
             env: options.env.clone(),
             scratch: Some(scratch),
@@ -241,10 +241,10 @@ impl Runtime {
         env: Vec<(OsString, OsString)>,
         scratch: Option<PathBuf>,
     ) {
-        self.set_home(name, Home { python, env, scratch, standby: Spare::default() });
+        self.set_home(name, AgentEnvironment { python, env, scratch, standby: Spare::default() });
     }
 
-    fn set_home(&self, name: String, home: Home) {
+    fn set_home(&self, name: String, home: AgentEnvironment) {
         let _ = self.name.set(name);
         let _ = self.home.set(home);
     }
@@ -309,7 +309,7 @@ impl Runtime {
         options: Options,
     ) -> Result<Arc<Self>, RuntimeError> {
         let _ = rustix::io::ioctl_fionbio(&link, true);
-        let runtime = Self::build(me, Router::leaf(me, UP), Board::join(board, seat)?, options)?;
+        let runtime = Self::build(me, Router::leaf(me, UP), SpinBoard::join(board, seat)?, options)?;
         let agent = ProcAddr::agent(me.host);
         let up = Arc::new(Link::new(UP, agent, link));
         write(&runtime.links).insert(UP, Arc::clone(&up));
@@ -318,7 +318,7 @@ impl Runtime {
         Ok(runtime)
     }
 
-    fn build(me: ProcAddr, router: Router, board: Board, options: Options) -> Result<Arc<Self>, RuntimeError> {
+    fn build(me: ProcAddr, router: Router, board: SpinBoard, options: Options) -> Result<Arc<Self>, RuntimeError> {
         let mut seed = [0_u8; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(RuntimeError::os("getrandom"))?;
@@ -328,7 +328,7 @@ impl Runtime {
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
-                let mailbox = Mailbox::new(0, options.mailbox_budget, Weak::clone(this));
+                let mailbox = MailboxCredits::new(0, options.mailbox_budget, Weak::clone(this));
                 Arc::new(Inbox::of(mailbox, Gauge::new(None)))
             };
             let (system, notices) = (own(), own());
@@ -371,8 +371,8 @@ impl Runtime {
                 abroad: AtomicBool::new(false),
                 name: OnceLock::new(),
                 home: OnceLock::new(),
-                known_afar: Mutex::default(),
-                afar: Mutex::default(),
+                remote_meshes: Mutex::default(),
+                remote_spawns: Mutex::default(),
                 pids: Mutex::default(),
                 ids: IdMaker::new(u64::from_ne_bytes(seed)),
                 closed: AtomicBool::new(false),
@@ -387,7 +387,7 @@ impl Runtime {
                 main: Mutex::new(None),
                 watchers: Mutex::default(),
                 loop_fd: AtomicI32::new(-1),
-                knocks: Mutex::default(),
+                inspection_socket: Mutex::default(),
                 descriptors: Mutex::default(),
                 visits: Visits::default(),
                 loop_ready: AtomicBool::new(false),
@@ -505,7 +505,7 @@ impl Runtime {
                 return Err(error.while_spawning());
             }
         } else if let Some(agents) = placement.agents() {
-            lock(&self.afar).insert(mesh, (whole.clone(), placement.clone()));
+            lock(&self.remote_spawns).insert(mesh, (whole.clone(), placement.clone()));
             self.dispatch(spec.order(mesh, per_host, call.id).frame(self.me, &agents), None);
         }
         Ok(call)
@@ -553,17 +553,17 @@ impl Runtime {
                         let gone = agent::lost(EndReason::NeverKnown);
                         self.calls.on_outcome(&self.reactor, call.id, index, gone);
                     }
-                    Route::Here | Route::Via(_) | Route::Away(_) => {}
+                    Route::Here | Route::Via(_) | Route::Remote(_) => {}
                 }
             }
             self.end_procs(mesh, Some(ranks), within);
             return;
         }
         let Some(agents) = placement.agents() else { return };
-        let whole = lock(&self.afar).get(&mesh).is_none_or(|(whole, _)| whole.len() == ranks.len());
+        let whole = lock(&self.remote_spawns).get(&mesh).is_none_or(|(whole, _)| whole.len() == ranks.len());
         if whole {
-            lock(&self.afar).remove(&mesh);
-            lock(&self.known_afar).forget(mesh);
+            lock(&self.remote_spawns).remove(&mesh);
+            lock(&self.remote_meshes).forget(mesh);
         }
         // To one agent: from which of the mesh's ranks on it is to look.
         let (place, per_host) = match placement {
@@ -656,8 +656,8 @@ impl Runtime {
         let here = Placement::On(self.me.host);
         let live = self.own_meshes().into_iter();
         let live = live.filter_map(|mesh| read(&self.router).local(mesh).map(|on| (mesh, on.len(), here.clone())));
-        let afar = lock(&self.afar);
-        live.chain(afar.iter().map(|(mesh, (whole, place))| (*mesh, whole.len(), place.clone()))).collect()
+        let remote_spawns = lock(&self.remote_spawns);
+        live.chain(remote_spawns.iter().map(|(mesh, (whole, place))| (*mesh, whole.len(), place.clone()))).collect()
     }
 
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
@@ -685,7 +685,7 @@ impl Runtime {
         if self.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        self.forget_knocks();
+        self.forget_inspection_socket();
         self.close_descriptors();
         self.close_gateway(Duration::from_secs(1));
         self.close_visits();
@@ -731,16 +731,16 @@ impl Runtime {
 
 impl Handler for Runtime {
     fn on_ready(&self, token: u64, readable: bool, writable: bool) {
-        if token >= TRUNK_TOKENS {
-            self.on_trunk(token, readable, writable);
+        if token >= CONNECTION_TOKENS {
+            self.on_connection(token, readable, writable);
         } else if token >= descriptors::DESCRIPTOR_TOKENS {
             self.on_descriptor(token);
         } else if token == TOKEN_SIGNAL {
             self.on_signal();
         } else if token == TOKEN_LOOP {
             self.on_loop();
-        } else if token == TOKEN_KNOCKS {
-            self.on_knock();
+        } else if token == TOKEN_INSPECTION {
+            self.on_visitor();
         } else if token >= FORK_SERVER_TOKENS {
             self.on_fork_server(token, readable, writable);
         } else if let Some(link) = self.link(token as LinkId) {

@@ -50,9 +50,9 @@ impl Runtime {
     /// Something is sent to these: if a host dies, so do those of them that are there.
     pub fn note_target(&self, target: &Target) {
         match target {
-            Target::One(addr) => self.note_one_afar(*addr),
+            Target::One(addr) => self.note_remote_proc(*addr),
             Target::Many(mesh, region, placement) => {
-                self.note_afar(*mesh, placement, region.as_slice().bounds().end);
+                self.note_remote_mesh(*mesh, placement, region.as_slice().bounds().end);
             }
             Target::Joined(joined) => joined.pieces().iter().for_each(|piece| self.note_target(&piece.target)),
         }

@@ -367,7 +367,7 @@ impl Runtime {
         let end = Instant::now() + limit;
         if self.me.is_agent()
             && !target.is_on(self.me.host)
-            && !self.wait_room_away(&target.hosts(), self.options.link_budget, end)
+            && !self.wait_room_remote(&target.hosts(), self.options.link_budget, end)
         {
             return false;
         }
@@ -438,7 +438,7 @@ impl Runtime {
         if from != Some(GATEWAY) && placement.only() != Some(here) {
             let mut hosts = placement.hosts_of(region);
             hosts.remove(here);
-            most = self.send_away(&frame, hosts);
+            most = self.send_remote(&frame, hosts);
         }
         let known = read(&self.router).local(*mesh);
         let on = placement.ranks_on(here, region.len());
@@ -498,9 +498,9 @@ impl Runtime {
         let route = read(&self.router).route(frame.header.dst);
         match route {
             Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
-            Route::Away(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
-            Route::Away(_) if matches!(frame.header.kind, Kind::Fetch | Kind::Held) && self.ask_for_copy(&frame) => 0,
-            Route::Away(host) => self.send_away(&frame, HostSet::one(host)),
+            Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
+            Route::Remote(_) if matches!(frame.header.kind, Kind::Fetch | Kind::Held) && self.ask_for_copy(&frame) => 0,
+            Route::Remote(host) => self.send_remote(&frame, HostSet::one(host)),
             Route::Here => {
                 self.deliver(frame);
                 0

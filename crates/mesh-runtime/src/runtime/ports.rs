@@ -5,7 +5,7 @@ use crate::calls::Call;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::message::Message;
-use crate::meter::Mailbox as Account;
+use crate::meter::MailboxCredits as Account;
 use crate::ports::{Inlet, Mailbox, Outlet, Taken, Way};
 use crate::runtime::{Body, Deferral, Later};
 use mesh_proto::control::{Closed, Held, Holding, PortAddr, Undeliverable, Watch};

@@ -25,7 +25,7 @@ pub enum Opened {
     /// Here it is.
     Here(View),
     /// It has to be fetched from its owner.
-    Away,
+    Remote,
     /// Its owner has ended.
     Lost(Arc<Ended>),
 }
@@ -239,16 +239,16 @@ impl Runtime {
                 Ok(view) => View::mapped(view, hold).map(Opened::Here).ok_or_else(odd),
                 // Its owner has just ended: the answer to a question will say how.
                 Err(RuntimeError::Os { errno: Errno::NOENT | Errno::SRCH | Errno::NXIO, .. }) => {
-                    Ok(hold.lost().map_or(Opened::Away, |ended| Opened::Lost(Arc::clone(ended))))
+                    Ok(hold.lost().map_or(Opened::Remote, |ended| Opened::Lost(Arc::clone(ended))))
                 }
                 // It may not be mapped: by a process of another user, say.
-                Err(RuntimeError::Os { errno: Errno::ACCESS | Errno::PERM, .. }) => Ok(Opened::Away),
+                Err(RuntimeError::Os { errno: Errno::ACCESS | Errno::PERM, .. }) => Ok(Opened::Remote),
                 Err(error) => Err(error),
             };
         }
         match self.refs.place(kept.addr.id).filter(|_| kept.addr.owner == self.me) {
             Some((Place::Heap(bytes), _)) => View::of_bytes(bytes).map(Opened::Here).ok_or_else(odd),
-            _ => Ok(Opened::Away),
+            _ => Ok(Opened::Remote),
         }
     }
 
@@ -266,7 +266,7 @@ impl Runtime {
     pub(super) fn on_fetch(&self, header: &Header) {
         let Some(Fetch { id, call }) = Fetch::read(header) else { return };
         let to = header.src;
-        self.refs.afar.fetched.fetch_add(1, Ordering::Relaxed);
+        self.refs.remote.fetched.fetch_add(1, Ordering::Relaxed);
         let reply = Reply { actor: 0, call, place: 0, answer: Answer::Value }.header(self.me, to);
         let frame = match self.refs.place(id) {
             Some((Place::Shared(at), len)) if to.host != self.me.host && self.memory.lend(&at) => lent(reply, at, len),

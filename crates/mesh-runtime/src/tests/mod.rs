@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod afar;
 mod answers;
 mod calls;
 mod completion;
@@ -17,6 +16,7 @@ mod order;
 mod pair;
 mod ports;
 mod refs;
+mod remote_meshes;
 mod shm;
 mod tasks;
 

@@ -3,7 +3,7 @@
 use super::{options, procs};
 use crate::calls::{Calls, Outcome};
 use crate::message::Message;
-use crate::meter::Mailbox as Account;
+use crate::meter::MailboxCredits as Account;
 use crate::ports::{Inlet, Taken};
 use crate::reactor::Reactor;
 use crate::shm::Memory;

@@ -1,7 +1,7 @@
 //! Clocks that are set while a job runs: certificates go by the wall clock, whether a host lives does not.
 
 use super::*;
-use mesh_proto::hosts::{Beat, Pulse};
+use mesh_proto::hosts::{Beat, Heartbeat};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const WINDOW: Duration = Duration::from_secs(10);
@@ -10,12 +10,12 @@ const WINDOW: Duration = Duration::from_secs(10);
 fn minute(job: &Job, set: impl Fn(SystemTime) -> SystemTime) -> Result<(), Reason> {
     let peer = job.host.own();
     let began = SystemTime::now();
-    let mut pulse = Pulse::new(WINDOW, Duration::ZERO);
+    let mut heartbeat = Heartbeat::new(WINDOW, Duration::ZERO);
     for second in 1..60 {
         let now = Duration::from_secs(second);
-        pulse.heard(now);
+        heartbeat.heard(now);
         loop {
-            match pulse.on_tick(now) {
+            match heartbeat.on_tick(now) {
                 Beat::Quiet => break,
                 Beat::Ping => {}
                 beat => panic!("{beat:?} of a host that lives, in second {second}"),

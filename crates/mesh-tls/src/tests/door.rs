@@ -330,7 +330,7 @@ fn a_flood_takes_places_from_itself_and_not_from_members() {
     assert_eq!(dialed.peer, job.host.own());
     match door.told.recv_timeout(LONG).unwrap() {
         // One of those that had said nothing.
-        Knock::Refused { reason: Reason::Crowded(7), addr, .. } => {
+        ListenerEvent::Refused { reason: Reason::Crowded(7), addr, .. } => {
             let at = crowd.iter().position(|socket| socket.local_addr().unwrap() == addr).unwrap();
             assert_eq!(at % 2, 1);
         }
@@ -373,12 +373,12 @@ fn each_of_a_thousand_garbage_connections_is_let_go_and_members_get_in() {
     let (mut joined, mut refused) = (0, 0);
     while joined < 10 || refused < 1000 {
         match door.told.recv_timeout(LONG).unwrap() {
-            Knock::Joined { .. } => joined += 1,
-            Knock::Refused { reason, .. } => {
+            ListenerEvent::Joined { .. } => joined += 1,
+            ListenerEvent::Refused { reason, .. } => {
                 assert!(!matches!(reason, Reason::Broke(_)), "{reason}");
                 refused += 1;
             }
-            Knock::Stuck { errno } => panic!("{errno}"),
+            ListenerEvent::Stuck { errno } => panic!("{errno}"),
         }
     }
     assert_eq!((joined, refused), (10, 1000));
@@ -399,9 +399,9 @@ fn refusals_are_told_in_moderation() {
     let mut told = 0;
     loop {
         match door.told.recv_timeout(LONG).unwrap() {
-            Knock::Refused { .. } => told += 1,
-            Knock::Joined { .. } => break,
-            Knock::Stuck { errno } => panic!("{errno}"),
+            ListenerEvent::Refused { .. } => told += 1,
+            ListenerEvent::Joined { .. } => break,
+            ListenerEvent::Stuck { errno } => panic!("{errno}"),
         }
     }
     // Two, and one for each second that this took.
@@ -463,7 +463,7 @@ fn both_families_are_listened_at() {
     let addrs = [SocketAddr::from(([127, 0, 0, 1], 0)), SocketAddr::from((std::net::Ipv6Addr::LOCALHOST, 0))];
     let (tell, told) = mpsc::channel();
     let bound =
-        Listener::bind(&addrs, Arc::clone(&job.host), Limits::default(), move |knock| tell.send(knock).unwrap());
+        Listener::bind(&addrs, Arc::clone(&job.host), Limits::default(), move |event| tell.send(event).unwrap());
     let listener = match bound {
         Ok(listener) => listener,
         Err(ListenError::NotHere { .. } | ListenError::Io { .. }) => return, // No IPv6 on this machine.
@@ -471,7 +471,7 @@ fn both_families_are_listened_at() {
     };
     for addr in listener.addrs() {
         dial(&format!("tcp://{addr}"), &job.controller, None, LONG).unwrap();
-        assert!(matches!(told.recv_timeout(LONG).unwrap(), Knock::Joined { .. }));
+        assert!(matches!(told.recv_timeout(LONG).unwrap(), ListenerEvent::Joined { .. }));
     }
     // A name with several addresses is tried through.
     let port = listener.addrs()[0].port();

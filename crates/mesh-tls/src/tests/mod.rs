@@ -81,15 +81,15 @@ impl Job {
 /// A listener, and what it tells.
 struct Door {
     listener: Listener,
-    told: mpsc::Receiver<Knock>,
+    told: mpsc::Receiver<ListenerEvent>,
 }
 
 impl Door {
     fn open(identity: &Arc<Identity>, limits: Limits) -> Self {
         let (tell, told) = mpsc::channel();
         let addr = SocketAddr::from(([127, 0, 0, 1], 0));
-        let listener = Listener::bind(&[addr], Arc::clone(identity), limits, move |knock| {
-            let _ = tell.send(knock);
+        let listener = Listener::bind(&[addr], Arc::clone(identity), limits, move |event| {
+            let _ = tell.send(event);
         })
         .unwrap();
         Self { listener, told }
@@ -105,14 +105,14 @@ impl Door {
 
     fn joined(&self) -> (TlsStream, PeerFacts) {
         match self.told.recv_timeout(LONG).unwrap() {
-            Knock::Joined { stream, peer, .. } => (stream, peer),
+            ListenerEvent::Joined { stream, peer, .. } => (stream, peer),
             other => panic!("{other:?}"),
         }
     }
 
     fn refused(&self) -> Reason {
         match self.told.recv_timeout(LONG).unwrap() {
-            Knock::Refused { reason, .. } => reason,
+            ListenerEvent::Refused { reason, .. } => reason,
             other => panic!("{other:?}"),
         }
     }

@@ -34,8 +34,8 @@ fn poll(fd: std::os::fd::BorrowedFd<'_>, flags: rustix::event::PollFlags) {
 fn ours(job: &Job, backwards: bool) -> Took {
     let (client, server) = pair(job);
     let (out, into) = if backwards { (server, client) } else { (client, server) };
-    let (mut reader, _rw) = into.into_halves().unwrap();
-    let (_wr, mut writer) = out.into_halves().unwrap();
+    let (mut reader, _rw) = into.into_split().unwrap();
+    let (_wr, mut writer) = out.into_split().unwrap();
     let reading = std::thread::spawn(move || {
         let mut buf = vec![0; BLOCK];
         let mut got = 0;

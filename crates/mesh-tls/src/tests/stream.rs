@@ -31,7 +31,7 @@ fn a_lot_in_odd_pieces_arrives_as_it_was_while_both_directions_are_busy() {
     let (client, server) = pair(&job);
     let run = |stream: TlsStream, out: Vec<u8>, expected: Vec<u8>, step: usize| {
         std::thread::spawn(move || {
-            let (mut reader, mut writer) = stream.into_halves().unwrap();
+            let (mut reader, mut writer) = stream.into_split().unwrap();
             let reading = std::thread::spawn(move || {
                 let mut got = Vec::new();
                 let mut buf = vec![0; step * 7 + 1];
@@ -90,7 +90,7 @@ fn what_the_socket_does_not_take_is_bounded() {
     assert_eq!(full.kind(), ErrorKind::WouldBlock);
     assert!(client.wants_write());
     assert!(!client.flush().unwrap());
-    let (_, writer) = client.into_halves().unwrap();
+    let (_, writer) = client.into_split().unwrap();
     assert!(writer.queued() <= MOST_QUEUED + MOST_RECORD, "{}", writer.queued());
     // All that was taken arrives, in order, when somebody reads.
     let flushing = std::thread::spawn(move || {
@@ -159,7 +159,7 @@ fn what_arrived_before_the_end_is_read_before_it_is_told() {
 fn keys_are_changed_before_they_are_worn_out() {
     let job = Job::new();
     let (client, mut server) = pair(&job);
-    let (_reader, mut writer) = client.into_halves().unwrap();
+    let (_reader, mut writer) = client.into_split().unwrap();
     writer.sealer().wear_out_after(3);
     for i in 0..20_u8 {
         // After each change of keys the numbers begin again, so 20 records take several.
@@ -175,7 +175,7 @@ fn keys_are_changed_before_they_are_worn_out() {
 fn a_peer_that_asks_for_new_keys_gets_them() {
     let job = Job::new();
     let (client, mut server) = pair(&job);
-    let (mut reader, mut writer) = client.into_halves().unwrap();
+    let (mut reader, mut writer) = client.into_split().unwrap();
     server.write(&[IoSlice::new(b"x")]).unwrap();
     let record = writer.update_and_ask().unwrap();
     writer.push_raw(record).unwrap();
@@ -204,7 +204,7 @@ fn a_peer_that_asks_for_new_keys_gets_them() {
 fn objection(typ: ContentType, payload: &[u8], times: usize) -> std::io::Error {
     let job = Job::new();
     let (client, mut server) = pair(&job);
-    let (_reader, mut writer) = client.into_halves().unwrap();
+    let (_reader, mut writer) = client.into_split().unwrap();
     for _ in 0..times {
         let record = writer.sealer().any(typ, payload).unwrap();
         writer.push_raw(record).unwrap();
@@ -241,7 +241,7 @@ fn tampering_is_noticed() {
     for (change, at) in [(1_u8, 0), (1, 1), (0xff, 3), (1, 5), (0x80, 40)] {
         let job = Job::new();
         let (client, mut server) = pair(&job);
-        let (_reader, mut writer) = client.into_halves().unwrap();
+        let (_reader, mut writer) = client.into_split().unwrap();
         let mut record = writer.sealer().any(ContentType::ApplicationData, &[7; 64]).unwrap();
         record[at] ^= change;
         writer.push_raw(record).unwrap();
@@ -258,7 +258,7 @@ fn a_record_that_is_sent_again_or_left_out_is_noticed() {
     for again in [true, false] {
         let job = Job::new();
         let (client, mut server) = pair(&job);
-        let (_reader, mut writer) = client.into_halves().unwrap();
+        let (_reader, mut writer) = client.into_split().unwrap();
         let first = writer.sealer().any(ContentType::ApplicationData, &[1]).unwrap();
         let second = writer.sealer().any(ContentType::ApplicationData, &[2]).unwrap();
         if again {
@@ -284,7 +284,7 @@ fn a_small_message_is_read_with_one_look_at_the_socket() {
     let mut pieces = Vec::new();
     client.write(&[IoSlice::new(&[2; 20_000])]).unwrap();
     let mut got = 0;
-    let (mut reader, _writer) = server.into_halves().unwrap();
+    let (mut reader, _writer) = server.into_split().unwrap();
     while got < 20_000 {
         match reader.read_with(usize::MAX, |plain| pieces.push(plain.len())) {
             Ok(n) => got += n,

@@ -138,7 +138,7 @@ impl PyKept {
         let (view, hold) = match &self.place {
             Place::Kept(kept, hold) => match leave(py, || self.runtime.open_ref(kept, hold))? {
                 Opened::Here(view) => (view, Some(hold)),
-                Opened::Away => return Ok((1, None)),
+                Opened::Remote => return Ok((1, None)),
                 Opened::Lost(_) => return Ok((2, None)),
             },
             Place::Small(_, bytes) => (packed(bytes.clone())?, None),

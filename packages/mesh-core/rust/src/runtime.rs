@@ -580,7 +580,7 @@ impl PyRuntime {
     fn watch_inspection(&self, py: Python<'_>, fd: i32) -> PyResult<()> {
         // SAFETY: the caller owns the descriptor, and keeps it open for the length of this call.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
-        leave(py, || self.0.watch_knocks(socket))
+        leave(py, || self.0.watch_inspection_socket(socket))
     }
 
     /// The next connection from another machine of who looks into the job, as a descriptor that is the caller's.

@@ -1,8 +1,8 @@
 //! The replies of one host's procs.
 
 use super::MERGE_LIMIT;
-use super::pile::Pile;
-use super::shelf::{Key, Shelf};
+use super::pending_calls::{Key, PendingCalls};
+use super::pending_replies::PendingReplies;
 use super::table::{Run, write};
 use crate::messages::{Answer, Reply, is_mergeable};
 use crate::{CallId, Frame, HostNo, ProcAddr};
@@ -18,14 +18,14 @@ pub struct HostMerge {
     host: HostNo,
     agent: ProcAddr,
     /// Awaited: how many more replies.
-    calls: Shelf<u32, HashSet<ProcAddr>>,
+    calls: PendingCalls<u32, HashSet<ProcAddr>>,
 }
 
 impl HostMerge {
     /// For `host`; merged frames are sent by its agent.
     #[must_use]
     pub fn new(host: HostNo, agent: ProcAddr) -> Self {
-        Self { host, agent, calls: Shelf::default() }
+        Self { host, agent, calls: PendingCalls::default() }
     }
 
     /// A call has come that `count` procs here will reply to: their replies are merged from now on.
@@ -86,7 +86,7 @@ impl HostMerge {
             return out;
         }
         let mut out = Vec::new();
-        if entry.pile.is_full_for(1, Pile::size(frame.body.len(), 1)) {
+        if entry.replies.is_full_for(1, PendingReplies::size(frame.body.len(), 1)) {
             self.flush(key, &mut out);
         }
         let of_src = |key: &Key, sources: &HashSet<ProcAddr>| key.0 == header.dst && sources.contains(&header.src);
@@ -97,7 +97,7 @@ impl HostMerge {
         entry.header.get_or_insert(header);
         entry.sources.insert(header.src);
         let run = Run { origin: self.host, hosts: 1, first: header.index, each: 1, done: false };
-        entry.pile.add(header.flags, header.parts, &frame.body, [run]);
+        entry.replies.add(header.flags, header.parts, &frame.body, [run]);
         entry.awaited -= 1;
         let complete = entry.awaited == 0;
         self.calls.hold(key, now);
@@ -161,7 +161,7 @@ impl HostMerge {
         for key in self.calls.held_until(&key, |other, _| other.0 == key.0) {
             if let Some(entry) = self.calls.release(&key) {
                 entry.sources.clear();
-                let (mut payloads, series) = entry.pile.take();
+                let (mut payloads, series) = entry.replies.take();
                 let done = entry.awaited == 0;
                 for payload in &mut payloads {
                     payload.runs = payload.runs.iter().map(|run| Run { done, ..*run }).collect();

@@ -1,7 +1,7 @@
 //! The merged replies of several hosts.
 
-use super::pile::Pile;
-use super::shelf::{Entry, Key, Shelf};
+use super::pending_calls::{Entry, Key, PendingCalls};
+use super::pending_replies::PendingReplies;
 use super::table::{Entry as Merged, done_in, origins_of, read, write};
 use super::{MERGED_MAX, PAYLOADS_MAX};
 use crate::hosts::{Dest, HostSet, MAX_RUNS, Packet, PacketKind, Share, Short};
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// as its origin, and each host with its number among its shares.
 ///
 /// ```
-/// # use mesh_proto::hosts::{Cargo, HostMerge, HostSet, Lane, RelayMerge, Strands};
+/// # use mesh_proto::hosts::{Cargo, HostMerge, HostSet, Lane, RelayMerge, PeerStreams};
 /// # use mesh_proto::messages::{Answer, Reply};
 /// # use mesh_proto::{Frame, ProcAddr};
 /// # use bytes::Bytes;
@@ -33,9 +33,9 @@ use std::time::Duration;
 ///     let frame = merge.on_reply(Frame::build_plain(reply.header(caller, caller), None, b"", b"done"), now).remove(0);
 ///     // As it comes from the host: numbered, for host 0.
 ///     let pieces = [Bytes::copy_from_slice(&frame.header.encode()), frame.body].into();
-///     let mut strands = Strands::new(host, 1 << 20);
-///     assert!(strands.post_one(1, 0, Cargo { frame: pieces, lane: Lane { sender: (0, host, host), mesh: 0 } }));
-///     out.extend(relay.offer(strands.next_packet(1, now).unwrap(), now));
+///     let mut peer_streams = PeerStreams::new(host, 1 << 20);
+///     assert!(peer_streams.post_one(1, 0, Cargo { frame: pieces, lane: Lane { sender: (0, host, host), mesh: 0 } }));
+///     out.extend(relay.offer(peer_streams.next_packet(1, now).unwrap(), now));
 /// }
 /// assert_eq!(out.len(), 1, "one packet of both");
 /// assert_eq!((out[0].shares[0].first, out[0].shares[0].count), (1, 2));
@@ -44,7 +44,7 @@ use std::time::Duration;
 pub struct RelayMerge {
     me: HostNo,
     /// Awaited: the hosts that have not answered.
-    calls: Shelf<HostSet, Shares>,
+    calls: PendingCalls<HostSet, Shares>,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +59,7 @@ impl RelayMerge {
     /// For the relay `me`.
     #[must_use]
     pub fn new(me: HostNo) -> Self {
-        Self { me, calls: Shelf::default() }
+        Self { me, calls: PendingCalls::default() }
     }
 
     /// A call of `caller`, on host `dest`, has been relayed to `hosts`: their answers are merged from now on. The relay
@@ -175,10 +175,10 @@ impl RelayMerge {
         let dest = entry.sources.dest;
         let again = entry.sources.origins.overlaps(&from);
         let sizes = merged.iter().map(Merged::size);
-        let size = sizes.map(|(bytes, runs)| Pile::size(bytes, runs)).sum();
+        let size = sizes.map(|(bytes, runs)| PendingReplies::size(bytes, runs)).sum();
         let payloads = merged.iter().map(Merged::count).sum();
         let many = entry.sources.of.len() + packet.shares.len() >= MAX_RUNS;
-        if again || many || entry.pile.is_full_for(payloads, size) {
+        if again || many || entry.replies.is_full_for(payloads, size) {
             self.flush(key, out);
         }
         let of_these = |sources: &Shares| sources.dest == dest && sources.origins.overlaps(&from);
@@ -192,7 +192,7 @@ impl RelayMerge {
             None => entry.sources.of.extend_from_slice(&packet.shares),
         }
         entry.sources.origins.extend_by(&from);
-        merged.into_iter().for_each(|one| entry.pile.add_entry(one));
+        merged.into_iter().for_each(|one| entry.replies.add_entry(one));
         self.calls.hold(key, now);
     }
 
@@ -220,7 +220,7 @@ impl RelayMerge {
                     share.count += if same { next.count } else { 0 };
                     same
                 });
-                let (payloads, series) = entry.pile.take();
+                let (payloads, series) = entry.replies.take();
                 if let Some(header) = entry.header.take() {
                     let frame = write(header, payloads, &series);
                     let body = Short::from([Bytes::copy_from_slice(&frame.header.encode()), frame.body]);

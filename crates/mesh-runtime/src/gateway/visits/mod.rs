@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! who looks                      agent of any host                       controller
-//! Python ─ local socket ─ pump ══ TLS, packets ══ pump ── frames, strands ── pump ─ local socket ─ Python
+//! Python ─ local socket ─ pump ══ TLS, packets ══ pump ── frames, peer_streams ── pump ─ local socket ─ Python
 //! ```
 //!
 //! - `pump`: passes bytes on between two ends;
@@ -203,7 +203,7 @@ impl Runtime {
             }
             waiting.push(there);
         }
-        self.notice_knock();
+        self.notice_visitor();
         Some(here)
     }
 

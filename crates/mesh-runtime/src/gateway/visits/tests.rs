@@ -2,7 +2,7 @@
 
 use super::ends::{LocalEnd, PIECE, PacketEnd, Tunnel, TunnelEnd, WINDOW};
 use super::pump::{End, Over, Rules, pump};
-use crate::tls::{Dialed, Identity, Knock, Limits, Listener, Role, Store, TlsStream, dial};
+use crate::tls::{Dialed, Identity, Limits, Listener, ListenerEvent, Role, Store, TlsStream, dial};
 use bytes::Bytes;
 use mesh_proto::ProcAddr;
 use mesh_proto::control::Step;
@@ -260,10 +260,10 @@ fn connection(name: &str) -> (TlsStream, TlsStream) {
     std::fs::remove_dir_all(&dir).unwrap();
     let (tell, told) = mpsc::channel();
     let any = [SocketAddr::from(([127, 0, 0, 1], 0))];
-    let listener = Listener::bind(&any, host, Limits::default(), move |knock| drop(tell.send(knock))).unwrap();
+    let listener = Listener::bind(&any, host, Limits::default(), move |event| drop(tell.send(event))).unwrap();
     let Dialed { stream: looker, .. } =
         dial(&listener.addrs()[0].to_string(), &observer, Some(Role::Host), long).unwrap();
-    let Knock::Joined { stream, .. } = told.recv_timeout(long).unwrap() else { panic!("it was not let in") };
+    let ListenerEvent::Joined { stream, .. } = told.recv_timeout(long).unwrap() else { panic!("it was not let in") };
     (looker, stream)
 }
 

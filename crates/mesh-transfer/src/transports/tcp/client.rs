@@ -1,8 +1,8 @@
 //! The other end: asks an owner to read and write its memory.
 
 use super::super::{Op, Peer, Work};
-use super::afar::{Afar, is_silence};
 use super::member::Guard;
+use super::remote::{Remote, is_silence};
 use super::sockets::Sockets;
 use super::stream::{Wire, bytes, iovec, timespec};
 use super::wire::{MAGIC, PIECE, REQUEST, RESPONSE, Request, Response, Side, Verb, WELCOME, prove, proves};
@@ -25,7 +25,7 @@ const WINDOW: usize = 16;
 /// From this length on, several connections share the work.
 const SEVERAL: u64 = 32 << 20;
 /// The same to another host, where it is the network that each of them waits for.
-const SEVERAL_AFAR: u64 = 4 << 20;
+const SEVERAL_REMOTE: u64 = 4 << 20;
 /// More than this do not help.
 const STREAMS: usize = 4;
 /// Connections that are kept for later.
@@ -41,7 +41,7 @@ pub(super) enum Way {
     /// In the network of this process.
     Here(SocketAddr),
     /// On another host, or as good as that.
-    Afar(Afar),
+    Remote(Remote),
 }
 
 /// An owner that is reached by TCP.
@@ -120,7 +120,7 @@ impl TcpPeer {
         let hello = Watch::new(Some(Instant::now() + limit));
         let dialed = match &self.way {
             Way::Here(addr) => self.dial_here(*addr, limit, watch, &hello),
-            Way::Afar(afar) => self.dial_afar(afar, watch, &hello),
+            Way::Remote(remote) => self.dial_remote(remote, watch, &hello),
         };
         dialed.or_else(|error| {
             watch.check()?;
@@ -128,7 +128,7 @@ impl TcpPeer {
                 ErrorKind::TimedOut => TransferError::transport(format!(
                     "process {} did not answer within {limit:?}: it may be stopped, or out of descriptors{}",
                     self.pid,
-                    if matches!(self.way, Way::Afar(_)) { ", or a firewall is in between" } else { "" }
+                    if matches!(self.way, Way::Remote(_)) { ", or a firewall is in between" } else { "" }
                 )),
                 _ => error,
             })
@@ -153,11 +153,11 @@ impl TcpPeer {
     }
 
     /// All of its addresses at once: which of them lead to it from here nobody can tell.
-    fn dial_afar(&self, afar: &Afar, watch: &Watch, hello: &Watch) -> Result<Connection, TransferError> {
-        let identity = afar.identity()?;
+    fn dial_remote(&self, remote: &Remote, watch: &Watch, hello: &Watch) -> Result<Connection, TransferError> {
+        let identity = remote.identity()?;
         let mut failed = Vec::new();
-        for addrs in afar.rounds() {
-            let mut dialing = afar.begin(addrs, watch, &mut failed)?;
+        for addrs in remote.rounds() {
+            let mut dialing = remote.begin(addrs, watch, &mut failed)?;
             loop {
                 let (addr, stream) = match dialing.next(hello, &mut failed) {
                     Ok(Some(next)) => next,
@@ -165,12 +165,12 @@ impl TcpPeer {
                     // What the others have said tells more.
                     Err(error) if error.kind == ErrorKind::TimedOut && !failed.is_empty() => {
                         failed.extend(dialing.unanswered());
-                        return Err(afar.sum_up(self.pid, failed));
+                        return Err(remote.sum_up(self.pid, failed));
                     }
                     Err(error) => return Err(error),
                 };
                 let wait = |flags| self.wait(&stream, flags, hello);
-                let shaken = afar.shake(&stream, &identity, &wait).map_err(|error| match error {
+                let shaken = remote.shake(&stream, &identity, &wait).map_err(|error| match error {
                     Ok(error) => self.failed(&error),
                     Err(reason) => TransferError::transport(format!("{addr} is not authenticated: {reason}")),
                 });
@@ -181,7 +181,7 @@ impl TcpPeer {
                 });
                 match proven {
                     Ok(connection) => {
-                        afar.leads(addr);
+                        remote.leads(addr);
                         return Ok(connection);
                     }
                     Err(error) if matches!(error.kind, ErrorKind::TimedOut | ErrorKind::Cancelled) => {
@@ -191,7 +191,7 @@ impl TcpPeer {
                 }
             }
         }
-        Err(afar.sum_up(self.pid, failed))
+        Err(remote.sum_up(self.pid, failed))
     }
 
     /// TCP-1
@@ -243,7 +243,7 @@ impl TcpPeer {
         }
         let addr = match &self.way {
             Way::Here(addr) => *addr,
-            Way::Afar(afar) => match afar.known() {
+            Way::Remote(remote) => match remote.known() {
                 Some(addr) => addr,
                 None => return false,
             },
@@ -270,8 +270,8 @@ impl TcpPeer {
         match error.kind() {
             io::ErrorKind::ConnectionRefused => self.ended(),
             _ if is_silence(error) => {
-                if let Way::Afar(afar) = &self.way {
-                    afar.fell_silent();
+                if let Way::Remote(remote) = &self.way {
+                    remote.fell_silent();
                 }
                 TransferError::transport(format!(
                     "nothing more comes from the host of process {} ({error}): it is down, or the network to it, or the process is \
@@ -432,7 +432,8 @@ impl Peer for TcpPeer {
         match unsafe { self.run_once(ops, found, watch) } {
             // The network may have ended a connection whose owner lives: between hosts that is worth another one.
             Err(error)
-                if error.kind == ErrorKind::Transport && matches!(&self.way, Way::Afar(afar) if afar.answers()) =>
+                if error.kind == ErrorKind::Transport
+                    && matches!(&self.way, Way::Remote(remote) if remote.answers()) =>
             {
                 self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
                 // SAFETY: as above.
@@ -455,8 +456,8 @@ impl TcpPeer {
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn run_once(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
-        if let Way::Afar(afar) = &self.way {
-            afar.begins_again();
+        if let Way::Remote(remote) = &self.way {
+            remote.begins_again();
         }
         let mut pieces = Vec::new();
         for (op, each) in ops.iter().enumerate() {
@@ -469,7 +470,7 @@ impl TcpPeer {
         }
         let total: u64 = pieces.iter().map(|piece| piece.len).sum();
         let streams = match &self.way {
-            Way::Afar(_) => usize::try_from(total / SEVERAL_AFAR).unwrap_or(STREAMS).clamp(1, STREAMS),
+            Way::Remote(_) => usize::try_from(total / SEVERAL_REMOTE).unwrap_or(STREAMS).clamp(1, STREAMS),
             Way::Here(_) if total < SEVERAL => 1,
             Way::Here(_) => (crate::cores::spare() / 2 + 1).min(STREAMS),
         };
@@ -517,13 +518,13 @@ impl TcpPeer {
 
     /// What a lost connection means: the owner may have ended, and an atomic operation may have been carried out.
     fn after_a_loss(&self, error: TransferError, ops: &[Op], watch: &Watch) -> TransferError {
-        let is_silent = matches!(&self.way, Way::Afar(afar) if afar.is_silent());
+        let is_silent = matches!(&self.way, Way::Remote(remote) if remote.is_silent());
         // Who is silent would not answer now either.
         let again = if is_silent { Err(error.clone()) } else { self.dial(watch) };
         let error = match again {
             Ok(connection) => {
-                if let Way::Afar(afar) = &self.way {
-                    afar.answered();
+                if let Way::Remote(remote) = &self.way {
+                    remote.answered();
                 }
                 self.put_back(connection);
                 error

@@ -7,9 +7,9 @@
 //! these listens on the loopback interface only.
 //! TCP-4 is in `member.rs`, TCP-5 in `sockets.rs`.
 
-mod afar;
 mod client;
 mod member;
+mod remote;
 mod section;
 mod server;
 mod sockets;
@@ -25,9 +25,9 @@ use crate::handle::Handle;
 use crate::membership::Membership;
 use crate::realm::{Realm, namespace, random};
 use crate::watch::Watch;
-use afar::Afar;
 use client::{TcpPeer, Way};
 use member::Member;
+use remote::Remote;
 use section::{Place, Why};
 use sockets::Sockets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -55,9 +55,9 @@ pub(crate) struct Tcp {
 struct Served {
     here: Option<server::Server>,
     /// For other hosts, as which member, and since when.
-    afar: Option<(Arc<Member>, Result<server::Afar, Why>, Instant)>,
+    remote: Option<(Arc<Member>, Result<server::Remote, Why>, Instant)>,
     /// The same of before, where handles still name it: this host had other addresses.
-    before: Vec<server::Afar>,
+    before: Vec<server::Remote>,
 }
 
 impl Tcp {
@@ -75,12 +75,12 @@ impl Tcp {
     fn listens(&self, served: &mut Served, exports: &Arc<Exports>) -> Result<Vec<SocketAddr>, Why> {
         let Some(member) = self.member().clone() else { return Err(Why::NoJob) };
         let door = served.here.as_ref().map_or([0; 16], |server| server.door);
-        let stands = match &served.afar {
+        let stands = match &served.remote {
             Some((of, open, since)) => Arc::ptr_eq(of, &member) && (open.is_ok() || since.elapsed() < AGAIN),
             None => false,
         };
         if !stands {
-            match served.afar.take() {
+            match served.remote.take() {
                 Some((of, Ok(open), _)) if of.said.credentials == member.said.credentials => served.before.push(open),
                 // Of another job: members of that are let in no more.
                 Some((_, Ok(_), _)) => served.before.clear(),
@@ -89,11 +89,11 @@ impl Tcp {
             let open = if member.said.addresses.iter().all(IpAddr::is_loopback) {
                 Err(Why::Alone)
             } else {
-                server::Afar::open(exports, door, &member, &self.sockets)
+                server::Remote::open(exports, door, &member, &self.sockets)
             };
-            served.afar = Some((member, open, Instant::now()));
+            served.remote = Some((member, open, Instant::now()));
         }
-        match &served.afar {
+        match &served.remote {
             Some((_, Ok(open), _)) => Ok(open.addrs.clone()),
             Some((_, Err(why), _)) => Err(*why),
             None => Err(Why::NoJob),
@@ -106,9 +106,9 @@ impl Tcp {
     }
 
     /// The way to an owner that is not here.
-    fn way_afar(&self, place: &Place) -> Result<Way, TransferError> {
+    fn remote_way(&self, place: &Place) -> Result<Way, TransferError> {
         let elsewhere = "its owner is on another host or in another network namespace";
-        let addrs = place.afar.as_ref().map_err(|why| {
+        let addrs = place.remote.as_ref().map_err(|why| {
             TransferError::transport(format!(
                 "{elsewhere}, and listens on its loopback interface only: it {}",
                 why.words()
@@ -120,7 +120,7 @@ impl Tcp {
             )));
         };
         member.identity()?;
-        Ok(Way::Afar(Afar::new(addrs.clone(), member)))
+        Ok(Way::Remote(Remote::new(addrs.clone(), member)))
     }
 }
 
@@ -159,8 +159,8 @@ impl Transport for Tcp {
                 (server.port, server.door)
             }
         };
-        let afar = self.listens(&mut served, exports);
-        Ok(Place { port, network: self.network, numbers: self.numbers, door, afar }.encode())
+        let remote = self.listens(&mut served, exports);
+        Ok(Place { port, network: self.network, numbers: self.numbers, door, remote }.encode())
     }
 
     fn forked(&self) {
@@ -169,7 +169,7 @@ impl Transport for Tcp {
 
     fn why_not(&self, handle: &Handle, section: &[u8]) -> Option<String> {
         let place = Place::decode(section).ok()?;
-        if self.is_here(handle, &place) { None } else { self.way_afar(&place).err().map(|error| error.message) }
+        if self.is_here(handle, &place) { None } else { self.remote_way(&place).err().map(|error| error.message) }
     }
 
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
@@ -180,10 +180,10 @@ impl Transport for Tcp {
             Ok::<Arc<dyn Peer>, TransferError>(Arc::new(peer))
         };
         if !self.is_here(handle, &place) {
-            return reach(self.way_afar(&place)?, false);
+            return reach(self.remote_way(&place)?, false);
         }
         let addr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), place.port);
-        match (reach(Way::Here(addr), place.numbers == self.numbers), self.way_afar(&place)) {
+        match (reach(Way::Here(addr), place.numbers == self.numbers), self.remote_way(&place)) {
             // Machines that were copied while they ran look like one: the owner may be on the other.
             (Err(error), Ok(way)) if error.kind == ErrorKind::Gone => reach(way, false).map_err(|_| error),
             (reached, _) => reached,

@@ -20,7 +20,7 @@ pub(super) struct Place {
     pub(super) numbers: u64,
     pub(super) door: Token,
     /// From other hosts, or why not.
-    pub(super) afar: Result<Vec<SocketAddr>, Why>,
+    pub(super) remote: Result<Vec<SocketAddr>, Why>,
 }
 
 /// Why an owner is not reached from other hosts.
@@ -63,7 +63,7 @@ impl Place {
         out.extend_from_slice(&self.network.to_le_bytes());
         out.extend_from_slice(&self.numbers.to_le_bytes());
         out.extend_from_slice(&self.door);
-        match &self.afar {
+        match &self.remote {
             Err(why) => out.extend_from_slice(&[0, *why as u8]),
             Ok(addrs) => {
                 out.push(addrs.len().min(MOST) as u8);
@@ -90,7 +90,7 @@ impl Place {
         let mut rest = Rest(bytes);
         let (port, network, numbers) = (rest.array()?, rest.array()?, rest.array()?);
         let (door, [count]) = (rest.array()?, rest.array()?);
-        let afar = if count == 0 {
+        let remote = if count == 0 {
             let [why] = rest.array()?;
             Err(*Why::ALL.get(usize::from(why)).ok_or_else(damaged)?)
         } else if usize::from(count) <= MOST {
@@ -106,7 +106,7 @@ impl Place {
             network: u64::from_le_bytes(network),
             numbers: u64::from_le_bytes(numbers),
             door,
-            afar,
+            remote,
         })
     }
 }
@@ -135,15 +135,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(afar: Result<Vec<SocketAddr>, Why>) -> Place {
-        Place { port: 4711, network: 1 << 40, numbers: 7, door: [9; 16], afar }
+    fn place(remote: Result<Vec<SocketAddr>, Why>) -> Place {
+        Place { port: 4711, network: 1 << 40, numbers: 7, door: [9; 16], remote }
     }
 
     #[test]
     fn what_is_said_is_read() {
         let both: Vec<SocketAddr> = vec!["10.77.0.2:40001".parse().unwrap(), "[fd77::2]:9".parse().unwrap()];
-        for afar in Why::ALL.into_iter().map(Err).chain([Ok(both.clone())]) {
-            let said = place(afar);
+        for remote in Why::ALL.into_iter().map(Err).chain([Ok(both.clone())]) {
+            let said = place(remote);
             let bytes = said.encode();
             assert_eq!(Place::decode(&bytes).unwrap(), said);
             for cut in 0..bytes.len() {
@@ -152,7 +152,7 @@ mod tests {
             assert!(Place::decode(&[bytes, vec![0]].concat()).is_err());
         }
         let many = vec![both[0]; 20];
-        assert_eq!(Place::decode(&place(Ok(many)).encode()).unwrap().afar.unwrap().len(), MOST);
+        assert_eq!(Place::decode(&place(Ok(many)).encode()).unwrap().remote.unwrap().len(), MOST);
     }
 
     proptest! {

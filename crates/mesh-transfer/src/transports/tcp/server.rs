@@ -10,7 +10,7 @@ use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
 use crate::realm::random;
-use mesh_tls::{Identity, Knock, Limits, Listener, PeerFacts, TlsStream};
+use mesh_tls::{Identity, Limits, Listener, ListenerEvent, PeerFacts, TlsStream};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
@@ -130,14 +130,14 @@ fn admit(wire: Wire, guard: Option<Guard>, exports: &Arc<Exports>, door: Token, 
 
 /// Where processes of other hosts connect, as members of the job. Ends when it is dropped; who is connected stays so.
 #[derive(Debug)]
-pub(super) struct Afar {
+pub(super) struct Remote {
     pub(super) addrs: Vec<SocketAddr>,
     /// Before the listener: what is dropped first.
     _listed: Listed,
     _listener: Listener,
 }
 
-impl Afar {
+impl Remote {
     pub(super) fn open(
         exports: &Arc<Exports>,
         door: Token,
@@ -151,13 +151,13 @@ impl Afar {
         let (exports, member, places) = (Arc::clone(exports), Arc::clone(member), Arc::new(Places::default()));
         let (checked, all) = (Arc::clone(&identity), sockets.clone());
         // Bounds of its own for those who have not shown a certificate (TLS-3).
-        let knocked = move |knock| {
-            if let Knock::Joined { stream, peer, .. } = knock {
+        let on_event = move |event| {
+            if let ListenerEvent::Joined { stream, peer, .. } = event {
                 // Who is not let in sees the connection end.
                 let _ = join(stream, peer, (&checked, &member), &exports, door, (&places, &all));
             }
         };
-        let listener = Listener::bind(&wanted, identity, Limits::default(), knocked).map_err(|_| Why::NoPort)?;
+        let listener = Listener::bind(&wanted, identity, Limits::default(), on_event).map_err(|_| Why::NoPort)?;
         let _listed = sockets.list(listener.descriptors().iter().copied());
         Ok(Self { addrs: listener.addrs().to_vec(), _listed, _listener: listener })
     }
@@ -175,7 +175,7 @@ fn join(
     let guard = Guard::new(identity, peer).map_err(io::Error::other)?;
     let socket = Arc::new(TcpStream::from(stream.as_fd().try_clone_to_owned()?));
     member.limit_silence(&*socket)?;
-    let halves = stream.into_halves().map_err(|_| io::ErrorKind::NotConnected)?;
+    let halves = stream.into_split().map_err(|_| io::ErrorKind::NotConnected)?;
     admit(Wire::sealed(socket, halves, sockets), Some(guard), exports, door, places);
     Ok(())
 }

@@ -48,7 +48,7 @@ struct Owner {
     handle: Arc<Handle>,
     place: Place,
     /// Listens until it is dropped.
-    _afar: server::Afar,
+    _remote: server::Remote,
 }
 
 impl Owner {
@@ -59,8 +59,8 @@ impl Owner {
         // SAFETY: `data` lives as long as the owner, and moving a vector does not move what it holds.
         let export = unsafe { exports.open(segments(&data), true, Box::new(())) }.unwrap();
         let (door, member) = (random().unwrap(), Arc::new(Member::new(membership(credentials, revocations))));
-        let afar = server::Afar::open(&exports, door, &member, &Sockets::default()).unwrap();
-        let place = Place { port: 1, network: 0, numbers: 0, door, afar: Ok(afar.addrs.clone()) };
+        let remote = server::Remote::open(&exports, door, &member, &Sockets::default()).unwrap();
+        let place = Place { port: 1, network: 0, numbers: 0, door, remote: Ok(remote.addrs.clone()) };
         let handle = Arc::new(Handle {
             realm: realm.id,
             // Another machine, as far as readers can tell.
@@ -76,11 +76,11 @@ impl Owner {
             writable: true,
             sections: Vec::new(),
         });
-        Self { data, exports, export, handle, place, _afar: afar }
+        Self { data, exports, export, handle, place, _remote: remote }
     }
 
     fn addr(&self) -> SocketAddr {
-        self.place.afar.as_ref().unwrap()[0]
+        self.place.remote.as_ref().unwrap()[0]
     }
 
     fn reach(&self, user: &Tcp) -> Result<Arc<dyn Peer>, TransferError> {
@@ -152,8 +152,8 @@ fn each_of_its_addresses_leads_to_it() {
     let owner = Owner::new(&job.host("owner"), None, 8);
     let user = user(Some(&membership(&job.host("user"), None)));
     // One, where the machine has no IPv6.
-    for addr in owner.place.afar.clone().unwrap() {
-        let place = Place { afar: Ok(vec![addr]), ..owner.place.clone() };
+    for addr in owner.place.remote.clone().unwrap() {
+        let place = Place { remote: Ok(vec![addr]), ..owner.place.clone() };
         let peer = user.connect(&owner.handle, &place.encode(), &Watch::new(Some(Instant::now() + LONG))).unwrap();
         assert_eq!(owner.read(&peer).unwrap(), owner.data, "{addr}");
     }
@@ -206,7 +206,7 @@ fn who_joins_again_is_reached_where_it_was_and_who_joins_another_job_is_not() {
     let data = [7_u8; 8];
     // SAFETY: `data` lives to the end of the test.
     let export = unsafe { exports.open(segments(&data), true, Box::new(())) }.unwrap();
-    let listens = || Place::decode(&owner.offer(&exports, &export).unwrap()).unwrap().afar;
+    let listens = || Place::decode(&owner.offer(&exports, &export).unwrap()).unwrap().remote;
     assert_eq!(listens(), Err(Why::NoJob));
     let first = elsewhere(&job.host("owner"), 5);
     owner.join(&first);
@@ -312,12 +312,12 @@ fn addresses_at_which_nobody_listens_mean_that_it_has_ended_unless_another_leads
     let addr = nobody.local_addr().unwrap();
     drop(nobody);
     let owner = Owner::new(&job.host("owner"), None, 8);
-    let ended = Place { afar: Ok(vec![addr]), ..owner.place.clone() };
+    let ended = Place { remote: Ok(vec![addr]), ..owner.place.clone() };
     let watch = Watch::new(Some(Instant::now() + LONG));
     let error = user(Some(&member)).connect(&owner.handle, &ended.encode(), &watch).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Gone, "{error}");
     // One of its addresses leads nowhere, and one to it.
-    let several = Place { afar: Ok(vec![addr, owner.addr()]), ..owner.place.clone() };
+    let several = Place { remote: Ok(vec![addr, owner.addr()]), ..owner.place.clone() };
     let peer = user(Some(&member)).connect(&owner.handle, &several.encode(), &watch).unwrap();
     assert_eq!(owner.read(&peer).unwrap(), owner.data);
 }
@@ -353,7 +353,7 @@ fn a_user_that_gives_up_waits_for_nobody() {
     // Accepts, and says nothing.
     let silent = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let owner = Owner::new(&job.host("owner"), None, 8);
-    let place = Place { afar: Ok(vec![silent.local_addr().unwrap()]), ..owner.place.clone() };
+    let place = Place { remote: Ok(vec![silent.local_addr().unwrap()]), ..owner.place.clone() };
     let user = user(Some(&membership(&job.host("user"), None)));
     let watch = Watch::new(None);
     let (tell, told) = mpsc::channel();

@@ -14,7 +14,7 @@ const AHEAD: usize = 2 * MAX_PACKET + 40 * MAX_RUNS + 2 * READ_CHUNK;
 /// Places of the call that merged replies are read for.
 const PLACES: u32 = 500;
 
-/// Everything that a gateway does with bytes of a trunk. Panics if a promise is broken.
+/// Everything that a gateway does with bytes of a connection. Panics if a promise is broken.
 pub(crate) fn feed(data: &[u8]) {
     // The first byte says in what pieces the rest arrives.
     let Some((&piece, bytes)) = data.split_first() else { return };
@@ -22,7 +22,7 @@ pub(crate) fn feed(data: &[u8]) {
     let mut decoder = PacketDecoder::default();
     let mut relay = Relay::new();
     let (mut received, mut given) = (0, 0);
-    'trunk: for mut chunk in bytes.chunks(piece) {
+    'connection: for mut chunk in bytes.chunks(piece) {
         received += chunk.len();
         while !chunk.is_empty() {
             let taken = decoder.push(chunk);
@@ -40,7 +40,7 @@ pub(crate) fn feed(data: &[u8]) {
                     Ok(None) => break,
                     Err(error) => {
                         assert!(!error.to_string().is_empty());
-                        break 'trunk;
+                        break 'connection;
                     }
                 }
             }

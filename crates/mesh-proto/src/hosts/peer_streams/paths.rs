@@ -1,12 +1,12 @@
 //! Paths that change, and hosts that end.
 
 use super::outbox::Outbox;
-use super::{Lane, Lost, NOWHERE, Strands, tell, unblock};
+use super::{Lane, Lost, NOWHERE, PeerStreams, tell, unblock};
 use crate::HostNo;
 use crate::hosts::{HostSet, Short};
 use rustc_hash::FxHashSet;
 
-impl Strands {
+impl PeerStreams {
     /// Hosts of which something is under way by, or waits for, the next hop `via`: whose path has changed if `via` is
     /// lost or has come back.
     #[must_use]

@@ -38,9 +38,9 @@ impl Known {
 
 /// The meshes that have not ended, as far as this process knows of them.
 #[derive(Debug, Default)]
-pub(crate) struct Afar(HashMap<MeshId, Known>);
+pub(crate) struct RemoteMeshes(HashMap<MeshId, Known>);
 
-impl Afar {
+impl RemoteMeshes {
     /// Something is sent to the first `ranks` of a mesh that is placed so, or some of these.
     pub(crate) fn note(&mut self, mesh: MeshId, placement: &Placement, ranks: usize) {
         let known = self.0.entry(mesh).or_default();

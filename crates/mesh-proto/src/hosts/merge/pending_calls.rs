@@ -1,6 +1,6 @@
 //! The calls whose replies are awaited, and what is held of each.
 
-use super::pile::Pile;
+use super::pending_replies::PendingReplies;
 use super::{CALLS_MAX, HOLD};
 use crate::{CallId, Header, ProcAddr};
 use std::collections::{BTreeMap, HashMap};
@@ -13,7 +13,7 @@ pub(super) type Key = (ProcAddr, CallId);
 pub(super) struct Entry<W, S> {
     pub(super) awaited: W,
     pub(super) sources: S,
-    pub(super) pile: Pile,
+    pub(super) replies: PendingReplies,
     /// Of the frame that holds the first of what is held.
     pub(super) header: Option<Header>,
     age: u64,
@@ -22,7 +22,7 @@ pub(super) struct Entry<W, S> {
 }
 
 #[derive(Debug)]
-pub(super) struct Shelf<W, S> {
+pub(super) struct PendingCalls<W, S> {
     entries: HashMap<Key, Entry<W, S>>,
     /// The calls that have something held, that which waits longest first.
     held: BTreeMap<u64, Key>,
@@ -31,13 +31,13 @@ pub(super) struct Shelf<W, S> {
     counter: u64,
 }
 
-impl<W, S> Default for Shelf<W, S> {
+impl<W, S> Default for PendingCalls<W, S> {
     fn default() -> Self {
         Self { entries: HashMap::new(), held: BTreeMap::new(), ages: BTreeMap::new(), counter: 0 }
     }
 }
 
-impl<W: Default, S: Default> Shelf<W, S> {
+impl<W: Default, S: Default> PendingCalls<W, S> {
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -58,7 +58,7 @@ impl<W: Default, S: Default> Shelf<W, S> {
             Entry {
                 awaited: W::default(),
                 sources: S::default(),
-                pile: Pile::default(),
+                replies: PendingReplies::default(),
                 header: None,
                 age: self.counter,
                 held: None,
@@ -80,7 +80,7 @@ impl<W: Default, S: Default> Shelf<W, S> {
         }
     }
 
-    /// Nothing of the call is held any more; the entry, for its pile.
+    /// Nothing of the call is held any more; the entry, for its replies.
     pub(super) fn release(&mut self, key: &Key) -> Option<&mut Entry<W, S>> {
         let entry = self.entries.get_mut(key)?;
         let (turn, _) = entry.held.take()?;

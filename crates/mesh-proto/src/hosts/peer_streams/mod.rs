@@ -1,9 +1,9 @@
 //! What one host has under way to the others, and what of theirs is under way to it.
 //!
-//! Everything from one host to another is one numbered *strand*, whatever path its packets take. The receiver delivers
-//! by number, the sender keeps what is not acknowledged, so that trunks and relays may lose or repeat anything.
+//! Everything from one host to another is one numbered *peer stream*, whatever path its packets take. The receiver delivers
+//! by number, the sender keeps what is not acknowledged, so that connections and relays may lose or repeat anything.
 //!
-//! STR-1: a receiver delivers each number of a strand once, in order; what comes early is held, what comes again is
+//! STR-1: a receiver delivers each number of a peer stream once, in order; what comes early is held, what comes again is
 //! dropped and acknowledged once more.
 //!
 //! STR-2: a number is given when a packet is taken for sending, to the messages of a lane in the order in which they
@@ -86,7 +86,7 @@ impl Cargo {
     }
 }
 
-/// What is delivered, in the order of its strand.
+/// What is delivered, in the order of its peer stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
     /// A frame, or a segment of one; the segments of a frame come in order, between other frames.
@@ -120,16 +120,16 @@ pub struct Lost {
     pub lane: Lane,
 }
 
-/// All strands of one host, both ways.
+/// All peer streams of one host, both ways.
 ///
-/// The runtime [posts](Strands::post) frames, and for each trunk that has room takes [packets](Strands::next_packet);
-/// what it reads it hands to [`Strands::on_packet`], and it calls [`Strands::on_tick`] when
-/// [`Strands::next_deadline`] is reached. Vias in [`Strands::take_ready`] have become worth asking for packets.
+/// The runtime [posts](PeerStreams::post) frames, and for each connection that has room takes [packets](PeerStreams::next_packet);
+/// what it reads it hands to [`PeerStreams::on_packet`], and it calls [`PeerStreams::on_tick`] when
+/// [`PeerStreams::next_deadline`] is reached. Vias in [`PeerStreams::take_ready`] have become worth asking for packets.
 ///
 /// ```
-/// # use mesh_proto::hosts::{Arrival, Cargo, Lane, Strands};
+/// # use mesh_proto::hosts::{Arrival, Cargo, Lane, PeerStreams};
 /// # use std::time::Duration;
-/// let (mut here, mut there) = (Strands::new(0, 1 << 20), Strands::new(1, 1 << 20));
+/// let (mut here, mut there) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(1, 1 << 20));
 /// let lane = Lane { sender: (0, 0, 0), mesh: 7 };
 /// let frame = bytes::Bytes::from_static(b"hello").into();
 /// assert!(here.post_one(1, 1, Cargo { frame, lane }));
@@ -140,7 +140,7 @@ pub struct Lost {
 /// assert!(matches!(&arrived[..], [Arrival::Piece { origin: 0, total: 5, .. }]));
 /// ```
 #[derive(Debug)]
-pub struct Strands {
+pub struct PeerStreams {
     me: HostNo,
     window: u64,
     peers: Peers,
@@ -156,8 +156,8 @@ pub struct Strands {
     passing: Passing,
 }
 
-impl Strands {
-    /// The strands of host `me`, with at most `window` bytes under way to each other host.
+impl PeerStreams {
+    /// The peer streams of host `me`, with at most `window` bytes under way to each other host.
     #[must_use]
     pub fn new(me: HostNo, window: u64) -> Self {
         Self {
@@ -606,7 +606,7 @@ impl Strands {
         self.resend(host, 1, &again);
     }
 
-    /// Puts packets of the strands of a run up to be sent again, the way that was used last.
+    /// Puts packets of the peer streams of a run up to be sent again, the way that was used last.
     fn resend(&mut self, first: HostNo, count: u32, seqs: &[u64]) {
         let Some(peer) = self.peers.get(first) else { return };
         let path = peer.out.path;
@@ -619,7 +619,7 @@ impl Strands {
     }
 
     /// Takes a packet of kind ack that is for another host, to be merged with others for that host and sent on by
-    /// [`Strands::on_tick`]; false if it is to be sent on as it is.
+    /// [`PeerStreams::on_tick`]; false if it is to be sent on as it is.
     #[must_use]
     pub fn pass_ack(&mut self, packet: &Packet, now: Duration) -> bool {
         let Some(dest) = packet.sole().filter(|dest| *dest != self.me && packet.kind == PacketKind::Ack) else {
@@ -631,7 +631,7 @@ impl Strands {
         true
     }
 
-    /// When [`Strands::on_tick`] is wanted next, if ever.
+    /// When [`PeerStreams::on_tick`] is wanted next, if ever.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let alarm = self.peers.alarms.peek().map(|Reverse((at, _))| *at);
@@ -639,7 +639,7 @@ impl Strands {
     }
 
     /// Does what is due: acks and nacks are appended to `out`, for the runtime to send on the next hops of their
-    /// destinations, of which they may have many; what is to be sent again becomes [ready](Strands::take_ready).
+    /// destinations, of which they may have many; what is to be sent again becomes [ready](PeerStreams::take_ready).
     pub fn on_tick(&mut self, now: Duration, out: &mut Vec<Packet>) {
         let mut acks: Vec<Dest> = Vec::new();
         while let Some(Reverse((at, host))) = self.peers.alarms.peek().copied().filter(|Reverse((at, _))| *at <= now) {

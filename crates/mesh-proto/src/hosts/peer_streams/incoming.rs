@@ -1,4 +1,4 @@
-//! The receiving half of a strand.
+//! The receiving half of a peer stream.
 
 use super::{ACK_COST, ACK_DELAY, Arrival};
 use crate::HostNo;
@@ -8,7 +8,7 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So long a gap is left alone: packets of one strand may take paths of different length.
+/// So long a gap is left alone: packets of one peer stream may take paths of different length.
 const GAP_DELAY: Duration = Duration::from_millis(100);
 const GAP_DELAY_AT_MOST: Duration = Duration::from_secs(2);
 /// So many gaps are told at a time.
@@ -32,7 +32,7 @@ pub(super) enum Held {
     Merged(Short<Bytes>),
 }
 
-/// The receiving half of the strand from each host of a run.
+/// The receiving half of the peer stream from each host of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Incoming {
     /// The highest number that was delivered.

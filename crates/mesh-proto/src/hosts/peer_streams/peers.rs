@@ -1,7 +1,7 @@
 //! The other hosts, as runs of neighbours with which things stand alike.
 //!
 //! A cast to ten thousand hosts, and the merged replies and acks of ten thousand, are a handful of operations as long
-//! as the hosts' strands are at the same numbers; whoever is treated by itself gets a run of its own, and runs that
+//! as the hosts' peer streams are at the same numbers; whoever is treated by itself gets a run of its own, and runs that
 //! have become alike are one again.
 
 use super::incoming::Incoming;

@@ -1,9 +1,9 @@
-//! What strands cost: `cargo test --release -p mesh-proto --test strands_cost -- --ignored --nocapture`.
+//! What peer streams cost: `cargo test --release -p mesh-proto --test peer_streams_cost -- --ignored --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use bytes::Bytes;
-use mesh_proto::hosts::{Cargo, HostSet, Lane, PacketDecoder, Short, Strands};
+use mesh_proto::hosts::{Cargo, HostSet, Lane, PacketDecoder, PeerStreams, Short};
 use std::time::{Duration, Instant};
 
 const LANE: Lane = Lane { sender: (3, 1, 0), mesh: 9 };
@@ -27,7 +27,7 @@ fn figures() {
         std::hint::black_box(frame.clone());
     });
 
-    let (mut a, mut b) = (Strands::new(0, 8 << 20), Strands::new(1, 8 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 8 << 20), PeerStreams::new(1, 8 << 20));
     let mut out = Vec::new();
     let mut now = Duration::ZERO;
     per("ping-pong of 200 bytes: each way post, next_packet, on_packet", 500_000, |_| {
@@ -74,7 +74,7 @@ fn figures() {
     });
 
     for hosts in [16, 1_000, 10_000, 100_000] {
-        let mut root = Strands::new(0, 8 << 20);
+        let mut root = PeerStreams::new(0, 8 << 20);
         let mut ack = 0;
         let n = 2_000_000 / (hosts + 1_000);
         per(&format!("cast to {hosts} hosts: post and next_packet"), n, |_| {

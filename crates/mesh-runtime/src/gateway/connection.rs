@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// So many bytes may wait in a trunk; what is above that waits where it can still be given another turn or way.
+/// So many bytes may wait in a connection; what is above that waits where it can still be given another turn or way.
 const ROOM: usize = 1 << 20;
-/// What one trunk may have read before it is handed on: few enough segments that they are still in the core's cache.
+/// What one connection may have read before it is handed on: few enough segments that they are still in the core's cache.
 const MOST_READ: usize = 512 << 10;
 const IOV: usize = 64;
 
 /// How a look at what has arrived ended.
-pub(super) enum TrunkEnd {
+pub(super) enum HostConnectionEnd {
     /// Everything that had arrived was read.
     Drained,
     /// There is more; others go first.
@@ -52,7 +52,7 @@ struct Rx {
 
 /// See the module. Anyone may send; whoever holds the reactor's lock reads.
 #[derive(Debug)]
-pub(crate) struct Trunk {
+pub(crate) struct HostConnection {
     pub(super) token: u64,
     pub(super) peer: HostNo,
     pub(super) facts: PeerFacts,
@@ -76,7 +76,7 @@ fn micros(at: Duration) -> u64 {
     u64::try_from(at.as_micros()).unwrap_or(u64::MAX)
 }
 
-impl Trunk {
+impl HostConnection {
     /// A connection whose handshake is done. `decoder` holds what was read after it.
     pub(super) fn new(
         token: u64,
@@ -88,7 +88,7 @@ impl Trunk {
     ) -> io::Result<Self> {
         let fd = stream.as_fd().try_clone_to_owned()?;
         let (reader, writer) =
-            stream.into_halves().map_err(|_| io::Error::other("the handshake of a trunk is not done"))?;
+            stream.into_split().map_err(|_| io::Error::other("the handshake of a connection is not done"))?;
         let tx = Tx { writer, queue: VecDeque::new(), queued: 0, watching: false, closed: false };
         Ok(Self {
             token,
@@ -212,7 +212,7 @@ impl Trunk {
     }
 
     /// Reads what has arrived into `packets`.
-    pub(super) fn read(&self, packets: &mut Vec<Packet>, now: Duration) -> TrunkEnd {
+    pub(super) fn read(&self, packets: &mut Vec<Packet>, now: Duration) -> HostConnectionEnd {
         let mut rx = lock(&self.rx);
         let Rx { reader, decoder } = &mut *rx;
         let (mut total, mut dry) = (0, false);
@@ -221,19 +221,19 @@ impl Trunk {
                 match decoder.next_packet() {
                     Ok(Some(packet)) => packets.push(packet),
                     Ok(None) => break,
-                    Err(error) => return TrunkEnd::Closed(format!("it broke the protocol: {error}")),
+                    Err(error) => return HostConnectionEnd::Closed(format!("it broke the protocol: {error}")),
                 }
             }
             if dry {
-                return TrunkEnd::Drained;
+                return HostConnectionEnd::Drained;
             }
             if total >= MOST_READ {
-                return TrunkEnd::More;
+                return HostConnectionEnd::More;
             }
             let room = decoder.room();
             let asked = room.len();
             match reader.read(room) {
-                Ok(0) => return TrunkEnd::Closed("it closed the connection".to_owned()),
+                Ok(0) => return HostConnectionEnd::Closed("it closed the connection".to_owned()),
                 Ok(n) => {
                     self.heard.store(micros(now), Ordering::Relaxed);
                     decoder.filled(n);
@@ -241,9 +241,9 @@ impl Trunk {
                     // The socket was empty a moment ago; it tells when there is more.
                     dry = n < asked;
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return TrunkEnd::Drained,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return HostConnectionEnd::Drained,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return TrunkEnd::Closed(format!("the connection broke: {error}")),
+                Err(error) => return HostConnectionEnd::Closed(format!("the connection broke: {error}")),
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Messages out: to the hosts that they are for, and on behalf of others.
 
-use super::trunk::Trunk;
+use super::connection::HostConnection;
 use super::{MOST_KEPT, Peer, State};
 use crate::calls::Outcome;
 use crate::message::pieces;
@@ -60,7 +60,7 @@ fn label_of(pieces: &[Bytes]) -> Option<Frame> {
 
 impl Runtime {
     /// Sends a frame to other hosts. Returns how many bytes wait behind it.
-    pub(crate) fn send_away(&self, frame: &Frame, hosts: HostSet) -> usize {
+    pub(crate) fn send_remote(&self, frame: &Frame, hosts: HostSet) -> usize {
         if hosts.is_empty() {
             return 0;
         }
@@ -101,7 +101,7 @@ impl Runtime {
         queued
     }
 
-    /// Hands a frame to the strands, and those to the trunks. Hosts that are dead, or that nobody knows, are noted.
+    /// Hands a frame to the peer streams, and those to the connections. Hosts that are dead, or that nobody knows, are noted.
     pub(super) fn post(&self, state: &mut State, cargo: Cargo, mut hosts: HostSet, unreached: &mut HostSet) -> usize {
         let me = self.me.host;
         // A host that only the controller knows of is not known here until it has told of it.
@@ -120,18 +120,18 @@ impl Runtime {
         let mut most = 0;
         if let (1, Some(host)) = (hosts.len(), hosts.first()) {
             let Some(via) = state.topology.next_hop(me, host) else { return 0 };
-            if !state.strands.post_one(via, host, cargo) {
+            if !state.peer_streams.post_one(via, host, cargo) {
                 *unreached = unreached.union(&hosts);
                 return 0;
             }
             self.pump(state, via);
-            most = state.strands.waiting(via);
+            most = state.peer_streams.waiting(via);
         } else {
             for (via, share) in state.topology.plan(me, &hosts) {
-                let gone = state.strands.post(via, share, cargo.clone());
+                let gone = state.peer_streams.post(via, share, cargo.clone());
                 *unreached = unreached.union(&gone);
                 self.pump(state, via);
-                most = most.max(state.strands.waiting(via));
+                most = most.max(state.peer_streams.waiting(via));
             }
         }
         usize::try_from(most).unwrap_or(usize::MAX)
@@ -143,24 +143,24 @@ impl Runtime {
         self.post(state, cargo(&frame.header, plain(frame)), host, unreached)
     }
 
-    /// Moves packets from the strands into a trunk while it has room.
+    /// Moves packets from the peer streams into a connection while it has room.
     pub(super) fn pump(&self, state: &mut State, via: HostNo) {
         let now = self.started.elapsed();
-        let trunk = state.peers.get(&via).and_then(|peer| peer.trunk.clone());
-        let Some(trunk) = trunk.filter(|trunk| trunk.is_open()) else {
+        let connection = state.peers.get(&via).and_then(|peer| peer.connection.clone());
+        let Some(connection) = connection.filter(|connection| connection.is_open()) else {
             self.want(state, via, now);
             return;
         };
-        while trunk.has_room() {
-            let Some(packet) = state.strands.next_packet(via, now) else { break };
+        while connection.has_room() {
+            let Some(packet) = state.peer_streams.next_packet(via, now) else { break };
             if state.relays.is_empty() || packet.sole().is_none() {
-                trunk.send(&self.reactor, &packet, now);
+                connection.send(&self.reactor, &packet, now);
             } else {
                 // This host's own answer to a call that it has relayed goes with those of the others.
                 let (alone, casts) = state.relays.offer(packet, now).into_iter().partition(|one| one.sole().is_some());
                 self.send_on(state, alone);
                 for cast in casts {
-                    trunk.send(&self.reactor, &cast, now);
+                    connection.send(&self.reactor, &cast, now);
                 }
             }
         }
@@ -169,7 +169,7 @@ impl Runtime {
     /// There is something for a host that is not connected.
     fn want(&self, state: &mut State, via: HostNo, now: Duration) {
         let peer = state.peers.entry(via).or_default();
-        if peer.trunk.is_none() && peer.lost_since.is_none() {
+        if peer.connection.is_none() && peer.lost_since.is_none() {
             peer.lost_since = Some(now);
         }
         if peer.dialing || peer.redial_at.is_some() {
@@ -184,9 +184,10 @@ impl Runtime {
     /// Sends somebody's packet on, whatever is in it.
     pub(super) fn forward(&self, state: &mut State, via: HostNo, packet: Packet) {
         let now = self.started.elapsed();
-        if let Some(trunk) = state.peers.get(&via).and_then(|peer| peer.trunk.as_ref()).filter(|trunk| trunk.is_open())
+        if let Some(connection) =
+            state.peers.get(&via).and_then(|peer| peer.connection.as_ref()).filter(|connection| connection.is_open())
         {
-            trunk.send(&self.reactor, &packet, now);
+            connection.send(&self.reactor, &packet, now);
             return;
         }
         let peer: &mut Peer = state.peers.entry(via).or_default();
@@ -199,9 +200,9 @@ impl Runtime {
         self.want(state, via, now);
     }
 
-    /// Has the I/O thread look in no later than the strands want.
+    /// Has the I/O thread look in no later than the peer streams want.
     pub(super) fn arm(&self, state: &mut State) {
-        let next = [state.strands.next_deadline(), state.merge.next_deadline(), state.relays.next_deadline()];
+        let next = [state.peer_streams.next_deadline(), state.merge.next_deadline(), state.relays.next_deadline()];
         if let Some(next) = next.into_iter().flatten().min()
             && next < state.armed
         {
@@ -270,13 +271,13 @@ impl Runtime {
         let state = lock(&self.gateway.state);
         let most = hosts.iter().map(|host| {
             let via = state.topology.next_hop(self.me.host, host).unwrap_or(host);
-            state.strands.waiting(via)
+            state.peer_streams.waiting(via)
         });
         usize::try_from(most.max().unwrap_or(0)).unwrap_or(usize::MAX)
     }
 
     /// Waits a moment for what waits for these hosts to be within the budget; true once it is.
-    pub(crate) fn wait_room_away(&self, hosts: &HostSet, budget: usize, until: Instant) -> bool {
+    pub(crate) fn wait_room_remote(&self, hosts: &HostSet, budget: usize, until: Instant) -> bool {
         loop {
             if self.outstanding_to(hosts) <= budget {
                 return true;
@@ -298,10 +299,10 @@ impl Runtime {
         }
     }
 
-    /// The trunks that are up.
-    pub(super) fn trunks(&self) -> Vec<Arc<Trunk>> {
-        let trunks = self.gateway.trunks.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        trunks.values().cloned().collect()
+    /// The connections that are up.
+    pub(super) fn connections(&self) -> Vec<Arc<HostConnection>> {
+        let connections = self.gateway.connections.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        connections.values().cloned().collect()
     }
 
     /// A call has come for `count` procs of this host from another host: their replies are merged.

@@ -9,39 +9,39 @@ use mesh_proto::messages::Extend;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// What such a notice is called.
-const KNOCK: &str = ".inspect";
+const VISITOR: &str = ".inspect";
 
 impl Runtime {
     /// Announces the next connection to this socket by a notice.
     ///
     /// # Errors
     /// If the runtime is closed, or the socket cannot be watched.
-    pub fn watch_knocks(&self, socket: OwnedFd) -> Result<(), RuntimeError> {
+    pub fn watch_inspection_socket(&self, socket: OwnedFd) -> Result<(), RuntimeError> {
         self.usable()?;
-        let mut knocks = lock(&self.knocks);
-        self.reactor.add(socket.as_fd(), super::TOKEN_KNOCKS)?;
-        *knocks = Some(socket);
-        drop(knocks);
+        let mut inspection_socket = lock(&self.inspection_socket);
+        self.reactor.add(socket.as_fd(), super::TOKEN_INSPECTION)?;
+        *inspection_socket = Some(socket);
+        drop(inspection_socket);
         if self.is_closed() {
-            self.forget_knocks();
+            self.forget_inspection_socket();
         }
         Ok(())
     }
 
-    pub(super) fn on_knock(&self) {
-        if self.forget_knocks() {
-            self.notice_knock();
+    pub(super) fn on_visitor(&self) {
+        if self.forget_inspection_socket() {
+            self.notice_visitor();
         }
     }
 
     /// Somebody wants to look in: the controller's notices say so.
-    pub(crate) fn notice_knock(&self) {
+    pub(crate) fn notice_visitor(&self) {
         let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
-        self.notice(Message::new(Frame::build(header, None, KNOCK.as_bytes(), &[]), &self.memory));
+        self.notice(Message::new(Frame::build(header, None, VISITOR.as_bytes(), &[]), &self.memory));
     }
 
-    pub(super) fn forget_knocks(&self) -> bool {
-        let Some(socket) = lock(&self.knocks).take() else { return false };
+    pub(super) fn forget_inspection_socket(&self) -> bool {
+        let Some(socket) = lock(&self.inspection_socket).take() else { return false };
         self.reactor.remove(socket.as_fd());
         true
     }

@@ -28,7 +28,7 @@ pub(super) fn is_silence(error: &io::Error) -> bool {
 }
 
 #[derive(Debug)]
-pub(super) struct Afar {
+pub(super) struct Remote {
     addrs: Vec<SocketAddr>,
     member: Arc<Member>,
     /// The one that has led there.
@@ -39,7 +39,7 @@ pub(super) struct Afar {
     answers: AtomicBool,
 }
 
-impl Afar {
+impl Remote {
     pub(super) fn new(addrs: Vec<SocketAddr>, member: Arc<Member>) -> Self {
         let (silent, answers) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { addrs, member, known: Mutex::default(), silent, answers }
@@ -149,7 +149,7 @@ impl Afar {
             }
         };
         let guard = Guard::new(identity, peer).map_err(Err)?;
-        let halves = tls.into_halves().map_err(|_| Err(Reason::Left))?;
+        let halves = tls.into_split().map_err(|_| Err(Reason::Left))?;
         Ok((halves, guard))
     }
 

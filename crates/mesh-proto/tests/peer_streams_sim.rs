@@ -1,7 +1,7 @@
-//! Strands over schedules at random: hosts, relays, and trunks that lose, repeat, reorder, break and come back.
+//! PeerStreams over schedules at random: hosts, relays, and connections that lose, repeat, reorder, break and come back.
 //!
 //! STR-1..6. `MESH_SCHEDULES` says how many schedules are tried; the long run is
-//! `MESH_SCHEDULES=200000 cargo test --release -p mesh-proto --test strands_sim`.
+//! `MESH_SCHEDULES=200000 cargo test --release -p mesh-proto --test peer_streams_sim`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use dice::Dice;
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{
-    Arrival, Cargo, HostSet, Lane, PACKET_COST, Packet, PacketKind, SEGMENT, Share, Short, Strands,
+    Arrival, Cargo, HostSet, Lane, PACKET_COST, Packet, PacketKind, PeerStreams, SEGMENT, Share, Short,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -55,7 +55,7 @@ enum Happening {
     Reroute {
         host: HostNo,
     },
-    /// A direction of a trunk is cut, or whole again.
+    /// A direction of a connection is cut, or whole again.
     Cut {
         from: HostNo,
         to: HostNo,
@@ -79,7 +79,7 @@ enum Happening {
 const ID_LEN: usize = 8;
 
 struct Node {
-    strands: Strands,
+    peer_streams: PeerStreams,
     /// By which next hop it reaches each other host.
     paths: Vec<HostNo>,
     /// Whom it knows to be dead.
@@ -129,7 +129,7 @@ impl World {
         let window = [2_000, 70_000, 600_000, 4 << 20][dice.roll(4) as usize];
         let nodes = (0..hosts)
             .map(|me| Node {
-                strands: Strands::new(me, window),
+                peer_streams: PeerStreams::new(me, window),
                 paths: (0..hosts).collect(),
                 dead: BTreeSet::new(),
                 tick_at: None,
@@ -250,7 +250,7 @@ impl World {
                     return;
                 }
                 for _ in 0..1 + self.dice.roll(8) {
-                    let Some(packet) = self.nodes[host as usize].strands.next_packet(via, self.now) else {
+                    let Some(packet) = self.nodes[host as usize].peer_streams.next_packet(via, self.now) else {
                         return self.settle(host);
                     };
                     self.check_window(host);
@@ -265,7 +265,7 @@ impl World {
                 }
                 self.nodes[host as usize].tick_at = None;
                 let mut out = Vec::new();
-                self.nodes[host as usize].strands.on_tick(self.now, &mut out);
+                self.nodes[host as usize].peer_streams.on_tick(self.now, &mut out);
                 for packet in out {
                     let mut by_via: BTreeMap<HostNo, HostSet> = BTreeMap::new();
                     for dest in packet.hosts().iter() {
@@ -286,11 +286,11 @@ impl World {
             }
             Happening::Mend { from, to } => {
                 self.cut.remove(&(from, to));
-                // Whoever sees a trunk come back sends again what went by it.
+                // Whoever sees a connection come back sends again what went by it.
                 if self.dice.percent(50) && self.alive(from) {
                     let node = &mut self.nodes[from as usize];
-                    let hosts = node.strands.through(to);
-                    node.strands.reroute(&hosts, &|host| Some(node.paths[host as usize]));
+                    let hosts = node.peer_streams.through(to);
+                    node.peer_streams.reroute(&hosts, &|host| Some(node.paths[host as usize]));
                     self.settle(from);
                 }
             }
@@ -306,10 +306,10 @@ impl World {
 
     /// Looks after what a host has to do next.
     fn settle(&mut self, host: HostNo) {
-        let ready = self.nodes[host as usize].strands.take_ready();
+        let ready = self.nodes[host as usize].peer_streams.take_ready();
         ready.into_iter().for_each(|via| self.pump(host, via));
         let node = &mut self.nodes[host as usize];
-        if let Some(at) = node.strands.next_deadline()
+        if let Some(at) = node.peer_streams.next_deadline()
             && node.tick_at.is_none_or(|tick| at < tick)
         {
             let at = at.max(self.now);
@@ -318,14 +318,14 @@ impl World {
         }
         let window = self.window + SEGMENT as u64 + PACKET_COST;
         assert!(
-            self.nodes[host as usize].strands.held() <= u64::from(self.hosts()) * window,
+            self.nodes[host as usize].peer_streams.held() <= u64::from(self.hosts()) * window,
             "STR-4: too much is held"
         );
     }
 
     fn check_window(&self, host: HostNo) {
         for other in 0..self.hosts() {
-            let outstanding = self.nodes[host as usize].strands.outstanding(other);
+            let outstanding = self.nodes[host as usize].peer_streams.outstanding(other);
             assert!(
                 outstanding <= self.window.max(SEGMENT as u64 + PACKET_COST),
                 "STR-4: {outstanding} bytes are under way"
@@ -359,14 +359,14 @@ impl World {
         let mut others = packet.hosts();
         if others.remove(me) {
             let mut out = Vec::new();
-            self.nodes[me as usize].strands.on_packet(packet.clone(), self.now, &mut out);
+            self.nodes[me as usize].peer_streams.on_packet(packet.clone(), self.now, &mut out);
             out.into_iter().for_each(|arrival| self.delivered(me, arrival));
             self.settle(me);
         }
         if others.is_empty() {
             return;
         }
-        if self.dice.percent(80) && self.nodes[me as usize].strands.pass_ack(&packet, self.now) {
+        if self.dice.percent(80) && self.nodes[me as usize].peer_streams.pass_ack(&packet, self.now) {
             return self.settle(me);
         }
         if let Some(dest) = packet.sole()
@@ -462,10 +462,10 @@ impl World {
                 self.book.entry((host, lane, other)).or_default().0.push(id);
             }
             for (via, hosts) in by_via {
-                let strands = &mut self.nodes[host as usize].strands;
+                let peer_streams = &mut self.nodes[host as usize].peer_streams;
                 match hosts.len() {
-                    1 => assert!(strands.post_one(via, hosts.first().unwrap(), cargo.clone())),
-                    _ => assert!(strands.post(via, hosts, cargo.clone()).is_empty()),
+                    1 => assert!(peer_streams.post_one(via, hosts.first().unwrap(), cargo.clone())),
+                    _ => assert!(peer_streams.post(via, hosts, cargo.clone()).is_empty()),
                 }
                 self.pump(host, via);
             }
@@ -490,7 +490,7 @@ impl World {
         }
         let lost_for_now = !self.healed && self.dice.percent(10);
         let node = &mut self.nodes[host as usize];
-        node.strands.reroute(&changed, &|host| (!lost_for_now).then_some(node.paths[host as usize]));
+        node.peer_streams.reroute(&changed, &|host| (!lost_for_now).then_some(node.paths[host as usize]));
         node.lost |= lost_for_now;
         if lost_for_now {
             self.within(1000, Happening::Reroute { host });
@@ -503,7 +503,7 @@ impl World {
             return;
         }
         let node = &mut self.nodes[host as usize];
-        let lost = node.strands.end(of);
+        let lost = node.peer_streams.end(of);
         let mut ids: Vec<(u64, u64)> = Vec::new();
         for lost in &lost {
             let frame = lost.frame.concat();
@@ -518,21 +518,21 @@ impl World {
             assert!(posted.ends_with(&told), "STR-6: {told:?} were told of {posted:?}");
             assert!(told.len() >= posted.len() - came, "STR-6: {told:?} of {posted:?} were told, {came} came");
         }
-        assert_eq!(node.strands.outstanding(of), 0);
+        assert_eq!(node.peer_streams.outstanding(of), 0);
         // Whatever went by the dead host goes another way.
         for path in &mut node.paths {
             if *path == of {
                 *path = HostNo::MAX;
             }
         }
-        let mut changed = node.strands.through(of);
+        let mut changed = node.peer_streams.through(of);
         for other in 0..node.paths.len() {
             if node.paths[other] == HostNo::MAX {
                 node.paths[other] = other as HostNo;
                 changed = changed.iter().chain([other as HostNo]).collect();
             }
         }
-        node.strands.reroute(&changed, &|host| Some(node.paths[host as usize]));
+        node.peer_streams.reroute(&changed, &|host| Some(node.paths[host as usize]));
         self.settle(host);
     }
 
@@ -589,9 +589,9 @@ impl World {
         }
         for host in (0..self.hosts()).filter(|host| self.alive(*host)) {
             let node = &self.nodes[host as usize];
-            assert!(node.strands.is_idle(), "STR-5: host {host} is not idle");
-            assert_eq!(node.strands.next_deadline(), None, "STR-5");
-            assert!((0..self.hosts()).all(|via| node.strands.waiting(via) == 0));
+            assert!(node.peer_streams.is_idle(), "STR-5: host {host} is not idle");
+            assert_eq!(node.peer_streams.next_deadline(), None, "STR-5");
+            assert!((0..self.hosts()).all(|via| node.peer_streams.waiting(via) == 0));
         }
     }
 }

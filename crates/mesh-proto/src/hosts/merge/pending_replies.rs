@@ -18,7 +18,7 @@ const LOOKS: usize = 64;
 
 /// The replies of one call that have come so far.
 #[derive(Debug, Default)]
-pub(super) struct Pile {
+pub(super) struct PendingReplies {
     payloads: Vec<Payload>,
     /// Series that were not looked into, and how many payloads they have.
     series: Vec<Entry>,
@@ -30,7 +30,7 @@ pub(super) struct Pile {
     bytes: usize,
 }
 
-impl Pile {
+impl PendingReplies {
     pub(super) fn is_empty(&self) -> bool {
         self.payloads.is_empty() && self.series.is_empty()
     }

@@ -1,6 +1,6 @@
 //! What the thread that reads has before it: the pipes, what was found in them, and where that goes.
 
-use super::words::{Mail, Order};
+use super::messages::{Mail, Order};
 use crate::reactor::would_block;
 use crate::runtime::lock;
 use mesh_proto::logs::{Aggregator, Batch, Chunk, Found, LogOptions, Stream, Tap, Told, read_batch};
@@ -38,7 +38,7 @@ pub(super) struct Pipes {
 }
 
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct LogReader {
     pub(super) pipes: HashMap<u64, Pipes>,
     pub(super) tokens: HashMap<ProcAddr, u64>,
     /// Procs with open pipes, by mesh.
@@ -61,7 +61,7 @@ pub(super) struct Desk {
     /// At the controller: the other hosts that have procs of a mesh.
     pub(super) elsewhere: HashMap<MeshId, HashSet<HostNo>>,
     /// The flushes that other hosts have been asked for, and the latest that each has done.
-    pub(super) asked_away: u64,
+    pub(super) asked_remote: u64,
     pub(super) done_away: HashMap<HostNo, u64>,
     pub(super) dead: HashSet<HostNo>,
     /// What is to be sent once the lock is let go.
@@ -84,15 +84,15 @@ pub(super) struct Sending {
     options: HashMap<MeshId, LogOptions>,
 }
 
-impl Desk {
-    /// Nothing yet; `away` says that the lines are shown on another host.
-    pub(super) fn new(away: bool) -> Self {
+impl LogReader {
+    /// Nothing yet; `remote` says that the lines are shown on another host.
+    pub(super) fn new(remote: bool) -> Self {
         Self {
             pipes: HashMap::new(),
             tokens: HashMap::new(),
             open: HashMap::new(),
             next: 0,
-            sink: match away {
+            sink: match remote {
                 true => Sink::Sent(Sending::default()),
                 false => Sink::Shown(Aggregator::new(DEFAULTS), Vec::new()),
             },
@@ -107,7 +107,7 @@ impl Desk {
             closing: false,
             closed: false,
             elsewhere: HashMap::new(),
-            asked_away: 0,
+            asked_remote: 0,
             done_away: HashMap::new(),
             dead: HashSet::new(),
             mail: Vec::new(),

@@ -1,9 +1,9 @@
-//! Strands between hosts: order and exactly-once.
+//! PeerStreams between hosts: order and exactly-once.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
 use bytes::Bytes;
-use mesh_proto::hosts::{Arrival, Cargo, HostSet, Lane, Packet, PacketKind, SEGMENT, Share, Short, Strands};
+use mesh_proto::hosts::{Arrival, Cargo, HostSet, Lane, Packet, PacketKind, PeerStreams, SEGMENT, Share, Short};
 use std::time::Duration;
 
 const T0: Duration = Duration::ZERO;
@@ -31,7 +31,7 @@ fn bytes(arrivals: &[Arrival]) -> Vec<Vec<u8>> {
         .collect()
 }
 
-fn take(to: &mut Strands, packet: &Packet, now: Duration) -> Vec<Arrival> {
+fn take(to: &mut PeerStreams, packet: &Packet, now: Duration) -> Vec<Arrival> {
     let mut out = Vec::new();
     to.on_packet(packet.clone(), now, &mut out);
     out
@@ -40,7 +40,7 @@ fn take(to: &mut Strands, packet: &Packet, now: Duration) -> Vec<Arrival> {
 #[test]
 fn what_comes_twice_or_early_is_delivered_once_and_in_order() {
     // STR-1
-    let (mut a, mut b) = (Strands::new(0, 1 << 20), Strands::new(1, 1 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(1, 1 << 20));
     let packets: Vec<Packet> = (0..4_u8)
         .map(|n| {
             assert!(a.post_one(1, 1, cargo(0, vec![n; 10])));
@@ -64,7 +64,7 @@ fn what_comes_twice_or_early_is_delivered_once_and_in_order() {
 
 #[test]
 fn a_reply_carries_the_ack() {
-    let (mut a, mut b) = (Strands::new(0, 1 << 20), Strands::new(1, 1 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(1, 1 << 20));
     assert!(a.post_one(1, 1, cargo(0, "call")));
     take(&mut b, &a.next_packet(1, T0).unwrap(), T0);
     assert!(b.post_one(0, 0, cargo(0, "reply")));
@@ -77,7 +77,7 @@ fn a_reply_carries_the_ack() {
 
 #[test]
 fn a_long_frame_is_cut_and_does_not_hold_up_another_lane() {
-    let (mut a, mut b) = (Strands::new(0, 64 << 20), Strands::new(1, 64 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 64 << 20), PeerStreams::new(1, 64 << 20));
     let long: Vec<u8> = (0..3 * SEGMENT + 7).map(|n| n as u8).collect();
     let frame = Short::from([Bytes::from(long[..80].to_vec()), Bytes::from(long[80..].to_vec())]);
     assert!(a.post_one(1, 1, Cargo { frame, lane: lane(1) }));
@@ -104,7 +104,7 @@ fn a_long_frame_is_cut_and_does_not_hold_up_another_lane() {
 
 #[test]
 fn a_cast_has_one_run_where_numbers_are_equal() {
-    let mut a = Strands::new(0, 1 << 20);
+    let mut a = PeerStreams::new(0, 1 << 20);
     assert!(a.post(1, HostSet::range(1, 10_000), cargo(0, "all")).is_empty());
     assert_eq!(a.next_packet(1, T0).unwrap().dests.len(), 1);
     assert!(a.post_one(1, 500, cargo(0, "one")));
@@ -120,7 +120,7 @@ fn a_cast_has_one_run_where_numbers_are_equal() {
 #[test]
 fn the_window_holds_back_one_host_and_an_ack_opens_it() {
     // STR-4
-    let (mut a, mut b) = (Strands::new(0, 10_000), Strands::new(1, 10_000));
+    let (mut a, mut b) = (PeerStreams::new(0, 10_000), PeerStreams::new(1, 10_000));
     for _ in 0..10 {
         assert!(a.post_one(1, 1, cargo(0, vec![0; 3000])));
     }
@@ -144,7 +144,7 @@ fn the_window_holds_back_one_host_and_an_ack_opens_it() {
 #[test]
 fn a_lane_does_not_overtake_itself_by_another_way() {
     // STR-2
-    let mut a = Strands::new(5, 1 << 20);
+    let mut a = PeerStreams::new(5, 1 << 20);
     assert!(a.post(1, HostSet::range(1, 3), cargo(0, "cast")).is_empty());
     assert!(a.post_one(2, 2, cargo(0, "single")));
     assert!(a.post_one(2, 2, cargo(1, "another lane")));
@@ -159,7 +159,7 @@ fn a_lane_does_not_overtake_itself_by_another_way() {
 #[test]
 fn what_was_lost_is_sent_again_when_the_path_changes() {
     // STR-3
-    let (mut a, mut b) = (Strands::new(0, 1 << 20), Strands::new(7, 1 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(7, 1 << 20));
     for n in 0..3_u8 {
         assert!(a.post(1, HostSet::from_iter([7, 8]), cargo(0, vec![n])).is_empty());
     }
@@ -179,7 +179,7 @@ fn what_was_lost_is_sent_again_when_the_path_changes() {
 #[test]
 fn what_was_lost_silently_is_found_out_in_time() {
     // STR-3
-    let (mut a, mut b) = (Strands::new(0, 1 << 20), Strands::new(1, 1 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(1, 1 << 20));
     for n in 0..100_u8 {
         assert!(a.post_one(1, 1, cargo(0, vec![n])));
         a.next_packet(1, T0).unwrap();
@@ -205,7 +205,7 @@ fn what_was_lost_silently_is_found_out_in_time() {
 #[test]
 fn what_an_ended_host_did_not_acknowledge_is_told() {
     // STR-6
-    let mut a = Strands::new(0, 1 << 20);
+    let mut a = PeerStreams::new(0, 1 << 20);
     let frame = Short::from([Bytes::from(vec![1; 80]), Bytes::from(vec![2; 2 * SEGMENT])]);
     assert!(a.post_one(1, 1, cargo(0, "small")));
     assert!(a.post_one(1, 1, Cargo { frame: frame.clone(), lane: lane(0) }));
@@ -218,7 +218,7 @@ fn what_an_ended_host_did_not_acknowledge_is_told() {
     assert!(!a.post_one(1, 1, cargo(0, "late")));
     assert_eq!(a.post(1, HostSet::range(1, 2), cargo(0, "late")), HostSet::one(1));
     assert_eq!(a.next_packet(1, T0).unwrap().hosts(), HostSet::one(2));
-    let mut late = Strands::new(1, 1 << 20);
+    let mut late = PeerStreams::new(1, 1 << 20);
     assert!(late.post_one(0, 0, cargo(0, "late")));
     assert!(take(&mut a, &late.next_packet(0, T0).unwrap(), T0).is_empty());
 }
@@ -226,8 +226,8 @@ fn what_an_ended_host_did_not_acknowledge_is_told() {
 #[test]
 fn parts_of_a_merged_packet_count_each_by_its_own_number() {
     // STR-1
-    let mut root = Strands::new(0, 1 << 20);
-    let mut hosts: Vec<Strands> = (1..=4).map(|me| Strands::new(me, 1 << 20)).collect();
+    let mut root = PeerStreams::new(0, 1 << 20);
+    let mut hosts: Vec<PeerStreams> = (1..=4).map(|me| PeerStreams::new(me, 1 << 20)).collect();
     assert!(root.post(1, HostSet::range(1, 4), cargo(0, "call")).is_empty());
     let call = root.next_packet(1, T0).unwrap();
     hosts.iter_mut().for_each(|host| drop(take(host, &call, T0)));
@@ -257,13 +257,13 @@ fn parts_of_a_merged_packet_count_each_by_its_own_number() {
 
 #[test]
 fn acks_become_one_on_the_way_up() {
-    let mut root = Strands::new(0, 1 << 20);
+    let mut root = PeerStreams::new(0, 1 << 20);
     assert!(root.post(1, HostSet::range(1, 50), cargo(0, "all")).is_empty());
     let cast = root.next_packet(1, T0).unwrap();
-    let mut relay = Strands::new(1, 1 << 20);
+    let mut relay = PeerStreams::new(1, 1 << 20);
     take(&mut relay, &cast, T0);
     for me in 2..=50 {
-        let mut leaf = Strands::new(me, 1 << 20);
+        let mut leaf = PeerStreams::new(me, 1 << 20);
         take(&mut leaf, &cast, T0);
         let mut acks = Vec::new();
         leaf.on_tick(ms(20), &mut acks);
@@ -280,7 +280,7 @@ fn acks_become_one_on_the_way_up() {
 #[test]
 fn a_gap_is_told_and_filled_long_before_a_timeout() {
     // STR-3
-    let (mut a, mut b) = (Strands::new(0, 1 << 20), Strands::new(1, 1 << 20));
+    let (mut a, mut b) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(1, 1 << 20));
     let mut packets: Vec<Packet> = Vec::new();
     for n in 0..10_u8 {
         assert!(a.post_one(1, 1, cargo(0, vec![n])));
@@ -306,7 +306,7 @@ fn a_gap_is_told_and_filled_long_before_a_timeout() {
 #[test]
 fn what_comes_early_is_held_within_the_window_whatever_the_sender_does() {
     // STR-4
-    let (mut a, mut b) = (Strands::new(0, 64 << 20), Strands::new(1, 100_000));
+    let (mut a, mut b) = (PeerStreams::new(0, 64 << 20), PeerStreams::new(1, 100_000));
     let mut packets: Vec<Packet> = Vec::new();
     for n in 0..100_u8 {
         assert!(a.post_one(1, 1, cargo(0, vec![n; 10_000])));
@@ -325,7 +325,7 @@ fn what_comes_early_is_held_within_the_window_whatever_the_sender_does() {
 
 #[test]
 fn acks_and_gaps_of_what_was_never_sent_are_not_believed() {
-    let mut a = Strands::new(0, 1 << 20);
+    let mut a = PeerStreams::new(0, 1 << 20);
     assert!(a.post_one(1, 1, cargo(0, "one")));
     a.next_packet(1, T0).unwrap();
     let mut lie = Packet::new(PacketKind::Ack, 1);
@@ -344,14 +344,14 @@ fn acks_and_gaps_of_what_was_never_sent_are_not_believed() {
 #[test]
 fn numbers_that_all_differ_take_several_packets() {
     let hosts = 3 * mesh_proto::hosts::MAX_RUNS as u32;
-    let mut a = Strands::new(0, 64 << 20);
+    let mut a = PeerStreams::new(0, 64 << 20);
     for host in (1..=hosts).step_by(2) {
         assert!(a.post_one(9, host, cargo(0, "one")));
         a.next_packet(9, T0).unwrap();
     }
     let frame = Bytes::from(vec![5; SEGMENT + 1]);
     assert!(a.post(9, HostSet::range(1, hosts), cargo(0, frame.clone())).is_empty());
-    let check = |a: &mut Strands| {
+    let check = |a: &mut PeerStreams| {
         let mut got = std::collections::BTreeMap::<u32, usize>::new();
         while let Some(packet) = a.next_packet(9, T0) {
             assert!(packet.encode_head().len() < 512 << 10);
@@ -373,8 +373,8 @@ fn numbers_that_all_differ_take_several_packets() {
 #[test]
 fn an_ack_that_is_due_is_not_forgotten_when_hosts_become_alike() {
     // Hosts 1 and 2 are heard of together while something of host 2 alone is still to be acknowledged.
-    let mut root = Strands::new(0, 1 << 20);
-    let mut hosts = [Strands::new(1, 1 << 20), Strands::new(2, 1 << 20)];
+    let mut root = PeerStreams::new(0, 1 << 20);
+    let mut hosts = [PeerStreams::new(1, 1 << 20), PeerStreams::new(2, 1 << 20)];
     assert!(hosts.iter_mut().all(|host| host.post_one(0, 0, cargo(0, "up"))));
     let up: Vec<Packet> = hosts.iter_mut().map(|host| host.next_packet(0, T0).unwrap()).collect();
     take(&mut root, &up[0], T0);
@@ -396,8 +396,8 @@ fn an_ack_that_is_due_is_not_forgotten_when_hosts_become_alike() {
 #[test]
 fn a_host_that_is_behind_holds_up_nobody_else() {
     // STR-2, STR-4
-    let mut a = Strands::new(0, 3_000);
-    let mut hosts: Vec<Strands> = (1..=4).map(|me| Strands::new(me, 3_000)).collect();
+    let mut a = PeerStreams::new(0, 3_000);
+    let mut hosts: Vec<PeerStreams> = (1..=4).map(|me| PeerStreams::new(me, 3_000)).collect();
     let mut came = vec![Vec::new(); 4];
     for n in 0..20_u8 {
         assert!(a.post(1, HostSet::range(1, 4), cargo(0, vec![n; 500])).is_empty());

@@ -1,14 +1,14 @@
-//! Whether the other end of a trunk lives.
+//! Whether the other end of a connection lives.
 //!
 //! PLS-1: whatever arrives counts as a sign of life, at any time before [`Beat::Dead`] was given.
 //! PLS-2: silence counts only while this side was there to hear: time in which it was itself paused (a stopped process,
 //! a frozen machine, a clock that leapt) is given back to the peer, so that both sides of a pause may go on.
-//! PLS-3: an idle trunk carries a ping every tenth of the window in each direction, so that one lost or late ping does
+//! PLS-3: an idle connection carries a ping every tenth of the window in each direction, so that one lost or late ping does
 //! not make a live peer suspect, and a busy one none at all.
 
 use std::time::Duration;
 
-/// What is to be done about a trunk.
+/// What is to be done about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beat {
     /// Nothing.
@@ -21,19 +21,19 @@ pub enum Beat {
     Dead,
 }
 
-/// Liveness of one trunk. It wants a tick whenever [`Pulse::next_deadline`] is reached.
+/// Liveness of one connection. It wants a tick whenever [`Heartbeat::next_deadline`] is reached.
 ///
 /// ```
-/// # use mesh_proto::hosts::{Beat, Pulse};
+/// # use mesh_proto::hosts::{Beat, Heartbeat};
 /// # use std::time::Duration;
 /// let seconds = Duration::from_secs;
-/// let mut pulse = Pulse::new(seconds(10), seconds(0));
-/// assert_eq!(pulse.on_tick(pulse.next_deadline()), Beat::Ping);
-/// pulse.heard(seconds(2));
-/// assert!(pulse.next_deadline() <= seconds(2));
+/// let mut heartbeat = Heartbeat::new(seconds(10), seconds(0));
+/// assert_eq!(heartbeat.on_tick(heartbeat.next_deadline()), Beat::Ping);
+/// heartbeat.heard(seconds(2));
+/// assert!(heartbeat.next_deadline() <= seconds(2));
 /// ```
 #[derive(Clone, Debug)]
-pub struct Pulse {
+pub struct Heartbeat {
     window: Duration,
     heard: Duration,
     sent: Duration,
@@ -43,8 +43,8 @@ pub struct Pulse {
     dead: bool,
 }
 
-impl Pulse {
-    /// A trunk that has just come up, whose peer is dead after `window` of silence.
+impl Heartbeat {
+    /// A connection that has just come up, whose peer is dead after `window` of silence.
     #[must_use]
     pub fn new(window: Duration, now: Duration) -> Self {
         let window = window.max(Duration::from_millis(1));
@@ -84,7 +84,7 @@ impl Pulse {
         Beat::Quiet
     }
 
-    /// When [`Pulse::on_tick`] is wanted next.
+    /// When [`Heartbeat::on_tick`] is wanted next.
     #[must_use]
     pub fn next_deadline(&self) -> Duration {
         let silence = if self.suspect { self.window } else { self.window / 4 };

@@ -22,7 +22,7 @@ pub(crate) const SEATS: u32 = (LEN - FLAGS_AT) as u32;
 
 /// The page, and this process's seat on it.
 #[derive(Debug)]
-pub(crate) struct Board {
+pub(crate) struct SpinBoard {
     base: *mut c_void,
     fd: OwnedFd,
     seat: u32,
@@ -32,9 +32,9 @@ pub(crate) struct Board {
 }
 
 // SAFETY: the page is only reached through atomics, and stays mapped until the board is dropped.
-unsafe impl Send for Board {}
+unsafe impl Send for SpinBoard {}
 // SAFETY: as above.
-unsafe impl Sync for Board {}
+unsafe impl Sync for SpinBoard {}
 
 thread_local! {
     static PRESENCE: RefCell<Presence> = const { RefCell::new(Presence { counts_on: None }) };
@@ -43,7 +43,7 @@ thread_local! {
 /// Whether this thread counts among its process's running ones, and where. It begins to with its first wait, and
 /// ceases to when it ends.
 struct Presence {
-    counts_on: Option<Weak<Board>>,
+    counts_on: Option<Weak<SpinBoard>>,
 }
 
 impl Drop for Presence {
@@ -54,7 +54,7 @@ impl Drop for Presence {
     }
 }
 
-impl Board {
+impl SpinBoard {
     /// A fresh page, with this process in the first seat.
     pub(crate) fn create() -> Result<Self, RuntimeError> {
         let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::NoMemfd)?;
@@ -168,7 +168,7 @@ impl Board {
     }
 }
 
-impl Drop for Board {
+impl Drop for SpinBoard {
     fn drop(&mut self) {
         self.clear(self.seat);
         // SAFETY: mapped by `join` with this length; no reference outlives `self`.

@@ -1,4 +1,4 @@
-//! The sending half of a strand, and the packets that strands share.
+//! The sending half of a peer stream, and the packets that peer streams share.
 
 use super::{Lane, Lost, RESEND_AFTER, RESEND_AFTER_AT_MOST};
 use crate::HostNo;
@@ -15,7 +15,7 @@ const BURST: u64 = 64;
 /// A packet that was sent, kept once for all hosts that have not acknowledged it.
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// Ascends with every packet: numbers of every strand ascend with it.
+    /// Ascends with every packet: numbers of every peer stream ascend with it.
     pub(super) order: u64,
     pub(super) refs: u32,
     pub(super) message: u32,
@@ -98,7 +98,7 @@ pub(super) struct Flight {
     pub(super) via: HostNo,
 }
 
-/// The sending half of the strand to each host of a run.
+/// The sending half of the peer stream to each host of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outgoing {
     /// The highest number that was acknowledged.
