@@ -24,7 +24,7 @@ from mesh_core._common.current import current, holder
 from mesh_core._common.errors import MeshError, SpawnError
 from mesh_core._failures.owned_meshes import Holding
 from mesh_core._futures.promise import Promise
-from mesh_core._geometry.location import ListedLocation, Location
+from mesh_core._geometry.location import ListedLocation, Location, is_guest_mesh
 from mesh_core._native import (
     GUEST_MESHES,
     Extent,
@@ -268,6 +268,9 @@ class Joined:
     # What is spawned, for the controller to know.
 
     def _record(self, owner: int, mesh: Any, actor_id: int) -> None:
+        if is_guest_mesh(mesh._procs_id):
+            # It lives in this very process, and ends with it.
+            return
         thing = _Thing(
             mesh.name,
             mesh._procs_id,
