@@ -152,7 +152,7 @@ for what in (lambda: counters.add.call(1000).get(timeout=60), lambda: this_host(
     try:
         print("done", what(), flush=True)
     except Exception as error:
-        print(error, joined.is_lost, flush=True)
+        print(*str(error).split(), joined.is_lost, flush=True)
 shutdown()
 check_free()
 print(has_joined(), len(this_host().spawn_procs({"gpus": 1}).pids), flush=True)
