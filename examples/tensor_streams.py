@@ -43,7 +43,8 @@ def train(procs: ProcMesh, comm: Stream | None) -> tuple[Tensor, float]:
         batch = torch.randn(ROWS, WIDTH) * (rank_tensor(procs, "gpus") + 1.0)
         if comm is not None:
             for parameter in model.parameters():
-                parameter.register_post_accumulate_grad_hook(average)
+                parameter.register_post_accumulate_grad_hook(average)  # type: ignore[no-untyped-call]
+        begun = time.perf_counter()
         for step in range(STEPS):
             if step == 1:
                 fetch_shard(next(model.parameters()).detach()[0])  # what is done once is done
@@ -52,6 +53,7 @@ def train(procs: ProcMesh, comm: Stream | None) -> tuple[Tensor, float]:
             model(batch).square().mean().backward()
             if comm is None:
                 for parameter in model.parameters():
+                    assert parameter.grad is not None
                     parameter.grad = reduce(parameter.grad, op="avg")
             for borrow in pending:
                 borrow.drop()

@@ -86,7 +86,7 @@ def test_get_on_the_loop_for_an_answer_of_this_loop_is_refused(
     neighbour = procs.slice(hosts=0, gpus=0).spawn("neighbour", Caller)
     neighbour.initialized.get(timeout=30)
     for local in (neighbour, first):
-        with pytest.raises(MeshError, match="await it"):
+        with pytest.raises(MeshError, match="Await it"):
             first.get.call_one(local, "ping").get(timeout=20)
     # Elsewhere somebody else answers.
     assert first.get.call_one(second, "ping").get(timeout=20) == "pong"

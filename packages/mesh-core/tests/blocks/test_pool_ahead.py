@@ -82,8 +82,10 @@ class Busy:
     @property
     def ahead(self) -> int:
         """How many were sent ahead."""
-        assert self.pool._own is not None
-        return len(list(self.pool._own._places.ahead()))
+        own = self.pool._own
+        assert own is not None
+        with own._lock:
+            return len(list(own._places.ahead()))
 
 
 def test_task_that_lies_ready_runs_next(ready: None, workers: Any, gates: dict[int, Gate]) -> None:

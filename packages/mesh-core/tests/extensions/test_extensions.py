@@ -426,25 +426,6 @@ def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path
     ]
 
 
-class Closes(Extension):
-    name = "closes"
-
-    def start(self) -> None:
-        self.said: list[str] = []
-
-    def stop(self) -> None:
-        self.said.append("stop")
-
-    def closed(self) -> None:
-        self.said.append("closed")
-
-
-def test_the_scripts_own_is_told_when_the_runtime_is_closed() -> None:
-    said = install(Closes).said
-    shutdown()
-    assert said == ["stop", "closed"]
-
-
 def test_names_are_checked() -> None:
     install(Notes)
     with pytest.raises(MeshError, match="extension 'notes' is installed in this process already"):
@@ -674,3 +655,22 @@ def test_a_script_that_has_spawned_nothing_can_send_to_itself() -> None:
         assert patient.call(patient.proc, "hello").get(timeout=30).item() == "hello"
     finally:
         uninstall("patient")
+
+
+class Closes(Extension):
+    name = "closes"
+
+    def start(self) -> None:
+        self.said: list[str] = []
+
+    def stop(self) -> None:
+        self.said.append("stop")
+
+    def closed(self) -> None:
+        self.said.append("closed")
+
+
+def test_the_scripts_own_is_told_when_the_runtime_is_closed() -> None:
+    said = install(Closes).said
+    shutdown()
+    assert said == ["stop", "closed"]

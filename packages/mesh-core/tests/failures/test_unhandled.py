@@ -383,7 +383,9 @@ def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: C
         """
     )
     said, errors = run.finish()
-    assert (run.process.returncode, said) == (1, "caught\n"), errors
+    # The call that the script waits for raises it, or else its end reports it.
+    assert run.process.returncode == 1, errors
+    assert said in {"caught\n", ""}
     assert "exited with status 5" in errors
 
 

@@ -131,7 +131,7 @@ pub struct Lost {
 /// # use std::time::Duration;
 /// let (mut here, mut there) = (PeerStreams::new(0, 1 << 20), PeerStreams::new(1, 1 << 20));
 /// let lane = Lane { sender: (0, 0, 0), mesh: 7 };
-/// let frame = bytes::Bytes::from_static(b"hello").into();
+/// let frame = [bytes::Bytes::from_static(b"hello")].into_iter().collect();
 /// assert!(here.post_one(1, 1, Cargo { frame, lane }));
 /// let packet = here.next_packet(1, Duration::ZERO).unwrap();
 /// let mut arrived = Vec::new();

@@ -155,6 +155,10 @@ class OwnedMeshes:
     def add(self, holding: Holding) -> None:
         """Own a mesh from now on."""
         with self._lock:
+            procs = self._holdings.get(holding.procs_id)
+            if procs is not None and procs is not holding:
+                # Actors were never in processes that have ended before, of which another notice may be on its way.
+                holding.dead |= procs.dead
             self._holdings[holding.actor_id or holding.procs_id] = holding
 
     def tell(self, holding: Holding, returns: Returns) -> None:

@@ -71,6 +71,8 @@ class _Thing:
     reference: bytes
     dead: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
     """Processes that were in it and have ended, of which a script was told."""
+    untold: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
+    """Those that have ended while there was no script."""
 
     def target(self) -> Target:
         """Where it is."""
@@ -123,6 +125,11 @@ class Guests:
             }
             missed = list(self._missed)
             self._missed.clear()
+            for key, each in list(self._things.items()):
+                # It asks about all of them and is told of these, so that the next script is not.
+                each.dead = each.dead + each.untold
+                each.untold = []
+                self._forget_dead(key, each)
         for failure in missed:
             process.supervision.pass_on(_SCRIPT, failure)
         return dumps(told)[0]
@@ -193,11 +200,14 @@ class Guests:
                 here = each.location.rank_of(each.procs_id, procs_id, rank)
                 if here is None or here not in each.root:
                     continue
-                if self._is_there or lost.orderly:
-                    each.dead.append((procs_id, rank, lost.process))
-                if len({gone[:2] for gone in each.dead}) >= len(each.root):
-                    # All of it is gone, and somebody has heard of that.
-                    del self._things[key]
+                told = self._is_there or lost.orderly
+                (each.dead if told else each.untold).append((procs_id, rank, lost.process))
+                self._forget_dead(key, each)
+
+    def _forget_dead(self, key: tuple[int, int], thing: _Thing) -> None:
+        """Forget what is gone as a whole, once a script has been told of that."""
+        if len({gone[:2] for gone in thing.dead}) >= len(thing.root):
+            del self._things[key]
 
     def _fails(self, failure: MeshFailure) -> None:
         """A failure that only the script can answer for."""

@@ -50,7 +50,7 @@ class Limits(Ends):
             buffer = owner.offer("a", b"offered before")
             owner.take_descriptors()
             # Answered, refused or late: but it comes to an end, and the owner lives.
-            read = buffer.read_into(bytearray(14), timeout=0.5, transport=self.plugin.name)
+            read = buffer.read_into(bytearray(14), timeout=2, transport=self.plugin.name)
             read.exception(timeout=60)
             # It may fail, and the owner lives.
             owner.attempt("offer", "b", b"offered meanwhile")
