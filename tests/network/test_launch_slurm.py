@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import sys
@@ -302,7 +303,7 @@ with launch("slurm", hosts=1, name="lab", exclusive=True, time=1, OPTIONS) as jo
     nothing_is_left(cluster)
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_requeued_job_starts_again_with_hosts_of_its_own(cluster: Slurm) -> None:
     """SLR-1: of a script in an allocation, nothing is left on the nodes before Slurm starts it anew."""
     said = cluster.folder / "said"
@@ -334,7 +335,8 @@ with launch("slurm", hosts=2, OPTIONS) as job:
         out = cluster.folder / "out"
         return f"{lines()}, {cluster.ask('squeue')}, {out.read_text() if out.exists() else ''}"
 
-    wait_until(lambda: lines() == ["0 host1 host2"], f"it does not run: {about()}", 60)
+    wait_until(lambda: len(lines()) == 1, f"it does not run; at first: {about()}", 100)
+    assert re.fullmatch(r"0 host\d host\d", lines()[0])
     cluster.ask("scontrol", "requeue", number)
     wait_until(
         lambda: cluster.ask("squeue", "-h", "-j", number, "-o", "%T").strip() == "PENDING",
@@ -347,8 +349,8 @@ with launch("slurm", hosts=2, OPTIONS) as job:
     assert list(runtime.glob("mesh-host-*")) == []
     # By itself Slurm waits for two minutes.
     cluster.ask("scontrol", "update", f"jobid={number}", "StartTime=now")
-    wait_until(lambda: len(lines()) == 2, f"it does not run again: {about()}", 60)
-    assert lines()[1] == "1 host1 host2"
+    wait_until(lambda: len(lines()) == 2, f"it does not run again; at first: {about()}", 100)
+    assert re.fullmatch(r"1 host\d host\d", lines()[1])
     nothing_is_left(cluster)
 
 

@@ -292,7 +292,8 @@ class _Step:
         if os.environ.get("SLURM_JOB_ID"):
             return
         now = await self._queue()
-        if now.nodes:
+        # A job that ends lets its nodes go one by one; that is told by its end.
+        if now.nodes and now.state != "COMPLETING" and not now.has_ended:
             there = hostnames(now.nodes)
             gone = {each for each in self._left() if self._nodes[each] not in there}
             self._fail(gone, f"its node has left the job{f': {now.why}' if now.why else ''}")

@@ -146,7 +146,7 @@ class Settings:
     >>> Settings(spawn_timeout=-1)
     Traceback (most recent call last):
     ...
-    mesh_core._common.settings.SettingsError: Settings(): spawn_timeout must be between 0.0 and 86,400.0 seconds, not -1
+    mesh_core._common.settings.SettingsError: Settings(): spawn_timeout must be between 0.0 and 86,400.0 seconds, got -1
     """
 
     spin_us: float = _setting(50.0, _Number(float, 0.0, 1e6, "microseconds"))
