@@ -9,7 +9,7 @@ from test_partition import account
 
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
-WINDOW = 1.5
+WINDOW = 2.5
 
 
 def cut_off(site, seconds):
