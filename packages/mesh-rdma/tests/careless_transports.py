@@ -179,6 +179,8 @@ class Brittle(Server):
         with suppress(OSError):
             while True:
                 stream, _ = self.socket.accept()
+                # The kernel has had a descriptor at hand for this one. Is there one for the next?
+                os.close(os.dup(stream.fileno()))
                 threading.Thread(target=self.serve, args=(stream,), daemon=True).start()
 
 

@@ -368,6 +368,7 @@ def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: C
     """SUP-2: its calls are not the script's, whose they are in any other process either."""
     run = script(
         """
+        import asyncio
         from core_owners import Leaf
         from mesh_core import Actor, SupervisionError, endpoint, this_host, this_proc
 
@@ -379,11 +380,17 @@ def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: C
                 except SupervisionError:
                     return "caught"
 
-        print(this_proc().spawn("here", Catches).lose.call_one().get(30))
+            @endpoint
+            async def idle(self):
+                await asyncio.sleep(30)
+
+        here = this_proc().spawn("here", Catches)
+        print(here.lose.call_one().get(30), flush=True)
+        here.idle.call_one().get(30)
         """
     )
     said, errors = run.finish()
-    # The call that the script waits for raises it, or else its end reports it.
+    # Whichever of the two calls the script waits for just then raises it.
     assert run.process.returncode == 1, errors
     assert said in {"caught\n", ""}
     assert "exited with status 5" in errors

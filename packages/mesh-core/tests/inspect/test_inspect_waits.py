@@ -217,8 +217,9 @@ def test_stopped_process_is_named_and_holds_up_nothing(waiters: list[Any]) -> No
     os.kill(pid, signal.SIGSTOP)
     try:
         answer = waiters[0].ask.call_one(waiters[1])
-        graph = until(lambda graph: of(graph, "w[0]"))
-        assert graph.silent == ("three[1], which a signal has stopped",)
+        silent = ("three[1], which a signal has stopped",)
+        # Until the signal has reached it, it is one that does not answer.
+        graph = until(lambda graph: of(graph, "w[0]") and graph.silent == silent)
         assert of(graph, "w[0]")[0].whom == ("w[1]",)
         assert "not known: three[1], which a signal has stopped" in str(graph)
     finally:
