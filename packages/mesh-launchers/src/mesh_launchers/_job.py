@@ -203,6 +203,10 @@ class Job:
                 raise JobNotFound(f"job {self.name!r} has ended")
             return self._state
 
+    def _knows(self, numbers: Sequence[int]) -> bool:
+        """Whether something was said of these hosts, or nothing will be any more."""
+        return self._state is None or {*numbers} <= {each.number for each in self._state.hosts}
+
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until all hosts run; raises :class:`LaunchError` as soon as one has failed, and after ``timeout`` seconds."""
         with self._changed:
@@ -250,6 +254,9 @@ class Job:
         if new:
             begun = self._door.ask("start", mesh=name, targets=new, timeout=_JOIN_S)
             numbers: list[int] = begun["numbers"]
+            with self._changed:
+                # What is said of the new hosts comes by itself, and perhaps after the answer.
+                self._changed.wait_for(lambda: self._ended or self._knows(numbers))
             now = self.state()
             if self._joined is not None:
                 more = self._joined.read(base64.b64decode(begun["hosts"]))
