@@ -58,7 +58,7 @@ class Slurm:
                     "PreemptType=preempt/partition_prio",
                     "PreemptMode=CANCEL",
                     "SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=1",
-                    "SlurmdTimeout=5",
+                    "SlurmdTimeout=15",
                     "KillWait=5",
                     f"NodeName=host[1-{nodes}] CPUs=4 RealMemory=1000 State=UNKNOWN",
                     f"PartitionName=main Nodes=host[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1",
