@@ -272,8 +272,9 @@ mod tests {
         // One that lasts counts as far as it has lasted.
         let last = ClockStop::begin();
         let serial = gauge.begin(Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
-        std::thread::sleep(pause);
+        std::thread::sleep(10 * pause);
         gauge.end(serial, false);
+        // The mean of both messages.
         assert!(gauge.read().waited > waited);
         drop(last);
     }
