@@ -340,6 +340,18 @@ def test_functions_without_a_module_go_by_value() -> None:
     assert arrive(textwrap.dedent) is textwrap.dedent
 
 
+def test_code_that_goes_by_value_keeps_its_file_and_line() -> None:
+    """Tracebacks, debuggers and `inspect.getsource` find source by them; cloudpickle 3.1.3 leaves the file out."""
+
+    def outer() -> Any:
+        return lambda: None
+
+    arrived = arrive(outer)
+    for here, there in ((outer, arrived), (outer(), arrived())):
+        for place in ("co_filename", "co_firstlineno", "co_qualname"):
+            assert getattr(there.__code__, place) == getattr(here.__code__, place)
+
+
 SCRIPT = """
     import dataclasses, enum, pickle, sys
     from mesh_core._serialize import dumps, loads
