@@ -20,11 +20,12 @@ from mesh_core._serialize.stream import Stream
 Message = tuple[bytes, list[memoryview]]
 _FILES = (TextIOWrapper, BufferedReader, BufferedWriter, BufferedRandom, FileIO)
 # In the order of the constructor's parameters.
+# fmt: off
 _FIELDS_OF_CODE = (
-    *("co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags", "co_code"),
-    *("co_consts", "co_names", "co_varnames", "co_filename", "co_name", "co_qualname", "co_firstlineno", "co_linetable"),
-    *("co_exceptiontable", "co_freevars", "co_cellvars"),
+    "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_nlocals", "co_stacksize", "co_flags", "co_code", "co_consts", "co_names",
+    "co_varnames", "co_filename", "co_name", "co_qualname", "co_firstlineno", "co_linetable", "co_exceptiontable", "co_freevars", "co_cellvars",
 )
+# fmt: on
 
 
 def dump_stream(obj: object) -> Message | None:
