@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 
 def use_backend(procs: ProcMesh, name: str | None, device: str = "cpu") -> None:
-    """Have collectives of tensors on that kind of device done by one of PyTorch's backends from now on; ``None`` leaves it to the package.
+    """Choose one of PyTorch's backends for collectives of tensors on this kind of device from now on; ``None`` restores the default.
 
-    By itself it takes gloo for tensors on the CPU, and NCCL for CUDA devices if each process of the mesh has one of its own, otherwise gloo, for which tensors
-    go through the CPU. A backend that is registered with :meth:`torch.distributed.Backend.register_backend` has to be registered in the
-    processes: import what does so there, with ``bootstrap=`` of ``spawn_procs`` for example.
+    The default is gloo for tensors on the CPU. For CUDA devices it is NCCL if each process of the mesh has a device of its own, and otherwise gloo, with copies
+    through the CPU. A backend of :meth:`torch.distributed.Backend.register_backend` must be registered in the
+    processes: import the module that does so there, for example with ``bootstrap=`` of ``spawn_procs``.
 
     >>> import torch
     >>> from mesh_core import this_host

@@ -20,7 +20,7 @@ _LINEAR = ("sum", "avg")
 
 
 def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
-    """Return a tensor that has on each process its coordinate in one dimension of the mesh.
+    """Return a tensor that contains, on each process, its coordinate along one dimension of the mesh.
 
     >>> from mesh_core import this_host
     >>> from mesh_tensor import fetch, rank_tensor
@@ -36,7 +36,7 @@ def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
 
 
 def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
-    """Have the random numbers of a mesh's processes begin anew: others on each, or, `shared`, the same on all."""
+    """Seed the random numbers of a mesh's processes: differently on each or, with `shared`, identically on all."""
     if not isinstance(procs, ProcMesh):
         raise TypeError(
             f"manual_seed() seeds the processes of a ProcMesh, got {procs!r}. In the global view random numbers come from the script's own "
@@ -61,11 +61,11 @@ def reduce(
     *,
     scatter: bool = False,
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Make one tensor of those of all processes along dimensions of the mesh, by default all; each process gets it.
+    """Combine the tensors of all processes along mesh dimensions, by default all dimensions. Each process gets the result.
 
-    `scatter` leaves each process its own part of the first dimension. `op="stack"` puts the tensors beside each other, in a
-    new first dimension. Gradients flow through sums, averages and stacks. A list of tensors is reduced at once, each with those of its
-    place; no gradients flow through that.
+    With `scatter`, each process keeps only its own part of the first dimension. `op="stack"` stacks the tensors in a
+    new first dimension. Gradients flow through sums, averages and stacks. A list of tensors is reduced in one piece, element by
+    element; no gradients flow through it.
 
     >>> from mesh_core import this_host
     >>> from mesh_tensor import fetch, rank_tensor, reduce
@@ -90,7 +90,7 @@ def reduce(
 
 
 def all_gather(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) -> torch.Tensor:
-    """Give each process the tensors of all along dimensions of the mesh, beside each other in a new first dimension."""
+    """Gather the tensors of all processes along mesh dimensions on each of them, stacked in a new first dimension."""
     tensor = of_mesh(tensor)
     along = _dims(tensor, dims)
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -100,7 +100,7 @@ def all_gather(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) ->
 
 
 def all_to_all(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) -> torch.Tensor:
-    """Give each process the part of every tensor that is meant for it: the n-th of the first dimension is for coordinate n."""
+    """Exchange parts between processes: row n of each tensor goes to the process with coordinate n."""
     tensor = of_mesh(tensor)
     issuer = tensor.descriptor.stream.issuer
     number, size = issuer.stream.groups.along(_dims(tensor, dims), tensor.device.type)

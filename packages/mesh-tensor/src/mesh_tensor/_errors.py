@@ -9,7 +9,7 @@ from mesh_core import MeshError
 
 
 class RemoteException(MeshError):
-    """An operator has failed on a process of the mesh, and so have those that depend on it."""
+    """An operator has failed on a process of the mesh, and with it everything that depends on its result."""
 
     def __init__(self, message: str, *, operator: str, point: Any, trace: str) -> None:
         super().__init__(message)
@@ -26,15 +26,15 @@ def _again(message: str, operator: str, point: Any, trace: str) -> RemoteExcepti
 
 
 class RanksDisagree(MeshError):
-    """The processes of a mesh have different values where there can be only one."""
+    """The processes of a mesh have different values where a single value is needed."""
 
 
 class CaptureError(MeshError):
-    """A step cannot be captured: a replay of it would not do what calling it does."""
+    """A step cannot be captured, because a replay would not do the same as a call."""
 
 
 class StreamError(MeshError, ValueError):
-    """A tensor was to be used where its stream, or a borrow, does not allow it."""
+    """A tensor was used where its stream or a loan does not allow it."""
 
 
 def line_of(place: tuple[Any, int] | None) -> str:

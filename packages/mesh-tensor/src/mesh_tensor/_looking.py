@@ -43,7 +43,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Inspection:
-    """A tensor as it lies on its mesh. Printed, and at the end of a notebook's cell, it is a picture."""
+    """The layout of a tensor on its mesh. Printed, or at the end of a notebook cell, it is a picture."""
 
     title: str
     shape: tuple[int, ...]
@@ -123,9 +123,9 @@ class Inspection:
 
 
 def inspect(tensor: torch.Tensor, *, timeout: float | None = None) -> Inspection:
-    """Wait for a tensor, and return how it lies on its mesh: which process has which part, how much, and of which values.
+    """Wait for a tensor, and return its layout: which process has which part, its size, and a summary of its values.
 
-    A process on which the tensor could not be computed says why.
+    For a process on which the tensor could not be computed, the reason is shown.
 
     >>> import torch
     >>> from mesh_tensor import Mesh, distribute, inspect
@@ -164,7 +164,7 @@ def inspect(tensor: torch.Tensor, *, timeout: float | None = None) -> Inspection
 
 
 def show(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> None:
-    """Wait for a tensor, and print what one process has of it: that at these coordinates, or else the first.
+    """Wait for a tensor, and print the part of one process: the one at these coordinates, by default the first.
 
     >>> import torch
     >>> from mesh_core import this_host

@@ -41,9 +41,9 @@ def here() -> Where:
 def allow_clear_text(addresses: Mapping[str, str] | None = None) -> None:
     """Allow collectives between hosts, which are neither encrypted nor authenticated. Call it only on a network that you trust.
 
-    Without it, the first collective of a mesh on several machines raises. Each process listens on one address of its host: the one given
-    here for the host's name, else that of the interface in ``GLOO_SOCKET_IFNAME``, else the address by which other hosts reach it. It
-    applies to meshes of this process that have not had a collective yet.
+    Otherwise, the first collective of a mesh on several machines raises an error. Each process listens on one address of its host: the one
+    given here for the host's name, else that of the interface in ``GLOO_SOCKET_IFNAME``, else the address at which other hosts reach it. The
+    call applies to meshes of this process that have not run a collective yet.
 
     >>> from mesh_tensor import allow_clear_text
     >>> allow_clear_text({"node-1": "10.0.0.1", "node-2": "10.0.0.2"})

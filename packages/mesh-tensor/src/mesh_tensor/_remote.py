@@ -35,19 +35,19 @@ def remote(
     *,
     propagate: Callable[..., Any] | Literal["ask"] | None = None,
 ) -> Any:
-    """Have a function run on every process of a mesh, where the mesh's tensors among its arguments are the process's own.
+    """Run a function on every process of a mesh; mesh tensors among its arguments arrive as the process's own tensors.
 
-    What it returns stands for what it returns there: tensors of the mesh, also in lists, dicts and tuples. It is one instruction
-    among the operators: nothing waits for it.
+    Tensors in its result, including those in lists, dicts and tuples, become mesh tensors. A call is one instruction
+    among the operators, and the script does not wait for it.
 
-    The forms of its results are found by running it here once for each form of its arguments, on tensors without values: what else
-    it does is done here then, too. `propagate` is a function that is run in its place for that; or `"ask"`, which waits for what the
-    processes say, for functions whose results have other shapes for other values.
+    To find the shapes of the results, the function is run once in the script for each combination of argument shapes, on tensors without values,
+    including any side effects. `propagate` is a function to run instead; or `"ask"`, which waits for the shapes that the processes
+    report, for functions whose result shapes depend on values.
 
-    Arguments that are no tensors are the same on all processes, and so are results that are none. No gradient flows through it.
+    Arguments and results that are not tensors must be the same on all processes. Gradients do not flow through the function.
 
-    `remote(actors.step)` does the same for an endpoint of actors: tensors in its results stay on the actors' processes and become tensors of the mesh. The
-    call runs in order with other calls of the actors and with the operators around it. The script waits for the forms of the results
+    `remote(actors.step)` does the same for an endpoint of actors: tensors in its results stay on the actors' processes and become mesh tensors. The
+    call runs in order with other calls of the actors and with the operators around it. The script waits for the shapes of the results
     unless `propagate` is a function.
 
     >>> import torch
@@ -75,7 +75,7 @@ def remote(
 
 
 class RemoteFunction(Generic[P, R]):
-    """A function that runs on the processes of a mesh; made by :func:`remote`."""
+    """A function that runs on the processes of a mesh; created by :func:`remote`."""
 
     def __init__(self, function: Callable[P, R], propagate: Any) -> None:
         functools.update_wrapper(self, function)
@@ -106,7 +106,7 @@ class RemoteFunction(Generic[P, R]):
             return result
 
     def on(self, procs: ProcMesh) -> Callable[P, R]:
-        """Return the same for a mesh that no argument names."""
+        """Return the same function, to be run on this mesh; for calls without a tensor among their arguments."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> R:
             with activate(procs):

@@ -66,19 +66,19 @@ class MeshTensor(torch.Tensor):
         )
 
     def tolist(self) -> Any:
-        """Wait for it, and return its values as numbers; all processes have to agree."""
+        """Wait for the tensor, and return its values as Python numbers; all processes must have the same."""
         from mesh_tensor._view import numbers
 
         return numbers(self)
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """The kind of device that each process has its values on."""
+        """The kind of device on which each process has its values."""
         return self.descriptor.form[4]
 
     @property
     def data(self) -> torch.Tensor:
-        """The same values, without gradients; to set it has this name other values."""
+        """The same values without gradients; assigning to it replaces the values."""
         values: torch.Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
         return values
 
@@ -89,17 +89,17 @@ class MeshTensor(torch.Tensor):
         self.descriptor, self.ref = source.descriptor, source.ref
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the values on another device of their process, or of another type, as PyTorch does."""
+        """Move the values to another device of their process, or convert them to another dtype, as in PyTorch."""
         from mesh_tensor._placing import moved
 
         return moved(self, args, kwargs)
 
     def cpu(self, *_: Any, **__: Any) -> Any:
-        """Have the values in the memory of their process."""
+        """Copy the values to their process's main memory."""
         return self.to("cpu")
 
     def cuda(self, device: Any = None, non_blocking: bool = False, memory_format: Any = None) -> Any:
-        """Have the values on their process's CUDA device."""
+        """Copy the values to their process's CUDA device."""
         return self.to(
             "cuda" if device is None else device, non_blocking=non_blocking, memory_format=memory_format
         )
@@ -111,12 +111,12 @@ class MeshTensor(torch.Tensor):
 
     @property
     def procs(self) -> ProcMesh:
-        """The processes that have its values."""
+        """The processes that hold its values."""
         return self.descriptor.stream.procs
 
     @property
     def stream(self) -> Stream:
-        """The stream that it belongs to."""
+        """The stream to which it belongs."""
         from mesh_tensor._streams._public import stream_of
 
         return stream_of(self.descriptor.stream.tensors)

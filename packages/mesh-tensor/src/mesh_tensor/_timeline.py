@@ -32,7 +32,7 @@ _LEAVING = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took its time."""
+    """An interval in a timeline: one operator, collective, move or wait."""
 
     name: str
     kind: str
@@ -47,7 +47,7 @@ class Span:
 
 
 class Timeline:
-    """What was done on a mesh while it was recorded. Printed, it is a summary; `save` writes it for a viewer of traces."""
+    """A recording of the work on a mesh. Printed, it is a summary; `save` writes a file for a trace viewer."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
@@ -85,7 +85,7 @@ class Timeline:
             self.script.append(Span("wait", "wait", begun, time.time(), line))
 
     def save(self, path: str | Path) -> None:
-        """Write it as a trace that Perfetto and Chrome show (https://ui.perfetto.dev)."""
+        """Write a trace for Perfetto (https://ui.perfetto.dev) or Chrome."""
         events: list[dict[str, Any]] = []
         rows = [("script", self.script), *((_named(point), spans) for point, spans in self.processes)]
         for number, (name, spans) in enumerate(rows):
@@ -175,9 +175,9 @@ class Timeline:
 
 @contextmanager
 def timeline(procs: ProcMesh | Mesh) -> Iterator[Timeline]:
-    """Record when what is done on a mesh, in the script and in each process, until the end of the block.
+    """Record the work on a mesh, in the script and in each process, until the end of the block.
 
-    It waits, at the end of the block, until all that was issued is done.
+    At the end of the block it waits until everything that was issued is done.
 
     >>> import torch
     >>> from mesh_core import this_host

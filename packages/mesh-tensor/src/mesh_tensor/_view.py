@@ -82,7 +82,7 @@ def _has_tensor(values: Iterable[Any]) -> bool:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process of a mesh has of this process's tensors."""
+    """The number of tensors that this process has on a process of a mesh, and their bytes."""
 
     tensors: int
     nbytes: int
@@ -90,7 +90,7 @@ class Usage:
 
 
 def usage(procs: ProcMesh) -> ValueMesh[Usage]:
-    """Return what each process has of the tensors that this one has made there, when all that was issued is done."""
+    """Wait until everything that was issued is done, and return the number and bytes of the tensors that this process has on each process."""
     main = (find(Tensors) or install(Tensors)).issuer(procs).stream
     with _disable_current_modes():
         answers = total_usage(main)
@@ -99,13 +99,13 @@ def usage(procs: ProcMesh) -> ValueMesh[Usage]:
 
 @contextmanager
 def activate(procs: ProcMesh | Mesh, *, device: str | torch.device | None = None) -> Iterator[None]:
-    """Have tensors that are made within be on the processes of a mesh, one on each.
+    """Create tensors on the processes of a mesh, one on each, inside a `with` block.
 
-    Factories (`torch.ones`, `torch.randn`, `nn.Linear`) make a tensor on every process; operators on such tensors run on every
-    process, within and outside of the block. For a `Mesh` they make tensors of the whole mesh.
+    Factories (`torch.ones`, `torch.randn`, `nn.Linear`) create a tensor on every process. Operators on such tensors run on every
+    process, inside and outside the block. For a `Mesh`, factories create tensors that are spread over it.
 
-    With `device="cuda"` factories make their tensors on each process's own CUDA device, whether or not this process has one. Processes
-    choose by `CUDA_VISIBLE_DEVICES`, and by their place on their host if there are several. The per-rank view only.
+    With `device="cuda"`, factories create their tensors on each process's own CUDA device, whether or not this process has one. Processes
+    choose it by `CUDA_VISIBLE_DEVICES`, and by their index on the host if several are visible. Per-rank view only.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -128,7 +128,7 @@ def activate(procs: ProcMesh | Mesh, *, device: str | torch.device | None = None
 
 
 def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
-    """Give all processes of a mesh the same tensor, and return what stands for it."""
+    """Send a tensor to all processes of a mesh, and return it as a mesh tensor."""
     if type(tensor) is MeshTensor:
         raise TypeError(f"the tensor is on {tensor.procs} already")
     issuer = issuer_of(procs)
@@ -139,9 +139,9 @@ def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
 
 
 def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
-    """Return the tensor on a part of its mesh: that of ``procs.slice(**coords)``, with the same values.
+    """Return the tensor on a part of its mesh, ``procs.slice(**coords)``, with the same values.
 
-    Operators and collectives on it concern these processes only. Nothing is copied, and no gradient flows.
+    Operators and collectives on it involve only these processes. Nothing is copied, and no gradient flows through.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -168,7 +168,7 @@ def fetch(  # type: ignore[overload-overlap]
 @overload
 def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[torch.Tensor]: ...
 def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[torch.Tensor] | torch.Tensor:
-    """Wait for a tensor, and return what each process has of it, or, in the global view, all of it."""
+    """Wait for a tensor, and return the tensor of each process or, in the global view, the whole tensor."""
     if isinstance(tensor, torch.Tensor) and getattr(type(tensor), "is_global", False):
         from mesh_tensor._global._tensor import whole
 
@@ -195,7 +195,7 @@ def numbers(tensor: MeshTensor) -> Any:
 
 
 def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> torch.Tensor:
-    """Wait for a tensor, and return what one process has of it: that at these coordinates, or else the first."""
+    """Wait for a tensor, and return the part of one process: the one at these coordinates, by default the first."""
     if isinstance(tensor, torch.Tensor) and getattr(type(tensor), "is_global", False):
         from mesh_tensor._global._tensor import part
 

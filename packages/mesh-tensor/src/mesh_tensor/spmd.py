@@ -134,7 +134,7 @@ class SPMD:
 
 
 class SPMDActor(Actor):
-    """Base of actors that are ranks: each has the default process group from its constructor until its end.
+    """Base class of actors that are ranks: each is in the default process group from its constructor until it ends.
 
     Set the processes up with :func:`setup` first, or spawn them with ``torch_env=True``. A process can have one such actor at a time.
 

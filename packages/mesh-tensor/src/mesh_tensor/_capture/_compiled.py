@@ -38,7 +38,7 @@ _COLLECTIVE = "a collective is never compiled"
 
 @dataclass
 class Compilation:
-    """What one process has made of a captured step."""
+    """What one process has compiled of a captured step."""
 
     backend: str
     """The name by which `torch.compile` knows it."""

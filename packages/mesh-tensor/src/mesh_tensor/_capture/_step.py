@@ -51,15 +51,15 @@ def capture(
     limit: int = LIMIT,
     compile: bool | str = False,  # noqa: A002 - as PyTorch calls it
 ) -> Any:
-    """Record what a function has a mesh do, and from then on have the processes replay it.
+    """Record the work of a function on a mesh once, and replay it in later calls.
 
-    The first calls are ordinary ones. Once a call has been recorded that later ones will repeat, such as a training step
-    whose optimizer has made its state, a call is one message to the processes, however much it does. It is recorded anew where the
-    forms of the arguments differ, or something else that it depends on has changed: `reasons` says what, and after `limit` recordings it
-    is an error.
+    The first calls run normally. Once a recording is valid for later calls (for a training step, after the optimizer
+    has created its state), a call is a single message to the processes, however much it does. The function is recorded again if the
+    shapes of its arguments or anything else that it depends on have changed; `reasons` says why. More than `limit` recordings are an
+    error.
 
-    With `compile=True` each process compiles what it replays, with the backend "inductor" of `torch.compile`, or with another one that
-    is named: see :meth:`Captured.compilation`.
+    With `compile=True`, each process compiles what it replays with the "inductor" backend of `torch.compile`; a name
+    chooses another backend. See :meth:`Captured.compilation`.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -105,7 +105,7 @@ def _backend(compile: Any) -> str | None:  # noqa: A002 - as users name it
 
 
 class Captured(Generic[P, R]):
-    """A function that is recorded, and then replayed; made by :func:`capture`."""
+    """A function that is recorded and then replayed; created by :func:`capture`."""
 
     def __init__(self, function: Callable[P, R], limit: int, backend: str | None) -> None:
         functools.update_wrapper(self, function)
@@ -159,9 +159,9 @@ class Captured(Generic[P, R]):
             return cast("R", self._record(tensors, call, reason or self._reason(call)))
 
     def compilation(self, timeout: float | None = None) -> ValueMesh[Compilation]:
-        """Wait for the processes, and return what each of them has compiled of the newest recording, and why not the rest.
+        """Wait for the processes, and return what each has compiled of the latest recording, and why the rest is not compiled.
 
-        A process compiles when it replays the step for the first time.
+        A process compiles during its first replay of the step.
 
         >>> import torch
         >>> from mesh_core import this_host

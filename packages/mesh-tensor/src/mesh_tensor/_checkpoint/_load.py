@@ -38,13 +38,13 @@ S = TypeVar("S", bound=Mapping[str, Any])
 
 
 def load(state: S, path: str | os.PathLike[str], *, ranks: Sequence[int] | None = None) -> S:
-    """Load what `save` has saved into tensors that are there, on a mesh of any shape, and return the state with all other values.
+    """Load a checkpoint into existing tensors, on a mesh of any shape, and return the state with all other values.
 
-    `state` has the names that are wanted; its tensors get the saved values in place, and so do its modules and optimizers. Nothing
-    changes unless all can be read.
+    `state` names what to load. Its tensors, modules and optimizers receive the saved values in place. Nothing
+    changes unless everything can be read.
 
-    Of the per-rank view each process gets what the process of the same rank has saved; on another number of processes say which, with
-    `ranks`: for each process of the mesh the rank whose tensors it gets.
+    In the per-rank view, each process loads what the process of the same rank has saved. On a different number of processes, `ranks`
+    gives for each process of the mesh the rank to load.
     """
     checkpoint = Checkpoint(found(Path(path).absolute()))
     prepared: list[torch.optim.Optimizer] = []

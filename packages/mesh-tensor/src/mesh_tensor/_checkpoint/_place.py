@@ -21,7 +21,7 @@ _UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 
 class CheckpointError(MeshError):
-    """A checkpoint is not there, is not whole, or does not have what was asked of it."""
+    """A checkpoint is missing or incomplete, or does not contain what was requested."""
 
 
 class Place:

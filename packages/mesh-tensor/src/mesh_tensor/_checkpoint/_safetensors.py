@@ -31,10 +31,10 @@ _NAMES = {
 def export_safetensors(
     checkpoint: str | os.PathLike[str], file: str | os.PathLike[str], *, prefix: str = "", rank: int = 0
 ) -> None:
-    """Write the tensors of a checkpoint to one file in the format of safetensors.
+    """Write the tensors of a checkpoint to one safetensors file.
 
-    Only names that begin with `prefix` are written, without it. Of tensors that each process has saved its own of, those of
-    one `rank` are. Values that are no tensors are left out. One tensor is in memory at a time.
+    Only names that start with `prefix` are written, without the prefix. For tensors that differ between processes, those of
+    one `rank` are written. Values that are not tensors are left out. Only one tensor is in memory at a time.
     """
     source = Checkpoint(found(Path(checkpoint).absolute()))
     header: dict[str, object] = {}

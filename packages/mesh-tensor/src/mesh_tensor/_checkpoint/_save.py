@@ -44,11 +44,11 @@ class _Part:
 
 
 def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Future[Path]:
-    """Save tensors, and what is beside them, as they are now; returns at once, with a future of the path.
+    """Save a state as it is now; returns at once with a future of the path.
 
-    `state` is a dict, nested as you like, of tensors of either view, modules, optimizers and plain values. Each process copies its
-    tensors at this point of its work, goes on, and writes them beside that: the directory must be one that all hosts see.
-    What was at the path before is there until all of the new is.
+    `state` is a dict, nested to any depth, of tensors of either view, modules, optimizers and plain values. Each process copies its
+    tensors at this point, continues, and writes them in the background. All hosts must see the directory.
+    A previous checkpoint at the path remains until the new one is complete.
 
     >>> import tempfile
     >>> import torch

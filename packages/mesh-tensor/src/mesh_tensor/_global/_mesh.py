@@ -31,9 +31,9 @@ _PRELOAD = ("torch.distributed.tensor", "torch._dynamo")
 
 
 class Mesh:
-    """Processes in an array whose dimensions have names, to spread tensors over.
+    """An array of processes with named dimensions, over which tensors are spread.
 
-    Without `procs` it makes its processes on this machine, and ends them with `stop()` or at the end of a `with`.
+    Without `procs` it spawns its processes on this machine, and stops them in `stop()` or at the end of a `with` block.
 
     >>> import torch
     >>> from mesh_tensor import Mesh, distribute, fetch
@@ -87,11 +87,11 @@ class Mesh:
 
     @property
     def issuer(self) -> GlobalIssuer:
-        """What issues operators for it."""
+        """The issuer of its operators."""
         return cast("GlobalIssuer", self._stream.issuer)
 
     def size(self, dim: str | None = None) -> int:
-        """Return the number of processes, or of those along one dimension."""
+        """Return the number of processes, or the size of one dimension."""
         if dim is None:
             return math.prod(self.shape)
         if dim not in self.mesh_dim_names:
@@ -101,9 +101,9 @@ class Mesh:
         return self.shape[self.mesh_dim_names.index(dim)]
 
     def execute(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function on every process, with DTensors in place of tensors, and return what it returns.
+        """Call a function on every process, with DTensors in place of mesh tensors; wait, and return its result.
 
-        Its DTensors come back as tensors of the mesh; all other results must be the same on all processes. It waits.
+        DTensors in the result become mesh tensors; everything else must be the same on all processes.
 
         >>> import torch
         >>> from mesh_tensor import Mesh, distribute, fetch
@@ -133,7 +133,7 @@ class Mesh:
         return tree_unflatten(leaves, form)
 
     def stop(self) -> None:
-        """End the processes that it made; of others, free what they have of it."""
+        """Stop the processes that it spawned; on given processes, free its tensors."""
         if self._stream.stopped:
             return
         self._stream.stop()
@@ -169,9 +169,9 @@ def _arranged(procs: ProcMesh, sizes: dict[str, int]) -> ProcMesh:
 def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: Sharding = None) -> GlobalTensor:
     """Spread a tensor over a mesh.
 
-    `sharding_spec` has for each dimension of the tensor the name of the mesh's dimension that splits it, several of them, or `None`;
-    or one of PyTorch's placements for each dimension of the mesh. Without it every process has all of it. A tensor that is on the
-    mesh already is laid out anew, and gradients flow through that; one of this process becomes a leaf.
+    `sharding_spec` is a list with one entry for each dimension of the tensor: the name of the mesh dimension that splits it, a tuple of several, or `None`.
+    Alternatively it has one of PyTorch's placements for each dimension of the mesh. Without it, every process gets a copy. A tensor that is already on the
+    mesh is redistributed, and gradients flow through; a tensor of this process becomes a leaf.
     """
     if isinstance(tensor, GlobalTensor):
         if tensor.mesh is not mesh:

@@ -27,9 +27,9 @@ M = TypeVar("M", bound=nn.Module)
 
 @dataclass(frozen=True)
 class FullyShard:
-    """Each process along a dimension of the mesh keeps a part of the parameters, and of what an optimizer keeps for them.
+    """Each process along a mesh dimension keeps a part of the parameters and of their optimizer state.
 
-    They are brought together while their module computes.
+    The parameters are gathered while their module computes.
     """
 
     dim: str
@@ -37,14 +37,14 @@ class FullyShard:
 
 @dataclass(frozen=True)
 class ColumnParallel:
-    """Each process along a dimension of the mesh computes a part of the output's features."""
+    """Each process along a mesh dimension computes a part of the output features."""
 
     dim: str
 
 
 @dataclass(frozen=True)
 class RowParallel:
-    """Each process along a dimension of the mesh has a part of the input's features; what they compute is added up."""
+    """Each process along a mesh dimension has a part of the input features; the outputs are summed."""
 
     dim: str
 
@@ -56,10 +56,10 @@ Plan = Mapping[str, Any]
 
 
 def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
-    """Have the parameters and buffers of a module be tensors of a mesh, and return the module.
+    """Move the parameters and buffers of a module to a mesh, and return the module.
 
-    Without a plan every process has all of them, so that a batch which is split over the mesh trains data-parallel. Make the
-    optimizer afterwards: the parameters are other objects.
+    Without a plan every process has a copy of all of them, so a batch that is split over the mesh trains data-parallel. Create the
+    optimizer afterwards, because the parameters are replaced.
 
     >>> import torch
     >>> from mesh_tensor import ColumnParallel, FullyShard, Mesh, RowParallel, distribute, module_to_mesh

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class GlobalTensor(torch.Tensor):
-    """A tensor of a whole mesh: parts of it, or copies, are on its processes. Its shape is that of the whole."""
+    """A tensor that is spread over a mesh: each process has a part or a copy. Its shape is that of the whole tensor."""
 
     __slots__ = ("descriptor", "ref")
     descriptor: Descriptor
@@ -57,28 +57,28 @@ class GlobalTensor(torch.Tensor):
 
     @property
     def mesh(self) -> Mesh:
-        """The mesh that has it."""
+        """The mesh that it is on."""
         return _stream_of(self).mesh
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """How it lies on the mesh: PyTorch's placement for each of the mesh's dimensions. Waits for the workers."""
+        """The layout: PyTorch's placement for each dimension of the mesh. Waits for the workers."""
         stream = _stream_of(self)
         placed: tuple[Placement, ...] = stream.answers("placements", self.ref.number)[0]
         return placed
 
     def redistribute(self, sharding: Sharding = None) -> GlobalTensor:
-        """Return the same tensor, lying on the mesh in another way. Gradients flow through."""
+        """Return the same tensor in another layout. Gradients flow through."""
         placements = placements_of(sharding, self.mesh.mesh_dim_names, self.shape)
         result: GlobalTensor = _Redistribute.apply(self, placements)
         return result
 
     def tolist(self) -> Any:
-        """Wait for it, and return all of it as numbers."""
+        """Wait for the tensor, and return all of it as Python numbers."""
         return whole(self).tolist()
 
     def full_tensor(self) -> torch.Tensor:
-        """Wait for it, and return all of it as a tensor of this process."""
+        """Wait for the tensor, and return all of it as an ordinary tensor of this process."""
         return whole(self)
 
 

@@ -30,11 +30,11 @@ _numbers = itertools.count(1)
 
 
 class Stream:
-    """A queue of work of its own in each process of a mesh, beside the default one: what is on two streams runs at the same time.
+    """A separate queue of work in each process of a mesh, beside the default one. Work on different streams runs concurrently.
 
-    Operators that are issued within `with stream.activate():` run on the stream, in the order in which they are issued, and the tensors that
-    they make belong to it. A tensor of another stream is used there by borrowing it. On CPUs a stream is a thread in each process, on CUDA
-    devices a stream of CUDA's besides. Make few, and keep them: a stream lasts as long as the script.
+    Operators issued inside `with stream.activate():` run on the stream, in the order in which they are issued, and the tensors that
+    they create belong to it. Use a tensor of another stream by borrowing it. A stream is a thread in each process and, on CUDA
+    devices, a CUDA stream as well. Create few and keep them: a stream lasts as long as the script.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -58,7 +58,7 @@ class Stream:
 
     @property
     def name(self) -> str:
-        """What it was called."""
+        """The name given to it."""
         return self._name
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class Stream:
 
     @contextmanager
     def activate(self) -> Iterator[Self]:
-        """Have what this thread issues within run on this stream."""
+        """Run the operators that this thread issues in the block on this stream."""
         guard, lane = self._guard(), self._lane()
         before, guard.active = guard.active, lane if isinstance(lane, Lane) else None
         try:
@@ -78,11 +78,11 @@ class Stream:
             guard.active = before
 
     def borrow(self, tensor: torch.Tensor, *, mutable: bool = False) -> tuple[MeshTensor, Borrow]:
-        """Have a tensor of another stream for use on this one; returns it as it is named here, and what ends that.
+        """Borrow a tensor of another stream; returns the tensor to use on this stream, and the loan.
 
-        This stream waits until the owner has come to this place. Until the borrow is dropped the owner does not change the tensor, or, with
-        `mutable=True`, does not use it, and this stream may change it. Several streams can borrow a tensor to read it. Gradients flow back
-        through it, as copies.
+        This stream waits until the owner has reached this point. Until the loan is dropped, the owner cannot change the tensor. With
+        `mutable=True` the owner cannot use it at all, and this stream may change it. Several streams can borrow a tensor for reading. Gradients
+        flow back through it, as copies.
 
         >>> import torch
         >>> from mesh_core import this_host
@@ -157,7 +157,7 @@ _default = _Default()
 
 
 def default_stream() -> Stream:
-    """Return the stream on which everything runs while no other one is active.
+    """Return the stream that is used when no other stream is active.
 
     >>> from mesh_tensor import Stream, current_stream, default_stream
     >>> with Stream("comm").activate():
@@ -179,7 +179,7 @@ def stream_of(lane: Tensors | None) -> Stream:
 
 
 class Borrow:
-    """A tensor that a stream has borrowed. To be ended with `drop()`, or used with `with`."""
+    """The loan of a tensor to a stream. End it with `drop()`, or use it in a `with` statement."""
 
     def __init__(self, loan: Loan) -> None:
         self._loan = loan
@@ -191,13 +191,13 @@ class Borrow:
 
     @property
     def dropped(self) -> bool:
-        """Whether it has ended."""
+        """Whether the loan has ended."""
         return self._loan.ended is not None
 
     def drop(self) -> None:
-        """Give the tensor back: what its owner does next waits until the borrower has done all that was issued on it.
+        """Return the tensor: later operators of the owner wait until the borrower has finished everything issued on it.
 
-        The borrowed tensor and its views cannot be used any longer. To drop twice does nothing.
+        The borrowed tensor and its views can no longer be used. Dropping twice does nothing.
         """
         frame = user_frame()
         self._loan.end(f"was dropped at {line_of((frame.f_code, frame.f_lasti))}")
