@@ -16,7 +16,7 @@ API_VERSION: Final = 1
 
 
 class Phase(StrEnum):
-    """What has become of a host."""
+    """The phase of a host's life."""
 
     WAITING = "waiting"
     """Nobody has given it yet: a scheduler has it in its queue."""
@@ -30,7 +30,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class HostSpec:
-    """A host that is to be started."""
+    """A host to be started."""
 
     number: int
     """What the job calls it; no other host of the job ever has the same."""
@@ -44,7 +44,7 @@ class HostSpec:
 
 @dataclass(frozen=True)
 class Report:
-    """What a launcher says of a host."""
+    """What a launcher reports about a host."""
 
     number: int
     phase: Phase
@@ -58,7 +58,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Place:
-    """What a launcher works with, in the process that keeps the job."""
+    """What the process that keeps the job gives to a launcher."""
 
     job: str
     """The job's name."""
@@ -76,23 +76,23 @@ class Place:
 
 @runtime_checkable
 class Launcher(Protocol):
-    """Starts and ends the hosts of one job. It lives in the process that keeps the job, whose event loop calls it.
+    """Starts and stops the hosts of one job. It lives in the process that keeps the job, whose event loop calls it.
 
-    What cannot be done raises :class:`LaunchError`, in the words of who has refused it.
+    Failures raise :class:`LaunchError`, in the words of the system that refused.
     """
 
     async def start(self, options: Any, hosts: Sequence[HostSpec]) -> None:
-        """Begin to start hosts, and return; what becomes of each is reported later."""
+        """Start hosts, and return without waiting; the state of each is reported later."""
 
     async def stop(self, numbers: Sequence[int]) -> None:
-        """End hosts. Nothing of them is left when this returns, also of such as have not started yet or have failed."""
+        """Stop hosts, including those that have not started yet or have failed. Nothing of them is left when this returns."""
 
     async def log(self, number: int, lines: int) -> str:
         """Return the last lines that a host's agent has written."""
         ...
 
     async def close(self) -> None:
-        """End all hosts, and remove whatever else was made for the job."""
+        """Stop all hosts, and remove everything else that was created for the job."""
 
 
 @dataclass(frozen=True, kw_only=True)

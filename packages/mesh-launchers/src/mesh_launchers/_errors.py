@@ -8,7 +8,7 @@ from mesh_core import MeshError
 
 
 class LaunchError(MeshError):
-    """Hosts could not be had, or not be kept.
+    """Hosts could not be started, or were lost.
 
     >>> raise LaunchError("host 2 of job 'train' has not started: Permission denied (publickey).", host=2)
     Traceback (most recent call last):
@@ -25,11 +25,11 @@ class LaunchError(MeshError):
 
 
 class JobNotFound(LaunchError):
-    """No job of that name runs."""
+    """No job of that name is running."""
 
 
 class JobExists(LaunchError):
-    """A job of that name runs already, or is used by another script."""
+    """A job of that name is running already, or another script has it."""
 
 
 def _again(kind: type[LaunchError], message: str, host: int | None) -> LaunchError:

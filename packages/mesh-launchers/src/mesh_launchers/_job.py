@@ -33,9 +33,9 @@ _QUIET_S = 1.0
 
 
 class Job:
-    """Hosts that a launcher has started, made by :func:`launch` and :func:`attach_job`.
+    """Hosts that a launcher has started; returned by :func:`launch` and :func:`attach_job`.
 
-    In a ``with`` block it ends with the block, and else with the script, unless it is kept. Only one script has it at a time.
+    It ends at the end of its ``with`` block, or else with the script, unless it is kept. Only one script can have it at a time.
     """
 
     def __init__(self, folder: JobFolder, credentials: Path | None, *, progress: bool) -> None:
@@ -150,15 +150,15 @@ class Job:
 
     @property
     def procs(self) -> Mapping[str, ProcMesh]:
-        """The meshes of processes of a job that is kept, by their names: those that this script has spawned, and others before it.
+        """The meshes of processes of a kept job, by name: those that this script and earlier scripts have spawned.
 
-        What actors have spawned belongs to them, and is not among these.
+        Meshes that actors have spawned belong to the actors and are not included.
         """
         return dict(self._kept_by("procs").procs)
 
     @property
     def actors(self) -> Mapping[str, ActorMesh[Any]]:
-        """The meshes of actors of a job that is kept, by their names, as :attr:`procs`."""
+        """The meshes of actors of a kept job, by name; see :attr:`procs`."""
         return dict(self._kept_by("actors").actors)
 
     def _kept_by(self, what: str) -> Joined:
@@ -171,15 +171,15 @@ class Job:
 
     @property
     def meshes(self) -> Mapping[str, HostMesh]:
-        """The job's hosts, by the names of their meshes. Where hosts connect to the script, this waits until all have come."""
+        """The job's hosts, by the names of their meshes. If hosts connect to the script, this waits until all have connected."""
         self._come()
         return dict(self._meshes)
 
     @property
     def hosts(self) -> HostMesh:
-        """All hosts of a job that has one mesh of them. Usable at once: what is sent waits for the hosts.
+        """All hosts of a job that has a single mesh of them. Usable at once: messages wait until the hosts are ready.
 
-        Where hosts connect to the script (``dial=``), this waits until all have come, and raises if one has failed.
+        If hosts connect to the script (``dial=``), this waits until all have connected, and raises if one has failed.
         """
         self._come()
         # Spares have a mesh of their own.
@@ -192,12 +192,12 @@ class Job:
 
     @property
     def spares(self) -> HostMesh | None:
-        """The hosts that nothing runs on yet, to take the places of others (``procs.respawn(on=job.spares)``); none if there are none."""
+        """The spare hosts, which can replace others (``procs.respawn(on=job.spares)``); ``None`` if there are none."""
         self._come()
         return self._meshes.get(SPARES)
 
     def state(self) -> JobState:
-        """Return what is known of each host."""
+        """Return the state of each host."""
         with self._changed:
             if self._state is None or self._ended:
                 raise JobNotFound(f"job {self.name!r} has ended")
@@ -208,7 +208,7 @@ class Job:
         return self._state is None or {*numbers} <= {each.number for each in self._state.hosts}
 
     def wait(self, timeout: float | None = None) -> Self:
-        """Wait until all hosts run; raises :class:`LaunchError` as soon as one has failed, and after ``timeout`` seconds."""
+        """Wait until all hosts run; raises :class:`LaunchError` as soon as one has failed, or after ``timeout`` seconds."""
         with self._changed:
             self._changed.wait_for(self._settled, timeout)
             if not self._all_run():
@@ -220,7 +220,7 @@ class Job:
         return self._ended or Phase.FAILED in phases or not {Phase.WAITING, Phase.STARTING} & {*phases}
 
     def logs(self, lines: int = 50) -> dict[str, str]:
-        """Return the last lines that the agent of each host has written, by the hosts' names."""
+        """Return the last lines of output of each host's agent, by host name."""
         return {
             each.name: self._door.ask("log", host=each.number, lines=lines)
             for each in self.state().hosts
@@ -228,14 +228,14 @@ class Job:
         }
 
     def scale(self, hosts: int | Sequence[str], mesh: str | None = None) -> HostMesh:
-        """Have so many hosts in a mesh of the job, and return that mesh; ``meshes`` and ``hosts`` give it from now on.
+        """Change the number of hosts in a mesh of the job, and return the new mesh, also available from ``meshes`` and ``hosts``.
 
-        Hosts that have failed do not count, and leave the mesh. Those that come last go first; what runs there ends, which is no
-        failure. Meshes of processes stay as they are: make them larger and smaller with their own ``grow`` and ``shrink``.
+        Failed hosts do not count, and leave the mesh. The hosts added last leave first; the processes on them end, which does not count as a
+        failure. Meshes of processes do not change: use their ``grow`` and ``shrink``.
 
         Args:
-            hosts: how many; or, where hosts have names, which.
-            mesh: which mesh, where there are several.
+            hosts: the number of hosts or, if hosts have names, their names.
+            mesh: the name of the mesh, if there are several.
         """
         self._come()
         name = mesh or self._only()
@@ -310,7 +310,7 @@ class Job:
         self._door.ask("end", hosts=list(gone))
 
     def stop(self) -> None:
-        """End what runs on the hosts, then the hosts. Nothing of them is left afterwards; stopping twice does no harm."""
+        """Stop everything on the hosts, then the hosts, and leave nothing behind. Stopping twice does no harm."""
         with self._changed:
             ended = self._ended
         if ended:
@@ -328,10 +328,10 @@ class Job:
         self._door.close()
 
     def detach(self) -> None:
-        """Leave the job as it is: :func:`attach_job` has it again, within the time that ``keep`` gives.
+        """Leave the job running: :func:`attach_job` can attach it again, within the time given by ``keep``.
 
         Processes and actors that this script has spawned go on. Actors in the script's own process end, and the next use of Mesh in
-        this process begins anew.
+        this process starts afresh.
         """
         if self.state().keep is None:
             raise LaunchError(

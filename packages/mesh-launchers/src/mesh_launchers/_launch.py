@@ -35,7 +35,7 @@ def launch(
     credentials: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Job:
-    """Have a launcher start hosts, and return at once: what is sent to them waits until they are there.
+    """Start hosts with a launcher, and return at once: messages to them wait until they are ready.
 
     >>> from mesh_core import Actor, endpoint
     >>> from mesh_launchers import launch
@@ -83,15 +83,15 @@ def launch(
 
 
 def attach_job(name: str | None = None, *, take_over: bool = False, progress: bool | None = None) -> Job:
-    """Have a job that is kept, in this script; without a name, the one that ``mesh run`` has started it with.
+    """Attach this script to a kept job; without a name, to the job with which ``mesh run`` has started the script.
 
-    Another script may have launched it, and ended, in whatever way: what it has spawned is still there, under :attr:`Job.procs` and
-    :attr:`Job.actors`. A job that a script still has is refused with :class:`JobExists`, and one that is not there with
+    Another script may have launched the job and ended, in whatever way. The meshes that it spawned are still there, in :attr:`Job.procs` and
+    :attr:`Job.actors`. If another script still has the job, :class:`JobExists` is raised; if there is no such job,
     :class:`JobNotFound`.
 
     Args:
         name: the job's name.
-        take_over: take it from the script that has it. Nothing that this does from then on has an effect, and it gets an error.
+        take_over: take the job away from the script that has it. That script can do nothing in the job from then on, and gets an error when it tries.
         progress: as in :func:`launch`.
     """
     name = name or os.environ.get(JOB_VARIABLE)
@@ -114,7 +114,7 @@ def attach_job(name: str | None = None, *, take_over: bool = False, progress: bo
 
 
 def jobs() -> list[JobState]:
-    """Return the jobs of this user on this machine. What killed ones have left is removed."""
+    """Return the jobs of this user on this machine. Remains of killed jobs are removed."""
     sweep()
     found = []
     for folder in JobFolder.all():

@@ -26,13 +26,13 @@ class HostState:
 
     @property
     def is_there(self) -> bool:
-        """Whether it runs, or may still come."""
+        """Whether it is running or may still start."""
         return self.phase in (Phase.WAITING, Phase.STARTING, Phase.RUNNING)
 
 
 @dataclass(frozen=True)
 class JobState:
-    """A job, at one moment."""
+    """The state of a job at one moment."""
 
     name: str
     launcher: str
@@ -63,7 +63,7 @@ class JobState:
         return text
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON has it."""
+        """Return it as a JSON object."""
         return asdict(self)
 
     @classmethod

@@ -15,9 +15,9 @@ from mesh_rdma._native import Action, Operation
 
 
 class RDMAAction:
-    """Reads, writes and atomic operations that are submitted together, which is much faster than one by one.
+    """Reads, writes and atomic operations that are submitted as one batch, which is much faster than one at a time.
 
-    They are carried out in any order, also several at once, so that none of them may depend on another.
+    They are executed in any order, possibly concurrently, so they must not depend on each other.
 
     >>> from mesh_rdma import RDMAAction, RDMABuffer
     >>> tensors = [bytearray(b"aa"), bytearray(b"bb")]
@@ -64,9 +64,9 @@ class RDMAAction:
         return self
 
     def submit(self, *, timeout: float | None = 60, transport: str | None = None) -> Future[list[int | None]]:
-        """Start all of them; the result is what each has found, in the order in which they were added, ``None`` for copies.
+        """Start all operations. The result is a list with the result of each, in the order in which they were added; ``None`` for copies.
 
-        If one fails the future raises its error, and others may have been carried out. The action can be submitted again.
+        If one fails, the future raises its error; others may have been executed. The action can be submitted again.
         """
         operation = self._begin(timeout, transport)
         return of_operation(operation, "an RDMAAction", each, self._action)

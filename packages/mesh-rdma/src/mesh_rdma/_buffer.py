@@ -16,9 +16,9 @@ WORD = 1 << 64
 
 
 class RDMABuffer:
-    """Memory of a process, which every process that has the buffer reads and writes, without the owner's Python.
+    """Memory of a process that every process with this buffer can read and write, without involving the owner's Python.
 
-    Pickled it is a few hundred bytes; send it to an actor, through a queue, or in a file. Whoever has it may use the memory.
+    Its pickle has a few hundred bytes: send it to an actor, through a queue, or in a file. Any process that has it may use the memory.
 
     >>> from mesh_rdma import RDMABuffer
     >>> data = bytearray(b"0123456789")
@@ -61,17 +61,17 @@ class RDMABuffer:
 
     @property
     def writable(self) -> bool:
-        """Whether it may be written to."""
+        """Whether it can be written to."""
         return self._handle.writable
 
     @property
     def owner(self) -> str:
-        """The process that has the memory, such as ``"pid 4242 on host b7"``."""
+        """The process that owns the memory, such as ``"pid 4242 on host b7"``."""
         return f"pid {self._handle.pid} on host {self._handle.host}"
 
     @property
     def backend(self) -> str | None:
-        """The transport that reads and writes would take now; ``None`` if there is none. :func:`explain` says why."""
+        """The transport that reads and writes would use now; ``None`` if there is none. :func:`explain` says why."""
         candidates, _ = joined().explain(self._handle)
         return candidates[0] if candidates else None
 
@@ -91,11 +91,11 @@ class RDMABuffer:
     ) -> Future[None]:
         """Fill ``dst`` with the bytes from ``offset`` on.
 
-        Until the future is done ``dst`` must be left alone. For GPU memory, the transfer starts after the work that is
-        queued on its current stream. A wrong argument is raised here, everything else by the future.
+        Do not touch ``dst`` until the future is done. For GPU memory, the transfer starts after the work that is
+        queued on its current stream. Invalid arguments raise here; all other errors are raised by the future.
 
         Args:
-            dst: writable memory of this process, of any kind that :class:`RDMABuffer` takes. Its length says how much is read.
+            dst: writable memory of this process, of any kind that :class:`RDMABuffer` accepts. Its length determines how much is read.
             offset: where in the buffer to begin.
             timeout: seconds after which it fails with :class:`RDMATimeout`; ``None`` for none.
             transport: the name of the only one to be tried.
@@ -118,10 +118,10 @@ class RDMABuffer:
     def fetch_add(
         self, value: int, *, offset: int = 0, timeout: float | None = 60, transport: str | None = None
     ) -> Future[int]:
-        """Add ``value`` to the 8 bytes at ``offset``, and return what they were, as a number without sign.
+        """Add ``value`` to the 8 bytes at ``offset``, and return the old value as an unsigned integer.
 
-        They are an integer in the byte order of the machine, which wraps around, at a multiple of 8 from an address that is one.
-        Atomic operations are atomic towards each other, whoever asks for them, and towards atomic instructions of the owner.
+        They are an integer in the byte order of the machine, at an 8-byte-aligned address; the addition wraps around.
+        Atomic operations of all processes are atomic with respect to each other, and to atomic instructions of the owner.
 
         >>> from mesh_rdma import RDMABuffer
         >>> counter = RDMABuffer(bytearray(8))
@@ -140,9 +140,9 @@ class RDMABuffer:
         timeout: float | None = 60,
         transport: str | None = None,
     ) -> Future[int]:
-        """Replace the 8 bytes at ``offset`` by ``desired`` if they are ``expected``; return what they were.
+        """Replace the 8 bytes at ``offset`` with ``desired`` if they equal ``expected``; return the old value.
 
-        It has succeeded if that is ``expected``. Otherwise as :meth:`fetch_add`.
+        It has succeeded if the old value equals ``expected``. See also :meth:`fetch_add`.
 
         >>> from mesh_rdma import RDMABuffer
         >>> lock = RDMABuffer(bytearray(8))
@@ -154,10 +154,10 @@ class RDMABuffer:
         return of_operation(operation, "compare_and_swap", first, self)
 
     def drop(self) -> None:
-        """Offer the memory no longer; at its owner only. Its slices go with it.
+        """Stop offering the memory, including its slices. Only the owner can do this.
 
-        Returns at once. Transfers that are under way end as they would have, and keep the memory until then; all others
-        raise :class:`BufferGone`. To drop it again has no effect.
+        Returns at once. Transfers in progress complete, and keep the memory until then; all others
+        raise :class:`BufferGone`. Dropping it again has no effect.
         """
         if self._export is None:
             raise InvalidTransfer(

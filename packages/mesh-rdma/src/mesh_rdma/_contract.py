@@ -30,7 +30,7 @@ class Watch(Protocol):
     """What ends a transfer early."""
 
     def check(self) -> None:
-        """Raise if the transfer is over: given up by its caller, or late. Ask between pieces, and pass the error on."""
+        """Raise if the transfer has been cancelled or is late. Call it between pieces, and let the error propagate."""
 
     @property
     def left(self) -> float | None:
@@ -39,7 +39,7 @@ class Watch(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Exported:
-    """Memory of this process that is offered."""
+    """Memory that this process offers."""
 
     key: int
     """Which; no other of this process has ever had it."""
@@ -53,7 +53,7 @@ class Exported:
 
     @property
     def nbytes(self) -> int:
-        """The length of all pieces together."""
+        """The total length of all pieces."""
         return sum(piece.nbytes for piece in self.memory)
 
 
@@ -76,23 +76,23 @@ class Copy:
 
     @property
     def nbytes(self) -> int:
-        """How much is to be copied."""
+        """The number of bytes to copy."""
         return sum(piece.nbytes for piece in self.memory)
 
 
 class Peer(ABC):
-    """An owner that is reached. Used by several threads at once; closed when it is garbage."""
+    """A connection to an owner. Used by several threads at once; closed when it is garbage-collected."""
 
     @abstractmethod
     def run(self, copies: Sequence[Copy], watch: Watch) -> None:
-        """Do all of it, in any order, and block meanwhile. No view of the memory may be left when this returns or raises.
+        """Execute all copies, in any order, and block until they are done. Keep no view of the memory when this returns or raises.
 
         Raise :class:`BufferGone` if the memory is no longer offered or its owner has ended, :class:`HandleRefused` if the owner
-        refuses, and anything else for what may work by another transport, which is tried then with all of it from the beginning.
+        refuses, and anything else if another transport may work: it is then tried with all copies from the beginning.
         """
 
     def alive(self) -> bool:
-        """Whether the owner is there, as far as can be told without waiting."""
+        """Whether the owner is alive, as far as can be known without waiting."""
         return True
 
 
@@ -100,23 +100,23 @@ class Transport(ABC):
     """A way to reach memory of other processes: one object per process, used by several threads at once.
 
     Subclass it, return it from the ``create`` of a :class:`TransportPlugin`, and subclass
-    :class:`mesh_rdma.testing.TransportConformance`, which says what else holds.
+    :class:`mesh_rdma.testing.TransportConformance`, which checks the rest of the contract.
     """
 
     @abstractmethod
     def offer(self, export: Exported) -> bytes:
-        """Return what others need to reach this memory: it travels in each handle, some hundred bytes at most.
+        """Return the bytes that others need to reach this memory: at most some hundred, they travel in each handle.
 
-        Raise an error to not offer it; others may.
+        Raise an error if this transport cannot offer it; others may.
         """
 
     @abstractmethod
     def withdraw(self, export: Exported) -> None:
-        """Have nobody reach the memory any longer, from the return on. Called once for each export that was offered."""
+        """Make the memory unreachable; after this returns, nobody can reach it. Called once for each export that was offered."""
 
     @abstractmethod
     def reach(self, section: bytes, owner: str, watch: Watch) -> Peer:
-        """Return the owner whose ``offer`` has returned ``section``; ``owner`` is for messages. Errors as in :meth:`Peer.run`."""
+        """Connect to the owner whose ``offer`` returned ``section``; ``owner`` is for messages. Errors as in :meth:`Peer.run`."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class NativeTransport:
 
 @dataclass(frozen=True, kw_only=True)
 class TransportPlugin(Plugin[TransportCapabilities]):
-    """A transport; ``create`` is called once in each process that transfers. Its probe says what it can do there."""
+    """A transport; ``create`` is called once in each process that uses transfers. Its probe says what it can do there."""
 
     create: Callable[[], Transport | NativeTransport]
 

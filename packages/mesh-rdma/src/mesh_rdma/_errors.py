@@ -9,7 +9,7 @@ from mesh_core import MeshError
 
 
 class RDMAError(MeshError):
-    """Base of what transfers raise.
+    """Base class of the errors of transfers.
 
     >>> from mesh_rdma import RDMABuffer, RDMAError
     >>> buffer = RDMABuffer(bytearray(8))
@@ -23,7 +23,7 @@ class RDMAError(MeshError):
 
 
 class InvalidTransfer(RDMAError, ValueError):
-    """A wrong argument: out of bounds, not aligned, read-only, memory that cannot be transferred, or no handle."""
+    """Invalid arguments: out of bounds, unaligned, read-only, memory that cannot be transferred, or not a handle."""
 
 
 class BufferGone(RDMAError, ConnectionError):
@@ -31,23 +31,23 @@ class BufferGone(RDMAError, ConnectionError):
 
 
 class HandleRefused(RDMAError, PermissionError):
-    """The owner does not recognise the handle, or it names more than the owner offers."""
+    """The owner does not recognise the handle, or the access goes beyond what the owner offers."""
 
 
 class RDMATimeout(RDMAError, TimeoutError):
-    """The transfer did not finish within its ``timeout``. What it was to write may be written in part."""
+    """The transfer did not finish within its ``timeout``. The destination may have been written in part."""
 
 
 class TransportUnavailable(RDMAError, ConnectionError):
-    """No transport that both ends have reaches the owner; the message says why for each."""
+    """No transport that both ends have can reach the owner; the message gives the reason for each."""
 
 
 class OutcomeUnknown(RDMAError, ConnectionError):
-    """The connection ended after an atomic operation was sent: nobody knows whether it was carried out."""
+    """The connection was lost after an atomic operation had been sent: whether it was executed is unknown."""
 
 
 class VersionUnavailable(RDMAError, LookupError):
-    """A publication does not have the version that was asked for; the message says which there are."""
+    """A publication does not have the requested version; the message lists those that it has."""
 
 
 class PublicationGone(RDMAError, ConnectionError):

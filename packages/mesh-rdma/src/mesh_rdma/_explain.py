@@ -10,7 +10,7 @@ from mesh_rdma._here import joined
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which transports would be tried for a buffer, in which order, and why not the others."""
+    """The transports that would be tried for a buffer, in order, and why the others would not."""
 
     candidates: tuple[str, ...]
     """Those that would be tried: the first is used, the next if that fails."""
@@ -23,7 +23,7 @@ class Explanation:
 
 
 def explain(buffer: RDMABuffer, *, atomics: bool = False, transport: str | None = None) -> Explanation:
-    """Say which transport reads and writes of a buffer take now, or its atomic operations, and why.
+    """Return which transport reads and writes of a buffer, or its atomic operations, would use now, and why.
 
     >>> from mesh_rdma import RDMABuffer, explain
     >>> buffer = RDMABuffer(bytearray(8))

@@ -9,10 +9,10 @@ from mesh_rdma._here import engine
 
 
 def empty(nbytes: int) -> memoryview:
-    """Return writable memory of ``nbytes`` bytes, whose content is undefined, for buffers that are transferred often.
+    """Return writable memory of ``nbytes`` bytes with undefined contents, for buffers that are transferred often.
 
-    Other processes of this host map it once, and from then on copy straight from and to it: faster than memory that was
-    allocated otherwise, above all where there are many small buffers. Views share the mapping.
+    Other processes of this host map it once, and then copy directly from and to it. That is faster than other
+    memory, above all for many small buffers. Views share the mapping.
 
     >>> from mesh_rdma import RDMABuffer, empty
     >>> memory = empty(8)

@@ -13,7 +13,7 @@ _ONE_PIECE = frozenset({"ibverbs"})
 
 @dataclass(frozen=True)
 class TransportStatus:
-    """A transport, as it stands in this process."""
+    """The state of a transport in this process."""
 
     name: str
     capabilities: TransportCapabilities
@@ -27,7 +27,7 @@ class TransportStatus:
 
 
 def transports() -> list[TransportStatus]:
-    """Return the transports that are installed, each tried in this process.
+    """Return the installed transports, with whether each works in this process.
 
     >>> from mesh_rdma import transports
     >>> [each.name for each in transports() if each.name in ("shm", "tcp")]
@@ -54,7 +54,7 @@ def is_ibverbs_available() -> bool:
 def get_rdma_backend() -> str:
     """Return the best transport between hosts that this process has: ``"ibverbs"``, else another one, else ``"none"``.
 
-    What a buffer takes depends on both ends: :attr:`RDMABuffer.backend` says it.
+    The transport of a buffer depends on both ends: see :attr:`RDMABuffer.backend`.
 
     >>> from mesh_rdma import get_rdma_backend, transports
     >>> get_rdma_backend() in {"none", *(each.name for each in transports())}

@@ -10,12 +10,12 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """How long a restart waits, by how many there were within the period before it.
+    """How long a restart is delayed, depending on the number of restarts in the preceding period.
 
-    The first ``free`` ones do not wait. Then come ``initial`` seconds, ``factor`` times as many with each further restart,
-    and at most ``most``. ``jitter`` is the part of a wait that is left to chance: 0.5 makes 10 seconds something between 5
-    and 10. Chance is decided by ``seed``, the mesh's name and the number of the restart, so that a run can be repeated and
-    two meshes that have failed together do not come back together.
+    The first ``free`` restarts are not delayed. After that the delay is ``initial`` seconds, multiplied by ``factor`` with each further restart,
+    up to ``most``. ``jitter`` is the random part of a delay: 0.5 turns 10 seconds into something between 5
+    and 10. The randomness comes from ``seed``, the mesh's name and the number of the restart, so that a run can be repeated, and
+    two meshes that fail together do not restart together.
 
     >>> backoff = Backoff(initial=1.0, most=5.0, jitter=0.0)
     >>> [backoff.delay(n) for n in range(5)]
@@ -42,9 +42,9 @@ class Backoff:
             raise ValueError(f"free must be a whole number from 0, got {self.free!r}")
 
     def delay(self, before: int, salt: int = 0) -> float:
-        """Seconds that a restart waits, with ``before`` restarts in the period before it.
+        """The delay of a restart in seconds, after ``before`` restarts in the preceding period.
 
-        ``salt`` tells apart what is to have a jitter of its own.
+        A different ``salt`` gives a different jitter.
         """
         step = before - self.free
         if step < 0:

@@ -30,7 +30,7 @@ from mesh_supervision._members import Members
 
 
 class Circuit(enum.Enum):
-    """In which state a circuit is."""
+    """The state of a circuit."""
 
     CLOSED = "closed"
     """The policy decides."""
@@ -42,10 +42,10 @@ class Circuit(enum.Enum):
 
 @dataclass(frozen=True)
 class CircuitBreaker:
-    """Where ``policy`` would give up, leave dead what is dead for ``cooldown`` seconds, then restart all that has failed.
+    """When ``policy`` would give up, leave the dead ranks alone for ``cooldown`` seconds, then restart all that have failed.
 
-    If anything fails within ``cooldown`` seconds after that, the circuit opens again. Opened more than ``trips`` times in a
-    row, the failure is passed on as ``policy`` wanted it. Calls to the dead fail at once meanwhile, and the ranks that live
+    If anything fails within ``cooldown`` seconds after that, the circuit opens again. When it has opened more than ``trips`` times in a
+    row, the failure is passed on as ``policy`` decided. Meanwhile calls to dead ranks fail at once, and the surviving ranks
     go on.
 
     >>> from mesh_core import FailureKind
@@ -106,7 +106,7 @@ class CircuitBreaker:
         return following, actions
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Open the circuit if its trial has failed, else tell the policy."""
+        """Open the circuit if its trial has failed; otherwise notify the policy."""
         found = self._members.find(event)
         if found is not None:
             if found.stale:
@@ -128,7 +128,7 @@ class CircuitBreaker:
         return self, (Ignore(),)
 
     def open(self, failure: Failed, actions: Sequence[Action], now: float) -> tuple[Policy, Sequence[Action]]:
-        """Leave the dead alone, or pass the failure on if that was tried often enough."""
+        """Leave the dead ranks alone, or pass the failure on if that has been tried often enough."""
         reason = next((each.reason for each in actions if isinstance(each, Escalate)), "")
         if self._opened >= self.trips:
             told = f"the circuit was opened {self._opened} times in a row\n    {reason}" if reason else reason

@@ -305,10 +305,10 @@ def has_hooks(group: Any) -> bool:
 
 
 def watch_collectives(group: Any = None) -> None:
-    """Have ``mesh why`` know which collective each member of a process group is in. Every member calls this.
+    """Let ``mesh why`` see which collective each member of a process group is in. Every member must call this.
 
-    Groups made by :func:`form_group` are watched already. For others, such as those of ``dist.new_group``, call this right after
-    the group was made: it is a collective itself, in which the members tell each other which processes they are.
+    Groups created by :func:`form_group` are watched already. For others, such as those of ``dist.new_group``, call this right after
+    the group was created. It is a collective itself, in which the members exchange their identities.
 
     Args:
         group: a group of ``torch.distributed``; the default group if none is given.

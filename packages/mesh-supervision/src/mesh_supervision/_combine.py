@@ -23,10 +23,10 @@ from mesh_supervision._members import Members
 
 
 class Levels:
-    """Policies one above the other: when one gives up, the next is asked, and the ones below begin anew.
+    """A stack of policies: when one gives up, the next one decides, and those below start afresh.
 
-    As in a tree of supervisors: the first may restart single ranks, and the next all of them. With the last one's giving up
-    the failure is passed on. While a restart of a level is under way, all failures are told to that level.
+    As in a tree of supervisors, the first may restart single ranks and the next one all of them. When the last one gives up,
+    the failure is passed on. While a restart of one level is in progress, all failures go to that level.
 
     >>> from mesh_core.policies import Failed
     >>> from mesh_supervision import OneForAll, OneForOne
@@ -49,7 +49,7 @@ class Levels:
         return f"Levels({', '.join(map(repr, self._members.current))})"
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Ask the level whose turn it is."""
+        """Let the current level decide."""
         found = self._members.find(event)
         if found is not None:
             if found.stale:
@@ -62,7 +62,7 @@ class Levels:
         return self._climb(members, max(busy, default=0), event, now)
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Tell the level that wanted it."""
+        """Notify the level that requested the repair."""
         found = self._members.find(event)
         if found is None:
             return self, ()

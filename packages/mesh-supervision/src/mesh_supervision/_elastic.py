@@ -28,7 +28,7 @@ _TRIES = 10
 
 @dataclass(frozen=True)
 class Notice:
-    """A host is about to go."""
+    """A notice that a host is about to leave."""
 
     host: str
     deadline: float
@@ -104,10 +104,10 @@ class _Notices(Extension):
 
 
 def leaving(grace: float = 30.0, reason: str = "") -> None:
-    """Say that the host of this process is about to go, in ``grace`` seconds: every :class:`ElasticMesh` of the job hears of it.
+    """Announce that the host of this process will be gone in ``grace`` seconds: every :class:`ElasticMesh` of the job is notified.
 
-    For whatever hears first: a handler of the signal that a scheduler sends before it takes a machine away, or a thread that asks a
-    cloud. It can be called in any process whose mesh was spawned after the first `ElasticMesh` was made, and in that mesh's own.
+    Call it from whatever learns of it first: a handler of the signal that a scheduler sends before it takes the machine, or a thread that polls a
+    cloud's API. It works in any process whose mesh was spawned after the first `ElasticMesh` was created, and in the processes of that mesh.
     """
     found = find(_Notices)
     if found is None:
@@ -120,9 +120,9 @@ def leaving(grace: float = 30.0, reason: str = "") -> None:
 
 
 class ElasticMesh(Generic[A]):
-    """Between ``minimum`` and ``maximum`` members, each with an actor on every process that it has on its host.
+    """A mesh of between ``minimum`` and ``maximum`` members, each of which has one host and an actor on each of its processes there.
 
-    The members are replicas of each other: with ``__snapshot__`` and ``__restore__`` a new one begins with the state of the others.
+    The members are replicas of each other: with ``__snapshot__`` and ``__restore__``, a new one starts with the state of the others.
 
     >>> from mesh_core import Actor, endpoint
     >>> from mesh_core.extensions import uninstall
@@ -217,7 +217,7 @@ class ElasticMesh(Generic[A]):
     # What the world says. From any thread.
 
     def add_hosts(self, hosts: HostMesh) -> None:
-        """Have these as well; one that had been about to go is back."""
+        """Add hosts. A host that had been about to leave can be used again."""
         with self._news:
             for each in [one for _, one in hosts] if len(hosts) > 1 else [hosts]:
                 name = each.names[0]
@@ -228,7 +228,7 @@ class ElasticMesh(Generic[A]):
             self._news.notify_all()
 
     def notice(self, host: HostMesh | str, grace: float = 30.0, reason: str = "") -> None:
-        """Say that a host, or several, will be gone in ``grace`` seconds: their members leave at the next safe point (ELA-3)."""
+        """Announce that one or several hosts will be gone in ``grace`` seconds: their members leave at the next safe point (ELA-3)."""
         deadline = time.monotonic() + grace
         with self._news:
             for name in [host] if isinstance(host, str) else host.names:
@@ -237,12 +237,12 @@ class ElasticMesh(Generic[A]):
 
     @property
     def notices(self) -> list[Notice]:
-        """Of hosts that are about to go, or gone."""
+        """The notices of hosts that are about to leave or have left."""
         with self._news:
             return list(self._notices.values())
 
     def resize(self, members: int) -> None:
-        """Have so many members from the next safe point on, as far as there is room."""
+        """Set the number of members from the next safe point on, as far as there is room."""
         with self._news:
             self._wanted = self._checked(members)
             self._news.notify_all()
@@ -258,21 +258,21 @@ class ElasticMesh(Generic[A]):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the next safe point would change nothing, as far as is known."""
+        """Whether, as far as is known, the next safe point would change nothing."""
         with self._lock:
             return self._plan() is None
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """The number of members."""
         return len(self._members.all)
 
     def safe_point(self, timeout: float = 120.0) -> Any:
         """Return the mesh of all members, after the changes that are due (ELA-1).
 
-        Call it where no call to the members is under way, such as before each step. Where nothing has happened it costs a look, and
-        the mesh is the same object as before; otherwise it is another one, with new ranks. With fewer members than the minimum it waits
-        for hosts, for ``timeout`` seconds.
+        Call it when no call to the members is in progress, for example before each step. If nothing has happened it costs a quick check and
+        returns the same mesh object; otherwise it returns a new one, with new ranks. With fewer members than the minimum, it waits
+        up to ``timeout`` seconds for hosts.
         """
         until = time.monotonic() + timeout
         with self._lock:

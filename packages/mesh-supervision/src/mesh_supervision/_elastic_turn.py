@@ -69,7 +69,7 @@ class Members:
 
 @dataclass(frozen=True)
 class Change:
-    """What a safe point has done to the members."""
+    """What a safe point has changed about the members."""
 
     size: int
     """How many there are now."""

@@ -215,7 +215,7 @@ class Aborts(Extension):
 
 
 class Group:
-    """A process group over a mesh, as the process knows it that has formed it; see :func:`form_group`."""
+    """A process group over a mesh, in the process that formed it; see :func:`form_group`."""
 
     def __init__(self, groups: Groups, aborts: Aborts, meeting: Meeting, seconds: float) -> None:
         self._groups = groups
@@ -230,7 +230,7 @@ class Group:
         self._watch: Watch | None = None
 
     def form(self, procs: ProcMesh) -> None:
-        """Have these processes be the group: those that were before, others in the places of the dead, or fewer."""
+        """Form the group with these processes: the same as before, replacements for the dead, or fewer."""
         if self._watch is not None:
             self._watch.cancel()
         groups, here = self._groups, current_proc()
@@ -266,7 +266,7 @@ class Group:
                 self._leave(but=end.address)
 
     def abort(self, but: tuple[int, int, int] | None = None) -> None:
-        """Have everybody leave it, as far as it was formed: what waits in it raises (GRP-1). It can be formed again."""
+        """Make all members leave the group: whatever waits in a collective raises (GRP-1). It can be formed again."""
         self.is_broken = True
         self._close_meeting()
         self._leave(but)
@@ -282,25 +282,25 @@ class Group:
 
     @property
     def members(self) -> tuple[Proc, ...]:
-        """Its processes, in the order of their ranks."""
+        """The processes of the group, in rank order."""
         return self._members
 
     def close(self) -> None:
-        """Watch over it no more."""
+        """Stop watching over it."""
         if self._watch is not None:
             self._watch.cancel()
 
 
 def form_group(mesh: Any, *, timeout: float = _TIMEOUT_S) -> Group:
-    """Make the processes of a mesh the default group of ``torch.distributed`` (gloo), in the order of their ranks.
+    """Make the processes of a mesh the default process group of ``torch.distributed`` (gloo), in rank order.
 
-    When one of them dies the others leave the group at once: what waits in a collective raises. :func:`heal_mesh` forms it
-    anew. It takes the place of ``init_process_group``; without PyTorch in the processes it raises ``ImportError``.
+    When one of them dies, the others leave the group at once: whatever waits in a collective raises. :func:`heal_mesh` forms the group
+    again. Use it instead of ``init_process_group``. Without PyTorch in the processes it raises ``ImportError``.
 
     Args:
         mesh: processes, or actors whose processes were spawned here. Form the group before you spawn the actors if their
             constructors use it.
-        timeout: how many seconds a collective may take.
+        timeout: the number of seconds that a collective may take.
     """
     procs = mesh if isinstance(mesh, ProcMesh) else procs_of(mesh)
     groups = find(Groups) or install(Groups)

@@ -314,25 +314,25 @@ def heal_mesh(
     replicas: bool = True,
     timeout: float = 120.0,
 ) -> M:
-    """Make a mesh whole that has lost ranks, and return the mesh to go on with.
+    """Heal a mesh that has lost ranks, and return the mesh to continue with.
 
     1. Survivors that wait in a collective with the dead leave it (:func:`form_group`).
-    2. ``"replace"``: what is lost is made again in its place, and the mesh stays the same. ``"shrink"``: what is left becomes a
+    2. ``"replace"``: lost ranks are replaced in their places, and the mesh stays the same. ``"shrink"``: the survivors become a
        mesh without gaps, with new ranks.
-    3. The process group is formed anew, if there was one.
-    4. With :func:`keep_snapshots`, all actors get the state of one that lives; where none does, that of the last snapshot.
+    3. The process group, if there was one, is formed again.
+    4. With :func:`keep_snapshots`, all actors get the state of a survivor or, if there is none, of the last snapshot.
 
-    A mesh that has lost nothing comes back as it is. More deaths meanwhile are healed too. After an error, such as one that
-    ``__restore__`` has raised, call it again: it goes on with what is not healed yet.
+    A mesh that has lost nothing is returned as it is. Ranks that die during the heal are healed too. After an error, for example from
+    ``__restore__``, call it again: it continues with what is not healed yet.
 
     Args:
-        mesh: actors or processes that this process has spawned, or what an earlier ``heal_mesh`` has returned. Give them
+        mesh: actors or processes that this process has spawned, or the result of an earlier ``heal_mesh``. Give them
             a policy that restarts nothing, such as ``Ignore()``.
-        mode: what becomes of the lost ranks.
+        mode: whether to replace the lost ranks or to shrink the mesh.
         on: hosts for processes whose own host is dead.
-        replicas: whether all actors have the same state. If not, each of the lost begins with its own last snapshot, and the
+        replicas: whether all actors have the same state. If not, each replaced actor starts from its own last snapshot, and the
             others are left alone.
-        timeout: how many seconds it may take.
+        timeout: the number of seconds that it may take.
     """
     if mode not in ("replace", "shrink"):
         raise ValueError(f"mode must be 'replace' or 'shrink', got {mode!r}")
@@ -374,10 +374,10 @@ def heal_mesh(
 
 @contextlib.contextmanager
 def whole(mesh: Any) -> Iterator[None]:
-    """Have what fails in this block, as the mesh has lost ranks, raise :class:`DeviceMeshError`.
+    """Turn errors in this block that are caused by lost ranks of the mesh into :class:`DeviceMeshError`.
 
-    An error waits for up to a second for the news of a death that may have caused it: survivors of a collective often
-    raise before that is there.
+    Before any other error is raised, the block waits up to a second for the news of a death that may have caused it, because survivors of a collective often
+    raise before that news arrives.
 
     >>> from mesh_core import Actor, DeviceMeshError, endpoint, this_host
     >>> from mesh_supervision import Ignore, whole

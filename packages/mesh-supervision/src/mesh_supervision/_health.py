@@ -43,7 +43,7 @@ _Key = tuple[TroubleKind, str, int, int]
 
 @dataclass(frozen=True)
 class Trouble:
-    """Something is wrong, and nothing has failed yet."""
+    """Something is wrong, although nothing has failed yet."""
 
     kind: TroubleKind
     proc: str
@@ -65,7 +65,7 @@ class Trouble:
 
 @dataclass(frozen=True)
 class Limits:
-    """What is still well. None has nobody look at it."""
+    """The limits of what is healthy. ``None`` switches a check off."""
 
     stuck: float | None = 60.0
     """Seconds that handling one message may take."""
@@ -114,7 +114,7 @@ class Health:
     """How many looks processes have left unanswered."""
 
     def on(self, snap: Snapshot) -> tuple[Health, tuple[Trouble, ...]]:
-        """Look at the next snapshot; what has begun since the one before (HLT-1)."""
+        """Evaluate the next snapshot; return the troubles that have begun since the previous one (HLT-1)."""
         silent = self._count_silent(snap)
         found = dict(self._look(snap, dict(silent)))
         fresh = tuple(trouble for key, trouble in found.items() if key not in self._told)

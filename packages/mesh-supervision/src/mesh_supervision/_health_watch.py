@@ -85,7 +85,7 @@ def _files() -> int:
 
 
 class HealthWatch:
-    """Looks at a job at intervals, and tells of each trouble once; made by :func:`watch_health`."""
+    """Looks at a job at intervals, and reports each trouble once; created by :func:`watch_health`."""
 
     def __init__(self, on_trouble: Callable[[Trouble], object], limits: Limits, interval: float) -> None:
         self._on_trouble = on_trouble
@@ -108,7 +108,7 @@ class HealthWatch:
                 logging.getLogger(_LOG).exception("on_trouble raised when it was told: %s", trouble.text)
 
     def close(self) -> None:
-        """Look no more. Processes that were spawned meanwhile keep their limits."""
+        """Stop watching. Processes that were spawned in the meantime keep their limits."""
         self._over.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -160,14 +160,14 @@ def watch_health(
     *,
     interval: float = 1.0,
 ) -> HealthWatch:
-    """Watch over a job's health: handlers that do not end, ranks that fall behind, processes that do not answer or use too much.
+    """Watch over a job's health: handlers that do not end, ranks that fall behind, processes that do not answer or use too much memory or too many files.
 
-    Call it before ``spawn_procs``, as the limits of memory and files are for processes that are spawned afterwards.
+    Call it before ``spawn_procs``, because limits of memory and files apply only to processes that are spawned afterwards.
 
     Args:
         on_trouble: called with each :class:`Trouble`, on a thread of the watch; without it troubles are logged as warnings.
-        limits: what is still well.
-        interval: how many seconds lie between two looks.
+        limits: the limits of what is healthy.
+        interval: the number of seconds between two looks.
     """
     if isinstance(interval, bool) or not interval > 0:
         raise ValueError(f"interval must be a positive number of seconds, got {interval!r}")

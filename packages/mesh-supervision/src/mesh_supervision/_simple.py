@@ -11,7 +11,7 @@ from mesh_core.policies import Action, Event, Failed, Policy
 
 @dataclass(frozen=True)
 class Ignore:
-    """Handles every failure and leaves dead what has died. The mesh goes on without it.
+    """Handles every failure without restarting anything. The mesh goes on without its dead ranks.
 
     >>> from mesh_core import FailureKind
     >>> Ignore().on(core.Failed("workers", 2, FailureKind.KILLED), now=0.0)[1]

@@ -146,13 +146,13 @@ class Snapshots(Extension):
     payload: _Settings
 
     def for_spawn(self, spawning: Spawning) -> Any:
-        """Have an instance on hosts where those are to keep snapshots; the keeper's own host needs none."""
+        """Start an instance on hosts that will keep snapshots; the keeper's own host needs none."""
         if spawning.is_host and (not self.payload.on_hosts or spawning.is_local):
             return NOT_CARRIED
         return self.payload
 
     def start(self) -> None:
-        """Begin to keep, or to take."""
+        """Start keeping or taking snapshots."""
         keeper = self.payload.keeper
         self.store = Store(dropped=self._dropped) if self.proc == keeper else None
         """What is kept, in the keeper."""
@@ -167,7 +167,7 @@ class Snapshots(Extension):
         self._over = threading.Event()
 
     def stop(self) -> None:
-        """Take no more."""
+        """Stop taking snapshots."""
         self._over.set()
         if self._timer is not None:
             self._timer.join(_END_S)
@@ -175,20 +175,20 @@ class Snapshots(Extension):
     # For users.
 
     def take(self, mesh: Any) -> Future[ValueMesh[Version]]:
-        """Keep a snapshot of each actor of a mesh, taken between two of its messages; the future has their versions.
+        """Take and keep a snapshot of each actor of a mesh, between two of its messages; the future has their versions.
 
-        If ``__snapshot__`` raises, so does the future, and the snapshot before stays.
+        If ``__snapshot__`` raises, so does the future, and the previous snapshot stays.
         """
         return self.call(mesh, Take(actor_id(mesh)))
 
     def newest(self, mesh: Any) -> list[Version | None]:
-        """The version that is kept of each actor; in the process that keeps snapshots."""
+        """The version kept of each actor. Only in the process that keeps snapshots."""
         store, actor = self._keeping(), actor_id(mesh)
         kept = [store.newest(Owner(actor, rank)) for rank in actor_ranks(mesh)]
         return [None if each is None else each.version for each in kept]
 
     def places(self, mesh: Any) -> list[tuple[str, ...]]:
-        """The hosts that have the newest snapshot of each actor, its own first; in the process that keeps snapshots."""
+        """The hosts that have the newest snapshot of each actor, its own host first. Only in the process that keeps snapshots."""
         store, actor = self._keeping(), actor_id(mesh)
         return [self._hosts_of(store.newest(Owner(actor, rank))) for rank in actor_ranks(mesh)]
 
@@ -198,7 +198,7 @@ class Snapshots(Extension):
         return () if entry is None else (self.proc.host,)
 
     def forget(self, mesh: Any) -> None:
-        """Drop what is kept of a mesh of actors; in the process that keeps snapshots."""
+        """Drop the snapshots of a mesh of actors. Only in the process that keeps snapshots."""
         self._keeping().forget(actor_id(mesh))
 
     def fetched(self, entry: Entry | None, whose: str) -> Kept | None:
@@ -437,14 +437,14 @@ def _ticked(local: _Local) -> Callable[[Future[Version]], None]:
 def keep_snapshots(every: float | None = None, *, on: Literal["hosts", "script"] = "hosts") -> Snapshots:
     """Keep the state of actors that have ``__snapshot__``, in memory. Call it before ``spawn_procs``.
 
-    Where such an actor is made again its class's ``__restore__(state)`` is called with what ``__snapshot__()`` returned last,
-    instead of the constructor; without a snapshot the constructor is.
+    When such an actor is restarted, ``__restore__(state)`` of its class is called instead of the constructor, with the last result of ``__snapshot__()``.
+    If there is no snapshot, the constructor is called.
 
     Args:
-        every: how many seconds lie between two snapshots; without it they are taken on request, by :func:`snapshot` and
+        every: the number of seconds between two snapshots. Without it they are taken on request, by :func:`snapshot` and
             :meth:`Snapshots.take`.
-        on: where snapshots are kept of actors on other hosts than this process's: ``"hosts"`` has a copy on the actor's host and
-            one on the next host, ``"script"`` one in this process. On one machine they are in this process.
+        on: where to keep the snapshots of actors on other hosts: ``"hosts"`` keeps one copy on the actor's host and
+            one on the next host, ``"script"`` one in this process. Snapshots of actors on this machine are kept in this process.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> from mesh_core.extensions import uninstall
@@ -481,9 +481,9 @@ def keep_snapshots(every: float | None = None, *, on: Literal["hosts", "script"]
 
 
 def snapshot() -> Future[Version]:
-    """Keep the present state of the actor that calls this, from one of its endpoints; the future is done when it is kept.
+    """Take a snapshot of the calling actor, from one of its endpoints; the future is done when it is kept.
 
-    What the endpoint does after this call is not in it.
+    Anything that the endpoint does after this call is not included.
     """
     found = find(Snapshots)
     if found is None:

@@ -25,7 +25,7 @@ class Owner(NamedTuple):
 
 
 class Version(NamedTuple):
-    """Which snapshot of an actor it is: later ones are greater.
+    """Identifies a snapshot of an actor: later ones compare greater.
 
     >>> Version(1, 9) < Version(2, 1)
     True

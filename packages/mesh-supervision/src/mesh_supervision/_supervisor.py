@@ -51,8 +51,8 @@ _IN_ORDER = "ended in order"
 class Supervisor:
     """Restarts ranks in their places, and gives up after more than ``intensity`` restarts within ``period`` seconds.
 
-    Giving up stops the mesh and passes the failure on, with every attempt in its ``chain``. The words are those of
-    Erlang/OTP, and mean the same.
+    When it gives up, it stops the mesh and passes the failure on, with every attempt in its ``chain``. The terms are those of
+    Erlang/OTP and have the same meaning.
 
     >>> from mesh_core import FailureKind
     >>> from mesh_core.policies import Failed
@@ -117,17 +117,17 @@ class Supervisor:
         object.__setattr__(self, "plan", plan)
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Decide about the first event; what is returned decides about the next ones."""
+        """Decide about the first event; the returned policy decides about the next ones."""
         return _Supervising(self.plan, machine.START, _About(self.size)).on(event, now)
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Decide what becomes of a restart."""
+        """Decide what follows the outcome of a restart."""
         return _Supervising(self.plan, machine.START, _About(self.size)).on_repair(event, now)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneForOne(Supervisor):
-    """Restarts the rank that has died: for workers that do not need each other.
+    """Restarts the rank that has died: for independent workers.
 
     >>> OneForOne(intensity=3, period=60.0).strategy.value
     'one_for_one'
@@ -138,7 +138,7 @@ class OneForOne(Supervisor):
 
 @dataclass(frozen=True, kw_only=True)
 class OneForAll(Supervisor):
-    """Restarts all ranks when one has died: for those that keep a common state, such as ranks of a training.
+    """Restarts all ranks when one has died: for ranks that share state, such as those of a training.
 
     >>> from mesh_core import FailureKind
     >>> from mesh_core.policies import Failed

@@ -87,39 +87,39 @@ class Publication:
 
     @property
     def name(self) -> str:
-        """Under which readers find it."""
+        """The name by which readers find it."""
         return self._server.name
 
     @property
     def version(self) -> int | None:
-        """The newest version; none before the first."""
+        """The newest version; ``None`` before the first."""
         return self._server.newest
 
     @property
     def nbytes(self) -> int:
-        """How much memory one version takes."""
+        """The memory that one version takes, in bytes."""
         return self._layout.nbytes
 
     @property
     def leases(self) -> list[tuple[int, int]]:
-        """Who has leases: the numbers of their processes, and the versions."""
+        """The current leases: pids of the processes, and the versions that they hold."""
         return self._server.leases
 
     @property
     def failures(self) -> list[ReaderFailure]:
-        """The readers that could not get a version, with what they said; the last thousand. They are logged, too."""
+        """The readers that failed to get a version, with their reasons; the last thousand. They are also logged."""
         return list(self._server.failures)
 
     @property
     def copies(self) -> dict[str, int | None]:
-        """The hosts that have copies, and the newest version that has come to each."""
+        """The hosts that have copies, and the newest version on each."""
         return {} if self._copies is None else self._copies.versions()
 
     def add_hosts(self, hosts: HostMesh) -> None:
-        """Have a copy of each version on these hosts from now on, beside those that have one.
+        """Keep a copy of each version on these hosts too, from now on.
 
-        A process of its own keeps it, for all readers of that host. It fetches the newest version when there is one, by the best
-        transport there is, and skips what it is too slow for. A host that comes later has its first version from another copy.
+        A separate process on each host keeps the copy for all readers there. It fetches the newest version over the best
+        transport available, and skips versions that it is too slow for. A host that is added later gets its first version from another copy.
         """
         if self._copies is None:
             from mesh_rdma._publication._hosts import Copies
@@ -128,21 +128,21 @@ class Publication:
         self._copies.add(hosts)
 
     def reader(self) -> PublicationReader:
-        """Return what other processes read with, on this host and on those that have copies. It is small and can be pickled."""
+        """Return a reader for other processes, on this host and on hosts with copies. It is small and can be pickled."""
         return PublicationReader([Source.here(self.name)])
 
     def publish(self, *, version: int | None = None, delta: bool = False, timeout: float | None = 60) -> int:
-        """Make a version of the tensors as they are now, and return its number when they may be changed again.
+        """Publish the tensors as they are now; return the version number when they may be changed again.
 
         Args:
-            delta: whether other hosts are sent only the elements that have changed, where these are few: they make the version
-                from the one before, and it is the same bit for bit. Worth it below about 1 GB/s to a host. Comparing
-                goes on after this returns.
-            version: its number, such as that of the training step; greater than all before. By default the next one.
-            timeout: how long to wait where readers have leases on all versions that there may be. Then :class:`RDMATimeout`
-                says who has them.
+            delta: send other hosts only the elements that have changed, if these are few. They build the version
+                from the previous one, bit-exactly. Worthwhile below about 1 GB/s to a host. The comparison
+                continues after this returns.
+            version: the number of the version, for example of the training step. It must be greater than all before. By default the next one.
+            timeout: how long to wait if readers hold leases on all slots. After that, :class:`RDMATimeout`
+                names them.
 
-        Several threads may publish; one goes after the other.
+        Several threads may publish; their calls run one after another.
         """
         with self._publishing:
             return self._publish(version, delta, timeout)
@@ -200,14 +200,14 @@ class Publication:
         return parts
 
     def close(self) -> None:
-        """Publish no more. Who waits for a version is told; versions that are in use stay until they are not."""
+        """Stop publishing. Processes that wait for a version get an error; versions stay as long as they are in use."""
         if self._copies is not None:
             self._copies.close()
         self._closing()
         self._fills.clear()
 
     def join(self, timeout: float | None = None) -> bool:
-        """After `close`: wait until the last lease has ended, and return whether it has."""
+        """After `close`: wait until the last lease has ended; return whether it has."""
         return self._server.join(timeout)
 
     def __enter__(self) -> Self:

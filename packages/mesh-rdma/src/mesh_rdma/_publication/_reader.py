@@ -122,7 +122,7 @@ class _Asked:
 
 
 class PublicationReader:
-    """Reads the versions of a publication, in any process of its owner's host, and of hosts that have copies.
+    """Reads the versions of a publication, in any process on its owner's host or on a host with a copy.
 
     ``Publication.reader()`` makes one. It may be sent to other processes and used by several threads at once.
     """
@@ -139,7 +139,7 @@ class PublicationReader:
     def joined(readers: Sequence[PublicationReader]) -> PublicationReader:
         """Return a reader of tensors that several processes publish in pieces, such as the ranks of a trainer.
 
-        All must publish under the same numbers: give ``publish`` the ``version``. A version is there when all have published it.
+        All must publish under the same numbers: pass ``version`` to ``publish``. A version is available when all have published it.
         """
         if not readers:
             raise InvalidTransfer("readers must not be empty")
@@ -155,16 +155,16 @@ class PublicationReader:
         wait: bool = True,
         timeout: float | None = 60,
     ) -> Weights:
-        """Return a version under a lease: names, and arrays in the memory where the version lies, without a copy.
+        """Return a version under a lease: a mapping of names to arrays in the shared memory of the version, without a copy.
 
-        Use it in a ``with`` block. It does not change as long as the block goes on, or any of its arrays is referred to.
+        Use it in a ``with`` block. It does not change during the block, or while any of its arrays is referenced.
 
         Args:
-            version: exactly this one; by default the newest.
-            min_version: this one or one that is newer.
-            wait: whether to wait for one that is not published yet; else :class:`VersionUnavailable` is raised at once, as it
-                is for one that is there no longer.
-            timeout: how long; then it raises :class:`RDMATimeout`.
+            version: exactly this version; by default the newest.
+            min_version: this version or a newer one.
+            wait: whether to wait for a version that is not published yet; otherwise :class:`VersionUnavailable` is raised at once. It is
+                always raised for a version that no longer exists.
+            timeout: how long to wait before :class:`RDMATimeout` is raised.
         """
         leases = self._lease(_Asked(version, min_version, wait, timeout))
         return Weights(leases)
@@ -182,13 +182,13 @@ class PublicationReader:
     ) -> int:
         """Copy a version into tensors of this process, and return its number.
 
-        What is copied from where is found out once, and used again as long as the same tensors are given. An error while it
-        is copied leaves them as a mixture.
+        The copy plan is made once, and reused as long as the same tensors are passed. If the copy fails halfway, they hold a
+        mixture.
 
         Args:
-            state: names, and the arrays or tensors to fill. What is published besides is left out.
-            pieces: which parts of the whole tensors these are, where they are parts. DTensors say it themselves.
-            cast: whether a tensor may have another dtype than what is published: its values are converted.
+            state: names, and the arrays or tensors to fill. Other published tensors are ignored.
+            pieces: for tensors that are parts, which part of the whole tensor each is. DTensors know this themselves.
+            cast: whether to convert values if a tensor has another dtype than the published one.
             version: as for :meth:`use`.
             min_version: as for :meth:`use`.
             wait: as for :meth:`use`.

@@ -67,7 +67,7 @@ class Lent(NamedTuple):
 
 @dataclass(frozen=True)
 class ReaderFailure:
-    """A reader that did not get a version as it should."""
+    """A reader that failed to get or release a version."""
 
     pid: int
     """Its process."""

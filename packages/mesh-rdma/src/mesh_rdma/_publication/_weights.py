@@ -42,10 +42,10 @@ def map_slot(lease: Lease, *, writable: bool = False) -> tuple[memoryview, _Mapp
 
 
 class Weights(Mapping[str, Any]):
-    """A version of a publication: its tensors by name, as arrays in the memory where they lie. Made by ``PublicationReader.use()``.
+    """A version of a publication: its tensors by name, as arrays in shared memory. Created by ``PublicationReader.use()``.
 
-    Arrays of numpy are read-only. Tensors of PyTorch can be written to, which changes nothing for others and nothing in the
-    publication. All keep the version: until the last of them is garbage it does not change, and its slot is not used again.
+    numpy arrays are read-only. PyTorch tensors can be written to, which affects neither other readers nor the
+    publication. Each array keeps the version: it does not change, and its slot is not reused, until the last of them is garbage.
     """
 
     version: int
@@ -95,7 +95,7 @@ class Weights(Mapping[str, Any]):
         return id(self)
 
     def release(self) -> None:
-        """Give the lease back; at the end of a ``with`` block. Arrays that are still referred to keep it."""
+        """Release the lease; the end of a ``with`` block does this. Arrays that are still referenced keep it."""
         self._leases = None
         self._places = {name: (None, entry) for name, (_, entry) in self._places.items()}  # type: ignore[misc]
         self._mapped.clear()

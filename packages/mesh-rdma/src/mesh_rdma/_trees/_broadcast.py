@@ -36,12 +36,12 @@ def broadcast(
 ) -> Future[None]:
     """Copy the bytes of ``source`` into memory of every rank.
 
-    The ranks pass them on in pieces while they still come: the source is read once or twice, however many ranks there are,
-    and each host gets them over the network once. Until the future is done the memory of all must be left alone.
+    The ranks pass pieces on while the rest is still arriving: the source is read once or twice, however many ranks there are,
+    and each host receives the bytes over the network once. Do not touch the memory of the source and the ranks until the future is done.
 
-    A rank that dies, or whose memory is dropped, takes no other rank with it: those that read from it get the rest
-    elsewhere. When they have it, the future raises :class:`PartsFailed`, which names the ranks that have not got all bytes. If
-    the source is gone and nobody else has all bytes, it raises so at once.
+    A rank that dies, or whose memory is dropped, does not affect other ranks: those that read from it get the rest
+    from another one. When they have it, the future raises :class:`PartsFailed`, which names the ranks that do not have all bytes. If
+    the source is lost and no rank has all bytes, it is raised at once.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> from mesh_rdma import RDMABuffer, broadcast

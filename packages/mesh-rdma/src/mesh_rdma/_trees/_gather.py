@@ -35,10 +35,10 @@ def gather(
 def gather(
     buffers: Buffers, into: Any = None, *, timeout: float | None = 60, transport: str | None = None
 ) -> Future[Any]:
-    """Read buffers of many ranks into one memory of this process, one behind the other.
+    """Read buffers of many ranks into memory of this process, one after another.
 
-    Each owner's buffers are read in one batch, and those of all owners at once. Every byte crosses the network once, and
-    goes straight to its place.
+    Each owner's buffers are read in one batch, and all owners in parallel. Every byte crosses the network once, and
+    goes directly to its place.
 
     >>> from mesh_rdma import RDMABuffer, gather
     >>> pieces = [RDMABuffer(bytearray(b"one ")), RDMABuffer(bytearray(b"two"))]

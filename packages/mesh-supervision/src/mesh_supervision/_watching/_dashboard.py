@@ -272,10 +272,10 @@ class _Server(ThreadingHTTPServer):
 
 
 class Dashboard:
-    """Serves a job as a page, at :attr:`url`, until it is closed. ``mesh dashboard`` is this on the command line.
+    """Serves a page about a job at :attr:`url` until it is closed; the same as ``mesh dashboard``.
 
-    It listens on this machine only. The address holds a token: who has it sees what the job does, where its threads stand and
-    what its workers print, and can change nothing.
+    It listens on this machine only. The address contains a token: anyone who has it can see what the job does, the stacks of its threads and
+    what its workers print, but cannot change anything.
 
     >>> import os
     >>> from urllib.request import Request, urlopen
@@ -309,7 +309,7 @@ class Dashboard:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

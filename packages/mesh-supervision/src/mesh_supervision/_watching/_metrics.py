@@ -212,9 +212,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class MetricsServer:
-    r"""Serves a job's numbers at ``http://HOST:PORT/metrics``, for Prometheus and what reads its format, until it is closed.
+    r"""Serves a job's metrics at ``http://HOST:PORT/metrics``, in the format of Prometheus, until it is closed.
 
-    Nothing is counted for it: each scrape takes a snapshot. It asks nobody who they are, and so listens on this machine only unless
+    Each scrape takes a snapshot; nothing is counted in advance. There is no authentication, so it listens on this machine only unless
     another address is given.
 
     >>> from urllib.request import urlopen
@@ -253,7 +253,7 @@ class MetricsServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -268,9 +268,9 @@ class MetricsServer:
 
 
 def export_metrics(meter: Any, snapshot: Callable[[], Snapshot] = inspect.snapshot) -> None:
-    """Have an OpenTelemetry meter observe the job's numbers: those that :class:`MetricsServer` serves, under the same names.
+    """Report the job's metrics to an OpenTelemetry meter: those that :class:`MetricsServer` serves, under the same names.
 
-    A snapshot is taken when the meter's reader collects, and no oftener than once a second. While the job does not answer there are no values.
+    A snapshot is taken when the meter's reader collects, at most once a second. While the job does not answer, there are no values.
 
     Args:
         meter: one of your provider's, ``opentelemetry.metrics.get_meter("mesh")`` for example.

@@ -319,10 +319,10 @@ def _key(event: Event) -> tuple[Any, ...]:
 
 
 class JobTrace:
-    """Records what a job does until the end of the block; `save` writes it for a viewer of traces (https://ui.perfetto.dev).
+    """Records what a job does until the end of the block; `save` writes a file for a trace viewer (https://ui.perfetto.dev).
 
-    It takes snapshots, one every ``interval`` seconds: what takes longer is seen as a span, from when it was begun; what is shorter is
-    in the numbers of messages handled and waiting. Before the block and after it nothing is recorded.
+    It takes a snapshot every ``interval`` seconds. Anything longer appears as a span from its true beginning; anything shorter only
+    counts in the numbers of messages handled and waiting. Nothing is recorded outside the block.
 
     >>> import json, tempfile
     >>> from pathlib import Path
@@ -361,7 +361,7 @@ class JobTrace:
 
     @property
     def left_out(self) -> int:
-        """How many entries had no room."""
+        """The number of entries for which there was no room."""
         return self._timeline.left_out
 
     def save(self, path: str | Path) -> None:
@@ -372,7 +372,7 @@ class JobTrace:
         Path(path).write_text(json.dumps(told), encoding="utf-8")
 
     def close(self) -> None:
-        """Record no more. There is one more look, so that the end is seen as well."""
+        """Stop recording, after a last snapshot so that the end is included."""
         self.over.set()
         if self._thread is not None:
             self._thread.join()
