@@ -5,6 +5,7 @@
 //!
 //! Answers are JSON: they are made for people and read seldom.
 
+use crate::dump::Dumper;
 use crate::error::RuntimeError;
 use crate::gauge::Running;
 use crate::inbox::LoopWaker;
@@ -13,8 +14,6 @@ use crate::link::Link;
 use crate::message::Message;
 use crate::runtime::{Runtime, lock};
 use crate::usage::{self, Used, stage_name};
-use crate::wait::Waiter;
-use crate::{Waited, dump::Dumper};
 use mesh_proto::control::{Inspect, Question};
 use mesh_proto::messages::Answer;
 use mesh_proto::{ActorId, Ended, Exit, Frame, Header, MeshId, ProcAddr, Stage, Undelivered};
@@ -22,7 +21,7 @@ use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// How many promises that are waited for are told of; the oldest of them.
 const MOST_PROMISES: usize = 100;
@@ -140,7 +139,7 @@ impl Runtime {
     fn state(&self) -> String {
         let now = Instant::now();
         let counts = self.counts();
-        let queued: usize = self.links().iter().map(|link| link.queued()).sum();
+        let queued: usize = self.switch.links().iter().map(|link| link.queued()).sum();
         let mut out = format!(
             r#"{{"pid":{},"age":{},"calls":{},"shm":{},"queued":{queued},"loop":{},"promises":"#,
             std::process::id(),
@@ -231,7 +230,7 @@ impl Runtime {
         let (procs, titles) = lock(&self.agent).overview();
         let mut out = String::from(r#"{"procs":"#);
         list(&mut out, procs, |out, (who, stage, pid, owner)| {
-            let queued = self.link_of(who).map_or(0, |link| link.queued());
+            let queued = self.switch.link_of(who).map_or(0, |link| link.queued());
             let pid = pid.map_or("null".to_owned(), |pid| pid.to_string());
             let (who, stage, owner) = (addr(who), stage_name(stage), addr(owner));
             let _ = write!(out, r#"[{who},"{stage}",{pid},{owner},{queued}]"#);
@@ -425,44 +424,9 @@ impl Runtime {
         self.inspection.journal.is_closed()
     }
 
-    /// Waits until there are more than `seen` events, or there will be none; as [`Runtime::wait_call`] does.
-    pub fn wait_events(&self, seen: u64, deadline: Option<Instant>, look: bool, interruptible: bool) -> Waited {
-        let journal = &self.inspection.journal;
-        let ready = || journal.next() > seen || journal.is_closed();
-        if ready() {
-            return Waited::Ready;
-        }
-        journal.expect();
-        self.wait_for(&ready, Duration::ZERO, deadline, look, interruptible)
-    }
-
     /// Has `waker` told of the event after those that were `seen`.
     pub fn tell_events(&self, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
         self.inspection.journal.tell(&self.reactor, waker, token, seen);
-    }
-
-    fn wait_for(
-        &self,
-        ready: &dyn Fn() -> bool,
-        spin: Duration,
-        deadline: Option<Instant>,
-        look: bool,
-        interruptible: bool,
-    ) -> Waited {
-        if interruptible {
-            self.set_main(Some(Waiter::current()));
-        }
-        self.reactor.wait(self, &self.board, spin, deadline, look, &|| ready() || interruptible && self.is_signalled());
-        if interruptible {
-            self.set_main(None);
-        }
-        if ready() {
-            Waited::Ready
-        } else if interruptible && self.take_signal() {
-            Waited::Interrupted
-        } else {
-            Waited::NotYet
-        }
     }
 }
 

@@ -44,7 +44,7 @@ impl Runtime {
     /// What waits and what lives.
     pub fn counts(&self) -> Counts {
         // One lock after the other, never two at once.
-        let links = read(&self.links).len();
+        let links = self.switch.len();
         let actors = read(&self.inboxes).len();
         let procs = lock(&self.agent).len();
         Counts {

@@ -47,9 +47,9 @@ impl Runtime {
         let mesh = header.dst.mesh;
         let now = self.started.elapsed();
         let kept = {
-            let mut procs = lock(&self.waiting.procs);
+            let mut procs = lock(&self.early.procs);
             // It may have come just now.
-            let known = read(&self.router).local(mesh).is_some();
+            let known = self.switch.local(mesh).is_some();
             match known {
                 true => Err(None),
                 false => {
@@ -69,7 +69,7 @@ impl Runtime {
     /// Makes these links the procs of a mesh, and gives them what has waited for them. Returns what it was about, and what
     /// was for ranks that are not among them.
     pub(crate) fn open_routes(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>) {
-        let mut procs = lock(&self.waiting.procs);
+        let mut procs = lock(&self.early.procs);
         let mut heard = Vec::new();
         let mut strays = Vec::new();
         for frame in procs.come(mesh) {
@@ -82,20 +82,20 @@ impl Runtime {
                 None => strays.push(frame),
             }
         }
-        self.add_links(mesh, base, fresh);
+        self.switch.add(mesh, base, fresh);
         (heard, strays)
     }
 
     /// These procs could not be made: nothing waits for them, and who has sent something hears why.
     pub(crate) fn procs_failed(&self, mesh: MeshId, ended: &Arc<Ended>) {
         {
-            let mut failed = lock(&self.waiting.failed);
+            let mut failed = lock(&self.early.failed);
             if failed.len() == MOST_FAILED {
                 failed.pop_front();
             }
             failed.push_back((mesh, Arc::clone(ended)));
         }
-        let early = lock(&self.waiting.procs).come(mesh);
+        let early = lock(&self.early.procs).come(mesh);
         early.iter().for_each(|frame| self.refuse_unknown(frame));
     }
 
@@ -109,7 +109,7 @@ impl Runtime {
         }
         let now = self.started.elapsed();
         let kept = {
-            let mut actors = lock(&self.waiting.actors);
+            let mut actors = lock(&self.early.actors);
             // It may have come just now.
             let inbox = read(&self.inboxes).get(&actor).cloned();
             match inbox {
@@ -123,7 +123,7 @@ impl Runtime {
 
     /// An actor is about to be made, and has what waited for it.
     pub(super) fn open_inbox(&self, actor: ActorId, inbox: &Arc<Inbox>) {
-        let mut actors = lock(&self.waiting.actors);
+        let mut actors = lock(&self.early.actors);
         for message in actors.come(actor) {
             inbox.push(&self.reactor, message);
         }
@@ -131,14 +131,14 @@ impl Runtime {
     }
 
     /// What has waited long enough goes back. Returns when that is next.
-    pub(super) fn waiting_turn(&self) -> Option<Instant> {
+    pub(super) fn early_turn(&self) -> Option<Instant> {
         let now = self.started.elapsed();
         let (frames, first) = {
-            let mut procs = lock(&self.waiting.procs);
+            let mut procs = lock(&self.early.procs);
             (procs.on_tick(now), procs.next_deadline())
         };
         let (messages, second) = {
-            let mut actors = lock(&self.waiting.actors);
+            let mut actors = lock(&self.early.actors);
             (actors.on_tick(now), actors.next_deadline())
         };
         frames.iter().for_each(|frame| self.refuse_unknown(frame));
@@ -151,7 +151,7 @@ impl Runtime {
 
     pub(crate) fn refuse_unknown(&self, frame: &Frame) {
         let mesh = frame.header.dst.mesh;
-        let failed = lock(&self.waiting.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1));
+        let failed = lock(&self.early.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1));
         if let Some(ended) = failed {
             return self.bounce(frame, Outcome::Lost(ended));
         }

@@ -208,12 +208,12 @@ impl Runtime {
     /// Of another call a failure is told, though it may come later (UNS-1).
     pub fn abandon(&self, call: &Call) {
         if call.is_done() {
-            if call.has_failed() && !self.forked.load(Ordering::SeqCst) {
+            if call.has_failed() && !self.is_forked() {
                 self.calls.let_go(&self.reactor, call);
             }
         } else if call.is_stream() {
             self.calls.abandon(call);
-        } else if !self.forked.load(Ordering::SeqCst) {
+        } else if !self.is_forked() {
             self.calls.let_go(&self.reactor, call);
         }
     }

@@ -1,6 +1,6 @@
 //! Values that are kept here, and references to those of others; see [`crate::refs`].
 
-use super::{Body, Runtime, read};
+use super::{Body, Runtime};
 use crate::calls::Call;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
@@ -109,7 +109,7 @@ impl Runtime {
     pub(super) fn hold_under(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> Arc<Hold> {
         let (hold, fresh) = self.refs.hold(&self.weak(), addr, ticket, within);
         if fresh && addr.owner != self.me {
-            let route = read(&self.router).route(addr.owner);
+            let route = self.switch.route(addr.owner);
             match route {
                 Route::Gone(ended) => self.refs_end(|one| one == addr.owner, &ended),
                 _ if self.me.is_agent() && addr.owner.host == self.me.host => {} // It hears of it anyway.

@@ -169,9 +169,9 @@ pub(crate) fn wait(
     }
     let set = &callables(py)?.set_wakeup_fd;
     loop {
-        let own = runtime.own_signal_fd();
+        let own = runtime.signal_fd();
         let before: i32 = set.call1(py, (own,))?.extract(py)?;
-        runtime.signal_fd(if before == own { -1 } else { before });
+        runtime.forward_signals(if before == own { -1 } else { before });
         // A signal before this point is handled here, a later one wakes the wait.
         let waited = py.check_signals().map(|()| outside(py, || step(false, true)));
         set.call1(py, (before,))?;
