@@ -11,7 +11,6 @@ use crate::gauge::Running;
 use crate::inbox::LoopWaker;
 use crate::journal::Entries;
 use crate::link::Link;
-use crate::message::Message;
 use crate::runtime::{Runtime, lock};
 use crate::usage::{self, Used, stage_name};
 use mesh_proto::control::{Inspect, Question};
@@ -117,7 +116,7 @@ impl Runtime {
             Some(Inspect::Ask(Question::Dump)) => self.dump(),
             Some(Inspect::Ask(Question::Waits)) => self.waits(),
             Some(Inspect::Ask(Question::Stacks)) => {
-                self.system_inbox().push(&self.reactor, Message::new(frame.clone(), &self.memory));
+                self.inboxes.tell_system(frame.clone());
                 return;
             }
             Some(Inspect::Ask(Question::Tree)) if self.me.is_agent() => self.tree(),
@@ -154,7 +153,7 @@ impl Runtime {
             let _ = write!(out, ",{age}]");
         });
         out.push_str(r#","actors":"#);
-        list(&mut out, self.all_inboxes(), |out, inbox| {
+        list(&mut out, self.inboxes.all(), |out, inbox| {
             let gauge = &inbox.gauge;
             let reading = gauge.read();
             let (length, queued, received, bytes) = inbox.flow();
@@ -213,7 +212,7 @@ impl Runtime {
         let (pid, on_loop) = (std::process::id(), self.system_inbox().gauge.thread());
         let mut out = format!(r#"{{"pid":{pid},"loop":{on_loop},"actors":"#);
         let now = Instant::now();
-        let actors = self.all_inboxes().into_iter().map(|inbox| (inbox.gauge.read().running, inbox));
+        let actors = self.inboxes.all().into_iter().map(|inbox| (inbox.gauge.read().running, inbox));
         let of_interest = actors.filter(|(running, inbox)| inbox.gauge.thread() != 0 || !running.is_empty());
         list(&mut out, of_interest, |out, (running, inbox)| {
             let _ = write!(out, "[{},", inbox.gauge.thread());

@@ -1,6 +1,6 @@
 //! What everybody who waits in this process is to be told: a failure that has come to the script.
 
-use super::lock;
+use crate::locks::lock;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

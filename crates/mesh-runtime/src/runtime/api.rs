@@ -5,11 +5,25 @@ use crate::calls::Call;
 use crate::completion::Completion;
 use crate::inbox::{Inbox, LoopWaker};
 use crate::meter::Meter;
+use crate::waits::{Awaited, InRoom};
+use mesh_proto::ActorId;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Instant;
 
 impl Runtime {
+    /// A thread is about to wait for room in a mailbox, on behalf of an actor (0 for none).
+    pub fn wait_in_room<'a>(&self, meter: &'a Meter, actor: ActorId) -> InRoom<'a> {
+        meter.blocked.block(actor)
+    }
+
+    /// All waits of this process, and what its actors run.
+    pub(crate) fn waits(&self) -> String {
+        let (calls, promises, meters) = (&self.calls, &self.promises, &self.meters);
+        let awaited = Awaited { me: self.me, calls, promises, meters, inboxes: self.inboxes.all() };
+        awaited.tell(|call| self.waits_here(call))
+    }
+
     /// Blocks until the inbox has a message or is closed.
     pub fn wait_inbox(&self, inbox: &Inbox) {
         self.waiting.for_message(self, inbox);
@@ -17,7 +31,7 @@ impl Runtime {
 
     /// Blocks until there are notices, or the runtime is closed, in nobody's way.
     pub fn wait_notices(&self) {
-        waiting::wait_apart(&self.notices);
+        waiting::wait_apart(&self.inboxes.notices);
     }
 
     /// Blocks until a list has tokens, or is finished, in nobody's way.

@@ -1,5 +1,6 @@
 //! What the switch hands frames to, and whose part each kind of frame is.
 
+use super::early::NotEarly;
 use super::switch::Parts;
 use super::{Runtime, lock};
 use crate::calls::Outcome;
@@ -41,7 +42,13 @@ impl Parts for Runtime {
     }
 
     fn await_procs(&self, frame: Frame, from: Option<LinkId>) {
-        self.await_procs(frame, from);
+        match self.early.keep(&self.switch, frame, self.started.elapsed()) {
+            Ok(()) => self.reactor.ring_io(),
+            Err(NotEarly::Known(frame)) => {
+                self.dispatch(frame, from);
+            }
+            Err(NotEarly::Refused(frame)) => self.refuse_unknown(&frame),
+        }
     }
 
     fn refuse_unknown(&self, frame: &Frame) {
@@ -73,14 +80,14 @@ impl Runtime {
             Meaning::Call(_) | Meaning::Tell(_) | Meaning::StopActor(_) => self.on_message(said, frame),
             Meaning::Spawn(spawn) => self.on_spawn(spawn, frame),
             Meaning::Cancel(cancel) => self.on_cancel(cancel, frame),
-            Meaning::Partial(_) | Meaning::Control(Kind::StopProc) => self.tell_system(frame),
+            Meaning::Partial(_) | Meaning::Control(Kind::StopProc) => self.inboxes.tell_system(frame),
             Meaning::Credit(flow) => self.on_credit(flow, header.src),
-            Meaning::Failure(_) => self.notice(self.message(frame)),
+            Meaning::Failure(_) => self.inboxes.notice(frame),
             Meaning::Extend(_) if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
                 self.refuse(&header);
                 self.undeliverable(&header, Undelivered::NoExtensions);
             }
-            Meaning::Extend(_) => self.notice(self.message(frame)),
+            Meaning::Extend(_) => self.inboxes.notice(frame),
             Meaning::Control(Kind::Closed) => self.on_closed(&frame),
             Meaning::Control(Kind::Held) => self.on_held(&frame),
             Meaning::Control(Kind::Fetch) => self.on_fetch(&header),

@@ -1,7 +1,7 @@
 //! The host that a process is on: what people call it, what its agent starts fork servers with, and the job's own folder there.
 
-use super::lock;
 use crate::fork_server::{ForkServerSpec, Spare, Standby};
+use crate::locks::lock;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;

@@ -1,7 +1,6 @@
 //! Messages in: from a link or from this very process, to whoever they are for.
 
-use super::ports::STREAM;
-use super::{Runtime, lock, read, write};
+use super::{Runtime, lock};
 use crate::calls::Outcome;
 use crate::gauge::Gauge;
 use crate::inbox::{Inbox, Put};
@@ -9,10 +8,9 @@ use crate::link::{Link, ReadEnd};
 use crate::message::Message;
 use crate::meter::MailboxCredits;
 use mesh_proto::control::{Down, Undeliverable};
-use mesh_proto::messages::{Cancel, Cancelled, Failure, Meaning, ProcUp, Spawn, SpawnPart, StopActor, Tell};
-use mesh_proto::{ActorId, Credit, Ended, Event, Exit, Flow, Frame, PortEnd, ProcAddr, Undelivered};
-use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use mesh_proto::messages::{Cancel, Cancelled, Meaning, ProcUp, Spawn, SpawnPart, Tell};
+use mesh_proto::{ActorId, Ended, Event, Exit, Frame, PortEnd, ProcAddr, Undelivered};
+use std::sync::Arc;
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
 const REGISTRY: ActorId = 1;
@@ -20,11 +18,6 @@ const REGISTRY: ActorId = 1;
 const LARGE_REPLY: u64 = 4096;
 
 impl Runtime {
-    /// A frame that has arrived, as whoever it is for holds it.
-    pub(super) fn message(&self, frame: Frame) -> Message {
-        Message::new(frame, &self.memory)
-    }
-
     /// An outcome of a call of this process.
     pub(super) fn on_answer(&self, said: Meaning, frame: Frame) {
         let header = frame.header;
@@ -33,7 +26,7 @@ impl Runtime {
         {
             lock(&self.pids).insert(up.proc, up.pid);
         }
-        let mut reply = self.message(frame);
+        let mut reply = self.inboxes.message(frame);
         if header.is_charged() {
             self.charge_stream(&mut reply);
         }
@@ -60,20 +53,20 @@ impl Runtime {
         let header = frame.header;
         let actor = said.actor();
         let inbox = self.inbox(actor);
-        let message = self.message(frame);
+        let message = self.inboxes.message(frame);
         let refused = match inbox.or_else(|| self.reserved(actor)) {
             Some(inbox) => match inbox.put(&self.reactor, message, false) {
                 Put::Done => false,
                 Put::Closed => true,
                 Put::NotAhead => return self.undeliverable(&header, Undelivered::NotBegun),
             },
-            None => !self.await_actor(actor, message),
+            None => !self.inboxes.wait_for(actor, message, self.started.elapsed()),
         };
         if refused {
             self.refuse(&header);
             self.undeliverable(&header, Undelivered::NoActor);
         } else if let Meaning::StopActor(stop) = said {
-            self.announce_stop(actor);
+            self.inboxes.announce_stop(actor);
             self.stop_announced(stop, header.src);
         }
     }
@@ -83,15 +76,15 @@ impl Runtime {
         // What is sent to one that lives is not to wait for one that will not be made.
         if self.inbox(spawn.actor).is_none_or(|inbox| inbox.is_free()) {
             let gauge = Gauge::new(Some((&frame, spawn)));
-            let mailbox = MailboxCredits::new(spawn.actor, self.options.mailbox_budget, Weak::clone(&self.this));
-            self.open_inbox(spawn.actor, &Arc::new(Inbox::of(mailbox, gauge)));
+            let mailbox = MailboxCredits::new(spawn.actor, self.options.mailbox_budget, Some(self.weak()));
+            self.inboxes.open(Inbox::of(mailbox, gauge));
         }
         match spawn.part {
             SpawnPart::Whole => {}
             SpawnPart::Announced => return self.note_announced(spawn.actor, frame.header.src),
             SpawnPart::Arguments => self.note_arguments(spawn.actor),
         }
-        self.tell_system(frame);
+        self.inboxes.tell_system(frame);
     }
 
     /// A caller waits no more, or takes a task back.
@@ -99,42 +92,12 @@ impl Runtime {
         let src = frame.header.src;
         if !cancel.what.is_answered() {
             self.answer_unwanted(src, cancel.call);
-            return self.tell_system(frame);
+            return self.inboxes.tell_system(frame);
         }
         match self.inbox(cancel.actor).and_then(|inbox| inbox.take_back(src, cancel.call)) {
             Some(task) => self.undeliverable(task.header(), Undelivered::NotBegun),
             None if cancel.what == Cancelled::Unbegun => {}
-            None => self.tell_system(frame),
-        }
-    }
-
-    /// What processes tell each other of how much they have read.
-    pub(super) fn on_credit(&self, flow: Flow, src: ProcAddr) {
-        match flow {
-            Flow::Asks(progress) => {
-                // What came before it has been read.
-                self.dispatch(progress.answer(self.me, src), None);
-            }
-            Flow::HasRead(progress) => self.on_progress(progress, src),
-            Flow::ReaderEnded(_) => self.answers_end(|addr| addr == src),
-            Flow::Credit { mailbox, credit } => self.meters.on_credit(&self.reactor, src, mailbox, credit),
-            Flow::Question { mailbox } => self.on_question(mailbox, src),
-        }
-    }
-
-    /// A sender asks how much of what it has sent to a mailbox was handled.
-    fn on_question(&self, mailbox: ActorId, src: ProcAddr) {
-        if mailbox == 0 {
-            let own = if self.me.is_script() { &self.notices } else { &self.system };
-            own.mailbox().on_question(src);
-        } else if let Some(inbox) = self.inbox(mailbox) {
-            inbox.mailbox().on_question(src);
-        } else if let Some(inlet) = self.ports.inlet(mailbox) {
-            inlet.account.on_question(src);
-        } else if let Some(account) = self.calls.known_account(mailbox & !STREAM) {
-            account.on_question(src);
-        } else {
-            self.dispatch(Credit::LAST.frame(mailbox, self.me, src), None);
+            None => self.inboxes.tell_system(frame),
         }
     }
 
@@ -190,7 +153,7 @@ impl Runtime {
                 return;
             }
             if frame.header.is_abroad() {
-                self.abroad.store(true, Ordering::Relaxed);
+                self.inboxes.expect_early();
             }
             self.dispatch(frame, Some(link.id));
         });
@@ -225,11 +188,9 @@ impl Runtime {
         if actor != REGISTRY || self.me != ProcAddr::CONTROLLER || self.standing.is_over() {
             return None;
         }
-        let inbox = Arc::clone(
-            write(&self.inboxes).entry(actor).or_insert_with(|| Arc::new(Inbox::new(actor, Gauge::new(None)))),
-        );
+        let inbox = self.inboxes.of_or(actor, || Arc::new(Inbox::new(actor, Gauge::new(None))));
         let header = Tell { actor, place: 0 }.header(self.me, self.me);
-        self.notice(Message::new(Frame::build(header, None, b"", &[]), &self.memory));
+        self.inboxes.notice(Frame::build(header, None, b"", &[]));
         Some(inbox)
     }
 
@@ -238,77 +199,42 @@ impl Runtime {
     /// A proc that somebody here may own has ended, and with it `lost` calls of this process.
     pub(crate) fn notice_down(&self, addr: ProcAddr, ended: &Ended, lost: usize) {
         let down = Down { calls: lost as u64, ..Down::notice(addr, ended) };
-        self.notice(Message::new(down.frame(self.me, self.me), &self.memory));
-    }
-
-    /// For the process itself: a worker's event loop hears of it, or whoever takes a controller's notices.
-    pub(super) fn notice(&self, message: Message) {
-        if self.me.is_script() {
-            self.notices.push(&self.reactor, message);
-        } else if !self.me.is_agent() {
-            self.system.push(&self.reactor, message);
-        }
-    }
-
-    /// For the event loop of this process.
-    pub(super) fn tell_system(&self, frame: Frame) {
-        self.system.push(&self.reactor, self.message(frame));
+        self.inboxes.notice(down.frame(self.me, self.me));
     }
 
     /// What an owner at the controller has to hear of.
     pub fn notices(&self) -> Arc<Inbox> {
-        Arc::clone(&self.notices)
+        Arc::clone(&self.inboxes.notices)
     }
 
     // Inboxes.
 
     /// The inbox of the process itself: spawns, stops, cancellations.
     pub fn system_inbox(&self) -> Arc<Inbox> {
-        Arc::clone(&self.system)
+        Arc::clone(&self.inboxes.system)
     }
 
     /// An actor's inbox.
     pub fn inbox(&self, actor: ActorId) -> Option<Arc<Inbox>> {
-        read(&self.inboxes).get(&actor).cloned()
+        self.inboxes.of(actor)
     }
 
     /// Closes an actor's inbox; what still waits there goes back to its senders.
     pub fn close_inbox(&self, inbox: &Arc<Inbox>) {
-        {
-            let mut inboxes = write(&self.inboxes);
-            // An actor that was made again has another one by now.
-            if inboxes.get(&inbox.actor).is_some_and(|one| Arc::ptr_eq(one, inbox)) {
-                inboxes.remove(&inbox.actor);
-            }
-        }
-        if inbox.is_closed() {
-            return;
-        }
+        let Some(left) = self.inboxes.close(inbox) else { return };
         self.note_actor("actor_stopped", inbox, false);
-        for message in inbox.close(&self.reactor) {
+        for message in left {
             self.undeliverable(message.header(), Undelivered::ActorStopped);
         }
     }
 
     /// Puts a stop behind what waits in an inbox; nobody hears of it.
     pub fn finish_inbox(&self, inbox: &Inbox) {
-        let header = StopActor::of(inbox.actor).header(self.me, self.me);
-        let stop = Message::new(Frame::build(header, None, b"", &[]), &self.memory);
-        // A closed inbox has ended already.
-        if inbox.push(&self.reactor, stop) {
-            self.announce_stop(inbox.actor);
-        }
-    }
-
-    /// Tells the process itself that a stop waits in an actor's inbox: the actor may never come to it.
-    fn announce_stop(&self, actor: ActorId) {
-        let header = StopActor::of(actor).header(self.me, self.me);
-        self.system.push(&self.reactor, Message::new(Frame::build(header, None, b"", &[]), &self.memory));
+        self.inboxes.finish(inbox);
     }
 
     /// Puts an empty notice of a failure before what waits in an inbox: there is something to see to.
     pub fn nudge_inbox(&self, inbox: &Inbox) {
-        let header = Failure { owner: inbox.actor }.header(self.me, self.me);
-        inbox.push_first(&self.reactor, Message::new(Frame::build(header, None, b"", &[]), &self.memory));
+        self.inboxes.nudge(inbox);
     }
 }

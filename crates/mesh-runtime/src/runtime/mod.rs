@@ -15,23 +15,25 @@ mod alarms;
 mod answers;
 mod api;
 mod backlog;
-pub(crate) mod copies;
+mod copies;
 mod counts;
 mod deliver;
 mod descriptors;
 mod early;
 mod event_loop;
+mod flow;
 mod home;
+mod inboxes;
 mod incoming;
 mod inspection_socket;
 mod landing;
+mod lines;
 mod moving;
 mod outgoing;
 mod ports;
 mod refs;
 mod returns;
 mod signals;
-mod standing;
 mod switch;
 mod waiting;
 
@@ -49,7 +51,7 @@ pub use waiting::Waited;
 
 use crate::agent::{self, Agent, FORK_SERVER_TOKENS, SpawnSpec};
 use crate::calls::{Call, Calls, Outcome};
-use crate::completion::Completion;
+use crate::completion::{Completion, Finisher};
 use crate::error::RuntimeError;
 use crate::fork_server::Spare;
 use crate::gateway::{CONNECTION_TOKENS, Gateway, HostOptions, Visits};
@@ -57,6 +59,8 @@ use crate::gauge::Gauge;
 use crate::inbox::Inbox;
 use crate::inspect::Inspection;
 use crate::link::Link;
+pub(crate) use crate::locks::lock;
+use crate::locks::{read, write};
 use crate::logs::Logs;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
@@ -66,22 +70,27 @@ use crate::refs::Refs;
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
+use crate::standing::Standing;
 use crate::unseen::Unseen;
+use descriptors::Descriptors;
+use early::EarlyFrames;
 use home::{AgentEnvironment, Home};
+use inboxes::Inboxes;
+use inspection_socket::InspectionSocket;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
+use mesh_proto::messages::Extend;
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, Frame, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES,
-    Route, Router, SPAWNS, Target,
+    ActorId, CallId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr,
+    REPLIES, Route, Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
-use standing::Standing;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use waiting::Waiting;
@@ -89,6 +98,8 @@ use waiting::Waiting;
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 const TOKEN_INSPECTION: u64 = TOKEN_SIGNAL + 2;
+/// What the notice is called that somebody wants to look in.
+const VISITOR: &str = ".inspect";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -122,6 +133,8 @@ pub struct Runtime {
     pub(crate) calls: Calls,
     pub(crate) ports: Ports,
     pub(crate) refs: Refs,
+    /// At an agent: copies of values of other hosts.
+    remote_values: copies::RemoteValues,
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
@@ -141,15 +154,10 @@ pub struct Runtime {
     pub(crate) standing: Arc<Standing>,
     options: Options,
     pub(crate) switch: Switch,
-    inboxes: RwLock<HashMap<ActorId, Arc<Inbox>>>,
-    system: Arc<Inbox>,
-    /// At the controller: deaths and failures, for whoever owns what they are about.
-    notices: Arc<Inbox>,
+    pub(crate) inboxes: Inboxes,
     pub(crate) gateway: Gateway,
-    early: early::Waiting,
+    early: EarlyFrames,
     landings: landing::Landings,
-    /// The job has had other hosts, as this process was told: what it is sent may be quicker than a spawn.
-    abroad: AtomicBool,
     /// The host that this process is on.
     pub(crate) home: Home,
     /// Meshes of other hosts that this process has sent to.
@@ -163,17 +171,13 @@ pub struct Runtime {
     io: Mutex<Option<JoinHandle<()>>>,
     waiting: Waiting,
     /// See `inspection_socket`.
-    inspection_socket: Mutex<Option<OwnedFd>>,
-    descriptors: Mutex<descriptors::Descriptors>,
+    inspection_socket: InspectionSocket,
+    descriptors: Descriptors,
     /// See `gateway/visits`.
     pub(crate) visits: Visits,
     pub(crate) inspection: Inspection,
     /// Where the ranks of repaired meshes are.
     moving: moving::Moving,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Runtime {
@@ -273,10 +277,12 @@ impl Runtime {
         let switch = Switch::new(me, &reactor, router);
         let waiting = Waiting::new(&reactor, &board, options.spin, &standing, TOKEN_SIGNAL)?;
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
+        let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
+        let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
-                let mailbox = MailboxCredits::new(0, options.mailbox_budget, Weak::clone(this));
+                let mailbox = MailboxCredits::new(0, options.mailbox_budget, Some(Weak::<Self>::clone(this)));
                 Arc::new(Inbox::of(mailbox, Gauge::new(None)))
             };
             let (system, notices) = (own(), own());
@@ -292,8 +298,9 @@ impl Runtime {
                 calls: Calls::telling(unseen),
                 ports: Ports::default(),
                 promises: Promises::default(),
-                memory: Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin)),
+                memory: Arc::clone(&memory),
                 refs: Refs::new(options.ref_budget),
+                remote_values: copies::RemoteValues::default(),
                 agent: Mutex::new(Agent::new(me.host)),
                 logs: OnceLock::new(),
                 started: Instant::now(),
@@ -307,13 +314,10 @@ impl Runtime {
                 standing,
                 options,
                 switch,
-                inboxes: RwLock::default(),
-                system,
-                notices,
+                inboxes: Inboxes::new(me, &for_parts.0, &memory, (system, notices)),
                 gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
-                early: early::Waiting::default(),
+                early: EarlyFrames::default(),
                 landings: landing::Landings::default(),
-                abroad: AtomicBool::new(false),
                 home: Home::default(),
                 remote_meshes: Mutex::default(),
                 remote_spawns: Mutex::default(),
@@ -322,14 +326,14 @@ impl Runtime {
                 sends: AtomicU32::new(0),
                 io: Mutex::new(None),
                 waiting,
-                inspection_socket: Mutex::default(),
-                descriptors: Mutex::default(),
+                inspection_socket: InspectionSocket::new(&for_parts.0, &for_parts.1),
+                descriptors: Descriptors::new(&for_parts.0, &for_parts.1),
                 visits: Visits::default(),
                 inspection: Inspection::default(),
                 moving: moving::Moving::default(),
             }
         });
-        runtime.memory.belong_to(&runtime.this);
+        runtime.memory.counted_by(runtime.weak());
         let this = runtime.weak();
         runtime.memory.watch(options.shm_idle, move || {
             if let Some(runtime) = this.upgrade() {
@@ -364,6 +368,11 @@ impl Runtime {
     /// An id that nobody else makes.
     pub fn new_id(&self) -> u64 {
         self.ids.next()
+    }
+
+    /// Something that any thread can finish, for those who wait in this runtime.
+    pub fn completion(&self) -> Arc<Completion> {
+        Completion::new(&self.reactor, &self.standing)
     }
 
     /// Has a promise shown to those who look into this process, under a name, while somebody waits for it.
@@ -402,6 +411,28 @@ impl Runtime {
             return Err(error);
         }
         Ok(call)
+    }
+
+    /// Makes a descriptor to finish a promise by. It belongs to the caller, and the promise is kept until it is closed.
+    ///
+    /// # Errors
+    /// If the runtime is closed, or descriptors run out.
+    pub fn finish_by_descriptor(&self, finisher: &Arc<Finisher>) -> Result<OwnedFd, RuntimeError> {
+        self.descriptors.open(finisher)
+    }
+
+    /// Announces the next connection to this socket by a notice.
+    ///
+    /// # Errors
+    /// If the runtime is closed, or the socket cannot be watched.
+    pub fn watch_inspection_socket(&self, socket: OwnedFd) -> Result<(), RuntimeError> {
+        self.inspection_socket.watch(socket, TOKEN_INSPECTION)
+    }
+
+    /// Somebody wants to look in: the controller's notices say so.
+    pub(crate) fn notice_visitor(&self) {
+        let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
+        self.inboxes.notice(Frame::build(header, None, VISITOR.as_bytes(), &[]));
     }
 
     // Procs.
@@ -496,30 +527,6 @@ impl Runtime {
         self.dispatch(order.frame(self.me, &agents), None);
     }
 
-    /// What the procs of this host print.
-    ///
-    /// # Errors
-    /// If descriptors or threads run out.
-    pub fn logs(&self) -> Result<Arc<Logs>, RuntimeError> {
-        if let Some(logs) = self.logs.get() {
-            return Ok(Arc::clone(logs));
-        }
-        let away = self.me != ProcAddr::CONTROLLER;
-        let made = Logs::start(self.started, Weak::clone(&self.this), away)?;
-        // Another thread may have been first; then this one ends unused.
-        Ok(Arc::clone(self.logs.get_or_init(|| made)))
-    }
-
-    /// The same, if it was wanted before.
-    pub(crate) fn logs_made(&self) -> Option<&Arc<Logs>> {
-        self.logs.get()
-    }
-
-    /// The last lines on stderr of a proc that has ended.
-    pub(crate) fn last_words(&self, addr: ProcAddr) -> Vec<String> {
-        self.logs.get().map(|logs| logs.ended(addr)).unwrap_or_default()
-    }
-
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
     pub(crate) fn dispatch(&self, frame: Frame, from: Option<LinkId>) -> usize {
         self.switch.dispatch(self, frame, from)
@@ -529,8 +536,10 @@ impl Runtime {
         self.switch.links()
     }
 
-    pub(crate) fn all_inboxes(&self) -> Vec<Arc<Inbox>> {
-        read(&self.inboxes).values().cloned().collect()
+    /// Makes these links the procs of a mesh, and gives them what has waited for them. Returns what it was about, and what
+    /// was for ranks that are not among them.
+    pub(crate) fn open_routes(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>) {
+        self.early.open(&self.switch, &self.reactor, (mesh, base), fresh)
     }
 
     /// Whether it takes no part in the mesh any more.
@@ -587,8 +596,8 @@ impl Runtime {
         if !self.standing.close() {
             return;
         }
-        self.forget_inspection_socket();
-        self.close_descriptors();
+        self.inspection_socket.forget();
+        self.descriptors.close();
         self.close_gateway(Duration::from_secs(1));
         self.close_visits();
         self.waiting.event_loop.wake(&self.reactor);
@@ -600,13 +609,12 @@ impl Runtime {
         self.close_answers();
         self.close_refs();
         self.meters.end(&self.reactor, None);
-        let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
-        for inbox in inboxes {
+        for inbox in self.inboxes.all() {
             self.close_inbox(&inbox);
         }
-        self.system.close(&self.reactor);
+        self.inboxes.system.close(&self.reactor);
         // Whoever takes them may not have come to the last ones yet.
-        self.notices.seal(&self.reactor);
+        self.inboxes.notices.seal(&self.reactor);
         self.switch.close();
         self.reactor.close();
         let thread = lock(&self.io).take();
@@ -631,13 +639,15 @@ impl Handler for Runtime {
         if token >= CONNECTION_TOKENS {
             self.on_connection(token, readable, writable);
         } else if token >= descriptors::DESCRIPTOR_TOKENS {
-            self.on_descriptor(token);
+            self.descriptors.on_ready(token);
         } else if token == TOKEN_SIGNAL {
             self.waiting.signals.on_ready(&self.reactor);
         } else if token == TOKEN_LOOP {
             self.waiting.event_loop.on_ready(&self.reactor);
         } else if token == TOKEN_INSPECTION {
-            self.on_visitor();
+            if self.inspection_socket.forget() {
+                self.notice_visitor();
+            }
         } else if token >= FORK_SERVER_TOKENS {
             self.on_fork_server(token, readable, writable);
         } else if let Some(link) = self.switch.link(token as LinkId) {
@@ -661,12 +671,4 @@ impl Handler for Runtime {
         ];
         turns.into_iter().flatten().min()
     }
-}
-
-fn read<T>(rw: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
-    rw.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write<T>(rw: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
-    rw.write().unwrap_or_else(PoisonError::into_inner)
 }

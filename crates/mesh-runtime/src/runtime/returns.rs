@@ -1,12 +1,13 @@
 //! Messages that cannot reach their receivers, and the notices of ends: who waits for an answer gets one.
 
 use super::Runtime;
-use crate::agent::MOST_PROCS;
+use crate::agent::{self, MOST_PROCS};
 use crate::calls::Outcome;
-use crate::message::Message;
 use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::messages::{Asked, Meaning};
-use mesh_proto::{Ended, Frame, Header, Kind, PortEnd, ProcAddr, Route, Target, Undelivered};
+use mesh_proto::{EndReason, Ended, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Target, Undelivered};
+use std::sync::Arc;
+use std::time::Instant;
 
 impl Runtime {
     /// Has this process told when procs end: at once, of those that have ended.
@@ -36,7 +37,7 @@ impl Runtime {
         let header = frame.header;
         if header.kind == Kind::Failure && header.dst.is_guest() && self.me == ProcAddr::CONTROLLER {
             // The script that owns it has left: the next one is told.
-            self.notice(Message::new(frame.clone(), &self.memory));
+            self.inboxes.notice(frame.clone());
             return;
         }
         if header.is_owed() {
@@ -109,5 +110,33 @@ impl Runtime {
         if let Some(asked) = Asked::of(header) {
             self.dispatch(Undeliverable::answer(&asked, why).frame(self.me, asked.by), None);
         }
+    }
+
+    // What has waited for a spawn in vain.
+
+    /// These procs could not be made: nothing waits for them, and who has sent something hears why.
+    pub(crate) fn procs_failed(&self, mesh: MeshId, ended: &Arc<Ended>) {
+        self.early.fail(mesh, ended).iter().for_each(|frame| self.refuse_unknown(frame));
+    }
+
+    /// What has waited long enough goes back. Returns when that is next.
+    pub(super) fn early_turn(&self) -> Option<Instant> {
+        let now = self.started.elapsed();
+        let (frames, first) = self.early.turn(now);
+        let (messages, second) = self.inboxes.turn(now);
+        frames.iter().for_each(|frame| self.refuse_unknown(frame));
+        for message in messages {
+            self.refuse(message.header());
+            self.undeliverable(message.header(), Undelivered::NeverSpawned);
+        }
+        [first, second].into_iter().flatten().min().map(|at| self.started + at)
+    }
+
+    pub(crate) fn refuse_unknown(&self, frame: &Frame) {
+        let outcome = match self.early.why(frame.header.dst.mesh) {
+            Some(ended) => Outcome::Lost(ended),
+            None => agent::lost(EndReason::NoSuchProc(frame.header.dst)),
+        };
+        self.bounce(frame, outcome);
     }
 }

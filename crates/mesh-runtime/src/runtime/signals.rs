@@ -1,7 +1,7 @@
 //! How a signal reaches the main thread while that waits: Python's handler writes a byte to a pipe, which the reactor reads.
 
-use super::lock;
 use crate::error::RuntimeError;
+use crate::locks::lock;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use rustix::pipe::{PipeFlags, pipe_with};

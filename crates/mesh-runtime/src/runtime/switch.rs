@@ -3,9 +3,9 @@
 //! It knows routes and links, and nothing of what frames are about. The parts around it are [`Parts`]; frames of this process
 //! and frames that arrive take the same way through it.
 
-use super::{read, write};
 use crate::calls::Outcome;
 use crate::link::Link;
+use crate::locks::{read, write};
 use crate::reactor::Reactor;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::{Ended, Frame, LinkId, MeshId, ProcAddr, Route, Router, Target};

@@ -3,7 +3,6 @@
 use super::alarms::Alarms;
 use super::event_loop::EventLoop;
 use super::signals::Signals;
-use super::standing::Standing;
 use crate::calls::Call;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
@@ -12,6 +11,7 @@ use crate::journal::Journal;
 use crate::meter::Meter;
 use crate::reactor::{Handler, Reactor};
 use crate::spin_board::SpinBoard;
+use crate::standing::Standing;
 use crate::wait::Waiter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;

@@ -14,7 +14,7 @@ pub(crate) struct Standing {
 }
 
 impl Standing {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             pid: std::process::id(),
             closed: AtomicBool::new(false),
@@ -25,12 +25,12 @@ impl Standing {
     }
 
     /// The process whose part it is.
-    pub(super) fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
     /// This is a copy in a forked child, where nothing works.
-    pub(super) fn mark_forked(&self) {
+    pub(crate) fn mark_forked(&self) {
         self.forked.store(true, Ordering::SeqCst);
     }
 
@@ -39,12 +39,12 @@ impl Standing {
     }
 
     /// Takes no further part. False if it took none before.
-    pub(super) fn close(&self) -> bool {
+    pub(crate) fn close(&self) -> bool {
         !self.closed.swap(true, Ordering::SeqCst)
     }
 
     /// Whether the runtime itself is closed, a copy aside.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
