@@ -89,7 +89,7 @@ impl Runtime {
     /// Waits until there are more than `seen` events, or there will be none; as [`Runtime::wait_call`] does.
     pub fn wait_events(&self, seen: u64, deadline: Option<Instant>, look: bool, interruptible: bool) -> Waited {
         let patience = Patience { deadline, look, interruptible, heard: None };
-        self.waiting.for_events(self, &self.inspection.journal, seen, patience)
+        self.waiting.for_events(self, &self.inspector.journal, seen, patience)
     }
 
     /// What the event loop of this process's actors does instead of sleeping on its own descriptors: waits here until

@@ -25,6 +25,7 @@ mod flow;
 mod home;
 mod inboxes;
 mod incoming;
+mod inspection;
 mod inspection_socket;
 mod landing;
 mod lines;
@@ -44,8 +45,9 @@ pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
 pub use refs::Opened;
-pub(crate) use switch::GATEWAY;
-use switch::Switch;
+#[cfg(test)]
+pub(crate) use switch::Parts;
+pub(crate) use switch::{GATEWAY, Switch};
 pub(crate) use waiting::Patience;
 pub use waiting::Waited;
 
@@ -57,7 +59,7 @@ use crate::fork_server::Spare;
 use crate::gateway::{CONNECTION_TOKENS, Gateway, HostOptions, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
-use crate::inspect::Inspection;
+use crate::inspect::Inspector;
 use crate::link::Link;
 pub(crate) use crate::locks::lock;
 use crate::locks::{read, write};
@@ -175,7 +177,7 @@ pub struct Runtime {
     descriptors: Descriptors,
     /// See `gateway/visits`.
     pub(crate) visits: Visits,
-    pub(crate) inspection: Inspection,
+    pub(crate) inspector: Inspector,
     /// Where the ranks of repaired meshes are.
     moving: moving::Moving,
 }
@@ -329,7 +331,7 @@ impl Runtime {
                 inspection_socket: InspectionSocket::new(&for_parts.0, &for_parts.1),
                 descriptors: Descriptors::new(&for_parts.0, &for_parts.1),
                 visits: Visits::default(),
-                inspection: Inspection::default(),
+                inspector: Inspector::new(me, &for_parts.0),
                 moving: moving::Moving::default(),
             }
         });
@@ -604,7 +606,7 @@ impl Runtime {
         self.close_fork_servers(within);
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
-        self.inspection.journal.close(&self.reactor);
+        self.inspector.journal.close(&self.reactor);
         self.close_backlog();
         self.close_answers();
         self.close_refs();

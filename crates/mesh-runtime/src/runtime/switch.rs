@@ -50,7 +50,7 @@ pub(crate) struct Switch {
 }
 
 impl Switch {
-    pub(super) fn new(me: ProcAddr, reactor: &Arc<Reactor>, router: Router) -> Self {
+    pub(crate) fn new(me: ProcAddr, reactor: &Arc<Reactor>, router: Router) -> Self {
         Self { me, reactor: Arc::clone(reactor), router: RwLock::new(router), links: RwLock::default() }
     }
 
@@ -74,7 +74,7 @@ impl Switch {
     }
 
     /// Has a link of which the router knows already.
-    pub(super) fn add_link(&self, link: &Arc<Link>) {
+    pub(crate) fn add_link(&self, link: &Arc<Link>) {
         write(&self.links).insert(link.id, Arc::clone(link));
     }
 
@@ -113,7 +113,7 @@ impl Switch {
     // Frames.
 
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
-    pub(super) fn dispatch(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>) -> usize {
+    pub(crate) fn dispatch(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>) -> usize {
         if frame.header.target_len == 0 {
             return self.dispatch_one(parts, frame, from);
         }
