@@ -9,12 +9,13 @@ use crate::fork_server::{ForkServer, ForkServerSpec, Report, WorkerFds, told};
 use crate::inspect::{Note, ProcView, Titles};
 use crate::link::Link;
 use crate::oom::OomKills;
-use crate::runtime::{Runtime, lock, relate};
+use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
-use mesh_proto::control::{Down, SpawnProcs, StopProc};
-use mesh_proto::messages::{ProcUp, StopActor};
+use mesh_proto::control::{Down, Goodbye, SpawnProcs, StopProc, StopProcs, Watch, ranks_of};
+use mesh_proto::messages::{Meaning, ProcUp, SpawnPart, StopActor};
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, HostNo, Lifecycle, LinkId, MeshId, Owned, ProcAddr,
+    ActorId, CallId, EndReason, Ended, Event, Exit, Family, Frame, Header, HostNo, Kind, Lifecycle, LinkId, MeshId,
+    Owned, ProcAddr, Route,
 };
 use mesh_topology::Region;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -29,6 +30,9 @@ use std::time::{Duration, Instant};
 pub(crate) const FORK_SERVER_TOKENS: u64 = 1 << 32;
 /// Descriptors that a spawn leaves for everything else.
 const SPARE_FDS: u64 = 64;
+
+/// More than any mesh of procs has on one host; nobody is to count further through a number that came in a frame.
+pub(crate) const MOST_PROCS: u32 = 1 << 20;
 
 /// How long procs whose owner has died may take to stop by themselves.
 const ORPHAN_GRACE: Duration = Duration::from_secs(5);
@@ -150,6 +154,40 @@ impl Agent {
     }
 }
 
+/// What a message says of who owns whom, and of who has to hear of whose end. Returns owners on other hosts that are to be
+/// watched.
+pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
+    let (src, dst) = (header.src, header.dst);
+    match Meaning::of(header) {
+        Ok(Meaning::Spawn(spawn)) => {
+            family.asked(src, dst.mesh);
+            // Arguments that follow an announcement may come after the actor's stop.
+            if spawn.part != SpawnPart::Arguments {
+                family.actor_made(dst, spawn.actor, src);
+            }
+            return family.to_watch();
+        }
+        Ok(Meaning::StopActor(stop)) => {
+            family.asked(src, dst.mesh);
+            family.actor_stopped(dst, stop.actor);
+        }
+        Ok(
+            Meaning::Call(_)
+            | Meaning::Post(_)
+            | Meaning::Extend(_)
+            | Meaning::Control(Kind::Inspect | Kind::Watch | Kind::Fetch),
+        ) => {
+            family.asked(src, dst.mesh);
+        }
+        // Who has something there that is to come back.
+        Ok(said) if said.is_for_port() || header.is_owed() || header.is_charged() => {
+            family.asked(src, dst.mesh);
+        }
+        Ok(_) | Err(_) => {}
+    }
+    Vec::new()
+}
+
 /// Makes room for `n` more descriptors, by raising the soft limit where the hard one allows it.
 fn room_for(n: u64) -> Result<(), RuntimeError> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -248,6 +286,95 @@ impl Runtime {
         }
     }
 
+    // What others want of this host.
+
+    /// Procs are to be made here.
+    pub(crate) fn on_spawn_procs(&self, frame: &Frame) {
+        let (Some(order), Some(ranks)) = (SpawnProcs::read(frame), ranks_of(frame, u32::MAX)) else { return };
+        let (mesh, ready) = (order.mesh, (frame.header.src, order.call));
+        let mut spec = SpawnSpec::ordered(order);
+        // Where no interpreter is named, it is that of whatever host the procs are on.
+        if spec.fork_server.argv.first().is_some_and(|program| program.is_empty()) {
+            self.home.settle_in(&mut spec.fork_server);
+        }
+        let made = match self.leaving() {
+            Some(ended) => Err(ended),
+            None => self
+                .make_procs(mesh, ranks.clone(), &spec, ready)
+                .map_err(|error| Arc::new(Ended::unmade(EndReason::NotMade(error.to_string())))),
+        };
+        if let Err(ended) = made {
+            for rank in ranks {
+                let who = ProcAddr { mesh, rank, host: self.me.host };
+                self.dispatch(Down::notice(who, &ended).frame(self.me, ready.0), None);
+            }
+            self.procs_failed(mesh, &ended);
+        }
+    }
+
+    /// Procs of this host are to end; or all of it, as nobody's mesh says.
+    pub(crate) fn on_stop_procs(&self, frame: &Frame) {
+        let Some(StopProcs { mesh, within, ranks, .. }) = StopProcs::read(frame) else { return };
+        let src = frame.header.src;
+        if mesh == 0 {
+            return self.on_release(frame.header, within);
+        }
+        lock(&self.agent).family.asked(src, mesh);
+        if let Some(here) = ranks_of(frame, MOST_PROCS) {
+            self.tell_ended(src, mesh, here.filter(|rank| ranks.contains(*rank as usize)));
+        }
+        self.end_procs(mesh, Some(&ranks), within);
+    }
+
+    /// Tells a proc which of these ranks of a mesh have ended already: it waits for the end of all.
+    fn tell_ended(&self, to: ProcAddr, mesh: MeshId, ranks: impl Iterator<Item = u32>) {
+        let long_ago = || Ended { orderly: true, ..Ended::unmade(EndReason::LongAgo) };
+        for rank in ranks {
+            let addr = ProcAddr { mesh, rank, host: self.me.host };
+            let ended = match self.switch.route(addr) {
+                Route::Gone(ended) => Some(ended),
+                Route::Unknown => Some(Arc::new(long_ago())),
+                Route::Here | Route::Via(_) | Route::Remote(_) => None,
+            };
+            if let Some(ended) = ended {
+                self.dispatch(Down::answer(addr, &ended).frame(self.me, to), None);
+            }
+        }
+    }
+
+    /// Somebody wants to be told when a proc of this host ends. What is sent to the proc itself, its agent has seen.
+    pub(crate) fn on_watch_proc(&self, header: &Header) {
+        if !self.me.is_agent() {
+            return;
+        }
+        let Watch { mesh, rank } = Watch::read(header);
+        if mesh == 0 {
+            // The agent itself: a proc of its host asks about all that it has.
+            lock(&self.agent).family.listens(header.src);
+            return;
+        }
+        let whom = ProcAddr { mesh, rank, host: self.me.host };
+        lock(&self.agent).family.asked(header.src, whom.mesh);
+        let gone = match self.switch.route(whom) {
+            Route::Gone(ended) => ended,
+            Route::Unknown => Arc::new(Ended::unmade(EndReason::LongAgo)),
+            Route::Here | Route::Via(_) | Route::Remote(_) => return,
+        };
+        self.dispatch(Down::notice(whom, &gone).frame(self.me, header.src), None);
+    }
+
+    /// A proc of this host has said its last word.
+    pub(crate) fn on_goodbye(&self, frame: &Frame) {
+        let src = frame.header.src;
+        let Goodbye { reason } = Goodbye::read(frame).unwrap_or_default();
+        self.on_proc(src, Event::Goodbye(reason));
+        if let Some(link) = self.switch.link_of(src) {
+            link.hang_up();
+        }
+    }
+
+    // Procs.
+
     /// Asks a mesh of this host to end, or some ranks of it; what has not ended after `within` is killed.
     pub(crate) fn end_procs(&self, mesh: MeshId, ranks: Option<&Region>, within: Duration) {
         let meant =
@@ -309,12 +436,10 @@ impl Runtime {
     }
 
     fn on_ended(&self, addr: ProcAddr, seat: u32, ended: Arc<Ended>) {
-        if let Some(link) = self.close_route(addr, &ended) {
+        if let Some(link) = self.switch.close_route(addr, &ended) {
             link.close(&self.reactor);
         }
-        self.memory.on_death(addr, ended.pid);
-        self.meters.end(&self.reactor, Some(addr));
-        self.answers_end(|at| at == addr);
+        self.forget_debts(addr, &ended);
         let (aftermath, title) = {
             let mut agent = lock(&self.agent);
             agent.procs.remove(&addr);
@@ -332,10 +457,7 @@ impl Runtime {
         for listener in aftermath.tell {
             self.dispatch(Down::notice(addr, &ended).frame(self.me, listener), None);
         }
-        let lost = self.calls.on_down(&self.reactor, addr, &ended);
-        self.forget_fallen();
-        self.ports.on_down(addr);
-        self.refs_end(|one| one == addr, &ended);
+        let lost = self.lose_proc(addr, &ended);
         self.notice_down(addr, &ended, lost);
     }
 
@@ -380,7 +502,7 @@ impl Runtime {
 
     /// A reaped proc may have sent its last words: they are read before its end is told.
     fn on_proc_exit(&self, addr: ProcAddr, exit: Exit) {
-        if let Some(link) = self.link_of(addr) {
+        if let Some(link) = self.switch.link_of(addr) {
             self.read_link(&link);
         }
         self.on_proc(addr, Event::Exited(exit));
@@ -431,7 +553,7 @@ impl Runtime {
         }) else {
             return;
         };
-        let started = ForkServer::start(&spec, self.board.fd(), token, self.me.host, self.standby_for(&spec))
+        let started = ForkServer::start(&spec, self.board.fd(), token, self.me.host, self.home.standby_for(&spec))
             .and_then(|fork_server| fork_server.register(&self.reactor).map(|()| Arc::new(fork_server)));
         match started {
             Ok(fork_server) => {

@@ -7,7 +7,7 @@
 
 use crate::inbox::LoopWaker;
 use crate::reactor::Reactor;
-use crate::runtime::Runtime;
+use crate::standing::Standing;
 use crate::wait::Waiter;
 use crate::waits::{Waiting, Waits};
 use mesh_proto::ActorId;
@@ -94,8 +94,9 @@ struct State {
 /// Something that any thread can finish, and others wait for.
 #[derive(Debug)]
 pub struct Completion {
-    /// The runtime that its waiters wait in. Native code may keep a completion for longer.
-    runtime: Weak<Runtime>,
+    /// Where its waiters wait. Native code may keep a completion for longer.
+    reactor: Weak<Reactor>,
+    standing: Arc<Standing>,
     /// A [`Fate`]; 0 until there is one.
     fate: AtomicU64,
     done: AtomicBool,
@@ -110,9 +111,10 @@ pub struct Completion {
 
 impl Completion {
     /// One that nobody has finished.
-    pub fn new(runtime: &Arc<Runtime>) -> Arc<Self> {
+    pub(crate) fn new(reactor: &Arc<Reactor>, standing: &Arc<Standing>) -> Arc<Self> {
         Arc::new(Self {
-            runtime: Arc::downgrade(runtime),
+            reactor: Arc::downgrade(reactor),
+            standing: Arc::clone(standing),
             fate: AtomicU64::new(0),
             done: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
@@ -178,7 +180,7 @@ impl Completion {
 
     /// Whether this is a copy in a forked child, whose locks nobody may ever release.
     fn is_copy(&self) -> bool {
-        self.runtime.upgrade().is_some_and(|runtime| runtime.is_forked())
+        self.standing.is_forked()
     }
 
     /// Settles the outcome; false if there is one. What belongs to it is to be stored now, before [`Completion::end`].
@@ -236,13 +238,13 @@ impl Completion {
         if waiters.is_empty() && listeners.is_empty() {
             return;
         }
-        // Those who wait hold the runtime.
-        let Some(runtime) = self.runtime.upgrade() else { return };
+        // Those who wait hold the runtime, and with it the reactor.
+        let Some(reactor) = self.reactor.upgrade() else { return };
         for waiter in waiters {
-            waiter.notify(&runtime.reactor);
+            waiter.notify(&reactor);
         }
         for (listener, token, _) in listeners {
-            listener.tell(&runtime.reactor, token);
+            listener.tell(&reactor, token);
         }
     }
 

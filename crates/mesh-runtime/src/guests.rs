@@ -14,7 +14,6 @@ use mesh_proto::control::Goodbye;
 use mesh_proto::{EndReason, Ended, Event, Exit, GUEST_MESHES, Moved, ProcAddr, Run};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long a guest may take from its connection to its first word.
@@ -65,7 +64,7 @@ impl Runtime {
     /// Ends a guest's part in the job, whether its process lives or not.
     pub fn dismiss(&self, number: u32) {
         let addr = guest(number);
-        if let Some(link) = self.link_of(addr) {
+        if let Some(link) = self.switch.link_of(addr) {
             link.close(&self.reactor);
         }
         // What it wanted is not known any more.
@@ -75,9 +74,9 @@ impl Runtime {
 
     /// Leaves the job, as a script that has joined it: what it has said arrives, and what it has spawned stays (GST-2).
     pub fn leave(&self, limit: Duration) {
-        if let Some(up) = self.links().into_iter().find(|_| self.me.is_guest() && !self.is_closed()) {
+        if let Some(up) = self.switch.links().into_iter().find(|_| self.me.is_guest() && !self.is_closed()) {
             self.drain_answers(limit);
-            self.leaving.store(true, Ordering::SeqCst);
+            self.standing.leave();
             up.send(&self.reactor, &Goodbye { reason: EndReason::Unstated }.frame(self.me, up.peer));
             up.drain(&self.reactor, limit);
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
@@ -88,12 +87,12 @@ impl Runtime {
 
     /// Whether this script had joined a job, and has lost it.
     pub fn has_lost_job(&self) -> bool {
-        self.lost.load(Ordering::SeqCst)
+        self.standing.is_lost()
     }
 
     /// This script's link has ended, and it has not said goodbye: it has no part in the job any more (GST-1).
     pub(crate) fn lose_job(&self) {
-        if self.leaving.load(Ordering::SeqCst) || self.is_closed() || self.lost.swap(true, Ordering::SeqCst) {
+        if !self.standing.lose() {
             return;
         }
         let Some(this) = self.this() else { return };

@@ -138,7 +138,7 @@ pub struct Inbox {
 impl Inbox {
     /// An inbox whose messages count against nobody's budget.
     pub(crate) fn new(actor: ActorId, gauge: Gauge) -> Self {
-        Self::of(MailboxCredits::new(actor, u64::MAX, std::sync::Weak::new()), gauge)
+        Self::of(MailboxCredits::new(actor, u64::MAX, None), gauge)
     }
 
     /// The inbox of a mailbox.

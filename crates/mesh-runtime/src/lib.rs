@@ -19,6 +19,7 @@ mod inspect;
 mod interfaces;
 mod journal;
 mod link;
+mod locks;
 mod logs;
 mod marked;
 mod message;
@@ -34,6 +35,7 @@ mod runtime;
 mod shm;
 pub mod sigterm;
 mod spin_board;
+mod standing;
 mod stdio;
 #[cfg(test)]
 mod tests;

@@ -24,11 +24,12 @@ mod messages;
 mod reader;
 
 use crate::error::RuntimeError;
-use crate::runtime::{Runtime, lock};
+use crate::locks::lock;
 use mesh_proto::control::Lines;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
 use mesh_proto::{MeshId, ProcAddr};
-use messages::{Mail, Order};
+use messages::Mail;
+pub(crate) use messages::{LogPeers, Order};
 use reader::{LogReader, MOST_READS, MOST_WAITING, Pipes};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -62,12 +63,12 @@ pub struct Logs {
     thread: Mutex<Option<JoinHandle<()>>>,
     /// Apart from the reader, which is held while pipes are read: whoever brings an order reads links.
     orders: Mutex<VecDeque<Order>>,
-    runtime: Weak<Runtime>,
+    peers: Weak<dyn LogPeers>,
 }
 
 impl Logs {
     /// Starts the thread; `started` is when the clock began, `remote` says that the lines are shown on another host.
-    pub(crate) fn start(started: Instant, runtime: Weak<Runtime>, remote: bool) -> Result<Arc<Self>, RuntimeError> {
+    pub(crate) fn start(started: Instant, peers: Weak<dyn LogPeers>, remote: bool) -> Result<Arc<Self>, RuntimeError> {
         let os = RuntimeError::os;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os("eventfd"))?;
@@ -80,7 +81,7 @@ impl Logs {
             started,
             thread: Mutex::new(None),
             orders: Mutex::default(),
-            runtime,
+            peers,
         });
         let reader = Arc::clone(&logs);
         let thread = std::thread::Builder::new()
@@ -211,11 +212,9 @@ impl Logs {
     }
 
     /// At the controller: has other hosts tell what was written there before; false if one has not by then.
-    fn collect(&self, until: Instant) -> bool {
-        let Some(runtime) = self.runtime.upgrade().filter(|runtime| runtime.me() == ProcAddr::CONTROLLER) else {
-            return true;
-        };
-        let mut hosts = runtime.hosts_in_reach();
+    pub(crate) fn collect(&self, until: Instant) -> bool {
+        let Some(peers) = self.peers.upgrade() else { return true };
+        let mut hosts = peers.hosts();
         if hosts.is_empty() {
             return true;
         }
@@ -224,7 +223,7 @@ impl Logs {
             reader.asked_remote += 1;
             reader.asked_remote
         };
-        runtime.cast_lines(&Lines::Flush(ticket));
+        peers.cast(&Lines::Flush(ticket));
         let mut reader = lock(&self.reader);
         loop {
             hosts.retain(|host| {
@@ -242,7 +241,7 @@ impl Logs {
     }
 
     /// Something for the thread, from whoever reads links: it does not wait.
-    fn order(&self, order: Order) {
+    pub(crate) fn order(&self, order: Order) {
         lock(&self.orders).push_back(order);
         self.ring();
     }
@@ -252,12 +251,12 @@ impl Logs {
         if mail.is_empty() {
             return;
         }
-        let Some(runtime) = self.runtime.upgrade().filter(|runtime| !runtime.is_closed()) else { return };
+        let Some(peers) = self.peers.upgrade() else { return };
         for one in mail {
             match one {
-                Mail::Found(batch) => runtime.send_lines(0, &Lines::Found(batch.into())),
-                Mail::More(host) => runtime.send_lines(host, &Lines::More),
-                Mail::Set(mesh, options) => runtime.cast_lines(&Lines::Set(mesh, options)),
+                Mail::Found(batch) => peers.send(0, &Lines::Found(batch.into())),
+                Mail::More(host) => peers.send(host, &Lines::More),
+                Mail::Set(mesh, options) => peers.cast(&Lines::Set(mesh, options)),
             }
         }
     }

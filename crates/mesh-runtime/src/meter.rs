@@ -4,12 +4,11 @@
 //! mailbox keeps one ledger; each message that waits in it or is being handled holds a [`Charge`], which gives its bytes
 //! back when it is dropped, whichever way that comes about.
 
+use crate::locks::lock;
 use crate::reactor::Reactor;
-use crate::runtime::{Runtime, STREAM, lock};
 use crate::wait::Waiter;
 use crate::waits::Blocked;
-use mesh_proto::messages::Meaning;
-use mesh_proto::{ActorId, Admission, Credit, Header, HostNo, Ledger, Place, ProcAddr};
+use mesh_proto::{ActorId, Admission, Credit, HostNo, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -131,7 +130,7 @@ impl Meters {
 
     /// The meter of a mailbox, and the meters whose mailboxes are to be asked for what they have not given back: those
     /// that nobody uses any more can be forgotten then.
-    fn of(&self, addr: ProcAddr, mailbox: ActorId) -> (Arc<Meter>, Vec<Arc<Meter>>) {
+    pub(crate) fn of(&self, addr: ProcAddr, mailbox: ActorId) -> (Arc<Meter>, Vec<Arc<Meter>>) {
         let (index, mut shard) = self.shard(addr, mailbox);
         let mut ask = Vec::new();
         let sweep_at = &self.sweep_at[index];
@@ -173,7 +172,7 @@ impl Meters {
     }
 
     /// A message that was counted is not sent after all.
-    fn refund(&self, reactor: &Reactor, meter: &Meter, cost: u64) {
+    pub(crate) fn refund(&self, reactor: &Reactor, meter: &Meter, cost: u64) {
         self.change(reactor, meter, |flow| flow.refund(cost));
     }
 
@@ -227,17 +226,23 @@ impl Meters {
     }
 }
 
+/// What brings credits to senders.
+pub(crate) trait CreditPost: std::fmt::Debug + Send + Sync {
+    fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit);
+}
+
 /// The receiver's half: one mailbox's ledger, and the way for its credits.
 #[derive(Debug)]
 pub(crate) struct MailboxCredits {
     id: ActorId,
     ledger: Mutex<Ledger>,
-    runtime: Weak<Runtime>,
+    /// None of a mailbox whose messages nobody counts.
+    post: Option<Weak<dyn CreditPost>>,
 }
 
 impl MailboxCredits {
-    pub(crate) fn new(id: ActorId, budget: u64, runtime: Weak<Runtime>) -> Self {
-        Self { id, ledger: Mutex::new(Ledger::new(budget)), runtime }
+    pub(crate) fn new(id: ActorId, budget: u64, post: Option<Weak<dyn CreditPost>>) -> Self {
+        Self { id, ledger: Mutex::new(Ledger::new(budget)), post }
     }
 
     pub(crate) fn id(&self) -> ActorId {
@@ -247,9 +252,8 @@ impl MailboxCredits {
     /// Credits leave while the ledger is held: they have to arrive in the order in which it gave them.
     fn tell(&self) -> impl FnMut(ProcAddr, Credit) {
         |sender, credit| {
-            // A forked copy that drops what it has a copy of says nothing for the original.
-            if let Some(runtime) = self.runtime.upgrade().filter(|runtime| !runtime.is_forked()) {
-                runtime.send_credit(self.id, sender, credit);
+            if let Some(post) = self.post.as_ref().and_then(Weak::upgrade) {
+                post.send_credit(self.id, sender, credit);
             }
         }
     }
@@ -280,70 +284,5 @@ pub(crate) struct Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         lock(&self.mailbox.ledger).on_handled(self.sender, self.cost, self.mailbox.tell());
-    }
-}
-
-impl Runtime {
-    /// The meter of a mailbox: what this process has under way to it.
-    pub fn meter(&self, addr: ProcAddr, mailbox: ActorId) -> Arc<Meter> {
-        let (meter, ask) = self.meters.of(addr, mailbox);
-        for idle in ask {
-            self.dispatch(Credit::question(idle.mailbox, self.me, idle.addr), None);
-        }
-        meter
-    }
-
-    /// Lets a message of `cost` bytes through to all of these mailboxes, or to none: then the one that is full is
-    /// returned. True if the message is counted, and so has to be sent as such ([`crate::Terms::charged`]).
-    ///
-    /// # Errors
-    /// The index of a meter that is full.
-    pub fn admit_all(&self, meters: &[Arc<Meter>], cost: u64) -> Result<bool, usize> {
-        let mut counted = false;
-        for (index, meter) in meters.iter().enumerate() {
-            match meter.admit(cost) {
-                Admission::Counted => counted = true,
-                Admission::Free => {}
-                Admission::Full => {
-                    // Two senders that each kept what they had, and waited for what the other has, would wait for ever.
-                    self.refund_all(&meters[..index], cost);
-                    return Err(index);
-                }
-            }
-        }
-        Ok(counted)
-    }
-
-    /// A message that was counted by these is not sent after all.
-    pub fn refund_all(&self, meters: &[Arc<Meter>], cost: u64) {
-        for meter in meters {
-            self.meters.refund(&self.reactor, meter, cost);
-        }
-    }
-
-    fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit) {
-        if sender == self.me {
-            self.meters.on_credit(&self.reactor, self.me, mailbox, credit);
-        } else {
-            self.dispatch(credit.frame(mailbox, self.me, sender), None);
-        }
-    }
-
-    /// A message that its sender counts will never be handled: the mailbox that it was for is gone.
-    pub(crate) fn refuse(&self, header: &Header) {
-        if !header.is_charged() {
-            return;
-        }
-        let mailbox = match Meaning::of(header) {
-            Ok(Meaning::Reply(reply)) => reply.call | STREAM,
-            Ok(Meaning::Post(post)) => post.port,
-            Ok(said) => said.actor(),
-            Err(_) => return,
-        };
-        if header.src == self.me {
-            self.meters.on_credit(&self.reactor, header.dst, mailbox, Credit::LAST);
-        } else {
-            self.dispatch(Credit::LAST.frame(mailbox, header.dst, header.src), None);
-        }
     }
 }

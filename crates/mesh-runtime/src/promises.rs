@@ -1,7 +1,7 @@
 //! Promises that have a name, for those who look into a process.
 
 use crate::completion::Completion;
-use crate::runtime::lock;
+use crate::locks::lock;
 use mesh_proto::ActorId;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;

@@ -11,18 +11,23 @@
 
 use crate::bypass::Offer;
 use crate::completion::{Completion, Fate};
-use crate::runtime::Runtime;
-use crate::runtime::copies::RemoteValues;
+use crate::locks::lock;
 use crate::shm;
 pub(crate) use crate::shm::View as Mapped;
 use bytes::Bytes;
-use mesh_proto::{Ended, Holders, ProcAddr, SharedRef, Ticket};
+use mesh_proto::{Ended, Frame, Holders, ProcAddr, SharedRef, Ticket};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Who keeps account of references that come and go in this process.
+pub(crate) trait RefCounter: std::fmt::Debug + Send + Sync {
+    /// Nothing in this process holds a value any more.
+    fn dropped(&self, hold: &Hold, tickets: Vec<Ticket>);
+    /// A message has come; the references in it are held from here on.
+    fn came(&self, frame: &Frame) -> Vec<Arc<Hold>>;
+    /// A message will never come to those that it was for, nor the references in it.
+    fn unsent(&self, frame: &Frame);
 }
 
 /// Which value a reference is to.
@@ -48,7 +53,7 @@ pub struct Kept {
 /// What holds a value on behalf of a process: one for each value, however many references the process has.
 #[derive(Debug)]
 pub struct Hold {
-    runtime: Weak<Runtime>,
+    counter: Weak<dyn RefCounter>,
     pub(crate) addr: RefAddr,
     /// Under what references came here, each once.
     tickets: Mutex<Vec<Ticket>>,
@@ -83,12 +88,9 @@ impl Drop for Hold {
         if self.pid != std::process::id() {
             return;
         }
-        let Some(runtime) = self.runtime.upgrade() else { return };
+        let Some(counter) = self.counter.upgrade() else { return };
         let tickets = std::mem::take(self.tickets.get_mut().unwrap_or_else(PoisonError::into_inner));
-        runtime.refs.forget(self);
-        if self.lost.get().is_none() {
-            runtime.let_go_of_ref(self.addr, tickets);
-        }
+        counter.dropped(self, tickets);
     }
 }
 
@@ -136,13 +138,11 @@ pub(crate) struct Refs {
     budget: u64,
     state: Mutex<State>,
     held: Mutex<Held>,
-    /// What is kept here of other hosts' values, for all processes of this one.
-    pub(crate) remote: RemoteValues,
 }
 
 impl Refs {
     pub(crate) fn new(budget: u64) -> Self {
-        Self { budget, state: Mutex::default(), held: Mutex::default(), remote: RemoteValues::default() }
+        Self { budget, state: Mutex::default(), held: Mutex::default() }
     }
 
     pub(crate) fn budget(&self) -> u64 {
@@ -273,7 +273,7 @@ impl Refs {
     /// Holds a value under a ticket. True if its owner's end is to be asked for.
     pub(crate) fn hold(
         &self,
-        runtime: &Weak<Runtime>,
+        counter: Weak<dyn RefCounter>,
         addr: RefAddr,
         ticket: Ticket,
         within: Option<Arc<Hold>>,
@@ -282,7 +282,7 @@ impl Refs {
         let known = held.holds.get(&addr).and_then(Weak::upgrade);
         let hold = known.unwrap_or_else(|| {
             Arc::new(Hold {
-                runtime: Weak::clone(runtime),
+                counter,
                 addr,
                 tickets: Mutex::default(),
                 lost: OnceLock::new(),
@@ -296,7 +296,7 @@ impl Refs {
         (hold, fresh)
     }
 
-    fn forget(&self, gone: &Hold) {
+    pub(crate) fn forget(&self, gone: &Hold) {
         let mut held = lock(&self.held);
         // Another may have taken its place meanwhile.
         if held.holds.get(&gone.addr).is_some_and(|one| std::ptr::eq(one.as_ptr(), gone)) {

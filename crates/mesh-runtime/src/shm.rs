@@ -24,7 +24,7 @@ pub(crate) use kept::View;
 pub(crate) use room::{Place, Room};
 
 use crate::error::RuntimeError;
-use crate::runtime::Runtime;
+use crate::refs::RefCounter;
 use mesh_proto::{Frame, Part, ProcAddr, SharedRef, Target};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
@@ -554,7 +554,7 @@ pub(crate) struct Memory {
     /// What this process keeps for references, see `kept`.
     kept: Option<Pool>,
     /// Whose memory it is: what messages carry is given back by it.
-    of: OnceLock<Weak<Runtime>>,
+    counter: OnceLock<Weak<dyn RefCounter>>,
     mapped: Mapped,
     begun: Instant,
     /// When memory was last sent or received, in milliseconds since then.
@@ -587,7 +587,7 @@ impl Memory {
         Self {
             pool: available().then(|| Pool::new(budget, true, origin)),
             kept: None,
-            of: OnceLock::new(),
+            counter: OnceLock::new(),
             mapped: Mapped::default(),
             begun: Instant::now(),
             used: AtomicU64::new(0),
@@ -671,9 +671,9 @@ impl Memory {
     /// A frame will never be opened: its memory goes back.
     pub(crate) fn let_go(&self, frame: &Frame) {
         if (frame.header.carries_refs() || frame.header.is_distant())
-            && let Some(runtime) = self.of.get().and_then(Weak::upgrade)
+            && let Some(counter) = self.counter.get().and_then(Weak::upgrade)
         {
-            runtime.refs_unsent(frame);
+            counter.unsent(frame);
         }
         for part in frame.parts().unwrap_or_default() {
             if let Part::Shared { at, len } = part {

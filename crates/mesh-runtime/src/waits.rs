@@ -4,14 +4,16 @@
 //! edge is missing only until its wait has begun, and what nobody waits for any more is none.
 //! WTS-2: the answer is made without the interpreter, and names at most [`MOST`] waits, the oldest.
 
-use crate::calls::Call;
+use crate::calls::{Call, Calls};
+use crate::inbox::Inbox;
 use crate::inspect::{addr, list, quoted, write_running};
-use crate::meter::Meter;
-use crate::runtime::{Runtime, lock};
-use mesh_proto::{ActorId, ProcAddr};
+use crate::locks::lock;
+use crate::meter::{Meter, Meters};
+use crate::promises::Promises;
+use mesh_proto::{ActorId, CallId, ProcAddr};
 use std::fmt::Write as _;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// How many waits of a process are told of.
@@ -107,26 +109,31 @@ impl Drop for InRoom<'_> {
 
 /// What somebody waits for.
 enum What {
-    Call(std::sync::Arc<Call>),
+    Call(Arc<Call>),
     Promise(Box<str>),
-    Room(std::sync::Arc<Meter>),
+    Room(Arc<Meter>),
 }
 
-impl Runtime {
-    /// A thread is about to wait for room in a mailbox, on behalf of an actor (0 for none).
-    pub fn wait_in_room<'a>(&self, meter: &'a Meter, actor: ActorId) -> InRoom<'a> {
-        meter.blocked.block(actor)
-    }
+/// What can be waited for in a process, and the actors that wait.
+#[derive(Debug)]
+pub(crate) struct Awaited<'a> {
+    pub(crate) me: ProcAddr,
+    pub(crate) calls: &'a Calls,
+    pub(crate) promises: &'a Promises,
+    pub(crate) meters: &'a Meters,
+    pub(crate) inboxes: Vec<Arc<Inbox>>,
+}
 
-    /// All waits of this process, and what its actors run.
-    pub(crate) fn waits(&self) -> String {
+impl Awaited<'_> {
+    /// All waits of this process, and what its actors run; `held_here` says of a call whether it waits for its turn.
+    pub(crate) fn tell(self, held_here: impl Fn(CallId) -> bool) -> String {
         let now = Instant::now();
         let mut all: Vec<(Instant, ActorId, What)> = Vec::new();
         all.extend(self.calls.awaited().into_iter().map(|(since, by, call)| (since, by, What::Call(call))));
         all.extend(self.promises.waits().into_iter().map(|(since, by, name)| (since, by, What::Promise(name))));
         for meter in self.meters.all() {
             let blocked = meter.blocked.look();
-            all.extend(blocked.into_iter().map(|(by, since)| (since, by, What::Room(std::sync::Arc::clone(&meter)))));
+            all.extend(blocked.into_iter().map(|(by, since)| (since, by, What::Room(Arc::clone(&meter)))));
         }
         all.sort_by_key(|(since, ..)| *since);
         let left_out = all.len().saturating_sub(MOST);
@@ -134,11 +141,11 @@ impl Runtime {
         list(&mut out, all.into_iter().take(MOST), |out, (since, by, what)| {
             let seconds = now.saturating_duration_since(since).as_secs_f64();
             let _ = write!(out, r#"{{"seconds":{seconds},"by":{by},"#);
-            self.write_what(out, &what);
+            write_what(out, &what, self.me, &held_here);
             out.push('}');
         });
         out.push_str(r#","actors":"#);
-        list(&mut out, self.all_inboxes(), |out, inbox| {
+        list(&mut out, self.inboxes, |out, inbox| {
             let gauge = &inbox.gauge;
             let _ = write!(out, r#"{{"id":{},"rank":{},"queue":{},"title":"#, inbox.actor, gauge.rank, inbox.len());
             quoted(out, &String::from_utf8_lossy(&gauge.title));
@@ -151,36 +158,36 @@ impl Runtime {
         out.push('}');
         out
     }
+}
 
-    fn write_what(&self, out: &mut String, what: &What) {
-        let whom = |out: &mut String, named: &[ProcAddr]| {
-            out.push_str(r#","whom":"#);
-            list(out, named, |out, one| out.push_str(&addr(*one)));
-        };
-        match what {
-            What::Promise(name) => {
-                out.push_str(r#""kind":"promise","name":"#);
-                quoted(out, name);
-            }
-            What::Room(meter) => {
-                let _ = write!(out, r#""kind":"room","actor":{}"#, meter.mailbox());
-                whom(out, &[meter.addr()]);
-            }
-            What::Call(call) => {
-                let (missing, named) = call.waited_for(MOST_NAMED);
-                let Some(callee) = call.callee.get() else {
-                    // Only a receive is open to this process itself without anybody's name.
-                    let kind = if named == [self.me] { "port" } else { "runtime" };
-                    let _ = write!(out, r#""kind":"{kind}""#);
-                    return whom(out, &named);
-                };
-                let kind = if self.waits_here(call.id) { "room" } else { "call" };
-                let _ = write!(out, r#""kind":"{kind}","actor":{},"missing":{missing},"name":"#, callee.id);
-                quoted(out, &callee.actor);
-                out.push_str(r#","endpoint":"#);
-                quoted(out, &callee.endpoint);
-                whom(out, &named);
-            }
+fn write_what(out: &mut String, what: &What, me: ProcAddr, held_here: &impl Fn(CallId) -> bool) {
+    let whom = |out: &mut String, named: &[ProcAddr]| {
+        out.push_str(r#","whom":"#);
+        list(out, named, |out, one| out.push_str(&addr(*one)));
+    };
+    match what {
+        What::Promise(name) => {
+            out.push_str(r#""kind":"promise","name":"#);
+            quoted(out, name);
+        }
+        What::Room(meter) => {
+            let _ = write!(out, r#""kind":"room","actor":{}"#, meter.mailbox());
+            whom(out, &[meter.addr()]);
+        }
+        What::Call(call) => {
+            let (missing, named) = call.waited_for(MOST_NAMED);
+            let Some(callee) = call.callee.get() else {
+                // Only a receive is open to this process itself without anybody's name.
+                let kind = if named == [me] { "port" } else { "runtime" };
+                let _ = write!(out, r#""kind":"{kind}""#);
+                return whom(out, &named);
+            };
+            let kind = if held_here(call.id) { "room" } else { "call" };
+            let _ = write!(out, r#""kind":"{kind}","actor":{},"missing":{missing},"name":"#, callee.id);
+            quoted(out, &callee.actor);
+            out.push_str(r#","endpoint":"#);
+            quoted(out, &callee.endpoint);
+            whom(out, &named);
         }
     }
 }

@@ -294,7 +294,7 @@ impl Runtime {
                     match identity.adopt_revocations(&list) {
                         Ok(true) => {
                             lock(&self.gateway.state).recheck_at = std::time::Duration::ZERO;
-                            if let Err(error) = self.hand_on_revocations(&list) {
+                            if let Err(error) = self.home.hand_on_revocations(&list) {
                                 let text = "a list of revocations was not handed on to this host's processes";
                                 self.gateway.tell(format!("{text}: {error}"));
                             }

@@ -39,7 +39,7 @@ pub(crate) use visits::Visits;
 pub use visits::{VisitEnd, VisitError, Visited, jobs_at, visit};
 
 use crate::error::RuntimeError;
-use crate::runtime::{Runtime, lock};
+use crate::runtime::{GATEWAY, Runtime, lock};
 use crate::tls::{Identity, Listener};
 use assembly::Assembly;
 pub(crate) use assembly::is_mapped;
@@ -47,7 +47,7 @@ use attaching::Pending;
 use connection::HostConnection;
 use mesh_proto::control::{Attachment, Introduction};
 use mesh_proto::hosts::{Fate, Heartbeat, HostMerge, Packet, PeerStreams, RelayMerge, Topology};
-use mesh_proto::{HostEnd, HostNo, LinkId, MeshId, Placement, ProcAddr, Target};
+use mesh_proto::{HostEnd, HostNo, MeshId, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::Write;
@@ -57,8 +57,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
 use std::time::Duration;
 
-/// What a frame came by that another host has sent.
-pub(crate) const GATEWAY: LinkId = LinkId::MAX;
 /// Connections' tokens begin here, above all others.
 pub(crate) const CONNECTION_TOKENS: u64 = 1 << 40;
 /// Bytes that may be under way to one other host.

@@ -144,7 +144,7 @@ impl Runtime {
         };
         let Some(name) = name else { return };
         self.note(Note::new("host_attached", ProcAddr::agent(host)).text("host", &name), false);
-        if let Some(frame) = self.watch_frame(ProcAddr::agent(host)) {
+        if let Some(frame) = self.inspector.watch_frame(ProcAddr::agent(host)) {
             self.dispatch(frame, None);
         }
     }

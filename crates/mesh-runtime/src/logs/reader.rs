@@ -1,8 +1,8 @@
 //! What the thread that reads has before it: the pipes, what was found in them, and where that goes.
 
 use super::messages::{Mail, Order};
+use crate::locks::lock;
 use crate::reactor::would_block;
-use crate::runtime::lock;
 use mesh_proto::logs::{Aggregator, Batch, Chunk, Found, LogOptions, Stream, Tap, Told, read_batch};
 use mesh_proto::{HostNo, MeshId, ProcAddr};
 use rustix::pipe::fcntl_setpipe_size;

@@ -98,7 +98,7 @@ impl Runtime {
             return None;
         }
         let (caller, call) = (frame.header.dst, Meaning::of(&frame.header).map_or(0, |said| said.call()));
-        let done = waits.then(|| self.this()).flatten().map(|this| Completion::new(&this));
+        let done = waits.then(|| self.completion());
         let due = due.map(|due| due.saturating_duration_since(self.started));
         let item = Held { frame, done: done.clone() };
         let (first, over) = state.keep(caller, Kept { cost, call, due, item });

@@ -220,7 +220,7 @@ impl Runtime {
         if let Err(error) = self.usable() {
             return Err(self.not_deferred(&later, error));
         }
-        self.dispatch_later(self.compose_all(out, 0), target, out.actor, later)
+        Ok(self.dispatch_later(self.compose_all(out, 0), target, out.actor, later))
     }
 
     /// Sends frames once there is room in these mailboxes.
@@ -230,12 +230,11 @@ impl Runtime {
         target: &Arc<Target>,
         mailbox: ActorId,
         later: Later,
-    ) -> Result<Deferral, RuntimeError> {
-        let Some(this) = self.this() else { return Err(self.not_deferred(&later, RuntimeError::Closed)) };
-        let done = Completion::new(&this);
+    ) -> Deferral {
+        let done = self.completion();
         let told = Some(Arc::clone(&done));
         let waiting = Waiting { target: Arc::clone(target), later, frames, call: 0, done: told };
-        Ok(Deferral { number: Some(self.put_off(mailbox, waiting)), done })
+        Deferral { number: Some(self.put_off(mailbox, waiting)), done }
     }
 
     fn not_deferred(&self, later: &Later, error: RuntimeError) -> RuntimeError {
@@ -256,7 +255,7 @@ impl Runtime {
         cost: u64,
     ) -> Result<Deferral, RuntimeError> {
         self.usable()?;
-        let done = Completion::new(&self.this().ok_or(RuntimeError::Closed)?);
+        let done = self.completion();
         let later = Later { meters, cost, ..Later::default() };
         let told = Some(Arc::clone(&done));
         let waiting = Waiting { target: Arc::clone(target), later, frames: Vec::new(), call: 0, done: told };

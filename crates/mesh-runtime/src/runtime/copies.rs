@@ -51,7 +51,7 @@ impl Runtime {
     pub(super) fn note_carried(&self, frame: &Frame) {
         let mut owners = Vec::new();
         {
-            let mut copies = lock(&self.refs.remote.copies);
+            let mut copies = lock(&self.remote_values.copies);
             for one in frame.carried().into_iter().filter(|one| one.owner.host != self.me.host) {
                 if copies.held((one.owner, one.id), frame.header.dst) && !one.owner.is_agent() {
                     owners.push(one.owner);
@@ -83,7 +83,7 @@ impl Runtime {
         let value = (header.dst, id);
         let asker = Asker { proc: header.src, call };
         let (at, len) = {
-            let mut copies = lock(&self.refs.remote.copies);
+            let mut copies = lock(&self.remote_values.copies);
             match copies.ask(value, asker) {
                 Wanted::Fetch => return false,
                 Wanted::Wait => return true,
@@ -101,7 +101,7 @@ impl Runtime {
 
     fn copy_let_go(&self, frame: &Frame) {
         let (owner, src) = (frame.header.dst, frame.header.src);
-        if lock(&self.refs.remote.copies).is_empty() {
+        if lock(&self.remote_values.copies).is_empty() {
             return;
         }
         let Some(Held { call, news, .. }) = Held::read(frame) else { return };
@@ -111,7 +111,7 @@ impl Runtime {
             Holding::Loose | Holding::Given { .. } => return,
         };
         let dropped: Vec<Place> = {
-            let mut copies = lock(&self.refs.remote.copies);
+            let mut copies = lock(&self.remote_values.copies);
             gone.into_iter().filter_map(|one| copies.let_go((owner, call), one)).collect()
         };
         self.drop_copies(&dropped);
@@ -120,7 +120,7 @@ impl Runtime {
     /// Whether this answers what was fetched for all that are here.
     pub(crate) fn awaits_copy(&self, header: &Header) -> bool {
         let Ok(said) = Meaning::of(header) else { return false };
-        lock(&self.refs.remote.copies).is_coming(Asker { proc: header.dst, call: said.call() })
+        lock(&self.remote_values.copies).is_coming(Asker { proc: header.dst, call: said.call() })
     }
 
     fn drop_copies(&self, dropped: &[Place]) {
@@ -134,7 +134,7 @@ impl Runtime {
         let Ok(said) = Meaning::of(&header) else { return frame };
         let lead = Asker { proc: header.dst, call: said.call() };
         let (mut out, mut others) = (None, Vec::new());
-        lock(&self.refs.remote.copies).arrived(lead, |value, waiting, wanted| {
+        lock(&self.remote_values.copies).arrived(lead, |value, waiting, wanted| {
             let many = shared_by_many(&frame);
             let parts = frame.parts().unwrap_or_default();
             let place = parts.iter().find_map(|part| match part {
@@ -159,7 +159,7 @@ impl Runtime {
     /// Processes have ended: owners, or processes of this host.
     pub(super) fn copies_end(&self, dead: impl Fn(ProcAddr) -> bool) {
         let after = {
-            let mut copies = lock(&self.refs.remote.copies);
+            let mut copies = lock(&self.remote_values.copies);
             if copies.is_empty() {
                 return;
             }

@@ -1,6 +1,6 @@
 //! Figures about a runtime.
 
-use super::{Runtime, lock, read};
+use super::{Runtime, lock};
 use std::sync::atomic::Ordering;
 
 /// Figures about a runtime, for people and for tests of leaks.
@@ -44,8 +44,8 @@ impl Runtime {
     /// What waits and what lives.
     pub fn counts(&self) -> Counts {
         // One lock after the other, never two at once.
-        let links = read(&self.links).len();
-        let actors = read(&self.inboxes).len();
+        let links = self.switch.len();
+        let actors = self.inboxes.len();
         let procs = lock(&self.agent).len();
         Counts {
             links,
@@ -61,7 +61,7 @@ impl Runtime {
             held: self.held_replies.load(Ordering::Relaxed),
             kept: self.refs.kept(),
             refs: self.refs.foreign(self.me),
-            fetched: self.refs.remote.counts(),
+            fetched: self.remote_values.counts(),
             bypassed: self.landings.counts(),
             landing: self.landings.len(),
         }

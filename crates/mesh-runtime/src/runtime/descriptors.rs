@@ -5,23 +5,28 @@
 //! status stays in the pipe, and the read end stays open until the last copy of the write end is closed: nobody who writes
 //! late is killed by SIGPIPE.
 
-use super::{Runtime, lock};
 use crate::completion::{Fate, Finisher};
 use crate::error::RuntimeError;
+use crate::locks::lock;
+use crate::reactor::Reactor;
+use crate::standing::Standing;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 /// Above those of fork servers and of the runtime's own descriptors, below those of connections.
 pub(super) const DESCRIPTOR_TOKENS: u64 = 1 << 36;
 
 /// The read ends of a process.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Descriptors {
-    next: u64,
-    open: HashMap<u64, Reading>,
+    reactor: Arc<Reactor>,
+    standing: Arc<Standing>,
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, Reading>>,
 }
 
 #[derive(Debug)]
@@ -49,51 +54,52 @@ impl Reading {
     }
 }
 
-impl Runtime {
+impl Descriptors {
+    pub(super) fn new(reactor: &Arc<Reactor>, standing: &Arc<Standing>) -> Self {
+        let (reactor, standing) = (Arc::clone(reactor), Arc::clone(standing));
+        Self { reactor, standing, next: AtomicU64::new(DESCRIPTOR_TOKENS), open: Mutex::default() }
+    }
+
     /// Makes a descriptor to finish a promise by. It belongs to the caller, and the promise is kept until it is closed.
-    ///
-    /// # Errors
-    /// If the runtime is closed, or descriptors run out.
-    pub fn finish_by_descriptor(&self, finisher: &Arc<Finisher>) -> Result<OwnedFd, RuntimeError> {
-        self.usable()?;
+    pub(super) fn open(&self, finisher: &Arc<Finisher>) -> Result<OwnedFd, RuntimeError> {
+        self.standing.usable()?;
         let (pipe, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(RuntimeError::os("pipe"))?;
         // Theirs blocks, as most who write expect.
         rustix::io::ioctl_fionbio(&pipe, true).map_err(RuntimeError::os("ioctl"))?;
-        let mut descriptors = lock(&self.descriptors);
-        let token = DESCRIPTOR_TOKENS + descriptors.next;
-        self.reactor.add(pipe.as_fd(), token)?;
-        descriptors.next += 1;
-        let reading = Reading { pipe, finisher: Some(Arc::clone(finisher)), status: [0; 4], filled: 0 };
-        descriptors.open.insert(token, reading);
-        drop(descriptors);
-        if self.is_closed() {
-            self.close_descriptors();
+        {
+            let mut open = lock(&self.open);
+            let token = self.next.fetch_add(1, Ordering::Relaxed);
+            self.reactor.add(pipe.as_fd(), token)?;
+            open.insert(token, Reading { pipe, finisher: Some(Arc::clone(finisher)), status: [0; 4], filled: 0 });
+        }
+        if self.standing.is_closed() {
+            self.close();
             return Err(RuntimeError::Closed);
         }
         Ok(theirs)
     }
 
-    pub(super) fn on_descriptor(&self, token: u64) {
-        let mut descriptors = lock(&self.descriptors);
-        let Some(reading) = descriptors.open.get_mut(&token) else { return };
+    pub(super) fn on_ready(&self, token: u64) {
+        let mut open = lock(&self.open);
+        let Some(reading) = open.get_mut(&token) else { return };
         let fate = if reading.finisher.is_some() { reading.read() } else { Some(Fate::Broken) };
         let Some(fate) = fate else { return };
         let finisher = reading.finisher.take();
         if matches!(fate, Fate::Status(_)) {
             self.reactor.watch_end(reading.pipe.as_fd(), token);
-        } else if let Some(reading) = descriptors.open.remove(&token) {
+        } else if let Some(reading) = open.remove(&token) {
             self.reactor.remove(reading.pipe.as_fd());
         }
         // Closed before anybody hears of it, and not under the lock: the last finisher may go.
-        drop(descriptors);
+        drop(open);
         if let Some(finisher) = finisher {
             finisher.finish(fate);
         }
     }
 
     /// Nobody reads any more: what was not written by now never comes.
-    pub(super) fn close_descriptors(&self) {
-        let open = std::mem::take(&mut lock(&self.descriptors).open);
+    pub(super) fn close(&self) {
+        let open = std::mem::take(&mut *lock(&self.open));
         for mut reading in open.into_values() {
             self.reactor.remove(reading.pipe.as_fd());
             if let Some(finisher) = reading.finisher.take() {

@@ -1,160 +1,105 @@
-//! Messages that are quicker than the spawn that they depend on: between hosts there is more than one way.
+//! At an agent: messages that are quicker than the spawn of the procs that they are for. Between hosts there is more than one
+//! way.
 //!
-//! At an agent they wait for the mesh of procs that they are for, in a process for the actor. Whoever makes what they
-//! wait for hands them over under the lock under which they were put aside, so that none is forgotten, and nothing that
-//! comes later is before them (ERL-1).
+//! Whoever makes the procs hands them over under the lock under which they were put aside, so that none is forgotten, and
+//! nothing that comes later is before them (ERL-1). What waits for actors waits in [`super::inboxes`].
 
-use super::{Runtime, lock, read, write};
-use crate::agent;
-use crate::calls::Outcome;
-use crate::inbox::Inbox;
+use super::switch::Switch;
 use crate::link::Link;
-use crate::message::Message;
-use mesh_proto::{ActorId, Early, EndReason, Ended, Frame, Header, LinkId, MeshId, Undelivered};
+use crate::locks::lock;
+use crate::reactor::Reactor;
+use mesh_proto::{Early, Ended, Frame, Header, MeshId};
 use std::collections::VecDeque;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a message waits for a spawn. Where that is on its way at all it comes within a few round trips, unless a
 /// connection was lost meanwhile.
-const WITHIN: Duration = Duration::from_secs(5);
+pub(super) const WITHIN: Duration = Duration::from_secs(5);
 /// Bytes that may wait so, in each process.
-const MOST_BYTES: usize = 64 << 20;
+pub(super) const MOST_BYTES: usize = 64 << 20;
 /// Of so many meshes that could not be made the reason is known; of older ones, that they are not there.
 const MOST_FAILED: usize = 64;
 
-/// What waits, for procs and for actors.
+/// Why a message does not wait.
+pub(super) enum NotEarly {
+    /// The procs have come just now.
+    Known(Frame),
+    /// There is no room.
+    Refused(Frame),
+}
+
+/// See the module.
 #[derive(Debug)]
-pub(super) struct Waiting {
-    procs: Mutex<Early<MeshId, Frame>>,
-    actors: Mutex<Early<ActorId, Message>>,
+pub(super) struct EarlyFrames {
+    frames: Mutex<Early<MeshId, Frame>>,
     /// Why procs could not be made, the oldest first: messages for them may be under way for a while.
     failed: Mutex<VecDeque<(MeshId, Arc<Ended>)>>,
 }
 
-impl Default for Waiting {
+impl Default for EarlyFrames {
     fn default() -> Self {
-        let (procs, actors) = (Early::new(WITHIN, MOST_BYTES), Early::new(WITHIN, MOST_BYTES));
-        Self { procs: Mutex::new(procs), actors: Mutex::new(actors), failed: Mutex::default() }
+        Self { frames: Mutex::new(Early::new(WITHIN, MOST_BYTES)), failed: Mutex::default() }
     }
 }
 
-impl Runtime {
+impl EarlyFrames {
     /// A message has come for a mesh of procs that is not known here.
-    pub(super) fn await_procs(&self, frame: Frame, from: Option<LinkId>) {
+    pub(super) fn keep(&self, switch: &Switch, frame: Frame, now: Duration) -> Result<(), NotEarly> {
         let header = frame.header;
-        let mesh = header.dst.mesh;
-        let now = self.started.elapsed();
-        let kept = {
-            let mut procs = lock(&self.waiting.procs);
-            // It may have come just now.
-            let known = read(&self.router).local(mesh).is_some();
-            match known {
-                true => Err(None),
-                false => {
-                    procs.keep(mesh, frame.clone(), header.body_len as usize, header.deadline(), now).map_err(Some)
-                }
-            }
-        };
-        match kept {
-            Ok(()) => self.reactor.ring_io(),
-            Err(None) => {
-                self.dispatch(frame, from);
-            }
-            Err(Some(frame)) => self.refuse_unknown(&frame),
+        let mut frames = lock(&self.frames);
+        if switch.local(header.dst.mesh).is_some() {
+            return Err(NotEarly::Known(frame));
         }
+        frames.keep(header.dst.mesh, frame, header.body_len as usize, header.deadline(), now).map_err(NotEarly::Refused)
     }
 
     /// Makes these links the procs of a mesh, and gives them what has waited for them. Returns what it was about, and what
     /// was for ranks that are not among them.
-    pub(crate) fn open_routes(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>) {
-        let mut procs = lock(&self.waiting.procs);
+    pub(super) fn open(
+        &self,
+        switch: &Switch,
+        reactor: &Reactor,
+        (mesh, base): (MeshId, u32),
+        fresh: &[Arc<Link>],
+    ) -> (Vec<Header>, Vec<Frame>) {
+        let mut frames = lock(&self.frames);
         let mut heard = Vec::new();
         let mut strays = Vec::new();
-        for frame in procs.come(mesh) {
+        for frame in frames.come(mesh) {
             let header = frame.header;
             match header.dst.rank.checked_sub(base).and_then(|at| fresh.get(at as usize)) {
                 Some(link) => {
-                    link.send(&self.reactor, &frame);
+                    link.send(reactor, &frame);
                     heard.push(header);
                 }
                 None => strays.push(frame),
             }
         }
-        self.add_links(mesh, base, fresh);
+        switch.add(mesh, base, fresh);
         (heard, strays)
     }
 
-    /// These procs could not be made: nothing waits for them, and who has sent something hears why.
-    pub(crate) fn procs_failed(&self, mesh: MeshId, ended: &Arc<Ended>) {
+    /// These procs could not be made. Returns what has waited for them.
+    pub(super) fn fail(&self, mesh: MeshId, ended: &Arc<Ended>) -> Vec<Frame> {
         {
-            let mut failed = lock(&self.waiting.failed);
+            let mut failed = lock(&self.failed);
             if failed.len() == MOST_FAILED {
                 failed.pop_front();
             }
             failed.push_back((mesh, Arc::clone(ended)));
         }
-        let early = lock(&self.waiting.procs).come(mesh);
-        early.iter().for_each(|frame| self.refuse_unknown(frame));
+        lock(&self.frames).come(mesh)
     }
 
-    /// A message has come for an actor that is not here. False if it is not to wait either.
-    pub(super) fn await_actor(&self, actor: ActorId, message: Message) -> bool {
-        let header = *message.header();
-        // In a job of one host nothing comes before its spawn.
-        let abroad = header.is_abroad() || self.abroad.load(Ordering::Relaxed);
-        if self.me.host == 0 && header.src.host == 0 && !abroad {
-            return false;
-        }
-        let now = self.started.elapsed();
-        let kept = {
-            let mut actors = lock(&self.waiting.actors);
-            // It may have come just now.
-            let inbox = read(&self.inboxes).get(&actor).cloned();
-            match inbox {
-                Some(inbox) => return inbox.push(&self.reactor, message),
-                None => actors.keep(actor, message, header.body_len as usize, header.deadline(), now),
-            }
-        };
-        self.reactor.ring_io();
-        kept.is_ok()
+    /// Why a mesh could not be made, if that is known.
+    pub(super) fn why(&self, mesh: MeshId) -> Option<Arc<Ended>> {
+        lock(&self.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1))
     }
 
-    /// An actor is about to be made, and has what waited for it.
-    pub(super) fn open_inbox(&self, actor: ActorId, inbox: &Arc<Inbox>) {
-        let mut actors = lock(&self.waiting.actors);
-        for message in actors.come(actor) {
-            inbox.push(&self.reactor, message);
-        }
-        write(&self.inboxes).insert(actor, Arc::clone(inbox));
-    }
-
-    /// What has waited long enough goes back. Returns when that is next.
-    pub(super) fn waiting_turn(&self) -> Option<Instant> {
-        let now = self.started.elapsed();
-        let (frames, first) = {
-            let mut procs = lock(&self.waiting.procs);
-            (procs.on_tick(now), procs.next_deadline())
-        };
-        let (messages, second) = {
-            let mut actors = lock(&self.waiting.actors);
-            (actors.on_tick(now), actors.next_deadline())
-        };
-        frames.iter().for_each(|frame| self.refuse_unknown(frame));
-        for message in messages {
-            self.refuse(message.header());
-            self.undeliverable(message.header(), Undelivered::NeverSpawned);
-        }
-        [first, second].into_iter().flatten().min().map(|at| self.started + at)
-    }
-
-    pub(crate) fn refuse_unknown(&self, frame: &Frame) {
-        let mesh = frame.header.dst.mesh;
-        let failed = lock(&self.waiting.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1));
-        if let Some(ended) = failed {
-            return self.bounce(frame, Outcome::Lost(ended));
-        }
-        self.bounce(frame, agent::lost(EndReason::NoSuchProc(frame.header.dst)));
+    /// What has waited long enough goes back; and when that is next.
+    pub(super) fn turn(&self, now: Duration) -> (Vec<Frame>, Option<Duration>) {
+        let mut frames = lock(&self.frames);
+        (frames.on_tick(now), frames.next_deadline())
     }
 }

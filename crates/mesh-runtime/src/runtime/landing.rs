@@ -8,7 +8,6 @@
 use super::{Runtime, lock};
 use crate::bypass::Bypass;
 use crate::gateway::is_mapped;
-use crate::message::Message;
 use crate::refs::{Hold, Place, RefAddr};
 use crate::shm::Room;
 use bytes::Bytes;
@@ -121,7 +120,7 @@ impl Runtime {
         }
         if !self.landings.was_asked.swap(true, Ordering::Relaxed) {
             let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
-            self.notice(Message::new(Frame::build(header, None, ASKED.as_bytes(), &[]), &self.memory));
+            self.inboxes.notice(Frame::build(header, None, ASKED.as_bytes(), &[]));
         }
         None
     }

@@ -11,42 +11,58 @@
 //! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
+mod alarms;
 mod answers;
+mod api;
 mod backlog;
-pub(crate) mod copies;
+mod copies;
 mod counts;
+mod deliver;
 mod descriptors;
 mod early;
-mod folder;
+mod event_loop;
+mod flow;
+mod home;
+mod inboxes;
 mod incoming;
+mod inspection;
 mod inspection_socket;
 mod landing;
+mod lines;
 mod moving;
 mod outgoing;
 mod ports;
 mod refs;
+mod returns;
+mod signals;
+mod switch;
 mod waiting;
 
 pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub use counts::Counts;
-pub(crate) use outgoing::relate;
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
 pub use refs::Opened;
+#[cfg(test)]
+pub(crate) use switch::Parts;
+pub(crate) use switch::{GATEWAY, Switch};
+pub(crate) use waiting::Patience;
 pub use waiting::Waited;
 
 use crate::agent::{self, Agent, FORK_SERVER_TOKENS, SpawnSpec};
 use crate::calls::{Call, Calls, Outcome};
-use crate::completion::Completion;
+use crate::completion::{Completion, Finisher};
 use crate::error::RuntimeError;
-use crate::fork_server::{ForkServerSpec, Spare, Standby};
+use crate::fork_server::Spare;
 use crate::gateway::{CONNECTION_TOKENS, Gateway, HostOptions, Visits};
 use crate::gauge::Gauge;
 use crate::inbox::Inbox;
-use crate::inspect::Inspection;
+use crate::inspect::Inspector;
 use crate::link::Link;
+pub(crate) use crate::locks::lock;
+use crate::locks::{read, write};
 use crate::logs::Logs;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
@@ -56,30 +72,36 @@ use crate::refs::Refs;
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
+use crate::standing::Standing;
 use crate::unseen::Unseen;
-use crate::wait::Waiter;
+use descriptors::Descriptors;
+use early::EarlyFrames;
+use home::{AgentEnvironment, Home};
+use inboxes::Inboxes;
+use inspection_socket::InspectionSocket;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
+use mesh_proto::messages::Extend;
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES, Route,
-    Router, SPAWNS, Target,
+    ActorId, CallId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr,
+    REPLIES, Route, Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
-use rustix::pipe::{PipeFlags, pipe_with};
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use waiting::Waiting;
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 const TOKEN_INSPECTION: u64 = TOKEN_SIGNAL + 2;
-/// Tells a fork server what its host is called.
-const HOST_NAME: &str = "_MESH_HOST";
+/// What the notice is called that somebody wants to look in.
+const VISITOR: &str = ".inspect";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
@@ -104,28 +126,17 @@ pub struct Options {
     pub shm_idle: Duration,
 }
 
-/// What a host agent starts fork servers with: its own interpreter and environment, not those of a controller elsewhere.
-#[derive(Clone, Debug)]
-pub(crate) struct AgentEnvironment {
-    /// The command of its interpreter.
-    pub(crate) python: Vec<OsString>,
-    /// Its environment.
-    pub(crate) env: Vec<(OsString, OsString)>,
-    /// The job's own folder on this host.
-    pub(crate) scratch: Option<PathBuf>,
-    /// What can be its first fork server.
-    pub(crate) standby: Spare,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Runtime {
     pub(crate) me: ProcAddr,
-    pub(crate) reactor: Reactor,
+    pub(crate) reactor: Arc<Reactor>,
     pub(crate) board: Arc<SpinBoard>,
     pub(crate) calls: Calls,
     pub(crate) ports: Ports,
     pub(crate) refs: Refs,
+    /// At an agent: copies of values of other hosts.
+    remote_values: copies::RemoteValues,
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
@@ -142,27 +153,15 @@ pub struct Runtime {
     announced: Mutex<HashMap<ActorId, ProcAddr>>,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
-    pid: u32,
+    pub(crate) standing: Arc<Standing>,
     options: Options,
-    router: RwLock<Router>,
-    links: RwLock<HashMap<LinkId, Arc<Link>>>,
-    inboxes: RwLock<HashMap<ActorId, Arc<Inbox>>>,
-    system: Arc<Inbox>,
-    /// At the controller: deaths and failures, for whoever owns what they are about.
-    notices: Arc<Inbox>,
-    /// Counts what every waiting call of this process is to be told.
-    alarms: AtomicU64,
-    /// Whether somebody is still to be told.
-    alarmed: AtomicBool,
+    pub(crate) switch: Switch,
+    pub(crate) inboxes: Inboxes,
     pub(crate) gateway: Gateway,
-    waiting: early::Waiting,
+    early: EarlyFrames,
     landings: landing::Landings,
-    /// The job has had other hosts, as this process was told: what it is sent may be quicker than a spawn.
-    abroad: AtomicBool,
-    /// What people call this host.
-    name: OnceLock<String>,
-    /// Of a host agent: what its fork servers are started with.
-    home: OnceLock<AgentEnvironment>,
+    /// The host that this process is on.
+    pub(crate) home: Home,
     /// Meshes of other hosts that this process has sent to.
     pub(crate) remote_meshes: Mutex<RemoteMeshes>,
     /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
@@ -170,39 +169,17 @@ pub struct Runtime {
     /// The processes of procs that this one has spawned, where it is not their agent.
     pids: Mutex<HashMap<ProcAddr, u32>>,
     ids: IdMaker,
-    closed: AtomicBool,
-    /// This script had joined a job, and has lost it (GST-1).
-    pub(crate) lost: AtomicBool,
-    /// This script leaves the job that it had joined: the end of its link is no loss.
-    pub(crate) leaving: AtomicBool,
-    forked: AtomicBool,
     sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
-    /// Python writes a byte here when a signal comes in while the main thread waits.
-    signal: (OwnedFd, OwnedFd),
-    signalled: AtomicBool,
-    /// Where such bytes go on to: whoever listened for signals before.
-    forward: AtomicI32,
-    main: Mutex<Option<Arc<Waiter>>>,
-    /// Threads that wait for something that is no call, and are to hear of alarms.
-    watchers: Mutex<Vec<Arc<Waiter>>>,
-    /// The event loop of this process's actors: the set of its descriptors, whether one is ready, and its thread.
-    loop_fd: AtomicI32,
+    waiting: Waiting,
     /// See `inspection_socket`.
-    inspection_socket: Mutex<Option<OwnedFd>>,
-    descriptors: Mutex<descriptors::Descriptors>,
+    inspection_socket: InspectionSocket,
+    descriptors: Descriptors,
     /// See `gateway/visits`.
     pub(crate) visits: Visits,
-    loop_ready: AtomicBool,
-    loop_waiter: Mutex<Option<Arc<Waiter>>>,
-    pub(crate) inspection: Inspection,
+    pub(crate) inspector: Inspector,
     /// Where the ranks of repaired meshes are.
     moving: moving::Moving,
-    loop_thread: Mutex<Option<std::thread::ThreadId>>,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Runtime {
@@ -228,7 +205,7 @@ impl Runtime {
             scratch: Some(scratch),
             standby: Arc::clone(&options.standby),
         };
-        runtime.set_home(options.name.clone(), home);
+        runtime.home.set(options.name.clone(), home);
         Ok(runtime)
     }
 
@@ -241,18 +218,7 @@ impl Runtime {
         env: Vec<(OsString, OsString)>,
         scratch: Option<PathBuf>,
     ) {
-        self.set_home(name, AgentEnvironment { python, env, scratch, standby: Spare::default() });
-    }
-
-    fn set_home(&self, name: String, home: AgentEnvironment) {
-        let _ = self.name.set(name);
-        let _ = self.home.set(home);
-    }
-
-    /// The host's standby, if there is one still, and the host's own interpreter is asked for.
-    pub(crate) fn standby_for(&self, fork_server: &ForkServerSpec) -> Option<Standby> {
-        let home = self.home.get().filter(|home| fork_server.argv.starts_with(&home.python))?;
-        lock(&home.standby).take()
+        self.home.set(name, AgentEnvironment { python, env, scratch, standby: Spare::default() });
     }
 
     /// Itself, for those who must not keep it.
@@ -267,20 +233,7 @@ impl Runtime {
 
     /// What people call the host that this process is on.
     pub(crate) fn host_name(&self) -> String {
-        self.name.get().cloned().unwrap_or_else(|| format!("host {}", self.me.host))
-    }
-
-    /// What was asked for elsewhere is started with this host's interpreter and environment; what is said of the latter
-    /// comes on top.
-    pub(crate) fn settle_in(&self, fork_server: &mut ForkServerSpec) {
-        let Some(home) = self.home.get() else { return };
-        let rest = fork_server.argv.drain(..).skip(1);
-        let argv = home.python.iter().cloned().chain(rest).collect();
-        let own = home.env.iter().filter(|(key, _)| fork_server.env.iter().all(|(said, _)| said != key));
-        let mut env: Vec<_> = own.cloned().chain(fork_server.env.iter().cloned()).collect();
-        env.push((HOST_NAME.into(), self.host_name().into()));
-        env.extend(home.scratch.iter().map(|scratch| (folder::SCRATCH.into(), scratch.into())));
-        *fork_server = ForkServerSpec { argv, env, plan: std::mem::take(&mut fork_server.plan) };
+        self.home.name().map_or_else(|| format!("host {}", self.me.host), str::to_owned)
     }
 
     pub(crate) fn shm_threshold(&self) -> usize {
@@ -289,7 +242,7 @@ impl Runtime {
 
     /// The ranks of a mesh that are, or were, on this host.
     pub(crate) fn local_ranks(&self, mesh: MeshId) -> std::ops::Range<u32> {
-        read(&self.router).local(mesh).unwrap_or(0..0)
+        self.switch.local(mesh).unwrap_or(0..0)
     }
 
     /// Whom a call of this process that waits was for.
@@ -312,8 +265,8 @@ impl Runtime {
         let runtime = Self::build(me, Router::leaf(me, UP), SpinBoard::join(board, seat)?, options)?;
         let agent = ProcAddr::agent(me.host);
         let up = Arc::new(Link::new(UP, agent, link));
-        write(&runtime.links).insert(UP, Arc::clone(&up));
-        up.send(&runtime.reactor, &Hello { pid: runtime.pid }.frame(me, agent));
+        runtime.switch.add_link(&up);
+        up.send(&runtime.reactor, &Hello { pid: runtime.standing.pid() }.frame(me, agent));
         up.register(&runtime.reactor)?;
         Ok(runtime)
     }
@@ -322,13 +275,16 @@ impl Runtime {
         let mut seed = [0_u8; 8];
         rustix::rand::getrandom(&mut seed, rustix::rand::GetRandomFlags::empty())
             .map_err(RuntimeError::os("getrandom"))?;
-        let signal = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).map_err(RuntimeError::os("pipe"))?;
-        let reactor = Reactor::new()?;
+        let (reactor, board, standing) = (Arc::new(Reactor::new()?), Arc::new(board), Arc::new(Standing::new()));
+        let switch = Switch::new(me, &reactor, router);
+        let waiting = Waiting::new(&reactor, &board, options.spin, &standing, TOKEN_SIGNAL)?;
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
+        let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
+        let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
-                let mailbox = MailboxCredits::new(0, options.mailbox_budget, Weak::clone(this));
+                let mailbox = MailboxCredits::new(0, options.mailbox_budget, Some(Weak::<Self>::clone(this)));
                 Arc::new(Inbox::of(mailbox, Gauge::new(None)))
             };
             let (system, notices) = (own(), own());
@@ -340,12 +296,13 @@ impl Runtime {
             Self {
                 me,
                 reactor,
-                board: Arc::new(board),
+                board,
                 calls: Calls::telling(unseen),
                 ports: Ports::default(),
                 promises: Promises::default(),
-                memory: Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin)),
+                memory: Arc::clone(&memory),
                 refs: Refs::new(options.ref_budget),
+                remote_values: copies::RemoteValues::default(),
                 agent: Mutex::new(Agent::new(me.host)),
                 logs: OnceLock::new(),
                 started: Instant::now(),
@@ -356,49 +313,29 @@ impl Runtime {
                 held_replies: Arc::default(),
                 announced: Mutex::default(),
                 this: Weak::clone(this),
-                pid: std::process::id(),
+                standing,
                 options,
-                router: RwLock::new(router),
-                links: RwLock::default(),
-                inboxes: RwLock::default(),
-                system,
-                notices,
-                alarms: AtomicU64::new(0),
-                alarmed: AtomicBool::new(false),
+                switch,
+                inboxes: Inboxes::new(me, &for_parts.0, &memory, (system, notices)),
                 gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
-                waiting: early::Waiting::default(),
+                early: EarlyFrames::default(),
                 landings: landing::Landings::default(),
-                abroad: AtomicBool::new(false),
-                name: OnceLock::new(),
-                home: OnceLock::new(),
+                home: Home::default(),
                 remote_meshes: Mutex::default(),
                 remote_spawns: Mutex::default(),
                 pids: Mutex::default(),
                 ids: IdMaker::new(u64::from_ne_bytes(seed)),
-                closed: AtomicBool::new(false),
-                lost: AtomicBool::new(false),
-                leaving: AtomicBool::new(false),
-                forked: AtomicBool::new(false),
                 sends: AtomicU32::new(0),
                 io: Mutex::new(None),
-                signal,
-                signalled: AtomicBool::new(false),
-                forward: AtomicI32::new(-1),
-                main: Mutex::new(None),
-                watchers: Mutex::default(),
-                loop_fd: AtomicI32::new(-1),
-                inspection_socket: Mutex::default(),
-                descriptors: Mutex::default(),
+                waiting,
+                inspection_socket: InspectionSocket::new(&for_parts.0, &for_parts.1),
+                descriptors: Descriptors::new(&for_parts.0, &for_parts.1),
                 visits: Visits::default(),
-                loop_ready: AtomicBool::new(false),
-                loop_waiter: Mutex::new(None),
-                inspection: Inspection::default(),
+                inspector: Inspector::new(me, &for_parts.0),
                 moving: moving::Moving::default(),
-                loop_thread: Mutex::new(None),
             }
         });
-        runtime.memory.belong_to(&runtime.this);
-        runtime.reactor.add(runtime.signal.0.as_fd(), TOKEN_SIGNAL)?;
+        runtime.memory.counted_by(runtime.weak());
         let this = runtime.weak();
         runtime.memory.watch(options.shm_idle, move || {
             if let Some(runtime) = this.upgrade() {
@@ -435,6 +372,11 @@ impl Runtime {
         self.ids.next()
     }
 
+    /// Something that any thread can finish, for those who wait in this runtime.
+    pub fn completion(&self) -> Arc<Completion> {
+        Completion::new(&self.reactor, &self.standing)
+    }
+
     /// Has a promise shown to those who look into this process, under a name, while somebody waits for it.
     pub fn show_promise(&self, name: &str, completion: &Arc<Completion>) {
         self.promises.show(name, completion);
@@ -442,12 +384,12 @@ impl Runtime {
 
     /// Marks the runtime as copied into a forked child, where nothing of it works.
     pub fn mark_forked(&self) {
-        self.forked.store(true, Ordering::SeqCst);
+        self.standing.mark_forked();
     }
 
     /// Whether this is a copy in a forked child.
     pub(crate) fn is_forked(&self) -> bool {
-        self.forked.load(Ordering::Relaxed)
+        self.standing.is_forked()
     }
 
     /// Refuses a forked copy.
@@ -455,21 +397,11 @@ impl Runtime {
     /// # Errors
     /// In a copy: what it sends would be taken for the original's.
     pub fn original(&self) -> Result<(), RuntimeError> {
-        if self.forked.load(Ordering::Relaxed) {
-            return Err(RuntimeError::Forked { pid: std::process::id(), owner: self.pid });
-        }
-        Ok(())
+        self.standing.original()
     }
 
     pub(crate) fn usable(&self) -> Result<(), RuntimeError> {
-        self.original()?;
-        if self.lost.load(Ordering::Relaxed) {
-            return Err(RuntimeError::JobLost);
-        }
-        if self.closed.load(Ordering::Relaxed) {
-            return Err(RuntimeError::Closed);
-        }
-        Ok(())
+        self.standing.usable()
     }
 
     /// Opens a call; it either completes or is refused, also while the runtime closes.
@@ -481,6 +413,28 @@ impl Runtime {
             return Err(error);
         }
         Ok(call)
+    }
+
+    /// Makes a descriptor to finish a promise by. It belongs to the caller, and the promise is kept until it is closed.
+    ///
+    /// # Errors
+    /// If the runtime is closed, or descriptors run out.
+    pub fn finish_by_descriptor(&self, finisher: &Arc<Finisher>) -> Result<OwnedFd, RuntimeError> {
+        self.descriptors.open(finisher)
+    }
+
+    /// Announces the next connection to this socket by a notice.
+    ///
+    /// # Errors
+    /// If the runtime is closed, or the socket cannot be watched.
+    pub fn watch_inspection_socket(&self, socket: OwnedFd) -> Result<(), RuntimeError> {
+        self.inspection_socket.watch(socket, TOKEN_INSPECTION)
+    }
+
+    /// Somebody wants to look in: the controller's notices say so.
+    pub(crate) fn notice_visitor(&self) {
+        let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
+        self.inboxes.notice(Frame::build(header, None, VISITOR.as_bytes(), &[]));
     }
 
     // Procs.
@@ -546,8 +500,7 @@ impl Runtime {
         if self.me.is_agent() && placement.only() == Some(self.me.host) {
             for (index, rank) in (first..).zip(ranks) {
                 let addr = placement.addr(mesh, rank);
-                let route = read(&self.router).route(addr);
-                match route {
+                match self.switch.route(addr) {
                     Route::Gone(ended) => self.calls.on_outcome(&self.reactor, call.id, index, Outcome::Lost(ended)),
                     Route::Unknown => {
                         let gone = agent::lost(EndReason::NeverKnown);
@@ -576,74 +529,34 @@ impl Runtime {
         self.dispatch(order.frame(self.me, &agents), None);
     }
 
-    /// What the procs of this host print.
-    ///
-    /// # Errors
-    /// If descriptors or threads run out.
-    pub fn logs(&self) -> Result<Arc<Logs>, RuntimeError> {
-        if let Some(logs) = self.logs.get() {
-            return Ok(Arc::clone(logs));
-        }
-        let away = self.me != ProcAddr::CONTROLLER;
-        let made = Logs::start(self.started, Weak::clone(&self.this), away)?;
-        // Another thread may have been first; then this one ends unused.
-        Ok(Arc::clone(self.logs.get_or_init(|| made)))
-    }
-
-    /// The same, if it was wanted before.
-    pub(crate) fn logs_made(&self) -> Option<&Arc<Logs>> {
-        self.logs.get()
-    }
-
-    /// The last lines on stderr of a proc that has ended.
-    pub(crate) fn last_words(&self, addr: ProcAddr) -> Vec<String> {
-        self.logs.get().map(|logs| logs.ended(addr)).unwrap_or_default()
-    }
-
-    pub(crate) fn add_links(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) {
-        write(&self.links).extend(fresh.iter().map(|link| (link.id, Arc::clone(link))));
-        write(&self.router).add_mesh(mesh, base, fresh.iter().map(|link| link.id));
-    }
-
-    pub(crate) fn link(&self, id: LinkId) -> Option<Arc<Link>> {
-        read(&self.links).get(&id).cloned()
+    /// Takes a frame one step on its way. Returns how many bytes wait behind it.
+    pub(crate) fn dispatch(&self, frame: Frame, from: Option<LinkId>) -> usize {
+        self.switch.dispatch(self, frame, from)
     }
 
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
-        read(&self.links).values().cloned().collect()
+        self.switch.links()
     }
 
-    pub(crate) fn all_inboxes(&self) -> Vec<Arc<Inbox>> {
-        read(&self.inboxes).values().cloned().collect()
+    /// Makes these links the procs of a mesh, and gives them what has waited for them. Returns what it was about, and what
+    /// was for ranks that are not among them.
+    pub(crate) fn open_routes(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>) {
+        self.early.open(&self.switch, &self.reactor, (mesh, base), fresh)
     }
 
     /// Whether it takes no part in the mesh any more.
     pub fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst) || self.forked.load(Ordering::SeqCst)
-    }
-
-    pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
-        // The lock is let go first: two locks at once are taken in one order only, and this would be another.
-        let route = read(&self.router).route(addr);
-        match route {
-            Route::Via(id) => self.link(id),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn close_route(&self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<Arc<Link>> {
-        let id = write(&self.router).close(addr, ended)?;
-        write(&self.links).remove(&id)
+        self.standing.is_closed()
     }
 
     // The end.
 
     /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still waits.
     pub fn goodbye(&self, limit: Duration, reason: EndReason) {
-        if let Some(up) = self.link(UP).filter(|_| !self.me.is_agent()) {
+        if let Some(up) = self.switch.link(UP).filter(|_| !self.me.is_agent()) {
             self.drain_answers(limit);
             // First: the agent may hang up before the next line runs, and that is no reason to die of.
-            self.closed.store(true, Ordering::SeqCst);
+            self.standing.close();
             up.send(&self.reactor, &Goodbye { reason }.frame(self.me, up.peer));
             up.drain(&self.reactor, limit);
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
@@ -655,7 +568,7 @@ impl Runtime {
     pub fn live(&self) -> Vec<(MeshId, usize, Placement)> {
         let here = Placement::On(self.me.host);
         let live = self.own_meshes().into_iter();
-        let live = live.filter_map(|mesh| read(&self.router).local(mesh).map(|on| (mesh, on.len(), here.clone())));
+        let live = live.filter_map(|mesh| self.switch.local(mesh).map(|on| (mesh, on.len(), here.clone())));
         let remote_spawns = lock(&self.remote_spawns);
         live.chain(remote_spawns.iter().map(|(mesh, (whole, place))| (*mesh, whole.len(), place.clone()))).collect()
     }
@@ -663,7 +576,7 @@ impl Runtime {
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
     /// still waits gets an error. Calling it again does nothing.
     pub fn close(&self, within: Duration) {
-        if self.forked.load(Ordering::SeqCst) || self.closed.load(Ordering::SeqCst) {
+        if self.is_closed() {
             return;
         }
         if self.me == ProcAddr::CONTROLLER {
@@ -682,35 +595,29 @@ impl Runtime {
             }
             self.collect_lines();
         }
-        if self.closed.swap(true, Ordering::SeqCst) {
+        if !self.standing.close() {
             return;
         }
-        self.forget_inspection_socket();
-        self.close_descriptors();
+        self.inspection_socket.forget();
+        self.descriptors.close();
         self.close_gateway(Duration::from_secs(1));
         self.close_visits();
-        if let Some(waiter) = lock(&self.loop_waiter).clone() {
-            waiter.notify(&self.reactor);
-        }
+        self.waiting.event_loop.wake(&self.reactor);
         self.close_fork_servers(within);
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
-        self.inspection.journal.close(&self.reactor);
+        self.inspector.journal.close(&self.reactor);
         self.close_backlog();
         self.close_answers();
         self.close_refs();
         self.meters.end(&self.reactor, None);
-        let inboxes: Vec<Arc<Inbox>> = read(&self.inboxes).values().cloned().collect();
-        for inbox in inboxes {
+        for inbox in self.inboxes.all() {
             self.close_inbox(&inbox);
         }
-        self.system.close(&self.reactor);
+        self.inboxes.system.close(&self.reactor);
         // Whoever takes them may not have come to the last ones yet.
-        self.notices.seal(&self.reactor);
-        let links: Vec<Arc<Link>> = write(&self.links).drain().map(|(_, link)| link).collect();
-        for link in links {
-            link.close(&self.reactor);
-        }
+        self.inboxes.notices.seal(&self.reactor);
+        self.switch.close();
         self.reactor.close();
         let thread = lock(&self.io).take();
         if let Some(thread) = thread
@@ -734,16 +641,18 @@ impl Handler for Runtime {
         if token >= CONNECTION_TOKENS {
             self.on_connection(token, readable, writable);
         } else if token >= descriptors::DESCRIPTOR_TOKENS {
-            self.on_descriptor(token);
+            self.descriptors.on_ready(token);
         } else if token == TOKEN_SIGNAL {
-            self.on_signal();
+            self.waiting.signals.on_ready(&self.reactor);
         } else if token == TOKEN_LOOP {
-            self.on_loop();
+            self.waiting.event_loop.on_ready(&self.reactor);
         } else if token == TOKEN_INSPECTION {
-            self.on_visitor();
+            if self.inspection_socket.forget() {
+                self.notice_visitor();
+            }
         } else if token >= FORK_SERVER_TOKENS {
             self.on_fork_server(token, readable, writable);
-        } else if let Some(link) = self.link(token as LinkId) {
+        } else if let Some(link) = self.switch.link(token as LinkId) {
             if writable {
                 link.flush(&self.reactor);
             }
@@ -757,19 +666,11 @@ impl Handler for Runtime {
         let turns = [
             self.agent_turn(),
             self.gateway_turn(),
-            self.waiting_turn(),
+            self.early_turn(),
             self.memory.turn(),
             self.backlog_turn(),
             self.answers_turn(),
         ];
         turns.into_iter().flatten().min()
     }
-}
-
-fn read<T>(rw: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
-    rw.read().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn write<T>(rw: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
-    rw.write().unwrap_or_else(PoisonError::into_inner)
 }

@@ -100,7 +100,7 @@ impl Runtime {
         }
         if pass_on && self.me.is_agent() {
             // While it is held no proc begins (`begin_with`): each hears of it once.
-            for link in self.links() {
+            for link in self.switch.links() {
                 link.send(&self.reactor, &News { call: 0, ..news.clone() }.frame(self.me, link.peer, None));
             }
         }
@@ -186,7 +186,7 @@ impl Runtime {
 
     /// Whether a proc has ended, as far as this process knows: an agent knows of all on its host, an owner of all that it owns.
     pub fn is_gone(&self, addr: ProcAddr) -> bool {
-        let route = read(&self.router).route(addr);
+        let route = self.switch.route(addr);
         matches!(route, mesh_proto::Route::Gone(_)) || lock(&self.moving.ended).known.contains(&addr)
     }
 }

@@ -1,30 +1,21 @@
-//! Messages out: composed, taken one step on their way, or brought back to whoever sent them.
+//! Messages out: composed, and sent.
 
+use super::Runtime;
 use super::answers::holds_back;
-use super::incoming::MOST_PROCS;
-use super::{Runtime, lock, read};
 use crate::calls::{Call, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::gateway::GATEWAY;
 use crate::message::Message;
 use crate::refs::Hold;
 use bytes::Bytes;
-use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
-use mesh_proto::hosts::HostSet;
-use mesh_proto::messages::{
-    Answer, Asked, Call as TaskCall, Cancel, Cancelled, Meaning, Reply, Request, Spawn, SpawnPart,
-};
+use mesh_proto::control::Undeliverable;
+use mesh_proto::messages::{Answer, Asked, Call as TaskCall, Cancel, Cancelled, Reply, Request, Spawn};
 use mesh_proto::{
-    ActorId, CallId, Carried, Ended, Family, Frame, Header, Kind, LinkId, MESSAGE_COST, Part, Piece, PortEnd, ProcAddr,
-    Route, Sharing, Target, Undelivered,
+    ActorId, CallId, Carried, Frame, Header, Kind, MESSAGE_COST, Part, Piece, ProcAddr, Sharing, Target, Undelivered,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-
-/// How many receivers a cast to a mesh may name that is not known here; each is answered for.
-const MOST_UNKNOWN: usize = 1 << 20;
 
 /// What a message carries.
 #[derive(Clone, Copy, Debug, Default)]
@@ -102,40 +93,6 @@ impl Terms {
         frame.header.set_deadline_ms(self.deadline_ms);
         frame
     }
-}
-
-/// What a message says of who owns whom, and of who has to hear of whose end. Returns owners on other hosts that are to be
-/// watched.
-pub(crate) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
-    let (src, dst) = (header.src, header.dst);
-    match Meaning::of(header) {
-        Ok(Meaning::Spawn(spawn)) => {
-            family.asked(src, dst.mesh);
-            // Arguments that follow an announcement may come after the actor's stop.
-            if spawn.part != SpawnPart::Arguments {
-                family.actor_made(dst, spawn.actor, src);
-            }
-            return family.to_watch();
-        }
-        Ok(Meaning::StopActor(stop)) => {
-            family.asked(src, dst.mesh);
-            family.actor_stopped(dst, stop.actor);
-        }
-        Ok(
-            Meaning::Call(_)
-            | Meaning::Post(_)
-            | Meaning::Extend(_)
-            | Meaning::Control(Kind::Inspect | Kind::Watch | Kind::Fetch),
-        ) => {
-            family.asked(src, dst.mesh);
-        }
-        // Who has something there that is to come back.
-        Ok(said) if said.is_for_port() || header.is_owed() || header.is_charged() => {
-            family.asked(src, dst.mesh);
-        }
-        Ok(_) | Err(_) => {}
-    }
-    Vec::new()
 }
 
 impl Runtime {
@@ -347,7 +304,7 @@ impl Runtime {
             }
         }
         for addr in target.procs() {
-            if let Some(link) = self.link_of(addr) {
+            if let Some(link) = self.switch.link_of(addr) {
                 let queued = link.queued();
                 if queued > budget {
                     return Err(RuntimeError::Full { addr, queued, budget });
@@ -372,7 +329,7 @@ impl Runtime {
             return false;
         }
         target.procs().all(|addr| {
-            self.link_of(addr).is_none_or(|link| {
+            self.switch.link_of(addr).is_none_or(|link| {
                 link.wait_room(self.options.link_budget, end.saturating_duration_since(Instant::now()))
             })
         })
@@ -417,217 +374,6 @@ impl Runtime {
         for piece in joined.pieces() {
             let place = u32::try_from(piece.first).unwrap_or(u32::MAX);
             write(&piece.target, Cancel { actor: piece.actor_of(cancel.actor), place, ..cancel });
-        }
-    }
-
-    /// Takes a frame one step on its way. Returns how many bytes wait behind it.
-    pub(crate) fn dispatch(&self, frame: Frame, from: Option<LinkId>) -> usize {
-        if frame.header.target_len == 0 {
-            return self.dispatch_one(frame, from);
-        }
-        let up = read(&self.router).up();
-        if let Some(up) = up {
-            return self.cast_up(&frame, up);
-        }
-        let Ok(target) = frame.target() else { return 0 };
-        let Target::Many(mesh, region, placement) = &target else { return 0 };
-        let here = self.me.host;
-        // A proc takes its own share of its casts itself.
-        let taken = from.filter(|link| *link != GATEWAY).map(|_| frame.header.src);
-        let mut most = 0;
-        if from != Some(GATEWAY) && placement.only() != Some(here) {
-            let mut hosts = placement.hosts_of(region);
-            hosts.remove(here);
-            most = self.send_remote(&frame, hosts);
-        }
-        let known = read(&self.router).local(*mesh);
-        let on = placement.ranks_on(here, region.len());
-        if placement.only() == Some(here) {
-            if region.len() > known.map_or(MOST_UNKNOWN, |ranks| ranks.len()) {
-                // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
-                return 0;
-            }
-            for (nth, rank) in (0..=u32::MAX).zip(region) {
-                let to = placement.addr(*mesh, rank);
-                if Some(to) != taken {
-                    most = most.max(self.dispatch_one(frame.for_one(to, nth), from));
-                }
-            }
-        } else if on.len() <= MOST_UNKNOWN {
-            let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
-            for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
-                let nth = u32::try_from(index).unwrap_or(u32::MAX);
-                most = most.max(self.dispatch_one(frame.for_one(to, nth), from));
-            }
-        }
-        most
-    }
-
-    /// A proc's cast goes to its agent as a whole. The proc's own share, if it has one, is delivered here and now, as are
-    /// single messages to its own actors: on the way up and back it would be overtaken by them (ORD-1).
-    fn cast_up(&self, frame: &Frame, up: LinkId) -> usize {
-        let Some(link) = self.link(up) else { return 0 };
-        let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };
-        let own = target.as_ref().and_then(|target| Some((target.index_of(self.me)?, target.len())));
-        let Some((index, count)) = own else { return link.send(&self.reactor, frame).unwrap_or(0) };
-        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
-        if count == 1 {
-            self.deliver(share);
-            return 0;
-        }
-        // Nobody sees an effect of one half before the other half is on its way: what the receiver here sends is behind
-        // the rest of the cast, which is written only after the receiver here has its share.
-        let held = link.hold(&self.reactor);
-        let queued = link.send(&self.reactor, frame);
-        self.deliver(share);
-        drop(held);
-        queued.map_or(0, |_| link.queued())
-    }
-
-    fn dispatch_one(&self, mut frame: Frame, from: Option<LinkId>) -> usize {
-        if self.gateway.is_active() {
-            frame.header.set_abroad();
-        }
-        if from.is_some() && self.me.is_agent() && frame.header.dst.host == self.me.host {
-            self.overhear(&frame.header);
-        }
-        let carries = frame.header.carries_refs() || frame.header.is_distant();
-        if carries && self.me.is_agent() && frame.header.dst.host == self.me.host {
-            self.note_carried(&frame);
-        }
-        let route = read(&self.router).route(frame.header.dst);
-        match route {
-            Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
-            Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
-            Route::Remote(_) if matches!(frame.header.kind, Kind::Fetch | Kind::Held) && self.ask_for_copy(&frame) => 0,
-            Route::Remote(host) => self.send_remote(&frame, HostSet::one(host)),
-            Route::Here => {
-                self.deliver(frame);
-                0
-            }
-            Route::Gone(ended) => {
-                self.bounce(&frame, Outcome::Lost(ended));
-                0
-            }
-            Route::Unknown => {
-                let unknown = read(&self.router).local(frame.header.dst.mesh).is_none();
-                if unknown && self.gateway.is_active() {
-                    self.await_procs(frame, from);
-                } else {
-                    self.refuse_unknown(&frame);
-                }
-                0
-            }
-        }
-    }
-
-    /// What the agent learns of a message that it relays. Before the route is looked up: a death in between is then told
-    /// one way or the other.
-    fn overhear(&self, header: &Header) {
-        let to_watch = relate(&mut lock(&self.agent).family, header);
-        self.watch_owners(to_watch);
-    }
-
-    /// Has this process told when procs end: at once, of those that have ended.
-    pub fn watch_procs(&self, target: &Target) {
-        let addrs: Vec<ProcAddr> = target.procs().collect();
-        // Nobody but this process can tell it what has ended with a host.
-        self.note_target(target);
-        let mut unknown = Vec::new();
-        for addr in addrs {
-            let route = read(&self.router).route(addr);
-            match route {
-                Route::Gone(ended) => self.notice_down(addr, &ended, 0),
-                _ => unknown.push(addr),
-            }
-        }
-        self.watch_owners(unknown);
-    }
-
-    /// Has the agents of owners on other hosts tell of their ends.
-    pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
-        for owner in owners {
-            self.dispatch(Watch::of(owner).frame(self.me, ProcAddr::agent(owner.host)), None);
-        }
-    }
-
-    /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
-    pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
-        let header = frame.header;
-        if header.kind == Kind::Failure && header.dst.is_guest() && self.me == ProcAddr::CONTROLLER {
-            // The script that owns it has left: the next one is told.
-            self.notice(Message::new(frame.clone(), &self.memory));
-            return;
-        }
-        if header.is_owed() {
-            self.memory.let_go(frame);
-        }
-        if self.unread(frame) {
-            return;
-        }
-        self.refuse(&frame.header);
-        if Meaning::of(&header).is_ok_and(|said| said.is_for_port()) {
-            self.refuse_post(&header, PortEnd::ReceiverEnded);
-            return;
-        }
-        if matches!(header.kind, Kind::SpawnProcs | Kind::StopProcs) {
-            if let Outcome::Lost(ended) = &outcome {
-                self.agent_lost(frame, ended);
-            }
-            return;
-        }
-        if header.kind == Kind::Watch {
-            if let Outcome::Lost(ended) = &outcome {
-                self.unwatched(&header, ended);
-            }
-            return;
-        }
-        let Some(asked) = Asked::of(&header) else { return };
-        if header.kind == Kind::Fetch && header.src == self.me && self.unasked(asked.call) {
-            return;
-        }
-        if header.src == self.me {
-            self.calls.on_outcome(&self.reactor, asked.call, asked.place as usize, outcome);
-            self.forget_fallen();
-            return;
-        }
-        if let Outcome::Lost(ended) = &outcome {
-            self.tell_lost(&header, ended);
-        }
-    }
-
-    /// Tells a sender that its receiver has ended: an answer to this message, not the one notice of that end.
-    fn tell_lost(&self, header: &Header, ended: &Ended) {
-        let down = Down::answer(header.dst, ended);
-        self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
-    }
-
-    /// A process cannot be watched any more. An agent that asks for its own sake hears of the end of a host anyway.
-    fn unwatched(&self, header: &Header, ended: &Ended) {
-        if !header.dst.is_agent() {
-            self.tell_lost(header, ended);
-        } else if !header.src.is_agent() || header.src == ProcAddr::CONTROLLER {
-            let Watch { mesh, rank } = Watch::read(header);
-            let whom = ProcAddr { mesh, rank, host: header.dst.host };
-            self.dispatch(Down::notice(whom, ended).frame(header.dst, header.src), None);
-        }
-    }
-
-    /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
-    fn agent_lost(&self, order: &Frame, ended: &Ended) {
-        let header = order.header;
-        let (Some(mesh), Some(ranks)) = (mesh_of(&header), ranks_of(order, MOST_PROCS)) else { return };
-        for rank in ranks {
-            let addr = ProcAddr { mesh, rank, host: header.dst.host };
-            let down = Down::answer(addr, ended);
-            self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
-        }
-    }
-
-    /// Tells a sender that the actor it meant is not (or no longer) there.
-    pub(crate) fn undeliverable(&self, header: &Header, why: Undelivered) {
-        if let Some(asked) = Asked::of(header) {
-            self.dispatch(Undeliverable::answer(&asked, why).frame(self.me, asked.by), None);
         }
     }
 }

@@ -37,7 +37,7 @@ impl Runtime {
     /// If the runtime is closed.
     pub fn open_port(self: &Arc<Self>, once: bool) -> Result<Mailbox, RuntimeError> {
         self.usable()?;
-        let account = Account::new(self.new_id(), self.options.mailbox_budget, self.weak());
+        let account = Account::new(self.new_id(), self.options.mailbox_budget, Some(self.weak()));
         let inlet = Arc::new(Inlet::new(once, account));
         self.ports.open(&inlet);
         Ok(Mailbox { runtime: Arc::clone(self), inlet })
@@ -80,10 +80,9 @@ impl Runtime {
     pub(super) fn charge_stream(&self, reply: &mut Message) {
         let header = *reply.header();
         let (budget, call) = (self.options.mailbox_budget, reply.meaning().call());
-        match self
-            .calls
-            .account(call, |own| Account::new(call | STREAM, own.map_or(budget, |own| own.min(budget)), self.weak()))
-        {
+        match self.calls.account(call, |own| {
+            Account::new(call | STREAM, own.map_or(budget, |own| own.min(budget)), Some(self.weak()))
+        }) {
             Some(account) => reply.charge_to(&account),
             None => self.refuse(&header),
         }
@@ -103,7 +102,7 @@ impl Runtime {
         match outlet.counted().filter(|place| self.behind(&target, *place).is_some()) {
             Some(place) => {
                 // Whoever closes drops it.
-                let _ = self.dispatch_later(vec![frame], &Arc::new(target), place, Later::default());
+                self.dispatch_later(vec![frame], &Arc::new(target), place, Later::default());
             }
             None => {
                 self.dispatch(frame, None);
@@ -208,12 +207,12 @@ impl Runtime {
     /// Of another call a failure is told, though it may come later (UNS-1).
     pub fn abandon(&self, call: &Call) {
         if call.is_done() {
-            if call.has_failed() && !self.forked.load(Ordering::SeqCst) {
+            if call.has_failed() && !self.is_forked() {
                 self.calls.let_go(&self.reactor, call);
             }
         } else if call.is_stream() {
             self.calls.abandon(call);
-        } else if !self.forked.load(Ordering::SeqCst) {
+        } else if !self.is_forked() {
             self.calls.let_go(&self.reactor, call);
         }
     }
@@ -307,7 +306,7 @@ impl Outlet {
             Posting::Later(later) => {
                 let target = Arc::new(Target::One(self.owner));
                 let place = self.counted().unwrap_or(0);
-                Ok(Posted::Waits(runtime.dispatch_later(vec![frame], &target, place, later)?))
+                Ok(Posted::Waits(runtime.dispatch_later(vec![frame], &target, place, later)))
             }
         }
     }

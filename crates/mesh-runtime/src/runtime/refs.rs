@@ -1,10 +1,10 @@
 //! Values that are kept here, and references to those of others; see [`crate::refs`].
 
-use super::{Body, Runtime, read};
+use super::{Body, Runtime};
 use crate::calls::Call;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::refs::{Entry, Hold, Kept, Layout, Place, RefAddr, View, pack};
+use crate::refs::{Entry, Hold, Kept, Layout, Place, RefAddr, RefCounter, View, pack};
 use bytes::Bytes;
 use mesh_proto::control::{Fetch, Held, Holding, Undeliverable, Watch};
 use mesh_proto::messages::{Answer, Asked, Reply};
@@ -30,6 +30,32 @@ pub enum Opened {
     Lost(Arc<Ended>),
 }
 
+impl RefCounter for Runtime {
+    fn dropped(&self, hold: &Hold, tickets: Vec<Ticket>) {
+        self.refs.forget(hold);
+        if hold.lost().is_none() && self.usable().is_ok() {
+            self.tell_ref(hold.addr, Holding::LetGo(tickets));
+        }
+    }
+
+    fn came(&self, frame: &Frame) -> Vec<Arc<Hold>> {
+        let carried = frame.carried().into_iter();
+        carried.map(|one| self.hold_under(RefAddr { owner: one.owner, id: one.id }, one.ticket, None)).collect()
+    }
+
+    fn unsent(&self, frame: &Frame) {
+        if self.usable().is_err() {
+            return;
+        }
+        let to: Vec<ProcAddr> = frame.target().map(|target| target.procs().collect()).unwrap_or_default();
+        for Carried { owner, id, ticket } in frame.carried() {
+            for some in to.chunks(MOST_NAMED) {
+                self.tell_ref(RefAddr { owner, id }, Holding::Unsent { ticket, to: some.to_vec() });
+            }
+        }
+    }
+}
+
 impl Runtime {
     /// Bytes of values that this process may keep.
     pub fn ref_budget(&self) -> u64 {
@@ -45,9 +71,9 @@ impl Runtime {
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn reserve_ref(self: &Arc<Self>, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
+    pub fn reserve_ref(&self, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
         self.usable()?;
-        Ok(self.refs.reserve(cost, || Completion::new(self)))
+        Ok(self.refs.reserve(cost, || self.completion()))
     }
 
     /// Nobody keeps anything in room that was counted, or waited for.
@@ -90,7 +116,7 @@ impl Runtime {
         };
         let addr = RefAddr { owner: self.me, id: self.new_id() };
         self.refs.insert(self.me, addr.id, (place, len, cost), inner);
-        let (hold, _) = self.refs.hold(&self.weak(), addr, Holders::FIRST, None);
+        let (hold, _) = self.refs.hold(self.weak(), addr, Holders::FIRST, None);
         Ok((Kept { addr, at, len }, hold))
     }
 
@@ -107,9 +133,9 @@ impl Runtime {
     }
 
     pub(super) fn hold_under(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> Arc<Hold> {
-        let (hold, fresh) = self.refs.hold(&self.weak(), addr, ticket, within);
+        let (hold, fresh) = self.refs.hold(self.weak(), addr, ticket, within);
         if fresh && addr.owner != self.me {
-            let route = read(&self.router).route(addr.owner);
+            let route = self.switch.route(addr.owner);
             match route {
                 Route::Gone(ended) => self.refs_end(|one| one == addr.owner, &ended),
                 _ if self.me.is_agent() && addr.owner.host == self.me.host => {} // It hears of it anyway.
@@ -117,12 +143,6 @@ impl Runtime {
             }
         }
         hold
-    }
-
-    /// The references in a message that has come: held from here on.
-    pub(crate) fn hold_carried(&self, frame: &Frame) -> Vec<Arc<Hold>> {
-        let carried = frame.carried().into_iter();
-        carried.map(|one| self.hold_under(RefAddr { owner: one.owner, id: one.id }, one.ticket, None)).collect()
     }
 
     /// References are about to travel to `target`: their owners hear of it first (REF-2).
@@ -136,26 +156,6 @@ impl Runtime {
             Carried { owner: hold.addr.owner, id: hold.addr.id, ticket }
         };
         refs.iter().map(give).collect()
-    }
-
-    /// A message with references will never come to those that it was for.
-    pub(crate) fn refs_unsent(&self, frame: &Frame) {
-        if self.usable().is_err() {
-            return;
-        }
-        let to: Vec<ProcAddr> = frame.target().map(|target| target.procs().collect()).unwrap_or_default();
-        for Carried { owner, id, ticket } in frame.carried() {
-            for some in to.chunks(MOST_NAMED) {
-                self.tell_ref(RefAddr { owner, id }, Holding::Unsent { ticket, to: some.to_vec() });
-            }
-        }
-    }
-
-    /// Nothing in this process holds a value any more.
-    pub(crate) fn let_go_of_ref(&self, addr: RefAddr, tickets: Vec<Ticket>) {
-        if self.usable().is_ok() {
-            self.tell_ref(addr, Holding::LetGo(tickets));
-        }
     }
 
     pub(super) fn tell_ref(&self, addr: RefAddr, news: Holding) {
@@ -266,7 +266,7 @@ impl Runtime {
     pub(super) fn on_fetch(&self, header: &Header) {
         let Some(Fetch { id, call }) = Fetch::read(header) else { return };
         let to = header.src;
-        self.refs.remote.fetched.fetch_add(1, Ordering::Relaxed);
+        self.remote_values.fetched.fetch_add(1, Ordering::Relaxed);
         let reply = Reply { actor: 0, call, place: 0, answer: Answer::Value }.header(self.me, to);
         let frame = match self.refs.place(id) {
             Some((Place::Shared(at), len)) if to.host != self.me.host && self.memory.lend(&at) => lent(reply, at, len),

@@ -7,8 +7,7 @@
 use super::spare::Spares;
 use super::{Mapping, Memory, Pool, Room, Sent, Slab, count_of, hold, turn_of};
 use crate::error::RuntimeError;
-use crate::refs::Hold;
-use crate::runtime::Runtime;
+use crate::refs::{Hold, RefCounter};
 use mesh_proto::{Frame, ProcAddr, SharedRef, Target};
 use rustix::mm::MapFlags;
 use std::sync::atomic::Ordering;
@@ -94,15 +93,15 @@ impl Memory {
         self
     }
 
-    /// Says whose memory it is. The first word counts.
-    pub(crate) fn belong_to(&self, runtime: &Weak<Runtime>) {
-        let _ = self.of.set(Weak::clone(runtime));
+    /// Says who keeps account of references in messages. The first word counts.
+    pub(crate) fn counted_by(&self, counter: Weak<dyn RefCounter>) {
+        let _ = self.counter.set(counter);
     }
 
     /// What a message that has come has of references in it; they are held from here on.
     pub(crate) fn take_refs(&self, frame: &Frame) -> Vec<Arc<Hold>> {
-        let runtime = self.of.get().and_then(Weak::upgrade);
-        runtime.map_or_else(Vec::new, |runtime| runtime.hold_carried(frame))
+        let counter = self.counter.get().and_then(Weak::upgrade);
+        counter.map_or_else(Vec::new, |counter| counter.came(frame))
     }
 
     /// Room for a value that is to be kept; none where no memory can be shared.

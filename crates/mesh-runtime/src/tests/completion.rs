@@ -18,7 +18,7 @@ fn every_fate_comes_out_as_it_went_in() {
     let fates = [Fate::Value, Fate::Error, Fate::Cancelled, Fate::Broken];
     let fates = fates.into_iter().chain([0, 1, -1, i32::MAX, i32::MIN].map(Fate::Status));
     for fate in fates {
-        let completion = Completion::new(&runtime);
+        let completion = runtime.completion();
         assert_eq!(completion.fate(), None);
         assert!(completion.finish(fate));
         assert_eq!(completion.fate(), Some(fate));
@@ -32,7 +32,7 @@ fn every_fate_comes_out_as_it_went_in() {
 fn one_wins_and_all_who_wait_are_woken() {
     let runtime = runtime();
     for _ in 0..200 {
-        let completion = Completion::new(&runtime);
+        let completion = runtime.completion();
         let won = AtomicUsize::new(0);
         let start = Barrier::new(6);
         std::thread::scope(|scope| {
@@ -60,8 +60,8 @@ fn one_wins_and_all_who_wait_are_woken() {
 #[test]
 fn a_list_has_the_numbers_of_all_in_order_and_wakes_who_waits() {
     let runtime = runtime();
-    let list = Completion::new(&runtime);
-    let members: Vec<_> = (0..100).map(|_| Completion::new(&runtime)).collect();
+    let list = runtime.completion();
+    let members: Vec<_> = (0..100).map(|_| runtime.completion()).collect();
     assert!(members[7].finish(Fate::Value));
     for (token, member) in members.iter().enumerate() {
         member.note(&list, token as u64, usize::MAX);
@@ -90,7 +90,7 @@ fn a_list_has_the_numbers_of_all_in_order_and_wakes_who_waits() {
 fn a_loop_is_told_once() {
     let runtime = runtime();
     let waker = Arc::new(LoopWaker::new().unwrap());
-    let completion = Completion::new(&runtime);
+    let completion = runtime.completion();
     completion.tell(&waker, 5, usize::MAX);
     assert!(!waker.any());
     completion.finish(Fate::Value);
@@ -103,7 +103,7 @@ fn a_loop_is_told_once() {
 #[test]
 fn the_last_finisher_breaks_what_is_not_finished() {
     let runtime = runtime();
-    let (broken, kept) = (Completion::new(&runtime), Completion::new(&runtime));
+    let (broken, kept) = (runtime.completion(), runtime.completion());
     let first = Finisher::new(&broken);
     let second = Arc::clone(&first);
     drop(first);
@@ -120,7 +120,7 @@ fn the_last_finisher_breaks_what_is_not_finished() {
 #[test]
 fn it_is_finished_after_its_runtime_has_gone() {
     let runtime = runtime();
-    let completion = Completion::new(&runtime);
+    let completion = runtime.completion();
     let finisher = Finisher::new(&completion);
     runtime.close(Duration::ZERO);
     drop(runtime);
@@ -131,7 +131,7 @@ fn it_is_finished_after_its_runtime_has_gone() {
 #[test]
 fn an_alarm_ends_the_wait() {
     let runtime = runtime();
-    let completion = Completion::new(&runtime);
+    let completion = runtime.completion();
     let heard = runtime.alarms_heard();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| runtime.wait_completion(&completion, None, soon(), false, false, Some(heard)));
@@ -144,7 +144,7 @@ fn an_alarm_ends_the_wait() {
 #[test]
 fn a_forked_copy_finishes_nothing() {
     let runtime = runtime();
-    let completion = Completion::new(&runtime);
+    let completion = runtime.completion();
     let finisher = Finisher::new(&completion);
     runtime.mark_forked();
     assert!(finisher.is_copy());
@@ -165,7 +165,7 @@ fn finished(runtime: &Runtime, completion: &Completion) -> Option<Fate> {
 #[test]
 fn a_status_in_pieces_comes_by_a_descriptor_and_later_bytes_are_dropped() {
     let runtime = runtime();
-    let completion = Completion::new(&runtime);
+    let completion = runtime.completion();
     let finisher = Finisher::new(&completion);
     let fd = runtime.finish_by_descriptor(&finisher).unwrap();
     drop(finisher);
@@ -185,7 +185,7 @@ fn a_status_in_pieces_comes_by_a_descriptor_and_later_bytes_are_dropped() {
 fn a_descriptor_closed_too_early_breaks_the_promise() {
     let runtime = runtime();
     for sent in 0..4 {
-        let completion = Completion::new(&runtime);
+        let completion = runtime.completion();
         let finisher = Finisher::new(&completion);
         let fd = runtime.finish_by_descriptor(&finisher).unwrap();
         write_to(&fd, &[0; 4][..sent]);
@@ -200,28 +200,28 @@ fn a_descriptor_closed_too_early_breaks_the_promise() {
 #[test]
 fn the_end_of_the_runtime_reads_what_was_written_and_breaks_the_rest() {
     let runtime = runtime();
-    let (said, silent) = (Completion::new(&runtime), Completion::new(&runtime));
+    let (said, silent) = (runtime.completion(), runtime.completion());
     let fds = [&said, &silent].map(|one| runtime.finish_by_descriptor(&Finisher::new(one)).unwrap());
     write_to(&fds[0], &9_i32.to_ne_bytes());
     runtime.close(Duration::ZERO);
     assert_eq!(said.fate(), Some(Fate::Status(9)));
     assert_eq!(silent.fate(), Some(Fate::Broken));
-    assert!(runtime.finish_by_descriptor(&Finisher::new(&Completion::new(&runtime))).is_err());
+    assert!(runtime.finish_by_descriptor(&Finisher::new(&runtime.completion())).is_err());
 }
 
 #[test]
 fn a_list_taken_from_begins_anew() {
     let runtime = runtime();
-    let list = Completion::new(&runtime);
+    let list = runtime.completion();
     for token in [3, 4] {
-        let member = Completion::new(&runtime);
+        let member = runtime.completion();
         member.note(&list, token, usize::MAX);
         member.finish(Fate::Value);
     }
     assert_eq!((list.take(), list.take()), (vec![3, 4], vec![]));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| runtime.wait_aside(&list, soon()));
-        let member = Completion::new(&runtime);
+        let member = runtime.completion();
         member.finish(Fate::Value);
         member.note(&list, 5, usize::MAX);
         waiting.join().unwrap();

@@ -164,7 +164,7 @@ fn meters_that_nobody_uses_are_forgotten_once_they_are_settled() {
 fn a_burst_is_bounded_in_bytes() {
     let reactor = Reactor::new().unwrap();
     let memory = crate::shm::Memory::new(1 << 20, 1);
-    let inbox = Inbox::of(MailboxCredits::new(ACTOR, 64 << 20, std::sync::Weak::new()), crate::gauge::Gauge::new(None));
+    let inbox = Inbox::of(MailboxCredits::new(ACTOR, 64 << 20, None), crate::gauge::Gauge::new(None));
     for len in [600_000, 10, 10] {
         let mut header = Tell { actor: ACTOR, place: 0 }.header(ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
         header.set_charged(true);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 const LONG: Duration = Duration::from_secs(20);
 
 fn started() -> Arc<Logs> {
-    let logs = Logs::start(Instant::now(), Weak::new(), false).unwrap();
+    let logs = Logs::start(Instant::now(), Weak::<crate::Runtime>::new(), false).unwrap();
     logs.watch();
     logs
 }
@@ -99,7 +99,7 @@ fn those_who_print_wait_when_nobody_looks_and_nothing_is_lost() {
 
 #[test]
 fn without_anybody_to_show_them_lines_are_dropped() {
-    let logs = Logs::start(Instant::now(), Weak::new(), false).unwrap();
+    let logs = Logs::start(Instant::now(), Weak::<crate::Runtime>::new(), false).unwrap();
     let (addr, mut out, mut err) = open(&logs, 1);
     for _ in 0..100_000 {
         out.write_all(b"a line that nobody sees, and that fills no queue\n").unwrap();
@@ -129,7 +129,7 @@ fn streams_keep_apart() {
 #[test]
 fn a_host_whose_lines_are_not_asked_for_lets_its_printers_wait() {
     // Nobody takes what it sends: its first batch is under way for ever.
-    let logs = Logs::start(Instant::now(), Weak::new(), true).unwrap();
+    let logs = Logs::start(Instant::now(), Weak::<crate::Runtime>::new(), true).unwrap();
     let (_, mut out, _err) = open(&logs, 1);
     let (line, lines) = ([b'x'; 999], 20_000);
     let written = Arc::new(AtomicUsize::new(0));

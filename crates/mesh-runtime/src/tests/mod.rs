@@ -18,6 +18,7 @@ mod ports;
 mod refs;
 mod remote_meshes;
 mod shm;
+mod switch;
 mod tasks;
 
 use crate::Options;

@@ -71,7 +71,7 @@ impl Host {
         for link in &links {
             link.register(&controller.reactor).unwrap();
         }
-        controller.add_links(MESH, 0, &links);
+        controller.switch.add(MESH, 0, &links);
         let host = Self { controller, workers };
         let whole = Target::Many(MESH, procs(n as usize), Placement::On(0));
         host.controller.tell(&out(Request::Spawn, &whole, b"", &[])).unwrap();

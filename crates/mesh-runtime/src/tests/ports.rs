@@ -76,7 +76,7 @@ fn values_and_receives_meet_in_order() {
 fn a_port_for_one_value_is_over_when_it_was_received() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();
-    let inlet = Inlet::new(true, Account::new(1, 1 << 20, std::sync::Weak::new()));
+    let inlet = Inlet::new(true, Account::new(1, 1 << 20, None));
     assert_eq!(inlet.push(&reactor, &calls, post(7)), Taken::Last);
     assert_eq!(inlet.push(&reactor, &calls, post(8)), Taken::Refused);
     assert_eq!(inlet.close(&reactor, &calls).len(), 1);

@@ -2,6 +2,7 @@
 
 use super::options;
 use crate::Runtime;
+use crate::refs::RefCounter as _;
 use crate::runtime::{Body, Outgoing};
 use mesh_proto::control::{Held, Holding};
 use mesh_proto::messages::{Request, Tell};
@@ -36,7 +37,7 @@ fn an_owner_hears_of_a_holder_before_the_message_goes() {
     let mut header = Tell { actor: 5, place: 0 }.header(OWNER, ME);
     header.set_carries_refs();
     let came = Carried::append(b"", &[Carried { owner: OWNER, id: 3, ticket: 7 }]);
-    let holds = runtime.hold_carried(&Frame::build_plain(header, None, b"take", &came));
+    let holds = runtime.came(&Frame::build_plain(header, None, b"take", &came));
     said(&agent, &mut decoder);
     let body = Body { payload: b"", buffers: &[], refs: Some(&holds) };
     let target = Target::One(RECEIVER);

@@ -1,19 +1,18 @@
 //! Enums that both sides know: each has its members in Rust and in Python (`mesh_core._common.codes`), which name them alike.
 //!
-//! The members of a class are looked up once, by their names; from then on one costs a look at a table, and Python compares
-//! by identity. What is not in the table is what Python calls `OTHER`, or `UNKNOWN`.
+//! Python hands the classes over as mesh_core is imported ([`crate::callables`]); from then on a member costs a look at a
+//! table, and Python compares by identity. What is not in the table is what Python calls `OTHER`, or `UNKNOWN`.
 
 use mesh_proto::control::Question;
 use mesh_proto::messages::Request;
 use mesh_proto::{EndKind, Kind, Undelivered};
 use mesh_runtime::{ErrorKind, HostState};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 /// The members of a Python enum, in the order of their names here.
 struct Members {
-    module: &'static str,
     class: &'static str,
     names: &'static [&'static str],
     found: PyOnceLock<Box<[Py<PyAny>]>>,
@@ -21,15 +20,12 @@ struct Members {
 
 impl Members {
     const fn new(class: &'static str, names: &'static [&'static str]) -> Self {
-        Self { module: "mesh_core._common.codes", class, names, found: PyOnceLock::new() }
+        Self { class, names, found: PyOnceLock::new() }
     }
 
     fn all(&self, py: Python<'_>) -> PyResult<&[Py<PyAny>]> {
-        let find = || {
-            let class = py.import(self.module)?.getattr(self.class)?;
-            self.names.iter().map(|name| Ok(class.getattr(*name)?.unbind())).collect::<PyResult<_>>()
-        };
-        Ok(self.found.get_or_try_init(py, find)?)
+        let missing = || PyRuntimeError::new_err(format!("{} was not handed to the native layer", self.class));
+        Ok(self.found.get(py).ok_or_else(missing)?)
     }
 
     fn member(&self, py: Python<'_>, place: usize) -> PyResult<Py<PyAny>> {
@@ -175,10 +171,9 @@ pub(crate) fn host_state(py: Python<'_>, state: HostState) -> PyResult<Py<PyAny>
     HOST_STATES.member(py, place)
 }
 
-static ENDS: Members = Members {
-    module: "mesh_core._failures.failure",
-    class: "FailureKind",
-    names: &[
+static ENDS: Members = Members::new(
+    "FailureKind",
+    &[
         "EXITED",
         "KILLED",
         "OUT_OF_MEMORY",
@@ -194,8 +189,7 @@ static ENDS: Members = Members {
         "HOST_ABSENT",
         "UNKNOWN",
     ],
-    found: PyOnceLock::new(),
-};
+);
 
 /// A `FailureKind`.
 pub(crate) fn end(py: Python<'_>, kind: EndKind) -> PyResult<Py<PyAny>> {
@@ -253,9 +247,21 @@ pub(crate) fn error(py: Python<'_>, kind: ErrorKind) -> PyResult<Py<PyAny>> {
     ERRORS.member(py, place)
 }
 
+static ALL: [&Members; 7] = [&KINDS, &REQUESTS, &QUESTIONS, &UNDELIVERED, &HOST_STATES, &ENDS, &ERRORS];
+
+/// Takes a class whose members are handed out from now on.
+pub(crate) fn hold(class: &Bound<'_, PyAny>) -> PyResult<()> {
+    let name: String = class.getattr("__name__")?.extract()?;
+    let Some(members) = ALL.iter().find(|members| members.class == name) else {
+        return Err(PyValueError::new_err(format!("the native layer knows no enum {name}")));
+    };
+    let found = members.names.iter().map(|name| Ok(class.getattr(*name)?.unbind())).collect::<PyResult<_>>()?;
+    let _ = members.found.set(class.py(), found);
+    Ok(())
+}
+
 /// The classes that are known here, each with the names of its members: Python has the same.
 #[pyfunction]
 pub(crate) fn codes() -> Vec<(&'static str, Vec<&'static str>)> {
-    let all = [&KINDS, &REQUESTS, &QUESTIONS, &UNDELIVERED, &HOST_STATES, &ENDS, &ERRORS];
-    all.map(|members| (members.class, members.names.to_vec())).to_vec()
+    ALL.iter().map(|members| (members.class, members.names.to_vec())).collect()
 }

@@ -31,7 +31,7 @@ impl PyCompletion {
     pub(crate) fn new(runtime: &Arc<Runtime>) -> Self {
         Self {
             runtime: Arc::clone(runtime),
-            core: Completion::new(runtime),
+            core: runtime.completion(),
             value: Mutex::default(),
             setter: AtomicU64::new(0),
             away: AtomicBool::new(false),

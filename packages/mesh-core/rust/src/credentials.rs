@@ -1,5 +1,6 @@
 //! Folders of credentials, as Python makes and reads them.
 
+use crate::callables::callables;
 use crate::door;
 use mesh_runtime::tls::{self, CredentialError, Entry, Store};
 use pyo3::prelude::*;
@@ -19,20 +20,10 @@ fn tell(entry: Entry) -> Told {
     (facts.role.name(), facts.job, facts.serial, facts.fingerprint, from, until, revoked.map(seconds))
 }
 
-fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
-    mesh_error(py, "AuthenticationError", error.to_string())
-}
-
-/// An error of Mesh's own.
-pub(crate) fn mesh_error(py: Python<'_>, class: &str, text: String) -> PyErr {
-    let made = py
-        .import("mesh_core._common.errors")
-        .and_then(|module| module.getattr(class))
-        .and_then(|class| class.call1((text,)));
-    match made {
-        Ok(exception) => PyErr::from_value(exception),
-        Err(failed) => failed,
-    }
+/// The error of who cannot prove, or is not told, who is who.
+pub(crate) fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
+    let class = callables(py).map(|python| python.authentication_error.bind(py));
+    class.and_then(|class| class.call1((error.to_string(),))).map_or_else(|failed| failed, PyErr::from_value)
 }
 
 fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, CredentialError> + Send) -> PyResult<T> {

@@ -4,11 +4,11 @@
 //! such threads by unwinding their stacks, which aborts the whole process where there are frames of Rust. Threads of
 //! the script that call or wait while it ends are held until the process is gone instead, as any blocked daemon thread.
 
+use crate::callables::callables;
 use crate::codes;
 use mesh_runtime::{Runtime, RuntimeError, Waited};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::PyDict;
 use std::cell::Cell;
 use std::ffi::OsString;
@@ -36,13 +36,10 @@ fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyD
 /// A runtime error as the Python exception that stands for it. Python knows the class by the error's kind.
 pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
     let made = fields(py, error).and_then(|fields| {
-        let of_native = py.import("mesh_core._common.errors")?.getattr("of_native")?;
+        let of_native = callables(py)?.of_native.bind(py);
         of_native.call1((codes::error(py, error.kind())?, error.to_string(), fields))
     });
-    match made {
-        Ok(exception) => PyErr::from_value(exception),
-        Err(failed) => failed,
-    }
+    made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
 /// Leaves the interpreter for `body`; the one way out.
@@ -137,20 +134,16 @@ fn is_main(py: Python<'_>) -> PyResult<bool> {
     if let Some(known) = MAIN.get() {
         return Ok(known);
     }
-    let threading = py.import("threading")?;
-    let main = threading.call_method0("main_thread")?.getattr("ident")?;
-    let known = main.eq(threading.call_method0("get_ident")?)?;
+    let known = callables(py)?.on_main_thread.bind(py).call0()?.extract()?;
     MAIN.set(Some(known));
     Ok(known)
 }
 
 /// An alarm has ended a wait: raises what this thread is to be told, if anything.
 fn alarmed(py: Python<'_>) -> PyResult<()> {
-    let told = py.import("mesh_core._failures.supervision")?.getattr("alarm")?.call0()?;
+    let told = callables(py)?.alarm.bind(py).call0()?;
     if told.is_none() { Ok(()) } else { Err(PyErr::from_value(told)) }
 }
-
-static SET_WAKEUP_FD: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// Waits outside the interpreter. On the main thread a signal ends the wait, its handler runs, and what it raises
 /// (`KeyboardInterrupt`) is raised here; if it raises nothing the wait goes on.
@@ -174,12 +167,11 @@ pub(crate) fn wait(
         Waited::Alarm => alarmed(py)?,
         Waited::Interrupted | Waited::NotYet => {}
     }
-    let set = SET_WAKEUP_FD
-        .get_or_try_init(py, || Ok::<_, PyErr>(py.import("signal")?.getattr("set_wakeup_fd")?.unbind()))?;
+    let set = &callables(py)?.set_wakeup_fd;
     loop {
-        let own = runtime.own_signal_fd();
+        let own = runtime.signal_fd();
         let before: i32 = set.call1(py, (own,))?.extract(py)?;
-        runtime.signal_fd(if before == own { -1 } else { before });
+        runtime.forward_signals(if before == own { -1 } else { before });
         // A signal before this point is handled here, a later one wakes the wait.
         let waited = py.check_signals().map(|()| outside(py, || step(false, true)));
         set.call1(py, (before,))?;

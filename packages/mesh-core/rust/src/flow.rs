@@ -1,5 +1,6 @@
 //! Waiting where a receiver lags behind.
 
+use crate::callables::callables;
 use crate::door;
 use crate::inbox::PyWaker;
 use mesh_proto::{ActorId, Target};
@@ -47,13 +48,12 @@ pub(crate) struct Bid<'a> {
 
 /// Whether an event loop runs in this thread, which nothing may block.
 pub(crate) fn in_coroutine(py: Python<'_>) -> PyResult<bool> {
-    py.import("mesh_core._futures.flow_errors")?.getattr("in_coroutine")?.call0()?.extract()
+    callables(py)?.in_coroutine.bind(py).call0()?.extract()
 }
 
 /// The actor that the calling thread works for; 0 for none.
 fn current_actor(py: Python<'_>) -> PyResult<ActorId> {
-    let instance = py.import("mesh_core._common.context")?.getattr("current_instance")?.call0()?;
-    if instance.is_none() { Ok(0) } else { instance.getattr("actor_id")?.extract() }
+    callables(py)?.current_actor.bind(py).call0()?.extract()
 }
 
 impl Gate {
@@ -106,7 +106,7 @@ impl Gate {
     fn wait(&self, py: Python<'_>, bid: Bid<'_>, meters: &Arc<[Arc<Meter>]>) -> PyResult<Passage> {
         let Bid { runtime, cost, .. } = bid;
         runtime.original().map_err(|error| door::raise(py, &error))?;
-        let flow = py.import("mesh_core._futures.flow_errors")?;
+        let python = callables(py)?;
         let who = match (&self.who, self.port) {
             (Some(who), _) => who.clone_ref(py),
             (None, Some(port)) => port.into_pyobject(py)?.into_any().unbind(),
@@ -128,7 +128,7 @@ impl Gate {
             let place = (queued, window, cost);
             if bid.block && in_coroutine(py)? {
                 if let Err((waiting, budget)) = runtime.reserve(cost, bid.own) {
-                    let crowded = flow.getattr("crowded")?.call1((who, full, place, waiting, budget))?;
+                    let crowded = python.crowded.bind(py).call1((who, full, place, waiting, budget))?;
                     return Err(PyErr::from_value(crowded));
                 }
                 return Ok(Passage::Later(Arc::clone(meters)));
@@ -144,7 +144,7 @@ impl Gate {
                     true if runtime.on_loop_thread() => "loop",
                     true => "thread",
                 };
-                let refused = flow.getattr("refusal")?.call1((who, self.actor, full, place, how))?;
+                let refused = python.refusal.bind(py).call1((who, self.actor, full, place, how))?;
                 if !refused.is_none() {
                     return Err(PyErr::from_value(refused));
                 }
@@ -163,7 +163,7 @@ impl Gate {
                 }
             }
             let (queued, window) = meter.level();
-            return Err(PyErr::from_value(flow.getattr("unsent")?.call1((who, full, (queued, window, cost)))?));
+            return Err(PyErr::from_value(python.unsent.bind(py).call1((who, full, (queued, window, cost)))?));
         }
     }
 

@@ -1,6 +1,7 @@
 //! Messages as Python handles them.
 
 use crate::call::PyLost;
+use crate::callables::callables;
 use crate::codes;
 use crate::door;
 use crate::flow::{PyDeferral, in_coroutine, left};
@@ -12,7 +13,6 @@ use mesh_proto::messages::{Answer, Asked, Cancelled, Meaning, Name, Partial, Unl
 use mesh_proto::{Kind, ProcAddr, Target, Undelivered};
 use mesh_runtime::{Completion, Deferral, Inbox, LoopWaker, Message, PartData, Runtime, Waited, Way};
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,19 +59,6 @@ pub(crate) struct PyMessage {
     inbox: Option<Arc<Inbox>>,
     /// The gauge's number of its handling; 0 before and after.
     begun: AtomicU64,
-}
-
-static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static ARRIVE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-static LOADS_RICH: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-
-fn cached<'py>(
-    py: Python<'py>,
-    cell: &'static PyOnceLock<Py<PyAny>>,
-    module: &str,
-    name: &str,
-) -> PyResult<&'py Bound<'py, PyAny>> {
-    Ok(cell.get_or_try_init(py, || Ok::<_, PyErr>(py.import(module)?.getattr(name)?.unbind()))?.bind(py))
 }
 
 impl PyMessage {
@@ -304,10 +291,11 @@ impl PyMessage {
     fn load<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         self.begin();
         let (payload, buffers) = self.raw(py)?;
+        let python = callables(py)?;
         let value = if buffers.is_empty() {
-            cached(py, &LOADS, "_pickle", "loads")?.call1((payload,))
+            python.plain_loads.bind(py).call1((payload,))
         } else {
-            cached(py, &LOADS_RICH, "mesh_core._serialize", "loads")?.call1((payload, buffers))
+            python.loads.bind(py).call1((payload, buffers))
         }?;
         if self.message().has_refs() && matches!(self.message().header().kind, Kind::Call | Kind::Tell | Kind::Spawn) {
             self.message().drop_refs();
@@ -315,7 +303,7 @@ impl PyMessage {
                 return Ok(value);
             }
             // What an argument refers to arrives in its place.
-            return cached(py, &ARRIVE, "mesh_core._meshes.refs", "arrive")?.call1((value,));
+            return python.arrive.bind(py).call1((value,));
         }
         Ok(value)
     }

@@ -2,6 +2,7 @@
 
 mod bypass;
 mod call;
+mod callables;
 mod codes;
 mod completion;
 mod credentials;
@@ -79,6 +80,7 @@ mod _native {
         m.add_class::<refs::PyKept>()?;
         m.add_class::<refs::PyPutting>()?;
         m.add_class::<refs::PyRefPart>()?;
+        m.add_function(wrap_pyfunction!(callables::hold, m)?)?;
         m.add_function(wrap_pyfunction!(bypass::set_bypass, m)?)?;
         m.add_function(wrap_pyfunction!(refs::capture, m)?)?;
         m.add_function(wrap_pyfunction!(refs::putting, m)?)?;

@@ -1,6 +1,7 @@
 //! Values that stay where they were made, and references to them.
 
 use crate::call::{PyCall, PyLost};
+use crate::callables::callables;
 use crate::completion::PyCompletion;
 use crate::door::{leave, raise};
 use crate::inbox::PyMessage;
@@ -88,7 +89,7 @@ fn load<'py>(py: Python<'py>, view: View, hold: Option<&Arc<Hold>>) -> PyResult<
         }
     }
     let envelope = PyBytes::new(py, view.envelope());
-    let loads = py.import("mesh_core._serialize")?.getattr("loads")?;
+    let loads = callables(py)?.loads.bind(py);
     let before = WITHIN.replace(hold.cloned());
     let value = loads.call1((envelope, buffers));
     WITHIN.set(before);
@@ -272,8 +273,8 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     let small = inner.is_empty() && lens.iter().sum::<usize>() <= SMALL;
     let cost = if small { 0 } else { Runtime::ref_cost(&lens) };
     if cost > runtime.ref_budget() {
-        let refuse = py.import("mesh_core._meshes.refs")?.getattr("too_large")?;
-        return Err(PyErr::from_value(refuse.call1((cost, runtime.ref_budget()))?));
+        let refused = callables(py)?.too_large.bind(py).call1((cost, runtime.ref_budget()))?;
+        return Err(PyErr::from_value(refused));
     }
     let wait = if small { None } else { runtime.reserve_ref(cost).map_err(|error| raise(py, &error))? };
     let room = wait.map(|core| Py::new(py, PyCompletion::on(&runtime, core))).transpose()?;

@@ -600,7 +600,7 @@ impl PyRuntime {
         outside(py, || self.0.wait_notices());
     }
 
-    /// Has every call that is waited for here raise what `mesh_core._failures.supervision.alarm` returns.
+    /// Has every call that is waited for here raise what `Callables::alarm` returns.
     fn alarm(&self, py: Python<'_>) {
         outside(py, || self.0.alarm());
     }

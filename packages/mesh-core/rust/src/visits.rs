@@ -1,6 +1,7 @@
 //! Looking into jobs from another machine.
 
-use crate::credentials::mesh_error;
+use crate::callables::callables;
+use crate::credentials;
 use crate::door::{duration, outside};
 use mesh_runtime::tls::Identity;
 use mesh_runtime::{VisitEnd, VisitError, jobs_at, visit};
@@ -17,10 +18,13 @@ fn ask<T: Send>(
 ) -> PyResult<T> {
     let limit = duration(timeout)?;
     let loaded = outside(py, || Identity::load_to_look(credentials));
-    let identity = loaded.map_err(|error| mesh_error(py, "AuthenticationError", error.to_string()))?;
+    let identity = loaded.map_err(|error| credentials::raise(py, &error))?;
     outside(py, || body(&identity, limit)).map_err(|error| {
-        let class = if error.is_credentials() { "AuthenticationError" } else { "MeshError" };
-        mesh_error(py, class, error.to_string())
+        let made = callables(py).and_then(|python| {
+            let class = if error.is_credentials() { &python.authentication_error } else { &python.mesh_error };
+            class.bind(py).call1((error.to_string(),))
+        });
+        made.map_or_else(|failed| failed, PyErr::from_value)
     })
 }
 

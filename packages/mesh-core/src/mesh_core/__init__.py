@@ -72,10 +72,11 @@ if TYPE_CHECKING:
     from mesh_core._blocks.sandboxes.sandbox import Sandbox
     from mesh_core._blocks.sandboxes.sandboxes import Sandboxes
     from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage, detach, run_tool, run_tool_async
+    from mesh_core._common.codes import FailureKind
     from mesh_core._common.credentials import Credentials
     from mesh_core._common.headers import get_include
     from mesh_core._common.settings import Settings, SettingsError, configure, configured
-    from mesh_core._failures.failure import FailureKind, MeshFailure
+    from mesh_core._failures.failure import MeshFailure
     from mesh_core._failures.supervision import set_fault_handler
     from mesh_core._features.workspace.report import WorkspaceReport
     from mesh_core._futures.combined import as_completed, gather, wait, wait_async

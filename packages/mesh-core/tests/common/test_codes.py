@@ -26,7 +26,7 @@ ALL = {
     name: cls
     for name, cls in vars(codes).items()
     if isinstance(cls, enum.EnumType) and cls.__module__ == codes.__name__
-} | {"FailureKind": FailureKind}
+}
 
 
 @pytest.fixture
@@ -102,3 +102,8 @@ def test_what_is_no_request_is_not_sent(wrong: Any) -> None:
 def test_what_is_no_question_is_not_asked(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a Question, got"):
         current().runtime.asker(HERE, wrong)
+
+
+def test_a_callable_that_was_not_handed_over_is_named() -> None:
+    with pytest.raises(KeyError, match="dumps"):
+        _native.hold({}, [])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mesh_core import MeshFailure
-from mesh_core._failures.failure import FailureKind
+from mesh_core._common.codes import FailureKind
 from mesh_core._failures.ledger import (
     SCRIPT,
     Action,

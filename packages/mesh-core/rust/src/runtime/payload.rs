@@ -1,5 +1,6 @@
 //! Pickled objects on their way out.
 
+use crate::callables::callables;
 use crate::door::{outside, raise};
 use crate::port::{Packing, Packs};
 use mesh_proto::Target;
@@ -7,8 +8,7 @@ use mesh_runtime::{Body, Hold, Later, Packed, RuntimeError};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::{IntoPyDict as _, PyBytes};
 use std::sync::Arc;
 
 /// Messages with this much out of band are copied outside the interpreter.
@@ -16,8 +16,6 @@ const LARGE: usize = 256 * 1024;
 
 /// Out-of-band buffers of one message; the envelope is a part too, and a frame counts its parts in 16 bits.
 const MOST_BUFFERS: usize = u16::MAX as usize - 1;
-
-static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// A pickled object: its envelope and the buffers beside it, which stay the caller's memory.
 pub(crate) struct Payload<'py> {
@@ -50,28 +48,25 @@ impl<'py> Payload<'py> {
 
     pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
         let py = value.py();
-        let dumps = DUMPS
-            .get_or_try_init(py, || Ok::<_, PyErr>(py.import("mesh_core._serialize")?.getattr("dumps")?.unbind()))?
-            .bind(py);
+        let dumps = callables(py)?.dumps.bind(py);
         Self::pack(false, || dumps.call1((value,)))
     }
 
     /// Pickles `value`, which an error is to call `root`.
     pub(crate) fn dump_as(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
-        let py = value.py();
-        let named = PyDict::new(py);
-        named.set_item("root", root)?;
-        let dumps = py.import("mesh_core._serialize")?.getattr("dumps")?;
-        Self::pack(false, || dumps.call((value,), Some(&named)))
+        Self::dump_named(value, root, false)
     }
 
     /// Pickles `value`, which is to be kept.
     pub(crate) fn dump_kept(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
+        Self::dump_named(value, root, true)
+    }
+
+    fn dump_named(value: &Bound<'py, PyAny>, root: &str, loose: bool) -> PyResult<Self> {
         let py = value.py();
-        let named = PyDict::new(py);
-        named.set_item("root", root)?;
-        let dumps = py.import("mesh_core._serialize")?.getattr("dumps")?;
-        Self::pack(true, || dumps.call((value,), Some(&named)))
+        let named = [("root", root)].into_py_dict(py)?;
+        let dumps = callables(py)?.dumps.bind(py);
+        Self::pack(loose, || dumps.call((value,), Some(&named)))
     }
 
     fn pack(loose: bool, dump: impl FnOnce() -> PyResult<Bound<'py, PyAny>>) -> PyResult<Self> {

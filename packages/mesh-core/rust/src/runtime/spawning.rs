@@ -2,6 +2,7 @@
 
 use super::{Payload, PySender, Road};
 use crate::call::PyCall;
+use crate::callables::callables;
 use crate::door;
 use crate::flow::in_coroutine;
 use mesh_runtime::{Terms, millis};
@@ -21,7 +22,7 @@ impl PySender {
         if let Some(sizes) = runtime.spawns_wait()
             && in_coroutine(py)?
         {
-            let refused = py.import("mesh_core._futures.flow_errors")?.getattr("not_spawned")?.call1(sizes)?;
+            let refused = callables(py)?.not_spawned.bind(py).call1(sizes)?;
             return Err(PyErr::from_value(refused));
         }
         let terms = Terms { deadline_ms: until.map_or(0, millis), ..Terms::default() };

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mesh_core._bundle.callables import hand_over
 from mesh_core._common.current import holder
 from mesh_core._process.process import make_controller
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def put_together() -> None:
     """Say how processes are made, and what they are equipped with; done when mesh_core is imported."""
+    hand_over()
     at = holder()
     at.make = make_controller
     at.equip_script = _equip_script

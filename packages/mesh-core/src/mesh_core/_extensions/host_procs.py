@@ -18,10 +18,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from mesh_core._common.codes import Request
+from mesh_core._common.codes import FailureKind, Request
 from mesh_core._common.control import Control
 from mesh_core._common.errors import MeshError
-from mesh_core._failures.failure import FailureKind
 from mesh_core._geometry.location import ListedLocation, Location
 from mesh_core._native import HOST_MESHES, Extent, Placement, Region, Target
 

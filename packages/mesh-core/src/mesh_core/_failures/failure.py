@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 import signal as signals
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._common.codes import FailureKind
 from mesh_core._common.errors import (
     REMEDY,
     AuthenticationError,
@@ -24,41 +24,6 @@ if TYPE_CHECKING:
 
 _LINE = 200
 """So much of an exception's text is part of a line."""
-
-
-class FailureKind(enum.Enum):
-    """What kind of failure it is: what programs decide by, where texts are for people."""
-
-    EXITED = "exited"
-    """The process exited, with the status in ``exitcode``."""
-    KILLED = "killed"
-    """A signal killed the process; ``signal`` says which."""
-    OUT_OF_MEMORY = "out_of_memory"
-    """The kernel killed the process for lack of memory, as far as the kernel's counters tell."""
-    SPAWN_FAILED = "spawn_failed"
-    """The process could not be made."""
-    SPAWN_TIMEOUT = "spawn_timeout"
-    """The process did not report in the time that its spawn allowed."""
-    BOOTSTRAP_FAILED = "bootstrap_failed"
-    """The ``bootstrap=`` of the process raised, or an extension as it started."""
-    FORK_SERVER_DIED = "fork_server_died"
-    """The process that had forked it ended, and its workers with it."""
-    CONNECTION_LOST = "connection_lost"
-    """The process's connection ended, and nobody has reported its exit status."""
-    HOST_DEAD = "host_dead"
-    """The whole host is dead; ``host_fate`` says how that was found out."""
-    HOST_UNREACHABLE = "host_unreachable"
-    """The whole host was lost, and could not be connected to again."""
-    HOST_NOT_ATTACHED = "host_not_attached"
-    """The host could never be attached to the job."""
-    HOST_NOT_AUTHENTICATED = "host_not_authenticated"
-    """The host never was part of the job: one side does not accept the other's credentials."""
-    HOST_ABSENT = "host_absent"
-    """The host is not part of the job, or not yet."""
-    ACTOR_FAILED = "actor_failed"
-    """An actor failed, with ``exception``; its process lives on."""
-    UNKNOWN = "unknown"
-    """Nothing else is known."""
 
 
 OF_HOSTS = frozenset(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, runtime_checkable
 
-from mesh_core._failures.failure import FailureKind, MeshFailure
+from mesh_core._common.codes import FailureKind
+from mesh_core._failures.failure import MeshFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,12 +18,12 @@ from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._common.codes import MessageKind, Request
+from mesh_core._common.codes import FailureKind, MessageKind, Request
 from mesh_core._common.context import current_instance
-from mesh_core._common.current import current, holder
+from mesh_core._common.current import holder
 from mesh_core._common.errors import SupervisionError
 from mesh_core._failures import ledger
-from mesh_core._failures.failure import FailureKind, MeshFailure, error_of, of_loss
+from mesh_core._failures.failure import MeshFailure, error_of, of_loss
 from mesh_core._futures import unseen
 from mesh_core._geometry.location import is_guest_mesh
 from mesh_core._native import Placement, Target, exit_with, locate, seat
@@ -379,11 +379,6 @@ def _now(verdict: Any) -> Any:
 
         return asyncio.run(wait())
     return verdict
-
-
-def alarm() -> BaseException | None:
-    """What a call that waits raises when a failure has come to the script; the runtime asks for it."""
-    return current().supervision.alarm()
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Literal
 
 from mesh_core._common.context import current_instance
@@ -71,12 +70,6 @@ def unsent(who: Addressee | Literal["channel", "stream"] | None, index: int, pla
     """Say that a call's deadline came before there was room for its message."""
     said, where = _said(who, index, place)
     return ActorTimeout(f"{said}; it was not sent within its deadline", **where)  # type: ignore[arg-type]  # by name
-
-
-def in_coroutine() -> bool:
-    """Say whether an event loop runs in this thread, which nothing may block."""
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def crowded(

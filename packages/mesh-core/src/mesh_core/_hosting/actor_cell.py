@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._actors.endpoint import EndpointProperty
 from mesh_core._common import context
+from mesh_core._common.codes import FailureKind
 from mesh_core._common.context import Context, Instance
 from mesh_core._common.errors import MeshError, SpawnError, SupervisionError, Undeliverable
 from mesh_core._common.suggestions import did_you_mean
 from mesh_core._common.tracing import notice
-from mesh_core._failures.failure import FailureKind, MeshFailure
+from mesh_core._failures.failure import MeshFailure
 from mesh_core._futures.deadlines import expired
 from mesh_core._futures.loop import settle
 from mesh_core._hosting import ending as _ending

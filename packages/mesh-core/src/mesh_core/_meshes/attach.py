@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from mesh_core._common.codes import FailureKind
 from mesh_core._common.current import current
 from mesh_core._common.errors import REMEDY, AuthenticationError, MeshError, SpawnError
-from mesh_core._failures.failure import FailureKind
 from mesh_core._futures.future import Future
 from mesh_core._geometry.location import Location, Names
 from mesh_core._meshes.addresses import Addresses

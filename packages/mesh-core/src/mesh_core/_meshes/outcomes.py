@@ -207,8 +207,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
             host=who.host(index),
             reason=why,
         )
-    from mesh_core._failures.failure import FailureKind, of_loss
+    from mesh_core._common.codes import FailureKind
     from mesh_core._failures.failure import error_of as raised_for
+    from mesh_core._failures.failure import of_loss
 
     failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank)
     died = raised_for(failure)

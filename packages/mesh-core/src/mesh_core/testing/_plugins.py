@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import FrozenInstanceError
 from typing import Any, ClassVar
 
-from mesh_core._failures.failure import FailureKind
+from mesh_core._common.codes import FailureKind
 from mesh_core.plugins import (
     COMMANDS,
     DOCTOR_CHECKS,

@@ -1,0 +1,68 @@
+//! What everybody who waits in this process is to be told: a failure that has come to the script.
+
+use crate::locks::lock;
+use crate::reactor::Reactor;
+use crate::wait::Waiter;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Alarms {
+    count: AtomicU64,
+    /// Whether somebody is still to be told.
+    on: AtomicBool,
+    /// Threads that wait for something that is no call, and are to hear of alarms.
+    watchers: Mutex<Vec<Arc<Waiter>>>,
+}
+
+/// A thread hears of alarms until this is dropped.
+#[must_use]
+pub(super) struct Watching<'a>(&'a Alarms, Arc<Waiter>);
+
+impl Drop for Watching<'_> {
+    fn drop(&mut self) {
+        let mut watchers = lock(&self.0.watchers);
+        if let Some(place) = watchers.iter().position(|one| Arc::ptr_eq(one, &self.1)) {
+            watchers.swap_remove(place);
+        }
+    }
+}
+
+impl Alarms {
+    /// Counts another one. Whoever waits is to be woken after this.
+    pub(super) fn begin(&self) {
+        // Before it is counted: who counts it already sees that it is on.
+        self.on.store(true, Ordering::SeqCst);
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Everybody has been told: who begins to wait from now on just waits.
+    pub(super) fn calm(&self) {
+        self.on.store(false, Ordering::SeqCst);
+    }
+
+    /// What to take for heard at the beginning of a wait: no alarm that is still on.
+    pub(super) fn heard(&self) -> u64 {
+        let alarms = self.count();
+        if self.on.load(Ordering::SeqCst) { alarms.wrapping_sub(1) } else { alarms }
+    }
+
+    /// How many there were.
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::SeqCst)
+    }
+
+    /// The calling thread is about to wait for something that is no call.
+    pub(super) fn watch(&self) -> Watching<'_> {
+        let me = Waiter::current();
+        lock(&self.watchers).push(Arc::clone(&me));
+        Watching(self, me)
+    }
+
+    pub(super) fn wake(&self, reactor: &Reactor) {
+        for watcher in lock(&self.watchers).clone() {
+            watcher.notify(reactor);
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! What the switch hands frames to, and whose part each kind of frame is.
+
+use super::early::NotEarly;
+use super::switch::Parts;
+use super::{Runtime, lock};
+use crate::calls::Outcome;
+use mesh_proto::control::Hello;
+use mesh_proto::hosts::HostSet;
+use mesh_proto::messages::Meaning;
+use mesh_proto::{Frame, Kind, LinkId, ProcAddr, Undelivered};
+
+impl Parts for Runtime {
+    fn is_abroad(&self) -> bool {
+        self.gateway.is_active()
+    }
+
+    fn overhear(&self, frame: &Frame, came: bool) {
+        if came {
+            let to_watch = crate::agent::relate(&mut lock(&self.agent).family, &frame.header);
+            self.watch_owners(to_watch);
+        }
+        if frame.header.carries_refs() || frame.header.is_distant() {
+            self.note_carried(frame);
+        }
+    }
+
+    /// Behind what its sender has sent before.
+    fn deliver(&self, frame: Frame) {
+        if self.landings.is_busy() || frame.header.is_distant() {
+            self.land(frame);
+        } else {
+            self.take_in(frame);
+        }
+    }
+
+    fn send_remote(&self, frame: &Frame, hosts: HostSet) -> usize {
+        self.send_remote(frame, hosts)
+    }
+
+    fn answers_for(&self, frame: &Frame) -> bool {
+        self.ask_for_copy(frame)
+    }
+
+    fn await_procs(&self, frame: Frame, from: Option<LinkId>) {
+        match self.early.keep(&self.switch, frame, self.started.elapsed()) {
+            Ok(()) => self.reactor.ring_io(),
+            Err(NotEarly::Known(frame)) => {
+                self.dispatch(frame, from);
+            }
+            Err(NotEarly::Refused(frame)) => self.refuse_unknown(&frame),
+        }
+    }
+
+    fn refuse_unknown(&self, frame: &Frame) {
+        self.refuse_unknown(frame);
+    }
+
+    fn bounce(&self, frame: &Frame, outcome: Outcome) {
+        self.bounce(frame, outcome);
+    }
+}
+
+impl Runtime {
+    /// For whoever has a frame that is for this process.
+    pub(crate) fn deliver(&self, frame: Frame) {
+        Parts::deliver(self, frame);
+    }
+
+    /// Hands a frame to the part of this process that it is for.
+    pub(super) fn take_in(&self, frame: Frame) {
+        let header = frame.header;
+        let said = if self.is_outdated(header.src) { None } else { Meaning::read(&frame).ok() };
+        let Some(said) = said else {
+            // Of a process whose rank another one has (MOV-2); or no process of Mesh has made it (MSG-1).
+            return self.memory.let_go(&frame);
+        };
+        match said {
+            Meaning::Reply(_) | Meaning::Undeliverable(_) => self.on_answer(said, frame),
+            Meaning::Post(post) => self.on_post(post, frame),
+            Meaning::Call(_) | Meaning::Tell(_) | Meaning::StopActor(_) => self.on_message(said, frame),
+            Meaning::Spawn(spawn) => self.on_spawn(spawn, frame),
+            Meaning::Cancel(cancel) => self.on_cancel(cancel, frame),
+            Meaning::Partial(_) | Meaning::Control(Kind::StopProc) => self.inboxes.tell_system(frame),
+            Meaning::Credit(flow) => self.on_credit(flow, header.src),
+            Meaning::Failure(_) => self.inboxes.notice(frame),
+            Meaning::Extend(_) if self.me.is_agent() && self.me != ProcAddr::CONTROLLER => {
+                self.refuse(&header);
+                self.undeliverable(&header, Undelivered::NoExtensions);
+            }
+            Meaning::Extend(_) => self.inboxes.notice(frame),
+            Meaning::Control(Kind::Closed) => self.on_closed(&frame),
+            Meaning::Control(Kind::Held) => self.on_held(&frame),
+            Meaning::Control(Kind::Fetch) => self.on_fetch(&header),
+            Meaning::Control(Kind::Down) => self.on_down(&frame),
+            Meaning::Control(Kind::SpawnProcs) => self.on_spawn_procs(&frame),
+            Meaning::Control(Kind::StopProcs) => self.on_stop_procs(&frame),
+            Meaning::Control(Kind::Hello) => self.on_hello(header.src, Hello::read(&header).pid),
+            Meaning::Control(Kind::Goodbye) => self.on_goodbye(&frame),
+            Meaning::Control(Kind::Watch) => self.on_watch_proc(&header),
+            Meaning::Control(Kind::Inspect) => self.on_inspect(&frame),
+            Meaning::Control(Kind::Moved) => self.on_news(&frame),
+            Meaning::Control(Kind::Lines) => self.on_lines(&frame),
+            Meaning::Control(_) => self.on_gateway_frame(frame),
+            // Taken apart where it arrives; and what a process tells itself does not come this way.
+            Meaning::Gathered(_) | Meaning::Unseen(_) => {}
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! The switch: which way a frame goes from here, over a link, to another host, or to a part of this very process.
+//!
+//! It knows routes and links, and nothing of what frames are about. The parts around it are [`Parts`]; frames of this process
+//! and frames that arrive take the same way through it.
+
+use crate::calls::Outcome;
+use crate::link::Link;
+use crate::locks::{read, write};
+use crate::reactor::Reactor;
+use mesh_proto::hosts::HostSet;
+use mesh_proto::{Ended, Frame, LinkId, MeshId, ProcAddr, Route, Router, Target};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, RwLock};
+
+/// How many receivers a cast to a mesh may name that is not known here; each is answered for.
+const MOST_UNKNOWN: usize = 1 << 20;
+
+/// Where frames from other hosts come from.
+pub(crate) const GATEWAY: LinkId = LinkId::MAX;
+
+/// What the switch hands frames to.
+pub(crate) trait Parts {
+    /// Whether the job has other hosts.
+    fn is_abroad(&self) -> bool;
+    /// A frame passes that is for a process of this host; `came` says that it is none of this process's own. Before the route is
+    /// looked up: a death in between is then told one way or the other.
+    fn overhear(&self, frame: &Frame, came: bool);
+    /// A frame is for this process.
+    fn deliver(&self, frame: Frame);
+    /// A frame is for other hosts. Returns how many bytes wait behind it.
+    fn send_remote(&self, frame: &Frame, hosts: HostSet) -> usize;
+    /// Whether a frame for another host is answered here, in its name.
+    fn answers_for(&self, frame: &Frame) -> bool;
+    /// A frame is for a mesh that is not known here, and may be yet.
+    fn await_procs(&self, frame: Frame, from: Option<LinkId>);
+    /// A frame is for somebody who never was.
+    fn refuse_unknown(&self, frame: &Frame);
+    /// A frame cannot reach its receiver.
+    fn bounce(&self, frame: &Frame, outcome: Outcome);
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Switch {
+    me: ProcAddr,
+    reactor: Arc<Reactor>,
+    router: RwLock<Router>,
+    links: RwLock<HashMap<LinkId, Arc<Link>>>,
+}
+
+impl Switch {
+    pub(crate) fn new(me: ProcAddr, reactor: &Arc<Reactor>, router: Router) -> Self {
+        Self { me, reactor: Arc::clone(reactor), router: RwLock::new(router), links: RwLock::default() }
+    }
+
+    // Routes and links.
+
+    /// The way to a process.
+    pub(crate) fn route(&self, addr: ProcAddr) -> Route {
+        // The lock is let go at once: two locks are taken in one order only, and a caller's next would be another.
+        read(&self.router).route(addr)
+    }
+
+    /// The ranks of a mesh that are, or were, on this host; none of a mesh that is not known here.
+    pub(crate) fn local(&self, mesh: MeshId) -> Option<Range<u32>> {
+        read(&self.router).local(mesh)
+    }
+
+    /// Makes these links the ranks of a mesh from `base` on.
+    pub(crate) fn add(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) {
+        write(&self.links).extend(fresh.iter().map(|link| (link.id, Arc::clone(link))));
+        write(&self.router).add_mesh(mesh, base, fresh.iter().map(|link| link.id));
+    }
+
+    /// Has a link of which the router knows already.
+    pub(crate) fn add_link(&self, link: &Arc<Link>) {
+        write(&self.links).insert(link.id, Arc::clone(link));
+    }
+
+    /// A process has ended: whatever is sent to it from here on comes back.
+    pub(crate) fn close_route(&self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<Arc<Link>> {
+        let id = write(&self.router).close(addr, ended)?;
+        write(&self.links).remove(&id)
+    }
+
+    pub(crate) fn link(&self, id: LinkId) -> Option<Arc<Link>> {
+        read(&self.links).get(&id).cloned()
+    }
+
+    pub(crate) fn link_of(&self, addr: ProcAddr) -> Option<Arc<Link>> {
+        match self.route(addr) {
+            Route::Via(id) => self.link(id),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn links(&self) -> Vec<Arc<Link>> {
+        read(&self.links).values().cloned().collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        read(&self.links).len()
+    }
+
+    pub(super) fn close(&self) {
+        let links: Vec<Arc<Link>> = write(&self.links).drain().map(|(_, link)| link).collect();
+        for link in links {
+            link.close(&self.reactor);
+        }
+    }
+
+    // Frames.
+
+    /// Takes a frame one step on its way. Returns how many bytes wait behind it.
+    pub(crate) fn dispatch(&self, parts: &impl Parts, frame: Frame, from: Option<LinkId>) -> usize {
+        if frame.header.target_len == 0 {
+            return self.dispatch_one(parts, frame, from);
+        }
+        let up = read(&self.router).up();
+        if let Some(up) = up {
+            return self.cast_up(parts, &frame, up);
+        }
+        let Ok(target) = frame.target() else { return 0 };
+        let Target::Many(mesh, region, placement) = &target else { return 0 };
+        let here = self.me.host;
+        // A proc takes its own share of its casts itself.
+        let taken = from.filter(|link| *link != GATEWAY).map(|_| frame.header.src);
+        let mut most = 0;
+        if from != Some(GATEWAY) && placement.only() != Some(here) {
+            let mut hosts = placement.hosts_of(region);
+            hosts.remove(here);
+            most = parts.send_remote(&frame, hosts);
+        }
+        let on = placement.ranks_on(here, region.len());
+        if placement.only() == Some(here) {
+            if region.len() > self.local(*mesh).map_or(MOST_UNKNOWN, |ranks| ranks.len()) {
+                // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
+                return 0;
+            }
+            for (nth, rank) in (0..=u32::MAX).zip(region) {
+                let to = placement.addr(*mesh, rank);
+                if Some(to) != taken {
+                    most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from));
+                }
+            }
+        } else if on.len() <= MOST_UNKNOWN {
+            let places = on.filter_map(|rank| Some((region.position(rank)?, placement.addr(*mesh, rank))));
+            for (index, to) in places.filter(|(_, to)| Some(*to) != taken) {
+                let nth = u32::try_from(index).unwrap_or(u32::MAX);
+                most = most.max(self.dispatch_one(parts, frame.for_one(to, nth), from));
+            }
+        }
+        most
+    }
+
+    /// A proc's cast goes to its agent as a whole. The proc's own share, if it has one, is delivered here and now, as are
+    /// single messages to its own actors: on the way up and back it would be overtaken by them (ORD-1).
+    fn cast_up(&self, parts: &impl Parts, frame: &Frame, up: LinkId) -> usize {
+        let Some(link) = self.link(up) else { return 0 };
+        let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };
+        let own = target.as_ref().and_then(|target| Some((target.index_of(self.me)?, target.len())));
+        let Some((index, count)) = own else { return link.send(&self.reactor, frame).unwrap_or(0) };
+        let share = frame.for_one(self.me, u32::try_from(index).unwrap_or(u32::MAX));
+        if count == 1 {
+            parts.deliver(share);
+            return 0;
+        }
+        // Nobody sees an effect of one half before the other half is on its way: what the receiver here sends is behind
+        // the rest of the cast, which is written only after the receiver here has its share.
+        let held = link.hold(&self.reactor);
+        let queued = link.send(&self.reactor, frame);
+        parts.deliver(share);
+        drop(held);
+        queued.map_or(0, |_| link.queued())
+    }
+
+    fn dispatch_one(&self, parts: &impl Parts, mut frame: Frame, from: Option<LinkId>) -> usize {
+        if parts.is_abroad() {
+            frame.header.set_abroad();
+        }
+        let to = frame.header.dst;
+        if self.me.is_agent() && to.host == self.me.host {
+            parts.overhear(&frame, from.is_some());
+        }
+        match self.route(to) {
+            Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
+            Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
+            Route::Remote(_) if parts.answers_for(&frame) => 0,
+            Route::Remote(host) => parts.send_remote(&frame, HostSet::one(host)),
+            Route::Here => {
+                parts.deliver(frame);
+                0
+            }
+            Route::Gone(ended) => {
+                parts.bounce(&frame, Outcome::Lost(ended));
+                0
+            }
+            Route::Unknown if parts.is_abroad() && self.local(to.mesh).is_none() => {
+                parts.await_procs(frame, from);
+                0
+            }
+            Route::Unknown => {
+                parts.refuse_unknown(&frame);
+                0
+            }
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The switch alone: which way frames go, with parts that only write down what they are handed.
+
+use crate::calls::Outcome;
+use crate::link::Link;
+use crate::reactor::Reactor;
+use crate::runtime::{GATEWAY, Parts, Switch};
+use mesh_proto::hosts::HostSet;
+use mesh_proto::messages::Call;
+use mesh_proto::{Decoder, EndReason, Ended, Frame, LinkId, Placement, ProcAddr, Router, Target};
+use mesh_topology::{Extent, Region};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+const MESH: u64 = 7;
+const AGENT: ProcAddr = ProcAddr::CONTROLLER;
+
+#[derive(Debug, PartialEq)]
+enum Handed {
+    Overheard(bool),
+    Delivered(ProcAddr),
+    Remote(HostSet),
+    Awaited(Option<LinkId>),
+    Unknown,
+    Bounced,
+}
+
+/// Writes down what it is handed.
+#[derive(Default)]
+struct Scribe {
+    abroad: bool,
+    answers: bool,
+    handed: RefCell<Vec<Handed>>,
+}
+
+impl Scribe {
+    fn note(&self, handed: Handed) {
+        self.handed.borrow_mut().push(handed);
+    }
+
+    fn said(&self) -> Vec<Handed> {
+        self.handed.take()
+    }
+}
+
+impl Parts for Scribe {
+    fn is_abroad(&self) -> bool {
+        self.abroad
+    }
+    fn overhear(&self, _: &Frame, came: bool) {
+        self.note(Handed::Overheard(came));
+    }
+    fn deliver(&self, frame: Frame) {
+        self.note(Handed::Delivered(frame.header.dst));
+    }
+    fn send_remote(&self, _: &Frame, hosts: HostSet) -> usize {
+        self.note(Handed::Remote(hosts));
+        5
+    }
+    fn answers_for(&self, _: &Frame) -> bool {
+        self.answers
+    }
+    fn await_procs(&self, _: Frame, from: Option<LinkId>) {
+        self.note(Handed::Awaited(from));
+    }
+    fn refuse_unknown(&self, _: &Frame) {
+        self.note(Handed::Unknown);
+    }
+    fn bounce(&self, _: &Frame, _: Outcome) {
+        self.note(Handed::Bounced);
+    }
+}
+
+fn proc(rank: u32) -> ProcAddr {
+    ProcAddr { mesh: MESH, rank, host: 0 }
+}
+
+fn to(target: &Target) -> Frame {
+    let dst = target.place(0).unwrap();
+    let header = Call { actor: 3, call: 5, place: 0, stream: false, task: None }.header(AGENT, dst);
+    Frame::build(header, matches!(target, Target::Many(..)).then_some(target), b"f", &[])
+}
+
+fn one(dst: ProcAddr) -> Frame {
+    to(&Target::One(dst))
+}
+
+fn whole(ranks: usize, placement: Placement) -> Target {
+    Target::Many(MESH, Region::whole(&Extent::new([("procs", ranks)]).unwrap()), placement)
+}
+
+fn switch(me: ProcAddr, router: Router) -> (Switch, Arc<Reactor>) {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    (Switch::new(me, &reactor, router), reactor)
+}
+
+fn link(id: LinkId, peer: ProcAddr) -> (Arc<Link>, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+    (Arc::new(Link::new(id, peer, ours)), theirs)
+}
+
+/// To whom the frames are that have come over a link.
+fn came(theirs: &OwnedFd) -> Vec<ProcAddr> {
+    let (mut bytes, mut decoder) = ([0; 4096], Decoder::default());
+    let n = rustix::io::read(theirs, &mut bytes).unwrap_or(0);
+    decoder.push(&bytes[..n]);
+    std::iter::from_fn(|| decoder.next_frame().unwrap()).map(|frame| frame.header.dst).collect()
+}
+
+#[test]
+fn what_is_for_this_process_is_delivered_and_what_passes_is_overheard() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let scribe = Scribe::default();
+    assert_eq!(switch.dispatch(&scribe, one(AGENT), None), 0);
+    assert_eq!(scribe.said(), [Handed::Overheard(false), Handed::Delivered(AGENT)]);
+    let (near, theirs) = link(1, proc(0));
+    switch.add(MESH, 0, &[near]);
+    switch.dispatch(&scribe, one(proc(0)), Some(9));
+    assert_eq!((scribe.said(), came(&theirs)), (vec![Handed::Overheard(true)], vec![proc(0)]));
+}
+
+#[test]
+fn what_is_for_nobody_waits_only_where_a_spawn_may_be_under_way() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let mut scribe = Scribe::default();
+    switch.dispatch(&scribe, one(proc(0)), Some(9));
+    assert_eq!(scribe.said().pop(), Some(Handed::Unknown));
+    scribe.abroad = true;
+    switch.dispatch(&scribe, one(proc(0)), Some(9));
+    assert_eq!(scribe.said().pop(), Some(Handed::Awaited(Some(9))));
+    // A mesh that is known has no such rank, and will not have one.
+    switch.add(MESH, 0, &[link(1, proc(0)).0]);
+    switch.dispatch(&scribe, one(proc(4)), Some(9));
+    assert_eq!(scribe.said().pop(), Some(Handed::Unknown));
+}
+
+#[test]
+fn what_is_for_the_dead_comes_back() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let scribe = Scribe::default();
+    switch.add(MESH, 0, &[link(1, proc(0)).0]);
+    let ended = Arc::new(Ended::unmade(EndReason::LongAgo));
+    assert!(switch.close_route(proc(0), &ended).is_some());
+    assert!(switch.close_route(proc(0), &ended).is_none(), "its route is closed once");
+    switch.dispatch(&scribe, one(proc(0)), None);
+    assert_eq!(scribe.said().pop(), Some(Handed::Bounced));
+}
+
+#[test]
+fn what_came_from_other_hosts_goes_to_none() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let mut scribe = Scribe { abroad: true, ..Scribe::default() };
+    let there = ProcAddr { host: 3, ..proc(0) };
+    assert_eq!(switch.dispatch(&scribe, one(there), None), 5);
+    assert_eq!(scribe.said(), [Handed::Remote(HostSet::one(3))]);
+    assert_eq!(switch.dispatch(&scribe, one(there), Some(GATEWAY)), 0);
+    assert_eq!(scribe.said(), []);
+    scribe.answers = true;
+    assert_eq!(switch.dispatch(&scribe, one(there), None), 0);
+    assert_eq!(scribe.said(), [], "it is answered here, in the other host's name");
+}
+
+#[test]
+fn an_agent_makes_a_frame_for_each_of_its_ranks_but_the_sender() {
+    let (switch, _reactor) = switch(AGENT, Router::agent(AGENT));
+    let scribe = Scribe::default();
+    let (links, theirs): (Vec<_>, Vec<_>) = (0..3).map(|rank| link(1 + rank, proc(rank))).unzip();
+    switch.add(MESH, 0, &links);
+    let mut cast = to(&whole(3, Placement::On(0)));
+    cast.header.src = proc(1);
+    switch.dispatch(&scribe, cast, Some(2));
+    let seen: Vec<_> = theirs.iter().map(came).collect();
+    assert_eq!(seen, [vec![proc(0)], vec![], vec![proc(2)]]);
+    // Nobody made a cast to more ranks than there are by the usual road.
+    assert_eq!(switch.dispatch(&scribe, to(&whole(4, Placement::On(0))), Some(2)), 0);
+    assert!(theirs.iter().all(|fd| came(fd).is_empty()));
+}
+
+/// ORD-1: its own share of a cast does not travel up and back.
+#[test]
+fn a_worker_takes_its_own_share_and_sends_the_cast_up() {
+    let me = proc(1);
+    let (switch, _reactor) = switch(me, Router::leaf(me, 0));
+    let (up, theirs) = link(0, AGENT);
+    switch.add_link(&up);
+    let scribe = Scribe::default();
+    switch.dispatch(&scribe, to(&whole(3, Placement::On(0))), None);
+    assert_eq!((scribe.said(), came(&theirs).len()), (vec![Handed::Delivered(me)], 1));
+}

@@ -1,0 +1,48 @@
+//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` hands them over as mesh_core is
+//! imported; nothing is looked up by the name of a module afterwards.
+
+use crate::codes;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// What each does is said in Python.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Callables {
+    pub(crate) dumps: Py<PyAny>,
+    pub(crate) loads: Py<PyAny>,
+    /// The interpreter's own, for messages without buffers.
+    pub(crate) plain_loads: Py<PyAny>,
+    pub(crate) arrive: Py<PyAny>,
+    pub(crate) too_large: Py<PyAny>,
+    pub(crate) of_native: Py<PyAny>,
+    pub(crate) mesh_error: Py<PyAny>,
+    pub(crate) authentication_error: Py<PyAny>,
+    pub(crate) alarm: Py<PyAny>,
+    pub(crate) current_actor: Py<PyAny>,
+    pub(crate) in_coroutine: Py<PyAny>,
+    pub(crate) on_main_thread: Py<PyAny>,
+    pub(crate) set_wakeup_fd: Py<PyAny>,
+    pub(crate) crowded: Py<PyAny>,
+    pub(crate) refusal: Py<PyAny>,
+    pub(crate) unsent: Py<PyAny>,
+    pub(crate) not_spawned: Py<PyAny>,
+}
+
+static CALLABLES: PyOnceLock<Callables> = PyOnceLock::new();
+
+/// Takes what this crate calls, and the enums whose members it hands out. The first word counts.
+#[pyfunction]
+pub(crate) fn hold(py: Python<'_>, callables: Callables, enums: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
+    enums.iter().try_for_each(codes::hold)?;
+    let _ = CALLABLES.set(py, callables);
+    Ok(())
+}
+
+/// What was handed over.
+pub(crate) fn callables(py: Python<'_>) -> PyResult<&Callables> {
+    CALLABLES
+        .get(py)
+        .ok_or_else(|| PyRuntimeError::new_err("the native layer cannot be used before mesh_core is imported"))
+}
