@@ -1,13 +1,12 @@
 //! What the state machines and the sockets of this machine cost, as inputs for the model.
 
-use crate::gateway::lane;
 use crate::model::Costs;
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Arrival, Cargo, HostMerge, HostSet, Packet, PacketDecoder, PeerStreams, RelayMerge, Share, Short, Topology, unmerge,
+    Arrival, Cargo, HostMerge, HostSet, Lane, Packet, PacketDecoder, PeerStreams, RelayMerge, Share, Short, Topology, unmerge,
 };
 use mesh_proto::messages::{Answer, Reply};
-use mesh_proto::{Frame, ProcAddr};
+use mesh_proto::{Frame, HostNo, ProcAddr};
 use std::hint::black_box;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -190,7 +189,7 @@ fn outcome(equal: bool) -> Duration {
     for packet in answers(HOSTS, equal) {
         out.extend(relay.offer(packet, Duration::ZERO));
     }
-    let frames: Vec<Frame> = out.iter().filter_map(|packet| crate::gateway::frame_of(&packet.body)).collect();
+    let frames: Vec<Frame> = out.iter().filter_map(|packet| Frame::from_pieces(&packet.body)).collect();
     each(HOSTS * PROCS, || {
         let mut places: Vec<Option<Frame>> = vec![None; (HOSTS * PROCS) as usize];
         let begun = Instant::now();
@@ -237,4 +236,8 @@ fn socket() -> std::io::Result<Duration> {
         here.read_exact(&mut buffer)?;
     }
     Ok(begun.elapsed() / 10_000)
+}
+
+fn lane(host: HostNo) -> Lane {
+    Lane { sender: (0, host, host), mesh: 1 }
 }

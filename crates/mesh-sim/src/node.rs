@@ -1,8 +1,9 @@
-//! One host: the real state machines, and what the simulator counts of it.
+//! One host: the gateway of the runtime, the network as it sees it, and what the simulator counts of it.
 
-use crate::model::Model;
-use mesh_proto::hosts::{HostMerge, PeerStreams, RelayMerge, Topology};
-use mesh_proto::{Header, HostNo, ProcAddr};
+use mesh_proto::hosts::gateway::{Gateway, Wire};
+use mesh_proto::hosts::{Packet, Standing};
+use mesh_proto::{Header, HostNo};
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -32,18 +33,70 @@ impl Load {
     }
 }
 
+/// One end of a connection: who is at the other, and which one it is.
+pub(crate) type End = (HostNo, u64);
+
+/// When something was last heard and sent on an open connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Signs {
+    pub(crate) id: u64,
+    pub(crate) heard: Duration,
+    pub(crate) sent: Duration,
+}
+
+/// The network as one host's gateway sees it: what is sent waits for the simulator to see to its costs.
+#[derive(Debug, Default)]
+pub(crate) struct Net {
+    pub(crate) sent: RefCell<Vec<(HostNo, Packet)>>,
+    pub(crate) open: RefCell<HashMap<HostNo, Signs>>,
+    pub(crate) woken: Cell<bool>,
+}
+
+impl Wire for Net {
+    type Connection = End;
+
+    fn send(&self, (to, id): &End, packet: &Packet, now: Duration) {
+        if let Some(signs) = self.open.borrow_mut().get_mut(to).filter(|signs| signs.id == *id) {
+            signs.sent = now;
+            self.sent.borrow_mut().push((*to, packet.clone()));
+        }
+    }
+
+    fn is_open(&self, (to, id): &End) -> bool {
+        self.open.borrow().get(to).is_some_and(|signs| signs.id == *id)
+    }
+
+    fn has_room(&self, end: &End) -> bool {
+        self.is_open(end)
+    }
+
+    fn heard_at(&self, (to, _): &End) -> Duration {
+        self.open.borrow().get(to).map_or(Duration::ZERO, |signs| signs.heard)
+    }
+
+    fn sent_at(&self, (to, _): &End) -> Duration {
+        self.open.borrow().get(to).map_or(Duration::ZERO, |signs| signs.sent)
+    }
+
+    fn is_same(&self, one: &End, other: &End) -> bool {
+        one == other
+    }
+
+    fn wake(&self) {
+        self.woken.set(true);
+    }
+}
+
 /// A host's gateway and agent.
 #[derive(Debug)]
 pub(crate) struct Node {
-    pub(crate) topology: Topology,
-    pub(crate) peer_streams: PeerStreams,
-    pub(crate) merge: HostMerge,
-    pub(crate) relay: RelayMerge,
+    pub(crate) gateway: Gateway<Net>,
+    pub(crate) net: Net,
     /// Until when its thread, and its network card in each direction, are busy.
     pub(crate) cpu: Duration,
     pub(crate) wire_in: Duration,
     pub(crate) wire_out: Duration,
-    /// The earliest tick that was asked for.
+    /// The tick that was asked for last.
     pub(crate) armed: Option<Duration>,
     /// Whether it has a place in the job.
     pub(crate) attached: bool,
@@ -53,15 +106,15 @@ pub(crate) struct Node {
     pub(crate) load: Load,
     /// Frames of which segments have arrived, by origin and number.
     pub(crate) partial: HashMap<(HostNo, u32), Header>,
+    /// What it holds of hosts that were killed.
+    pub(crate) holds: HashMap<HostNo, Standing>,
 }
 
 impl Node {
     pub(crate) fn new(me: HostNo) -> Self {
         Self {
-            topology: Topology::new(me),
-            peer_streams: PeerStreams::new(me, 8 << 20),
-            merge: HostMerge::new(me, ProcAddr::agent(me)),
-            relay: RelayMerge::new(me),
+            gateway: Gateway::new(me, u64::from(me) + 1),
+            net: Net::default(),
             cpu: Duration::ZERO,
             wire_in: Duration::ZERO,
             wire_out: Duration::ZERO,
@@ -71,25 +124,13 @@ impl Node {
             silent: false,
             load: Load::default(),
             partial: HashMap::new(),
+            holds: HashMap::new(),
         }
-    }
-
-    /// The host learns its place among the others.
-    pub(crate) fn join(&mut self, model: &Model) {
-        self.attached = true;
-        self.topology.add_group(1, model.hosts, model.fan_out);
     }
 
     /// Its thread is busy for so much longer.
     pub(crate) fn spend(&mut self, time: Duration) {
         self.cpu += time;
         self.load.busy += time;
-    }
-
-    pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        [self.peer_streams.next_deadline(), self.merge.next_deadline(), self.relay.next_deadline()]
-            .into_iter()
-            .flatten()
-            .min()
     }
 }

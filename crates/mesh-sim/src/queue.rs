@@ -1,6 +1,7 @@
 //! What will happen, in its order.
 
-use mesh_proto::hosts::{Packet, Standing};
+use crate::node::End;
+use mesh_proto::hosts::{Packet, PacketKind};
 use mesh_proto::{CallId, HostNo};
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -10,21 +11,28 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The last bit of a packet would be there, were the network card idle.
-    Arrive(Box<Packet>),
-    /// A packet whose connection was not up is sent.
-    Depart(HostNo, Box<Packet>),
+    Arrive(HostNo, Box<Packet>),
     /// A proc has replied.
     Replied { call: CallId, index: u32 },
-    /// A state machine has something to do.
-    Tick,
-    /// The connection to another host has ended.
-    Closed(HostNo),
-    /// A host that cannot be connected to any more, or is silent, is reported.
-    Report(HostNo, Standing),
-    /// The connection to a host that has fallen silent is looked at.
-    Beat(HostNo),
-    /// A host connects to another.
-    Dial(HostNo),
+    /// The gateway has something to do; if not `busy`, it only looks whether others live.
+    Tick { busy: bool },
+    /// A connection to another host has ended.
+    Closed(End),
+    /// An attempt to connect is at the other host.
+    Connected(HostNo),
+    /// It was in vain; for good if somebody has said so.
+    Missed(HostNo, bool),
+}
+
+impl Event {
+    /// Whether it only tells that somebody lives: such events never end.
+    fn is_idle(&self) -> bool {
+        match self {
+            Self::Tick { busy } => !busy,
+            Self::Arrive(_, packet) => matches!(packet.kind, PacketKind::Ping | PacketKind::Pong),
+            _ => false,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -60,15 +68,25 @@ impl Eq for Entry {}
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
     turns: u64,
+    /// How many are left that are not idle.
+    busy: usize,
 }
 
 impl Queue {
     pub(crate) fn push(&mut self, at: Duration, host: HostNo, event: Event) {
         self.turns += 1;
+        self.busy += usize::from(!event.is_idle());
         self.heap.push(Entry { at, turn: self.turns, host, event });
     }
 
     pub(crate) fn pop(&mut self) -> Option<(Duration, HostNo, Event)> {
-        self.heap.pop().map(|entry| (entry.at, entry.host, entry.event))
+        let entry = self.heap.pop()?;
+        self.busy -= usize::from(!entry.event.is_idle());
+        Some((entry.at, entry.host, entry.event))
+    }
+
+    /// Whether nothing is left but signs of life.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.busy == 0
     }
 }

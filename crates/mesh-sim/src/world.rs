@@ -1,12 +1,15 @@
 //! Hosts and what is under way between them, in virtual time.
 
 use crate::model::{Costs, Model};
-use crate::node::{Load, Node};
+use crate::node::{End, Load, Node};
 use crate::queue::{Event, Queue};
-use mesh_proto::hosts::{Heartbeat, HostSet, Packet, Short, Standing};
-use mesh_proto::{CallId, Frame, HostNo};
-use std::collections::{HashMap, HashSet};
+use mesh_proto::hosts::{HostSet, Standing};
+use mesh_proto::{CallId, HostNo};
+use std::collections::HashMap;
 use std::time::Duration;
+
+/// Whatever takes longer never happens.
+const LONGEST: Duration = Duration::from_secs(300);
 
 /// How a call went, as its caller sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,15 +58,15 @@ impl Call {
 pub struct World {
     pub(crate) model: Model,
     pub(crate) nodes: Vec<Node>,
+    /// How many live.
+    alive: u32,
     pub(crate) queue: Queue,
     pub(crate) now: Duration,
-    /// When each connection is up.
-    connections: HashMap<(HostNo, HostNo), Duration>,
+    /// How many connections were made.
+    pub(crate) connections: u64,
     pub(crate) calls: HashMap<CallId, Call>,
-    /// Of the connections to hosts that have fallen silent.
-    pub(crate) heartbeats: HashMap<(HostNo, HostNo), Heartbeat>,
-    /// Who has found out by sending to it that a host is dead.
-    refused: HashSet<(HostNo, HostNo)>,
+    /// The hosts that were killed.
+    killed: Vec<HostNo>,
     /// How many have heard how each host stands, and when the last has.
     pub(crate) told: HashMap<(HostNo, Standing), (u32, Duration)>,
     /// Numbers from a seed, the same with every run.
@@ -75,20 +78,19 @@ impl World {
     #[must_use]
     pub fn new(model: Model) -> Self {
         let nodes = (0..=model.hosts).map(Node::new).collect();
-        let mut world = Self {
+        let alive = model.hosts + 1;
+        Self {
             model,
             nodes,
+            alive,
             queue: Queue::default(),
             now: Duration::ZERO,
-            connections: HashMap::new(),
+            connections: 0,
             calls: HashMap::new(),
-            heartbeats: HashMap::new(),
-            refused: HashSet::new(),
+            killed: Vec::new(),
             told: HashMap::new(),
             dice: 1,
-        };
-        world.nodes[0].join(&world.model);
-        world
+        }
     }
 
     /// The inputs.
@@ -107,7 +109,7 @@ impl World {
     /// How many hosts live, the controller's too.
     #[must_use]
     pub fn living(&self) -> u32 {
-        u32::try_from(self.nodes.iter().filter(|node| node.alive).count()).unwrap_or(u32::MAX)
+        self.alive
     }
 
     /// The virtual time.
@@ -149,9 +151,10 @@ impl World {
         self.told.get(&(host, standing)).copied().unwrap_or_default()
     }
 
-    /// Lets time pass until nothing is left to be done, or `done`.
+    /// Lets time pass until `done`, or for long enough that it never will be.
     pub fn run(&mut self, mut done: impl FnMut(&Self) -> bool) {
-        while !done(self) {
+        let end = self.now + LONGEST;
+        while !done(self) && self.now < end {
             let Some((at, host, event)) = self.queue.pop() else { break };
             self.now = self.now.max(at);
             if self.nodes[host as usize].alive {
@@ -160,31 +163,24 @@ impl World {
         }
     }
 
-    /// Lets time pass until nothing is left to be done.
+    /// Lets time pass until nothing is left but signs of life, and everybody knows who is dead.
     pub fn settle(&mut self) {
-        self.run(|_| false);
+        self.run(|world| {
+            let living = world.living();
+            world.queue.is_idle() && world.killed.iter().all(|dead| world.told(*dead, Standing::Dead).0 >= living)
+        });
     }
 
     /// A host stops: its connections end at once if `closed`, else it is silent.
     pub fn kill(&mut self, host: HostNo, closed: bool) {
         let node = &mut self.nodes[host as usize];
         (node.alive, node.silent) = (false, !closed);
-        let mut peers: Vec<HostNo> = self
-            .connections
-            .keys()
-            .filter(|(a, b)| *a == host || *b == host)
-            .map(|(a, b)| if *a == host { *b } else { *a })
-            .collect();
+        self.killed.push(host);
+        self.alive -= 1;
+        let mut peers: Vec<End> = node.net.open.borrow().iter().map(|(peer, signs)| (*peer, signs.id)).collect();
         peers.sort_unstable();
-        for peer in peers {
-            if closed {
-                self.queue.push(self.now + self.model.latency, peer, Event::Closed(host));
-            } else {
-                // It was heard just now: the whole window is before it.
-                let heartbeat = Heartbeat::new(self.model.window, self.now);
-                self.queue.push(heartbeat.next_deadline(), peer, Event::Beat(host));
-                self.heartbeats.insert((peer, host), heartbeat);
-            }
+        for (peer, id) in peers.into_iter().filter(|_| closed) {
+            self.queue.push(self.now + self.model.latency, peer, Event::Closed((host, id)));
         }
     }
 
@@ -201,155 +197,83 @@ impl World {
     fn happen(&mut self, host: HostNo, event: Event) {
         let at = self.now;
         let node = &mut self.nodes[host as usize];
+        node.cpu = node.cpu.max(at);
         match event {
-            Event::Arrive(packet) => {
+            Event::Arrive(from, packet) => {
                 let len = packet.wire_len() + self.model.costs.around;
                 node.wire_in = at.max(node.wire_in + self.model.wire(len));
                 node.cpu = node.cpu.max(node.wire_in);
                 node.spend(self.model.costs.packet_in + self.model.costs.bytes(len));
                 node.load.packets += 1;
                 node.load.bytes += len as u64;
-                self.arrived(host, *packet);
+                self.arrived(host, from, *packet);
             }
-            Event::Depart(to, packet) => self.depart(host, to, packet),
-            Event::Tick => {
-                node.cpu = node.cpu.max(at);
+            Event::Tick { .. } => {
                 // An earlier tick was asked for since.
-                if node.armed == Some(at) {
-                    node.armed = None;
+                if node.armed != Some(at) {
+                    return;
                 }
+                node.armed = None;
                 self.tick(host);
             }
             Event::Replied { call, index } => {
-                node.cpu = node.cpu.max(at);
                 node.spend(self.model.costs.local);
                 self.replied(host, call, index);
             }
-            Event::Closed(dead) => self.closed(host, dead),
-            Event::Report(of, standing) => self.report(host, of, standing),
-            Event::Beat(silent) => self.beat(host, silent),
-            Event::Dial(to) => self.connect(host, to),
+            Event::Closed(end) => self.closed(host, end),
+            Event::Connected(to) => self.connected(host, to),
+            Event::Missed(to, gone) => self.missed(host, to, gone),
         }
-        self.arm(host);
+        self.note(host);
     }
 
-    /// Asks for a tick when the host's state machines want one.
-    pub(crate) fn arm(&mut self, host: HostNo) {
+    /// Notes what a host holds of those that were killed.
+    fn note(&mut self, host: HostNo) {
         let node = &mut self.nodes[host as usize];
-        let Some(at) = node.next_deadline() else { return };
-        let at = at.max(self.now);
+        for dead in &self.killed {
+            let standing = node.gateway.stands(*dead);
+            if standing != Standing::Live && node.holds.insert(*dead, standing) != Some(standing) {
+                let told = self.told.entry((*dead, standing)).or_default();
+                *told = (told.0 + 1, told.1.max(node.cpu));
+            }
+        }
+    }
+
+    /// Has the gateway look in at `at`, unless it does so earlier.
+    pub(crate) fn arm(&mut self, host: HostNo, at: Duration, busy: bool) {
+        let node = &mut self.nodes[host as usize];
         if node.armed.is_none_or(|armed| at < armed) {
             node.armed = Some(at);
-            self.queue.push(at, host, Event::Tick);
+            self.queue.push(at, host, Event::Tick { busy });
         }
     }
 
-    /// When the connection between two hosts is up; it is made if there is none.
-    pub(crate) fn connect(&mut self, from: HostNo, to: HostNo) {
-        self.connection(from, to);
-    }
-
-    fn connection(&mut self, from: HostNo, to: HostNo) -> Duration {
-        let key = (from.min(to), from.max(to));
-        if let Some(up) = self.connections.get(&key) {
-            return *up;
-        }
-        // Connecting, the handshake, and a packet each way that says for which job it is.
-        let costs = &self.model.costs;
-        let mut up = self.nodes[from as usize].cpu.max(self.now) + 6 * self.model.latency;
-        for host in [from, to] {
+    /// What a gateway has sent goes on its way, and costs what it costs.
+    pub(crate) fn flush(&mut self, host: HostNo) {
+        let sent = self.nodes[host as usize].net.sent.take();
+        for (to, packet) in sent {
             let node = &mut self.nodes[host as usize];
-            node.cpu = node.cpu.max(self.now);
-            node.spend(costs.handshake);
-            node.load.connections += 1;
-            up = up.max(node.cpu + 3 * self.model.latency);
-        }
-        self.connections.insert(key, up);
-        up
-    }
-
-    /// A packet is written to the connection to `to`.
-    pub(crate) fn transmit(&mut self, from: HostNo, to: HostNo, packet: Packet) {
-        let up = self.connection(from, to);
-        let runs = packet.dests.len() + packet.shares.len();
-        let node = &mut self.nodes[from as usize];
-        let len = packet.wire_len() + self.model.costs.around;
-        node.spend(self.model.costs.packet_out + self.model.costs.bytes(len));
-        node.spend(Costs::times(self.model.costs.run, runs));
-        node.load.packets += 1;
-        node.load.bytes += len as u64;
-        if up > node.cpu {
-            self.queue.push(up, from, Event::Depart(to, Box::new(packet)));
-        } else {
-            self.depart(from, to, Box::new(packet));
-        }
-    }
-
-    fn depart(&mut self, from: HostNo, to: HostNo, packet: Box<Packet>) {
-        let node = &mut self.nodes[from as usize];
-        let len = packet.wire_len() + self.model.costs.around;
-        node.wire_out = node.wire_out.max(node.cpu).max(self.now) + self.model.wire(len);
-        let at = node.wire_out + self.model.latency;
-        if self.nodes[to as usize].alive {
-            self.queue.push(at, to, Event::Arrive(packet));
-        } else if self.refused.insert((from, to)) {
-            // Connecting is refused, or nobody answers; who hangs on the dead host goes elsewhere by itself.
-            let silence = if self.nodes[to as usize].silent { self.model.window } else { Duration::ZERO };
-            if self.nodes[from as usize].topology.parent(from) != Some(to) {
-                self.queue.push(at + self.model.latency + silence, from, Event::Report(to, Standing::Dead));
+            let runs = packet.dests.len() + packet.shares.len();
+            if packet.origin == host {
+                node.spend(Costs::times(self.model.costs.number, packet.dests.len()));
+            } else if packet.sole().is_none() {
+                node.spend(self.model.costs.plan);
+            }
+            let len = packet.wire_len() + self.model.costs.around;
+            node.spend(self.model.costs.packet_out + self.model.costs.bytes(len));
+            node.spend(Costs::times(self.model.costs.run, runs));
+            node.load.packets += 1;
+            node.load.bytes += len as u64;
+            node.wire_out = node.wire_out.max(node.cpu).max(self.now) + self.model.wire(len);
+            let at = node.wire_out + self.model.latency;
+            if self.nodes[to as usize].alive {
+                self.queue.push(at, to, Event::Arrive(host, Box::new(packet)));
             }
         }
-    }
-
-    /// What a host holds of another is set, and what follows from it is done.
-    pub(crate) fn hear(&mut self, host: HostNo, of: HostNo, standing: Standing) {
-        let node = &mut self.nodes[host as usize];
-        let Some(changed) = node.topology.set(of, standing) else { return };
-        let now = node.cpu;
-        let told = self.told.entry((of, standing)).or_default();
-        *told = (told.0 + 1, told.1.max(now));
-        if standing == Standing::Dead {
-            node.peer_streams.end(of);
-            node.merge.end(|_| of == 0);
+        if self.nodes[host as usize].net.woken.take() {
+            let at = self.nodes[host as usize].cpu.max(self.now);
+            self.arm(host, at, true);
         }
-        let topology = &node.topology;
-        node.peer_streams.reroute(&changed, &|to| topology.next_hop(host, to));
-        let out = node.relay.lost(of);
-        self.forward(host, out);
-        let ready = self.nodes[host as usize].peer_streams.take_ready();
-        ready.into_iter().for_each(|via| self.pump(host, via, now));
-    }
-
-    /// Packets that go on to their one destination.
-    pub(crate) fn forward(&mut self, host: HostNo, packets: Vec<Packet>) {
-        for packet in packets {
-            let hop = packet.sole().and_then(|dest| self.nodes[host as usize].topology.next_hop(packet.origin, dest));
-            if let Some(hop) = hop {
-                self.transmit(host, hop, packet);
-            }
-        }
-    }
-
-    /// Takes what the peer streams have for a next hop.
-    pub(crate) fn pump(&mut self, host: HostNo, via: HostNo, now: Duration) {
-        loop {
-            let node = &mut self.nodes[host as usize];
-            let Some(packet) = node.peer_streams.next_packet(via, now.max(node.cpu)) else { return };
-            node.spend(Costs::times(self.model.costs.number, packet.dests.len()));
-            if packet.sole().is_some() {
-                // A relay's own answers go with those of the hosts below it.
-                let out = node.relay.offer(packet, node.cpu);
-                self.forward(host, out);
-            } else {
-                self.transmit(host, via, packet);
-            }
-        }
-    }
-
-    /// The bytes of a frame as a packet carries them.
-    pub(crate) fn pieces(frame: &Frame) -> Short<bytes::Bytes> {
-        let header = bytes::Bytes::copy_from_slice(&frame.header.encode());
-        if frame.body.is_empty() { Short::from_iter([header]) } else { Short::from([header, frame.body.clone()]) }
     }
 
     /// A number below `sides`.
@@ -364,8 +288,6 @@ impl World {
     /// Every host beside the controller's that is attached and lives.
     #[must_use]
     pub fn all(&self) -> HostSet {
-        let mut all = self.nodes[0].topology.hosts();
-        all.remove(0);
-        all
+        self.nodes[0].gateway.live_hosts().into_iter().collect()
     }
 }

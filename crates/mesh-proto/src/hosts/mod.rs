@@ -1,8 +1,11 @@
-//! Many hosts: who relays for whom, what is under way between them, and whether they live.
+//! Many hosts: who relays for whom, what is under way between them, and whether they live. [`Gateway`] is all of it for
+//! one host.
 //!
 //! Nothing here reads a clock or a socket: time is passed in, packets are handed over.
 
+mod cargo;
 mod fate;
+pub mod gateway;
 mod greet;
 mod heartbeat;
 mod merge;
@@ -13,6 +16,7 @@ mod topology;
 mod unpack;
 
 pub use fate::{Fate, Parting};
+pub use gateway::Gateway;
 pub use greet::{Farewell, Join, Look, Refusal, Refuse, Welcome};
 pub use heartbeat::{Beat, Heartbeat};
 pub use merge::{HOLD, HostMerge, MERGE_LIMIT, RelayMerge, Replies, origins, unmerge};

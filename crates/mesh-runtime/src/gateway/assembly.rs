@@ -76,7 +76,7 @@ impl Assembly {
 
     fn finish(self) -> Option<Frame> {
         match self.into {
-            Into::Whole(bytes) => super::sending::frame_of(&[Bytes::from(bytes)]),
+            Into::Whole(bytes) => Frame::from_pieces(&[Bytes::from(bytes)]),
             Into::Parts { mut header, fixed, parts, sharing } => {
                 let cut = header.target_len as usize;
                 let cast = if cut == 0 { None } else { Target::from_wire(header.dst.mesh, &fixed[..cut]).ok() };

@@ -1,42 +1,18 @@
 //! Attaching hosts, at the controller, before all that it takes to connect to them is known.
 //!
 //! Credentials may lie on a slow disk, names may take long to look up, and a launcher may not know an address yet. So
-//! hosts get their numbers and their places in the tree at once, and messages to them wait in their peer streams. ATT-1: no
-//! host is connected to before the credentials of its attachment were read and its address, and those of all hosts below
-//! it, are known; until then its silence does not count.
+//! hosts get their numbers and their places in the tree at once, and messages to them wait in their peer streams (ATT-1).
 
 use super::greeting::GREETING;
-use super::{GatewayOptions, State, agents};
+use super::{Event, GatewayOptions, agents};
 use crate::calls::Call;
 use crate::error::{ErrorKind, RuntimeError};
 use crate::runtime::{Runtime, lock};
 use crate::tls::{Identity, resolve};
-use mesh_proto::control::{Attachment, Report};
 use mesh_proto::hosts::{Fate, HostSet};
 use mesh_proto::{HostNo, ProcAddr};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// Hosts that nobody connects to yet (ATT-1).
-#[derive(Debug, Default)]
-pub(super) struct Pending {
-    /// The credentials of their attachment are being read.
-    unproven: HostSet,
-    /// Their addresses are not known.
-    unplaced: HostSet,
-}
-
-impl State {
-    /// Whether a host may not be connected to yet (ATT-1).
-    pub(super) fn is_pending(&self, host: HostNo) -> bool {
-        let Pending { unproven, unplaced } = &self.pending;
-        if unproven.is_empty() && unplaced.is_empty() {
-            return false;
-        }
-        let below = self.topology.subtree(host);
-        below.overlaps(unproven) || below.overlaps(unplaced)
-    }
-}
 
 /// How a script is told that its own credentials, or its own address, are of no use.
 fn fate_of(error: &RuntimeError) -> Fate {
@@ -62,7 +38,7 @@ impl Runtime {
         let behind = move || {
             let Some(runtime) = this.upgrade() else { return };
             if let Err(error) = work(&runtime) {
-                runtime.give_up(&hosts, fate_of(&error), &error.to_string());
+                runtime.give_up(hosts, fate_of(&error), error.to_string());
             }
         };
         let thread = std::thread::Builder::new().name("mesh-attach".to_owned()).spawn(behind);
@@ -84,34 +60,10 @@ impl Runtime {
         self.may_attach()?;
         let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let (base, call) = {
-            let mut state = lock(&self.gateway.state);
-            let base = state.next_host;
+            let machine = &mut lock(&self.gateway.state).machine;
+            let base = machine.next_host();
             let call = self.open(agents(base, count), false)?;
-            state.next_host += count;
-            state.window = options.window;
-            state.hold = state.hold.max(options.hold);
-            state.fan_out = options.fan_out;
-            state.topology.add_group(base, count, options.fan_out);
-            state.pending.unproven.extend_by(&HostSet::range(base, count));
-            for (host, address) in (base..).zip(addresses) {
-                if address.is_none() {
-                    state.pending.unplaced.push(host);
-                }
-                let peer = state.peers.entry(host).or_default();
-                peer.address.clone_from(address);
-                let attachment = Attachment {
-                    call: call.id,
-                    base,
-                    count,
-                    fan_out: options.fan_out,
-                    window: options.window,
-                    patience: options.patience,
-                    hold: options.hold,
-                    dialed: false,
-                    below: Vec::new(),
-                };
-                peer.attachment = Some(Arc::new(attachment));
-            }
+            machine.attach(call.id, addresses, &options);
             (base, call)
         };
         self.gateway.active.store(true, Ordering::SeqCst);
@@ -119,11 +71,11 @@ impl Runtime {
         let proven = hosts.clone();
         let behind = self.attach_behind(hosts.clone(), move |this| {
             this.gateway.known_as(&identity()?)?;
-            this.no_longer_pending(&proven, |state| state.pending.unproven.reduce_by(&proven));
+            this.on_gateway(Event::Proven(proven));
             Ok(())
         });
         if let Err(error) = behind {
-            self.give_up(&hosts, Fate::NotAttached, &error.to_string());
+            self.give_up(hosts, Fate::NotAttached, error.to_string());
             return Err(error);
         }
         Ok((base, call))
@@ -131,64 +83,17 @@ impl Runtime {
 
     /// Says where a host is that was attached without an address.
     pub fn place_host(&self, host: HostNo, address: String) {
-        let above: HostSet = {
-            let mut state = lock(&self.gateway.state);
-            if !state.pending.unplaced.contains(host) {
-                return;
-            }
-            state.peers.entry(host).or_default().address = Some(address);
-            let ancestors = state.topology.ancestors(host).into_iter().filter(|above| *above != 0);
-            ancestors.chain(std::iter::once(host)).collect()
-        };
-        self.no_longer_pending(&above, |state| {
-            state.pending.unplaced.remove(host);
-        });
+        self.on_gateway(Event::Placed { host, address });
     }
 
     /// Says that a host that was attached without an address has none.
     pub fn displace_host(&self, host: HostNo, why: &str) {
-        self.give_up(&HostSet::one(host), Fate::NotAttached, why);
-    }
-
-    /// Something was found out of these hosts: those that can be connected to now are. Their silence counts from now on.
-    fn no_longer_pending(&self, hosts: &HostSet, change: impl FnOnce(&mut State)) {
-        {
-            let mut state = lock(&self.gateway.state);
-            change(&mut state);
-            let now = self.started.elapsed();
-            let ready: Vec<HostNo> = hosts.iter().filter(|host| !state.is_pending(*host)).collect();
-            for host in ready {
-                if let Some(peer) = state.peers.get_mut(&host).filter(|peer| peer.connection.is_none()) {
-                    peer.lost_since.get_or_insert(now);
-                }
-            }
-            state.armed = std::time::Duration::ZERO;
-        }
-        self.reach_out();
-        self.reactor.ring_io();
+        self.give_up(HostSet::one(host), Fate::NotAttached, why.to_owned());
     }
 
     /// These hosts cannot be attached.
-    fn give_up(&self, hosts: &HostSet, fate: Fate, why: &str) {
-        for host in hosts.iter() {
-            self.on_host_lost(host, Report::dead(fate, why));
-        }
-        let mut state = lock(&self.gateway.state);
-        state.pending.unproven.reduce_by(hosts);
-        state.pending.unplaced.reduce_by(hosts);
-        drop(state);
-        // Those above them may have waited for this alone.
-        self.no_longer_pending(&self.all_pending(), |_| {});
-    }
-
-    fn all_pending(&self) -> HostSet {
-        let state = lock(&self.gateway.state);
-        state
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.attachment.is_some() && peer.incarnation == 0)
-            .map(|(host, _)| *host)
-            .collect()
+    fn give_up(&self, hosts: HostSet, fate: Fate, why: String) {
+        self.on_gateway(Event::GivenUp { hosts, fate, why });
     }
 
     /// Listens for hosts that can only dial out, and takes up to `count` of them. Returns the number of the first, and the
@@ -205,29 +110,24 @@ impl Runtime {
         options: GatewayOptions,
     ) -> Result<(HostNo, Arc<Call>), RuntimeError> {
         self.may_attach()?;
-        let (base, call) = {
-            let mut state = lock(&self.gateway.state);
-            let base = state.next_host;
-            state.next_host += count;
-            state.window = options.window;
-            state.hold = state.hold.max(options.hold);
-            state.fan_out = options.fan_out;
-            (base, self.open(agents(base, count), false)?)
+        let (told, call) = {
+            let machine = &mut lock(&self.gateway.state).machine;
+            let base = machine.next_host();
+            let call = self.open(agents(base, count), false)?;
+            (machine.attach_dialers(call.id, count, &options), call)
         };
         self.gateway.active.store(true, Ordering::SeqCst);
-        let (address, told) = (address.to_owned(), call.id);
+        let (address, base) = (address.to_owned(), told.base);
         self.attach_behind(HostSet::range(base, count), move |this| {
             let listening = identity().and_then(|identity| {
                 let identity = Arc::clone(this.gateway.known_as(&identity)?);
                 let addrs = resolve(&address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?;
-                this.listen_for_dialers(addrs[0], identity, (told, base, count, options))
+                this.listen_for_dialers(addrs[0], identity, &told)
             });
             if listening.is_err() {
                 // So far nobody knows of them.
-                let mut state = lock(&this.gateway.state);
-                (base..base + count).for_each(|host| {
-                    state.topology.add_dialed(host);
-                });
+                let machine = &mut lock(&this.gateway.state).machine;
+                (base..base + count).for_each(|host| machine.seat(host, None));
             }
             listening
         })?;

@@ -52,7 +52,7 @@ struct Rx {
 
 /// See the module. Anyone may send; whoever holds the reactor's lock reads.
 #[derive(Debug)]
-pub(crate) struct HostConnection {
+pub struct HostConnection {
     pub(super) token: u64,
     pub(super) peer: HostNo,
     pub(super) facts: PeerFacts,

@@ -1,24 +1,18 @@
-//! How connections between hosts come about: dialing, being dialed, and who is taken in.
-//!
-//! Whoever dials says [`Join`] and sends nothing else until it is welcome. A host above another dials it, for the first time
-//! with what it has to know ([`Attachment`]); the two ends of any other connection may dial, and the lower number's
-//! attempt counts if both do. A host that only can dial out offers itself to the controller, which then joins it over
-//! that very connection.
+//! How connections between hosts come about: dialing, being dialed, and who is taken in. What is said and answered, the
+//! machine decides (`mesh_proto::hosts::gateway`).
 
 use super::connection::HostConnection;
-use super::verdict::Missed;
+use super::Event;
 use super::visits::{self, Place};
-use super::{Peer, State};
 use crate::error::RuntimeError;
 use crate::reactor::timespec;
 use crate::runtime::{Runtime, lock};
 use crate::tls::{
     DialError, Dialed, Identity, Limits, Listener, ListenerEvent, Pace, PeerFacts, Reason, Role, TlsStream, dial,
 };
-use mesh_proto::control::{Attachment, Report, Terms, Traits};
-use mesh_proto::hosts::{
-    Fate, Heartbeat, Join, Look, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
-};
+use mesh_proto::control::{Attachment, Terms, Traits};
+use mesh_proto::hosts::gateway::{Caller, Missed};
+use mesh_proto::hosts::{Fate, Join, Look, Packet, PacketDecoder, Refusal, Refuse};
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, HostNo, ProcAddr};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -117,21 +111,10 @@ struct Greeted {
 
 impl Runtime {
     /// Connects to a host, on a thread of its own.
-    pub(super) fn dial(&self, host: HostNo) {
-        let Some(this) = self.this() else { return };
-        let Some(identity) = self.gateway.identity.get().cloned() else { return };
-        let (address, window) = {
-            let mut state = lock(&self.gateway.state);
-            if state.is_pending(host) {
-                return;
-            }
-            let window = state.window_of(host);
-            let Some(peer) = state.peers.get_mut(&host) else { return };
-            // Beside a connection that is silent another one may come up.
-            let wanted = peer.connection.is_none() || peer.heartbeat.as_ref().is_some_and(Heartbeat::is_suspect);
-            let Some(address) = peer.address.clone().filter(|_| !peer.dialing && wanted) else { return };
-            peer.dialing = true;
-            (address, window)
+    pub(super) fn dial(&self, host: HostNo, address: String, window: Duration) {
+        let missed = |why: &str| self.on_gateway(Event::Missed { host, missed: Missed::for_now(why) });
+        let (Some(this), Some(identity)) = (self.this(), self.gateway.identity.get().cloned()) else {
+            return missed("this side has no credentials, or has ended");
         };
         let thread = std::thread::Builder::new().name("mesh-dial".to_owned()).stack_size(512 * 1024).spawn(move || {
             // An attempt that takes long is no use where the window is short.
@@ -140,12 +123,12 @@ impl Runtime {
             match this.greet(host, &address, &identity, pace) {
                 Ok(Some(greeted)) => this.adopt(host, greeted, true),
                 // It is connected to already, or was told off.
-                Ok(None) => this.dial_failed(host, Missed::for_now("")),
-                Err(missed) => this.dial_failed(host, missed),
+                Ok(None) => this.on_gateway(Event::Missed { host, missed: Missed::for_now("") }),
+                Err(missed) => this.on_gateway(Event::Missed { host, missed }),
             }
         });
         if thread.is_err() {
-            self.dial_failed(host, Missed::for_now("no thread could be started to connect to it"));
+            missed("no thread could be started to connect to it");
         }
     }
 
@@ -156,28 +139,11 @@ impl Runtime {
         let Dialed { mut stream, peer: facts, .. } =
             dial(address, identity, Some(expect), pace).map_err(|error| missed_by(&error))?;
         let mut decoder = PacketDecoder::default();
-        let join = self.join(host);
+        let join = lock(&self.gateway.state).machine.join(host);
         let answer = say(&mut stream, &join.packet(), until)
             .and_then(|()| hear(&mut stream, &mut decoder, until))
             .map_err(|error| Missed::for_now(format!("{address} did not answer as a host does: {error}")))?;
         self.answered(host, address, stream, decoder, facts, &answer)
-    }
-
-    fn join(&self, host: HostNo) -> Join {
-        let mut state = lock(&self.gateway.state);
-        let below = Self::hosts_below(&state, host);
-        let terms = Terms { window: state.window_of(host) };
-        let State { job, incarnation, peers, .. } = &mut *state;
-        let peer = peers.entry(host).or_default();
-        let body = peer.attachment.as_ref().map(|told| Attachment { below, ..(**told).clone() }.encode());
-        Join {
-            job: *job,
-            from: self.me.host,
-            to: host,
-            incarnation: *incarnation,
-            expected: peer.incarnation,
-            body: body.unwrap_or_else(|| terms.encode()),
-        }
     }
 
     fn answered(
@@ -189,77 +155,27 @@ impl Runtime {
         facts: PeerFacts,
         answer: &Packet,
     ) -> Result<Option<Greeted>, Missed> {
-        let strange = || Missed::for_now(format!("{address} answers what nobody understands"));
-        match answer.kind {
-            PacketKind::Welcome => {
-                let Ok(welcome) = Welcome::read(answer) else { return Err(strange()) };
-                let known = lock(&self.gateway.state).peers.get(&host).map_or(0, |peer| peer.incarnation);
-                if known != 0 && known != welcome.incarnation {
-                    let why = format!("{address} was started anew, and what ran there is gone");
-                    return Err(Missed::for_good(Fate::Restarted, why));
-                }
-                let terms = Terms::decode(&welcome.body);
-                Ok(Some(Greeted { stream, decoder, facts, incarnation: welcome.incarnation, terms }))
-            }
-            PacketKind::Refuse => match Refuse::read(answer) {
-                Ok(Refuse { code: Refusal::Busy, .. }) => Ok(None),
-                Ok(Refuse { code: Refusal::Dead, text })
-                    if lock(&self.gateway.state).topology.is_above(host, self.me.host) =>
-                {
-                    self.end_job(Parting::CutOff, &text);
-                    Ok(None)
-                }
-                Ok(Refuse { code, text }) => {
-                    let fate = match code {
-                        Refusal::NoSuchJob | Refusal::NotMe => Fate::Restarted,
-                        _ => Fate::Refused,
-                    };
-                    Err(Missed::for_good(fate, format!("{address} refuses: {text}")))
-                }
-                Err(_) => Err(Missed::for_good(Fate::Refused, format!("{address} refuses"))),
-            },
-            _ => Err(strange()),
-        }
+        let (answer, action) = lock(&self.gateway.state).machine.answered(host, address, answer);
+        self.carry_out(action.into_iter().collect());
+        Ok(answer?.map(|(incarnation, terms)| Greeted { stream, decoder, facts, incarnation, terms }))
     }
 
     /// Somebody has dialed this runtime's host, as a member of its job.
     pub(super) fn taken_in(&self, join: &Join, mut stream: TlsStream, decoder: PacketDecoder, facts: PeerFacts) {
-        let refusal = {
-            let state = lock(&self.gateway.state);
-            let peer = state.peers.get(&join.from);
-            if state.over || self.is_closed() {
-                Some((Refusal::NoSuchJob, "the job has ended".to_owned()))
-            } else if !facts.role.may_join() {
-                Some((Refusal::NotAllowed, "an observer can look into jobs, and not join them".to_owned()))
-            } else if join.from == 0 && facts.role != Role::Controller {
-                Some((Refusal::Other, "it is a host, where a controller is expected".to_owned()))
-            } else if join.to != self.me.host {
-                let me = self.me.host;
-                Some((
-                    Refusal::NotMe,
-                    format!("it is host {me} of this job already, and cannot be host {} too", join.to),
-                ))
-            } else if join.expected != 0 && join.expected != state.incarnation {
-                Some((Refusal::NotMe, "this host was started anew; what ran here is gone".to_owned()))
-            } else if state.topology.standing(join.from) == Standing::Dead {
-                let why = peer.and_then(|peer| peer.verdict.as_ref()).map(ToString::to_string);
-                Some((Refusal::Dead, format!("declared dead: {}", why.unwrap_or_default())))
-            } else if peer.is_some_and(|peer| peer.incarnation != 0 && peer.incarnation != join.incarnation) {
-                Some((Refusal::NotMe, format!("host {} was started anew; what ran there is gone", join.from)))
-            } else if self.me.host < join.from && peer.is_some_and(|peer| peer.dialing && peer.dials) {
-                Some((Refusal::Busy, "a connection is being made the other way".to_owned()))
-            } else {
-                None
-            }
+        let admitted = if self.is_closed() {
+            Err((Refusal::NoSuchJob, "the job has ended".to_owned()))
+        } else {
+            let caller = match facts.role {
+                Role::Controller => Caller::Controller,
+                role if role.may_join() => Caller::Host,
+                _ => Caller::Observer,
+            };
+            lock(&self.gateway.state).machine.admit(join, caller)
         };
-        if let Some((code, text)) = refusal {
-            return refuse(stream, code, text);
-        }
-        let (incarnation, own) = {
-            let state = lock(&self.gateway.state);
-            (state.incarnation, Terms { window: state.window_of(join.from) })
+        let welcome = match admitted {
+            Ok(welcome) => welcome.packet(self.me.host),
+            Err((code, text)) => return refuse(stream, code, text),
         };
-        let welcome = Welcome { incarnation, body: own.encode() }.packet(self.me.host);
         if say(&mut stream, &welcome, Instant::now() + GREETING).is_ok() {
             let attached = Attachment::decode(&join.body).map(|told| Terms { window: told.window });
             let terms = attached.or_else(|| Terms::decode(&join.body));
@@ -275,60 +191,22 @@ impl Runtime {
         let Greeted { stream, decoder, facts, incarnation, terms } = greeted;
         let connection = match HostConnection::new(token, host, facts, stream, decoder, now) {
             Ok(connection) => Arc::new(connection),
-            Err(error) => return self.dial_failed(host, Missed::for_now(error.to_string())),
-        };
-        let (old, registered, recovered) = {
-            let mut connections = self.gateway.connections.write().unwrap_or_else(PoisonError::into_inner);
-            connections.insert(token, Arc::clone(&connection));
-            drop(connections);
-            let mut state = lock(&self.gateway.state);
-            let window = Terms::agree(state.window_of(host), terms);
-            let over = state.over;
-            let dead = state.topology.standing(host) == Standing::Dead;
-            state.topology.reachable(host);
-            state.back_again(now);
-            let peer: &mut Peer = state.peers.entry(host).or_default();
-            let old = if over || dead {
-                Some(Arc::clone(&connection))
-            } else {
-                peer.connection.replace(Arc::clone(&connection))
-            };
-            peer.dialing = false;
-            // The controller's address is known only to who has dialed it at first; nobody else could make it again.
-            peer.dials = dialed || host == 0 && peer.address.is_some();
-            peer.redial_at = None;
-            peer.lost_since = None;
-            peer.attempts = 0;
-            peer.why.clear();
-            peer.incarnation = incarnation;
-            peer.heartbeat = Some(Heartbeat::new(window, now));
-            peer.agreed = Some(window);
-            peer.kept_bytes = 0;
-            let kept = std::mem::take(&mut peer.kept);
-            for packet in kept {
-                connection.send(&self.reactor, &packet, now);
+            Err(error) => {
+                let missed = Missed::for_now(error.to_string());
+                return self.on_gateway(Event::Missed { host, missed });
             }
+        };
+        let mut connections = self.gateway.connections.write().unwrap_or_else(PoisonError::into_inner);
+        connections.insert(token, Arc::clone(&connection));
+        drop(connections);
+        let (registered, actions) = {
+            let machine = &mut lock(&self.gateway.state).machine;
+            // First, so that what the machine sends and the socket does not take is written later.
             let registered = connection.register(&self.reactor);
-            let recovered = state.topology.standing(host) == Standing::Suspect;
-            if recovered {
-                self.stand(&mut state, host, Standing::Live);
-            }
-            let recovered = recovered && state.topology.children(self.me.host).contains(host);
-            let through = state.peer_streams.through(host);
-            self.reroute(&mut state, &through);
-            self.pump(&mut state, host);
-            state.armed = Duration::ZERO;
-            (old, registered, recovered)
+            let event = Event::Connected { host, connection: Arc::clone(&connection), incarnation, terms, dialed };
+            (registered, machine.on(event, now, &self.reactor))
         };
-        if let Some(old) = old {
-            old.close(&self.reactor);
-            self.gateway.connections.write().unwrap_or_else(PoisonError::into_inner).remove(&old.token);
-        }
-        if recovered {
-            // Others may still go around it.
-            self.report_lost(host, Report::Well);
-        }
-        self.reactor.ring_io();
+        self.carry_out(actions);
         if registered {
             // What came with the greeting lies in the decoder already, and no descriptor tells of it.
             self.read_connection(&connection);
@@ -351,34 +229,10 @@ impl Runtime {
         let _ = self.gateway.identity.set(Arc::clone(identity));
         let _ = self.gateway.ended.set(super::Teller(ended));
         let _ = self.gateway.log.set(super::Teller(log));
-        {
-            let mut state = lock(&self.gateway.state);
-            let now = self.started.elapsed();
-            state.job = join.job;
-            state.window = told.window;
-            state.hold = told.hold;
-            state.fan_out = told.fan_out;
-            if told.dialed {
-                state.topology.add_dialed(self.me.host);
-            } else {
-                state.topology.add_group(told.base, told.count, told.fan_out);
-            }
-            state.orphaned = Some(now);
-            let children = state.topology.children(self.me.host);
-            for (host, address) in &told.below {
-                let peer = state.peers.entry(*host).or_default();
-                peer.address = Some(address.clone());
-                peer.lost_since = children.contains(*host).then_some(now);
-                if *host == 0 {
-                    peer.dials = true;
-                    continue;
-                }
-                let attachment = Attachment { below: Vec::new(), ..told.clone() };
-                peer.attachment = Some(Arc::new(attachment));
-            }
-        }
+        let begun = Event::Begun { job: join.job, told: Arc::new(told.clone()) };
+        let actions = lock(&self.gateway.state).machine.on(begun, self.started.elapsed(), &self.reactor);
         self.gateway.active.store(true, Ordering::SeqCst);
-        self.reach_out();
+        self.carry_out(actions);
         // The controller's call waits for this.
         let place = self.me.host - told.base;
         let reply = Reply { actor: 0, call: told.call, place, answer: Answer::Value };
@@ -392,20 +246,9 @@ impl Runtime {
         &self,
         addr: SocketAddr,
         identity: Arc<Identity>,
-        (told, base, count, options): (u64, HostNo, u32, super::GatewayOptions),
+        told: &Arc<Attachment>,
     ) -> Result<(), RuntimeError> {
-        let attachment = Arc::new(Attachment {
-            call: told,
-            base,
-            count,
-            fan_out: options.fan_out,
-            window: options.window,
-            patience: options.patience,
-            hold: options.hold,
-            dialed: true,
-            below: Vec::new(),
-        });
-        let wanted = (base..base + count).map(|host| (host, Arc::clone(&attachment)));
+        let wanted = (told.base..told.base + told.count).map(|host| (host, Arc::clone(told)));
         // Held throughout, so that of two calls for one address the second finds the listener of the first.
         let mut listeners = lock(&self.gateway.listeners);
         if let Some((_, seats, _)) = listeners.iter().find(|(at, ..)| *at == addr && addr.port() != 0) {
@@ -473,7 +316,7 @@ impl Runtime {
         }
         let Ok(join) = Join::read(&packet) else { return };
         if join.job != 0 {
-            let job = lock(&self.gateway.state).job;
+            let job = lock(&self.gateway.state).machine.job();
             if join.job == job {
                 self.taken_in(&join, stream, decoder, facts);
             } else {
@@ -488,13 +331,11 @@ impl Runtime {
         let Some((host, attachment)) = seat else {
             return refuse(stream, Refusal::Busy, "no more hosts are wanted".to_owned());
         };
-        {
-            let mut state = lock(&self.gateway.state);
-            state.topology.add_dialed(host);
-            let peer = state.peers.entry(host).or_default();
-            peer.attachment = Some(attachment);
-        }
-        let join = self.join(host);
+        let join = {
+            let machine = &mut lock(&self.gateway.state).machine;
+            machine.seat(host, Some(attachment));
+            machine.join(host)
+        };
         let greeted = say(&mut stream, &join.packet(), until)
             .and_then(|()| hear(&mut stream, &mut decoder, until))
             .map_err(|error| Missed::for_good(Fate::NotAttached, error.to_string()))
@@ -502,7 +343,7 @@ impl Runtime {
         match greeted {
             Ok(Some(greeted)) => self.adopt(host, greeted, false),
             Ok(None) => {}
-            Err(missed) => self.on_host_lost(host, Report::dead(missed.fate, missed.why)),
+            Err(Missed { fate, why, .. }) => self.on_gateway(Event::Lost { host, fate, why }),
         }
     }
 }

@@ -2,14 +2,13 @@
 //!
 //! REL-1: a host that is let go first ends what runs there for the job, each process in order or, if that takes too long,
 //! by a kill; then it waits until what these have sent was acknowledged, and says that it is done. Only then, or if it does
-//! not answer in time, the controller declares it released. REL-2: from the moment on at which its release began nobody
-//! takes its end, or that of its processes, for a failure, however it comes.
+//! not answer in time, the controller declares it released. REL-2 is in `mesh_proto::hosts::gateway`.
 
-use super::State;
+use super::{Event, State};
 use crate::calls::Call;
 use crate::error::RuntimeError;
 use crate::runtime::{Runtime, lock};
-use mesh_proto::control::{Report, StopProcs};
+use mesh_proto::control::StopProcs;
 use mesh_proto::hosts::{Fate, HostSet};
 use mesh_proto::messages::{Answer, Asked, Reply};
 use mesh_proto::{EndReason, Ended, Frame, Header, HostEnd, HostNo, MeshId, Placement, ProcAddr, Target, is_host_mesh};
@@ -46,18 +45,7 @@ impl Runtime {
         let (told, order) = (self.open(agents.clone(), false)?, self.open(agents.clone(), false)?);
         let ranks = hosts.clone();
         let hosts: HostSet = agents.procs().map(|agent| agent.host).collect();
-        let absent: Vec<HostNo> = {
-            let mut state = lock(&self.gateway.state);
-            let mut absent = Vec::new();
-            for host in hosts.iter() {
-                let peer = state.peers.entry(host).or_default();
-                peer.released = Some(why);
-                if peer.introduction.is_none() {
-                    absent.push(host);
-                }
-            }
-            absent
-        };
+        let absent = lock(&self.gateway.state).machine.release(&hosts, why);
         // Nothing runs on a host that is not attached yet, and there may be nobody to answer.
         for host in absent {
             self.let_go(host, why);
@@ -65,13 +53,13 @@ impl Runtime {
         let stop = StopProcs { mesh: 0, call: order.id, first: 0, per_host: 0, within, ranks };
         let (call, until) = (Arc::clone(&told), Instant::now() + limit);
         // Messages take turns by their size, and the order must not overtake what was sent before.
-        let ordered = self.is_heard(&lock(&self.gateway.state), &hosts);
+        let ordered = lock(&self.gateway.state).machine.is_heard(&hosts, SMALL);
         if ordered {
             self.dispatch(stop.frame(self.me, &agents), None);
         }
         let release = move || {
             if !ordered {
-                this.wait_until(Instant::now() + within, |state| this.is_heard(state, &hosts), || true);
+                this.wait_until(Instant::now() + within, |state| state.machine.is_heard(&hosts, SMALL), || true);
                 this.dispatch(stop.frame(this.me, &agents), None);
             }
             for one in ending.iter().chain([&order]) {
@@ -96,7 +84,7 @@ impl Runtime {
     }
 
     fn let_go(&self, host: HostNo, why: &str) {
-        self.on_host_lost(host, Report::dead(Fate::Released, why));
+        self.on_gateway(Event::Lost { host, fate: Fate::Released, why: why.to_owned() });
     }
 
     fn give_up_call(&self, call: &Call) {
@@ -131,23 +119,10 @@ impl Runtime {
         let _ = std::thread::Builder::new().name("mesh-leave".to_owned()).spawn(leave);
     }
 
-    /// Whether what was sent to these hosts has arrived, as far as it takes more than a moment.
-    fn is_heard(&self, state: &State, hosts: &HostSet) -> bool {
-        hosts.iter().all(|host| {
-            let via = state.topology.next_hop(self.me.host, host);
-            let large = state.peer_streams.outstanding(host) > SMALL;
-            !large && via.is_none_or(|via| state.peer_streams.waiting(via) == 0)
-        })
-    }
-
     /// Waits until no process runs here any more, and what these have sent has arrived.
     fn wait_until_left(&self, until: Instant) {
         self.wait_until(until, |_| true, || lock(&self.agent).len() == 0);
-        let arrived = |state: &State| {
-            let waits = |host: &HostNo| state.peer_streams.outstanding(*host) + state.peer_streams.waiting(*host) > 0;
-            state.merge.next_deadline().is_none() && !state.peers.keys().any(waits)
-        };
-        self.wait_until(until, arrived, || true);
+        self.wait_until(until, |state| state.machine.has_arrived(), || true);
     }
 
     /// Waits until both hold. The second is looked at without the lock: it may take that of the agent.
@@ -177,15 +152,5 @@ impl Runtime {
     /// Why nothing new runs on this host, if it is let go.
     pub(crate) fn leaving(&self) -> Option<Arc<Ended>> {
         self.gateway.leaving.get().map(|end| Arc::new(end.ended()))
-    }
-}
-
-/// What is said of a host that has ended while it was let go (REL-2): `released` says why, if it was.
-pub(super) fn end_of(released: Option<&'static str>, fate: Fate, why: String) -> (Fate, String) {
-    match released {
-        Some(asked) if fate != Fate::Released => {
-            (Fate::Released, format!("{asked}; it was gone before it had ended what ran there: {why}"))
-        }
-        _ => (fate, why),
     }
 }

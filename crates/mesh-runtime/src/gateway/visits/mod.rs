@@ -169,7 +169,7 @@ impl Jobs for Runtime {
 impl Runtime {
     /// Which job this is.
     pub fn job(&self) -> u64 {
-        lock(&self.gateway.state).job
+        lock(&self.gateway.state).machine.job()
     }
 
     fn be_visited(&self, mut visitor: PacketEnd, holds: impl FnMut() -> Result<(), Over>) {

@@ -1,0 +1,150 @@
+//! Gateways over schedules at random: partitions, broken connections, pauses, sleeps, clock steps and deaths.
+//!
+//! GTW-1 to GTW-4. `MESH_SCHEDULES` says how many schedules are tried; the long run is
+//! `MESH_SCHEDULES=1000000 cargo test --release -p mesh-proto --test gateway_sim`. `MESH_SEED` says where they begin.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+#[path = "support/dice.rs"]
+mod dice;
+#[path = "support/hosts.rs"]
+mod hosts;
+
+use dice::Dice;
+use hosts::{Setup, World};
+
+/// Schedules, from which seed on.
+fn schedules(few: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let first = number("MESH_SEED").unwrap_or(0);
+    first..first + number("MESH_SCHEDULES").map_or(few, |many| many.div_ceil(3))
+}
+
+/// What was lost behind a relay is sent again after two seconds: much less than this.
+const WINDOW: u64 = 8000;
+
+fn setup(dice: &mut Dice) -> Setup {
+    let hosts = 2 + dice.roll(4_u32);
+    let fan_out = 1 + dice.roll(3_u32);
+    Setup { hosts, fan_out, window: WINDOW, hold: 0, seed: dice.roll(u64::MAX) }
+}
+
+/// One thing that goes wrong, for as long as it is said; whom it hits.
+fn harm(world: &mut World, dice: &mut Dice, most: u64, deadly: bool) {
+    let hosts = world.hosts();
+    let (one, other) = (dice.roll(hosts), dice.roll(hosts));
+    let long = 1 + dice.roll(most);
+    match dice.roll(if deadly { 9_u32 } else { 8 }) {
+        0 => world.cut(one, other, long),
+        1 => world.cut_one_way(one, other, long),
+        2 => (0..hosts).filter(|host| *host != one).for_each(|host| world.cut(one, host, long)),
+        3 => {
+            // The hosts fall into two parts.
+            let part: Vec<bool> = (0..hosts).map(|_| dice.roll(2_u32) == 0).collect();
+            for (a, b) in (0..hosts).flat_map(|a| (0..a).map(move |b| (a, b))) {
+                if part[a as usize] != part[b as usize] {
+                    world.cut(a, b, long);
+                }
+            }
+        }
+        4 => world.pause(one, long, false),
+        5 => world.pause(one, long, true),
+        6 => world.step(one, dice.roll(3 * WINDOW)),
+        7 => world.break_connections(one, other),
+        _ => world.kill(1 + dice.roll(hosts - 1)),
+    }
+}
+
+/// GTW-1, GTW-2, GTW-3: whatever happens, messages come once and in order, the controller alone says who is dead, all hear of
+/// it, and whoever is cut off or dead stops its work.
+#[test]
+fn whatever_happens_all_agree_in_the_end_on_who_is_dead() {
+    for seed in schedules(300) {
+        let mut dice = Dice(seed.wrapping_mul(3));
+        let mut setup = setup(&mut dice);
+        setup.hold = [0, 0, 0, 4 * WINDOW][dice.roll(4_usize)];
+        let mut world = World::new(setup, seed);
+        world.attach();
+        world.run(50 + dice.roll(WINDOW / 3));
+        for _ in 0..1 + dice.roll(5_u32) {
+            world.chatter(dice.roll(6_u32));
+            harm(&mut world, &mut dice, 3 * WINDOW / 2, true);
+            world.run(dice.roll(WINDOW));
+        }
+        world.heal();
+        world.settles();
+        world.chatter(3);
+        world.settles();
+    }
+}
+
+/// GTW-1, PLS-2: what is shorter than the window, and leaves time to recover, costs nothing: no host, and no message.
+#[test]
+fn what_is_shorter_than_the_window_kills_nobody() {
+    for seed in schedules(300) {
+        let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(1));
+        let mut world = World::new(setup(&mut dice), seed);
+        world.attach();
+        world.run(300);
+        for _ in 0..1 + dice.roll(4_u32) {
+            world.chatter(dice.roll(6_u32));
+            harm(&mut world, &mut dice, WINDOW / 3, false);
+            // It lasts, and then there is time for another connection.
+            world.run(WINDOW / 3);
+            world.heal();
+            world.run(WINDOW);
+        }
+        world.settles();
+        world.check_nobody_died();
+    }
+}
+
+/// GTW-3, GTW-4: a controller that is cut off from all of its hosts, or sleeps, for less than the job is held, loses nobody; one
+/// that is for longer loses all, each of which has stopped its work by then.
+#[test]
+fn a_job_that_is_held_outlasts_its_controller_being_cut_off() {
+    for seed in schedules(300) {
+        let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(2));
+        let hold = 5 * WINDOW;
+        let mut world = World::new(Setup { hold, ..setup(&mut dice) }, seed);
+        let long = dice.roll(8_u32) == 0;
+        world.attach();
+        world.run(300);
+        world.chatter(dice.roll(6_u32));
+        // Who hangs on another counts from that one's end.
+        let lasts = if long { 7 * hold } else { 1 + dice.roll(hold - WINDOW) };
+        let hosts = world.hosts();
+        (1..hosts).for_each(|host| world.cut(0, host, lasts));
+        let first = dice.roll(lasts);
+        world.run(first);
+        if !long && dice.roll(2_u32) == 0 {
+            world.pause(0, lasts - first, dice.roll(2_u32) == 0);
+        }
+        world.run(lasts - first);
+        if long {
+            assert!((1..hosts).all(|host| world.is_over(host)), "seed {seed}: a host works on");
+        }
+        world.heal();
+        world.settles();
+        world.chatter(3);
+        world.settles();
+        if !long {
+            world.check_nobody_died();
+        }
+    }
+}
+
+#[test]
+fn a_schedule_is_the_same_every_time() {
+    let run = || {
+        let mut world = World::new(Setup { hosts: 4, fan_out: 2, window: WINDOW, hold: 0, seed: 7 }, 7);
+        world.attach();
+        world.run(300);
+        world.chatter(4);
+        world.kill(1);
+        world.run(3 * WINDOW);
+        world.settles();
+        (world.events(), world.now())
+    };
+    assert_eq!(run(), run());
+}
