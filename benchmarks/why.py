@@ -16,10 +16,9 @@ import importlib.util
 import json
 import os
 import random
-import re
 import signal
 import statistics
-import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -29,9 +28,14 @@ from typing import Any
 
 from meshbench.machine import describe
 
-from mesh_core import Actor, ActorTimeout, Channel, Pool, Port, Promise, Queue, endpoint, inspect, this_host
+from mesh_core import Pool, Queue, endpoint, this_host
 from mesh_supervision import Ignore, form_group
-from mesh_supervision._watching._why import Reason, confirmed, why
+from mesh_supervision._watching._why import Reason, confirmed
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "packages" / "mesh-supervision" / "tests"))
+
+from hangs import Hanging, look, wait_aside  # noqa: E402
 
 RANKS = 4
 WITHIN = 2.0
@@ -39,91 +43,8 @@ GIVEN_UP = 20.0
 TORCH = importlib.util.find_spec("torch") is not None
 
 
-class Worker(Actor):
-    """Hangs in every way, and works otherwise."""
-
-    def __init__(self, stuck: bool = False) -> None:
-        self.kept: list[Any] = []
-        if stuck:
-            threading.Event().wait()
-
-    @endpoint
-    def lock(self) -> None:
-        held = threading.Lock()
-        held.acquire()
-        held.acquire()
-
-    @endpoint
-    def spin(self) -> None:
-        while True:
-            pass
-
-    @endpoint
-    def slow(self) -> None:
-        time.sleep(60)
-
-    @endpoint
-    def regex(self) -> None:
-        re.match(r"(a+)+$", "a" * 64 + "b")  # holds the interpreter's lock
-
-    @endpoint
-    async def block_loop(self) -> None:
-        time.sleep(60)  # noqa: ASYNC251 - as those do who do not know
-
-    @endpoint
-    def child(self) -> None:
-        subprocess.run(["sleep", "60"], check=False)
-
-    @endpoint
-    def pipe(self) -> None:
-        end, _ = os.pipe()
-        os.read(end, 1)
-
-    @endpoint
-    async def forget(self) -> None:
-        await asyncio.Event().wait()
-
-    @endpoint
-    def chain(self, *others: Any) -> None:
-        (others[0].chain.call_one(*others[1:]) if len(others) > 1 else others[0].lock.call_one()).get()
-
-    @endpoint
-    def circle(self, other: Any, me: Any) -> None:
-        (other.circle.call_one(None, me) if other is not None else me.lock.call_one()).get()
-
-    @endpoint
-    def flood(self, other: Any) -> None:
-        other.slow.broadcast()
-        while True:
-            other.swallow.broadcast(bytes(1 << 20))
-
-    @endpoint
-    def swallow(self, data: bytes) -> None:
-        pass
-
-    @endpoint
-    def take(self, queue: Queue[int]) -> int:
-        return queue.take().get()
-
-    @endpoint
-    def task(self, number: int) -> int:
-        if number < 0:
-            threading.Event().wait()
-        return number
-
-    @endpoint
-    def channel(self) -> None:
-        _, receiver = Channel.open()
-        receiver.recv().get()
-
-    @endpoint
-    def promise(self) -> None:
-        kept = Promise[int]("the answer")
-        kept.future.get()
-
-    @endpoint(explicit_response_port=True)
-    def keep(self, port: Port[int]) -> None:
-        self.kept.append(port)
+class Worker(Hanging):
+    """Hangs in every way, also in collectives, and works otherwise."""
 
     @endpoint
     def collective(self, late: int, root: int = -1) -> None:
@@ -184,13 +105,7 @@ class Job:
 
 
 def waiting(future: Any) -> None:
-    """Have somebody wait for it, as a script would."""
-
-    def wait() -> None:
-        with contextlib.suppress(ActorTimeout):
-            future.exception(GIVEN_UP)
-
-    threading.Thread(target=wait, daemon=True).start()
+    wait_aside(future, GIVEN_UP)
 
 
 Named = Callable[[Reason], bool]
@@ -244,7 +159,7 @@ def pool(job: Job) -> Named:
     waiting(made.submit(job.workers.task, -1))
     for each in others:
         each.get(timeout=60)
-    return lambda found: len(found.culprits) == 1 and "in task" in found.culprits[0].line
+    return lambda found: len(found.culprits) == 1 and "in held" in found.culprits[0].line
 
 
 def stopped(job: Job) -> Named:
@@ -299,10 +214,6 @@ WITH_TORCH = {"a rank that does not come to a collective", "a rank in another co
 def ask() -> Reason:
     """As the command does."""
     return confirmed(look)
-
-
-def look() -> Reason:
-    return why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
 
 
 @contextlib.contextmanager

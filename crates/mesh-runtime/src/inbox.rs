@@ -11,11 +11,11 @@ use crate::meter::MailboxCredits;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use mesh_proto::messages::Task;
-use mesh_proto::{ActorId, CallId, ProcAddr};
+use mesh_proto::{ActorId, CallId, Kind, ProcAddr};
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// So many bytes of messages are taken at once, or one message.
@@ -127,6 +127,9 @@ pub struct Inbox {
     pub actor: ActorId,
     queue: Mutex<Queue>,
     len: AtomicUsize,
+    /// Messages that were lent to an executor which has not come to them, and their bytes.
+    lent: AtomicUsize,
+    lent_bytes: AtomicU64,
     closed: AtomicBool,
     /// Its actor has failed: another one may be made under its id, with an inbox of its own.
     retired: AtomicBool,
@@ -147,6 +150,8 @@ impl Inbox {
             actor: mailbox.id(),
             queue: Mutex::default(),
             len: AtomicUsize::new(0),
+            lent: AtomicUsize::new(0),
+            lent_bytes: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             gauge,
@@ -154,11 +159,13 @@ impl Inbox {
         }
     }
 
-    /// How many messages wait and their bytes, how many have come and their bytes.
+    /// How many messages have not begun and their bytes, how many have come and their bytes.
     pub(crate) fn flow(&self) -> (usize, u64, u64, u64) {
         let queue = self.lock();
-        let waiting = queue.messages.iter().map(|message| message.header().body_len).sum();
-        (queue.messages.len(), waiting, queue.received, queue.bytes)
+        // Under the lock: what is lent just now is counted once.
+        let (lent, lent_bytes) = (self.lent.load(Ordering::Relaxed), self.lent_bytes.load(Ordering::Relaxed));
+        let waiting: u64 = queue.messages.iter().map(|message| message.header().body_len).sum();
+        (queue.messages.len() + lent, waiting + lent_bytes, queue.received, queue.bytes)
     }
 
     /// Its account with its senders.
@@ -250,7 +257,33 @@ impl Inbox {
     /// The next messages, at most `max`, and not many large ones at once: their senders hear of them when the whole
     /// burst was handled. None if nothing waits.
     pub fn take(&self, max: usize) -> Vec<Message> {
+        self.take_from(&mut self.lock(), max)
+    }
+
+    /// The same for an executor, which comes to one after the other: until it [begins](Self::begun) with a call or a tell,
+    /// that counts among those that wait.
+    pub fn lend(&self, max: usize) -> Vec<Message> {
         let mut queue = self.lock();
+        let burst = self.take_from(&mut queue, max);
+        for message in burst.iter().filter(|message| Self::counts(message)) {
+            self.lent.fetch_add(1, Ordering::Relaxed);
+            self.lent_bytes.fetch_add(message.header().body_len, Ordering::Relaxed);
+        }
+        burst
+    }
+
+    /// Whether a message that was lent counts among those that wait.
+    pub fn counts(message: &Message) -> bool {
+        matches!(message.header().kind, Kind::Call | Kind::Tell)
+    }
+
+    /// An executor has come to a message that was lent to it and counts, or lets go of it. Once for each.
+    pub fn begun(&self, message: &Message) {
+        self.lent.fetch_sub(1, Ordering::Relaxed);
+        self.lent_bytes.fetch_sub(message.header().body_len, Ordering::Relaxed);
+    }
+
+    fn take_from(&self, queue: &mut Queue, max: usize) -> Vec<Message> {
         let (mut bytes, mut first) = (0_u64, true);
         let fits = |message: &&Message| {
             let before = bytes;

@@ -26,6 +26,12 @@ const BATCH: usize = 64;
 const TOKEN_WAKE: u64 = u64::MAX;
 const TOKEN_INNER: u64 = u64::MAX - 1;
 const TOKEN_IO: u64 = u64::MAX - 2;
+/// How often the I/O thread looks whether the leader is done with handing over: where that one runs on another processor, and
+/// where it has to get this one first.
+const SPINS: u32 = 64;
+const YIELDS: u32 = 2;
+/// After that, how long it leaves the processor to whoever else is ahead of the leader.
+const HANDED_OVER: Duration = Duration::from_micros(50);
 
 /// What the reactor calls when a descriptor is ready. Only one thread at a time does.
 pub trait Handler {
@@ -160,8 +166,10 @@ impl Reactor {
                             drain(&self.io);
                             self.io_rung.store(false, Ordering::SeqCst);
                             turn = true;
-                        } else if let Some(_guard) = self.try_poll() {
+                        } else if let Some(_guard) = self.try_poll_soon() {
                             self.poll_once(handler, Some(Duration::ZERO), || {});
+                        } else {
+                            std::thread::sleep(HANDED_OVER);
                         }
                     }
                     turn
@@ -187,6 +195,24 @@ impl Reactor {
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         }
+    }
+
+    /// The same for the I/O thread, which has been told that there is something to read: a leader is about to hand the duty
+    /// over, or has just taken it. It often is what this thread has interrupted on its processor, so that waiting for it
+    /// busily would keep it from ever getting there.
+    fn try_poll_soon(&self) -> Option<MutexGuard<'_, ()>> {
+        for attempt in 0..SPINS + YIELDS {
+            let guard = self.try_poll();
+            if guard.is_some() {
+                return guard;
+            }
+            if attempt < SPINS {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+        None
     }
 
     /// Takes reading duty and reads nothing, as a stalled process does.
@@ -365,4 +391,45 @@ pub(crate) fn timespec(d: Duration) -> Timespec {
 /// Whether an error only means "try later".
 pub(crate) fn would_block(errno: Errno) -> bool {
     matches!(errno, Errno::AGAIN | Errno::INTR)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nobody;
+
+    impl Handler for Nobody {
+        fn on_ready(&self, _token: u64, _readable: bool, _writable: bool) {}
+
+        fn on_turn(&self) -> Option<Instant> {
+            None
+        }
+    }
+
+    /// The time that this thread has had of a processor.
+    fn worked() -> Duration {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
+    }
+
+    #[test]
+    fn the_io_thread_leaves_the_processor_to_a_leader_that_is_about_to_hand_over() {
+        let reactor = Reactor::new().unwrap();
+        let window = Duration::from_millis(100);
+        let took = std::thread::scope(|scope| {
+            // As a leader that has armed the I/O thread and was interrupted before it gave the lock back.
+            let guard = reactor.try_poll().unwrap();
+            reactor.wake_leader();
+            let io = scope.spawn(|| {
+                reactor.run_io(&Nobody);
+                worked()
+            });
+            std::thread::sleep(window);
+            reactor.close();
+            drop(guard);
+            io.join().unwrap()
+        });
+        assert!(took < window / 2, "{took:?} of {window:?} were spent on looking");
+    }
 }

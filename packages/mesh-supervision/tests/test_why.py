@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -15,112 +13,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hangs import Hanging, look, wait_aside
 from supervised import WITHIN
 from test_health import actor, snap
 
-from mesh_core import Actor, Channel, MeshError, Pool, Port, Promise, Queue, endpoint, inspect, this_host
+from mesh_core import MeshError, Pool, Queue, inspect, this_host
 from mesh_core.inspect import ProcStacks, StackFrame, ThreadStack
 from mesh_supervision._watching._why import Culprit, Reason, confirmed, why
 
 pytestmark = [pytest.mark.slow]
 
 
-class Worker(Actor):
-    def __init__(self, stuck: bool = False) -> None:
-        self.kept: list[Any] = []
-        if stuck:
-            threading.Event().wait()
-
-    @endpoint
-    def lock(self) -> None:
-        held = threading.Lock()
-        held.acquire()
-        held.acquire()
-
-    @endpoint
-    def spin(self) -> None:
-        while True:
-            pass
-
-    @endpoint
-    def nap(self) -> None:
-        time.sleep(3600)
-
-    @endpoint
-    def regex(self) -> None:
-        # Holds the interpreter's lock for longer than anybody lives.
-        re.match(r"(a+)+$", "a" * 64 + "b")
-
-    @endpoint
-    async def forget(self) -> None:
-        await asyncio.Event().wait()
-
-    @endpoint
-    async def block_loop(self) -> None:
-        time.sleep(3600)  # noqa: ASYNC251 - as those do who do not know
-
-    @endpoint
-    def ask(self, *others: Any) -> None:
-        others[0].ask.call_one(*others[1:]).get() if len(others) > 1 else others[0].lock.call_one().get()
-
-    @endpoint
-    def ask_back(self, other: Any, me: Any) -> None:
-        (other.ask_back.call_one(me, other) if other is not None else me.lock.call_one()).get()
-
-    @endpoint
-    def receive(self) -> None:
-        _, receiver = Channel.open()
-        receiver.recv().get()
-
-    @endpoint
-    def promise(self) -> None:
-        kept = Promise[int]("the answer to everything")
-        kept.future.get()
-
-    @endpoint(explicit_response_port=True)
-    def keep(self, port: Port[int]) -> None:
-        self.kept.append(port)
-
-    @endpoint
-    async def ask_async(self, other: Any) -> None:
-        await other.lock.call_one()
-
-    @endpoint
-    def flood(self, other: Any) -> None:
-        other.nap.broadcast()
-        while True:
-            other.swallow.broadcast(bytes(1 << 20))
-
-    @endpoint
-    def swallow(self, data: bytes) -> None:
-        pass
-
-    @endpoint
-    def take(self, queue: Queue[int]) -> int:
-        return queue.take().get()
-
-    @endpoint
-    def task(self, number: int) -> int:
-        return number if number != 3 else self.held()
-
-    def held(self) -> int:
-        threading.Event().wait()
-        return 0
-
-    @endpoint
-    def run(self) -> None:
-        subprocess.run(["sleep", "3600"], check=False)
-
-    @endpoint
-    def read(self) -> None:
-        end, _ = os.pipe()
-        os.read(end, 1)
-
-
 @pytest.fixture
 def workers() -> Iterator[Any]:
     with this_host().spawn_procs({"gpus": 3}, name="hosts", supervise=lambda failure: True) as procs:
-        made = procs.spawn("workers", Worker, supervise=lambda failure: True)
+        made = procs.spawn("workers", Hanging, supervise=lambda failure: True)
         made.initialized.get(timeout=WITHIN)
         yield made
         for pid in procs.pids:
@@ -129,16 +36,7 @@ def workers() -> Iterator[Any]:
 
 
 def waiting(future: Any) -> None:
-    """Have somebody wait for it, as the script would."""
-
-    def wait() -> None:
-        future.exception(timeout=WITHIN)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-def look() -> Reason:
-    return why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+    wait_aside(future, WITHIN)
 
 
 def reason(is_it: Callable[[Reason], bool]) -> Reason:
@@ -156,11 +54,11 @@ def reason(is_it: Callable[[Reason], bool]) -> Reason:
     [
         ("lock", "in lock"),
         ("spin", "in spin"),
-        ("nap", "in nap"),
+        ("slow", "in slow"),
         ("regex", "in regex"),
         ("block_loop", "in block_loop"),
-        ("run", "in run"),
-        ("read", "in read"),
+        ("child", "in child"),
+        ("pipe", "in pipe"),
     ],
 )
 def test_a_handler_that_does_not_end_is_named_with_its_line(workers: Any, method: str, line: str) -> None:
@@ -173,7 +71,7 @@ def test_a_handler_that_does_not_end_is_named_with_its_line(workers: Any, method
     (culprit,) = found.culprits
     assert culprit.who == "workers[1]"
     assert f"runs {method} for" in culprit.text
-    assert "test_why.py" in culprit.line
+    assert "hangs.py" in culprit.line
     assert culprit.chain == ("controller", "workers[1]")
 
 
@@ -187,7 +85,7 @@ def test_a_coroutine_that_waits_for_ever_is_named(workers: Any) -> None:
 
 def test_a_chain_of_calls_is_followed_to_its_end(workers: Any) -> None:
     first, second, third = (workers.slice(gpus=each) for each in range(3))
-    waiting(first.ask.call_one(second, third))
+    waiting(first.chain.call_one(second, third))
     (culprit,) = reason(lambda found: bool(found.culprits) and "in lock" in found.culprits[0].line).culprits
     assert culprit.who == "workers[2]"
     assert culprit.chain == ("controller", "workers[0]", "workers[1]", "workers[2]")
@@ -196,7 +94,7 @@ def test_a_chain_of_calls_is_followed_to_its_end(workers: Any) -> None:
 
 def test_coroutines_are_followed_too(workers: Any) -> None:
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
-    waiting(first.ask_async.call_one(second))
+    waiting(first.chain_async.call_one(second))
     (culprit,) = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
     assert culprit.who == "workers[1]"
     assert "in lock" in culprit.line
@@ -207,7 +105,7 @@ def test_who_does_not_take_messages_is_named_to_those_that_cannot_send(workers: 
     waiting(first.flood.call_one(second))
     culprits = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
     assert culprits[0].who == "workers[1]"
-    assert "runs nap for" in culprits[0].text
+    assert "runs slow for" in culprits[0].text
     assert "messages wait behind it" in culprits[0].text
 
 
@@ -220,14 +118,14 @@ def test_a_queue_that_nobody_fills_is_named(workers: Any) -> None:
 
 def test_a_task_of_a_pool_that_does_not_end_is_named(workers: Any) -> None:
     pool = Pool(workers)
-    waiting(pool.submit(workers.task, 3))
+    waiting(pool.submit(workers.task, -1))
     found = reason(lambda found: bool(found.culprits) and "in held" in found.culprits[0].line)
     assert found.culprits[0].who.startswith("workers[")
 
 
 def test_a_circle_is_named(workers: Any) -> None:
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
-    waiting(first.ask_back.call_one(second, first))
+    waiting(first.circle.call_one(second, first))
     found = reason(lambda found: bool(found.circles))
     assert (
         "workers[0] -> workers[1] -> workers[0]" in found.circles[0]
@@ -237,10 +135,10 @@ def test_a_circle_is_named(workers: Any) -> None:
 
 
 def test_a_value_that_nobody_sends_is_named(workers: Any) -> None:
-    waiting(workers.slice(gpus=1).receive.call_one())
+    waiting(workers.slice(gpus=1).channel.call_one())
     (culprit,) = reason(lambda found: bool(found.culprits) and "channel" in found.culprits[0].text).culprits
     assert culprit.who == "workers[1]"
-    assert "in receive" in culprit.line
+    assert "in channel" in culprit.line
 
 
 def test_a_promise_that_nobody_keeps_is_named(workers: Any) -> None:
@@ -265,7 +163,7 @@ def test_a_process_that_was_stopped_is_named(workers: Any) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
     try:
-        answer = workers.nap.call()
+        answer = workers.slow.call()
         waiting(answer)
         found = reason(lambda found: any("stopped by a signal" in each.text for each in found.culprits))
     finally:
@@ -276,8 +174,8 @@ def test_a_process_that_was_stopped_is_named(workers: Any) -> None:
 
 def test_a_constructor_that_does_not_end_is_named() -> None:
     with this_host().spawn_procs(name="hosts", supervise=lambda failure: True) as procs:
-        made = procs.spawn("late", Worker, True, supervise=lambda failure: True)
-        waiting(made.nap.call_one())
+        made = procs.spawn("late", Hanging, True, supervise=lambda failure: True)
+        waiting(made.slow.call_one())
         (culprit,) = reason(
             lambda found: bool(found.culprits) and "in __init__" in found.culprits[0].line
         ).culprits
@@ -311,7 +209,7 @@ def test_what_goes_on_between_two_looks_is_not_named() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seeded_hang_is_named_while_others_work(workers: Any, seed: int) -> None:
     chance = random.Random(seed)
-    method = chance.choice(["lock", "spin", "read", "regex", "promise", "forget"])
+    method = chance.choice(["lock", "spin", "pipe", "regex", "promise", "forget"])
     rank, other = chance.sample(range(3), 2)
     beside, over = workers.slice(gpus=other), threading.Event()
 

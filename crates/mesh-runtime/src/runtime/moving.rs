@@ -18,6 +18,9 @@ const ENDS_KEPT: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub(crate) struct Moving {
     moves: RwLock<Moves>,
+    /// Held while news is sent to this host's procs, which wakes each of them and takes a while. Not `moves` itself, which
+    /// every send looks at.
+    telling: RwLock<()>,
     /// Counts news; 0 as long as no mesh was repaired, which is all that a send looks at then.
     news: AtomicU64,
     ended: Mutex<Ends>,
@@ -94,12 +97,12 @@ impl Runtime {
 
     /// Takes news in; an agent passes what came as such on to its procs.
     fn take_news(&self, news: &News, pass_on: bool) {
-        let mut moves = write(&self.moving.moves);
-        if moves.adopt(&news.moved) {
+        // While it is held no proc begins (`begin_with`): each hears of it once.
+        let _telling = write(&self.moving.telling);
+        if write(&self.moving.moves).adopt(&news.moved) {
             self.moving.news.fetch_add(1, Ordering::Release);
         }
         if pass_on && self.me.is_agent() {
-            // While it is held no proc begins (`begin_with`): each hears of it once.
             for link in self.switch.links() {
                 link.send(&self.reactor, &News { call: 0, ..news.clone() }.frame(self.me, link.peer, None));
             }
@@ -108,8 +111,9 @@ impl Runtime {
 
     /// Tells procs that are about to begin what all others have been told, then does `open`, by which they are to be found.
     pub(crate) fn begin_with<T>(&self, fresh: &[Arc<Link>], open: impl FnOnce() -> T) -> T {
-        let moves = read(&self.moving.moves);
-        for moved in moves.all() {
+        let _telling = read(&self.moving.telling);
+        let all: Vec<Moved> = read(&self.moving.moves).all().collect();
+        for moved in all {
             let news = News { moved, call: 0 };
             for link in fresh {
                 link.send(&self.reactor, &news.frame(self.me, link.peer, None));

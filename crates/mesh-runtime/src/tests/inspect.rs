@@ -68,6 +68,31 @@ fn what_waits_and_what_runs_is_told() {
 }
 
 #[test]
+fn what_an_executor_has_taken_and_not_begun_waits_still() {
+    let (runtime, inbox) = with_actor();
+    let here = Target::One(ProcAddr::CONTROLLER);
+    for _ in 0..3 {
+        runtime.tell(&out(Request::CALL, &here, b"step")).unwrap();
+    }
+    let told = |part: &str| {
+        let state = ask(&runtime, b"state").unwrap();
+        assert!(state.contains(part), "no {part} in {state}");
+    };
+    let taken = inbox.lend(256);
+    assert_eq!((taken.len(), inbox.len()), (3, 0));
+    told(r#""queue":3,"queue_bytes""#);
+    inbox.begun(&taken[0]);
+    runtime.tell(&out(Request::CALL, &here, b"step")).unwrap();
+    told(r#""queue":3,"#);
+    taken[1..].iter().for_each(|message| inbox.begun(message));
+    told(r#""queue":1,"#);
+    // What is taken otherwise is nobody's to come to.
+    inbox.take(9);
+    told(r#""queue":0,"queue_bytes":0,"#);
+    runtime.close(Duration::ZERO);
+}
+
+#[test]
 fn an_unknown_question_is_refused_not_left_open() {
     let (runtime, _) = with_actor();
     assert!(ask(&runtime, b"nonsense").is_err());

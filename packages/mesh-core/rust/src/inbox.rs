@@ -57,9 +57,12 @@ pub(crate) struct PyMessage {
     held: Held,
     /// Whose message it is, while it is an actor's to handle.
     inbox: Option<Arc<Inbox>>,
-    /// The gauge's number of its handling; 0 before and after.
+    /// The gauge's number of its handling; [`WAITS`] before if it counts among those that wait, 0 after.
     begun: AtomicU64,
 }
+
+/// An executor has the message, and has not come to it.
+const WAITS: u64 = u64::MAX;
 
 impl PyMessage {
     pub(crate) fn shared(runtime: &Arc<Runtime>, message: Arc<Message>) -> Self {
@@ -68,22 +71,22 @@ impl PyMessage {
 
     /// An endpoint is about to run.
     fn begin(&self) {
-        let header = self.message().header();
         if let Some(inbox) = &self.inbox
-            && matches!(header.kind, Kind::Call | Kind::Tell)
-            && self.begun.load(Ordering::Relaxed) == 0
+            && self.begun.load(Ordering::Relaxed) == WAITS
         {
-            self.begun.store(inbox.gauge.begin(self.message().name_bytes(), header.src), Ordering::Relaxed);
+            let serial = inbox.gauge.begin(self.message().name_bytes(), self.message().header().src);
+            self.begun.store(serial, Ordering::Relaxed);
+            inbox.begun(self.message());
         }
     }
 
     /// An endpoint has run. Before its reply is sent: whoever gets that may look at the figures at once.
     fn end(&self, failed: bool) {
-        let serial = self.begun.swap(0, Ordering::Relaxed);
-        if serial != 0
-            && let Some(inbox) = &self.inbox
-        {
-            inbox.gauge.end(serial, failed);
+        let Some(inbox) = &self.inbox else { return };
+        match self.begun.swap(0, Ordering::Relaxed) {
+            0 => {}
+            WAITS => inbox.begun(self.message()),
+            serial => inbox.gauge.end(serial, failed),
         }
     }
 
@@ -380,14 +383,14 @@ pub(crate) struct PyInbox {
 
 impl PyInbox {
     fn burst(&self, limit: usize) -> Vec<PyMessage> {
-        let burst = self.inbox.take(limit);
+        let burst = self.inbox.lend(limit);
         burst
             .into_iter()
             .map(|message| PyMessage {
                 runtime: Arc::clone(&self.runtime),
-                held: Held::Own(message),
                 inbox: Some(Arc::clone(&self.inbox)),
-                begun: AtomicU64::new(0),
+                begun: AtomicU64::new(if Inbox::counts(&message) { WAITS } else { 0 }),
+                held: Held::Own(message),
             })
             .collect()
     }

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,21 @@ from mesh_core.inspect import ActorState, Event, Events, ProcState, Snapshot
 pytestmark = [pytest.mark.usefixtures("runtime", "fault_tolerant"), pytest.mark.python]
 
 LONG_S = 600
+
+
+class Turnstile(Actor):
+    """Lets one message through for each byte in a file."""
+
+    def __init__(self, turns: str) -> None:
+        self.turns = os.open(turns, os.O_RDWR)
+
+    @endpoint
+    def enter(self) -> None:
+        os.read(self.turns, 1)
+
+    @endpoint
+    async def enter_async(self) -> None:
+        await asyncio.to_thread(os.read, self.turns, 1)
 
 
 class Stuck(Actor):
@@ -186,6 +202,35 @@ def test_queues_are_counted(own: ProcMesh) -> None:
     assert (seen.received, seen.handled, seen.state) == (6, 0, "busy")
     assert seen.running[0].endpoint == "block"
     assert seen.running[0].caller == "controller"
+
+
+@pytest.mark.parametrize("method", ["enter", "enter_async"])
+def test_what_an_actor_has_taken_and_not_begun_is_counted(own: ProcMesh, method: str, tmp_path: Path) -> None:
+    """It takes many messages at once, and comes to one after the other."""
+    fifo = tmp_path / "turns"
+    os.mkfifo(fifo)
+    turnstile = own.slice(gpus=0).spawn("turnstile", Turnstile, str(fifo))
+    enter = getattr(turnstile, method)
+
+    def waiting(count: int) -> bool:
+        seen = until(lambda snap: actor(snap, "turnstile").queue == count and actor(snap, "turnstile"))
+        assert (seen.queue_bytes > 0) == (count > 0)
+        return len(seen.running) == 1
+
+    with fifo.open("r+b", buffering=0) as turns:
+        calls = [enter.call_one() for _ in range(4)]
+        assert waiting(3)
+        turns.write(b"+")
+        calls[0].get()
+        # The other three were taken together, and one of them has begun.
+        assert waiting(2)
+        calls[2].cancel()
+        turns.write(b"+")
+        calls[1].get()
+        # The cancelled one was skipped.
+        assert waiting(0)
+        turns.write(b"+")
+        calls[3].get()
 
 
 def test_concurrent_endpoints_are_all_seen(own: ProcMesh) -> None:

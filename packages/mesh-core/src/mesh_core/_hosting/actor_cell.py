@@ -283,6 +283,9 @@ class ActorCell(CellState):
             answered = self.skipped.pop((message.src, message.call), None)
             if answered:
                 self.refuse(message, asyncio.CancelledError(f"{message.name} was cancelled by its caller"))
+            elif answered is not None:
+                # Nobody waits for an answer; the message waits no longer either.
+                message.failed()
             return answered is not None
         return False
 

@@ -54,6 +54,8 @@ _SHARED = (
     "mesh_core._serialize.exceptions",
     "mesh_core._extensions.running",
     "mesh_core._failures.failure",
+    "mesh_core._failures.repairs",
+    "mesh_core._meshes.repair",
     "mesh_core._common.hooks",
     "mesh_core._process.multiprocess",
     "mesh_core._common.slots",

@@ -112,6 +112,7 @@ class Process:
     """Whether all that it owns is being stopped: what ends in order then is no news."""
     told_addresses: Mapping[int, str] = MappingProxyType({})
     """Where hosts are reached that another process has attached."""
+    _repairs_expected = False
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
@@ -362,6 +363,8 @@ class Process:
         holding = Holding(mesh, actor_id, policy)
         self.owners.of(owner).add(holding)
         self.notices.start()
+        if policy is not None:
+            self._expect_repairs()
         try:
             self.check_owner(owner)
         except MeshError:
@@ -369,6 +372,17 @@ class Process:
             mesh.stop()
             raise
         return holding
+
+    def _expect_repairs(self) -> None:
+        """Have what repairs need imported once, on the thread that has to wait for notices anyway.
+
+        At the first failure it would keep the script's other threads from the interpreter for 30 ms.
+        """
+        if self._repairs_expected or not self.identity.is_script:
+            return
+        self._repairs_expected = True
+        with contextlib.suppress(MeshError):  # the runtime is shut down
+            self.notices.barrier(_import_repairs)
 
     def check_owner(self, owner: int) -> None:
         """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
@@ -508,6 +522,14 @@ class Process:
         ]
         for call in calls:
             wait.until_done(call)
+
+
+def _import_repairs() -> None:
+    import mesh_core._extensions.running
+    import mesh_core._failures.repairs
+    import mesh_core._failures.returns
+    import mesh_core._hosting.actor_host
+    import mesh_core._meshes.repair  # noqa: F401
 
 
 class _StopWait:

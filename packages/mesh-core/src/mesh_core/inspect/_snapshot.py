@@ -65,7 +65,7 @@ class ActorState:
     age: float
     """Seconds since its spawn arrived."""
     queue: int
-    """Messages that wait in its inbox. An actor takes up to 256 at a time; those that it has taken and not begun do not count."""
+    """Messages that have arrived and not begun."""
     queue_bytes: int
     received: int
     """Messages that have come, those that wait included."""
