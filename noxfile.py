@@ -59,7 +59,7 @@ DAY = 24 * 60 * 60.0
 PASSED = [0, 1] if os.environ.get("MESH_RUN") else [0]
 
 nox.options.sessions = [
-    "lint", "typing", "rust",
+    "lint", "typing", "rust", "loom",
     *(["tests"] if EVERYTHING else sorted({f"tests-{PYTHONS[0]}", f"tests-{NEWEST}"})),
     "integration", "plugins", "minimums", "docs", "demo",
     *(["fuzz"] if EVERYTHING else []),
@@ -125,6 +125,20 @@ def rust(session: nox.Session) -> None:
         session.run("cargo", "deny", "check")
     else:
         session.log("cargo-deny is not installed: licences and sources of the crates are not checked here")
+
+
+@nox.session(venv_backend="none")
+def loom(session: nox.Session) -> None:
+    """Every schedule of a few threads through what they share without locks (crates/mesh-runtime/src/models)."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+    # A folder of its own, as each flag of the compiler makes all crates anew; nothing here is worth optimizing across them.
+    env = {
+        "RUSTFLAGS": "--cfg loom",
+        "CARGO_TARGET_DIR": str(target / "loom"),
+        "CARGO_PROFILE_RELEASE_LTO": "off",
+        "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
+    }
+    session.run("cargo", "test", "--release", "--locked", "-p", "mesh-runtime", "--lib", "loom_", env=env)
 
 
 @nox.session(python=PYTHONS)

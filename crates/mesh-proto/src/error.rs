@@ -20,10 +20,10 @@ pub enum FrameError {
     #[error("unknown frame kind {0}")]
     Kind(u8),
     /// The frame claims to be longer than any frame may be.
-    #[error("a frame of {0} bytes is above the limit of {limit} bytes", limit = crate::MAX_BODY)]
+    #[error("a frame of {0} bytes exceeds the limit of {limit} bytes", limit = crate::MAX_BODY)]
     TooLong(u64),
     /// Parts, names and target do not fit the length that the header gives.
-    #[error("the frame's {what} reaches beyond its end")]
+    #[error("the frame's {what} extends beyond its end")]
     Overrun {
         /// What does not fit.
         what: &'static str,

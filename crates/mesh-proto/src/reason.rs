@@ -120,7 +120,7 @@ impl fmt::Display for EndReason {
             Self::NoSuchProc(addr) => write!(f, "no process {addr} is known on this host"),
             Self::Shutdown => f.write_str("the runtime has been shut down"),
             Self::Host(end) => end.fmt(f),
-            Self::JobLost => f.write_str("this script has no part in its job any more"),
+            Self::JobLost => f.write_str("this script is no longer part of its job"),
             Self::Unknown(code) => unknown(f, *code),
         }
     }

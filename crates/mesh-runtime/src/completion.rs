@@ -8,11 +8,11 @@
 use crate::inbox::LoopWaker;
 use crate::reactor::Reactor;
 use crate::standing::Standing;
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
 use crate::wait::Waiter;
 use crate::waits::{Waiting, Waits};
 use mesh_proto::ActorId;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Who is told, with a number of its own, that something has progressed.
@@ -112,17 +112,21 @@ pub struct Completion {
 impl Completion {
     /// One that nobody has finished.
     pub(crate) fn new(reactor: &Arc<Reactor>, standing: &Arc<Standing>) -> Arc<Self> {
-        Arc::new(Self {
-            reactor: Arc::downgrade(reactor),
-            standing: Arc::clone(standing),
+        Arc::new(Self::of(Arc::downgrade(reactor), Arc::clone(standing)))
+    }
+
+    pub(crate) fn of(reactor: Weak<Reactor>, standing: Arc<Standing>) -> Self {
+        Self {
+            reactor,
+            standing,
             fate: AtomicU64::new(0),
             done: AtomicBool::new(false),
             arrived: AtomicUsize::new(0),
             timed: AtomicBool::new(false),
             finished: AtomicU64::new(0),
             waits: Waits::default(),
-            state: Mutex::default(),
-        })
+            state: Mutex::new(State::default()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -204,12 +208,15 @@ impl Completion {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
             self.finished.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
+        let (waiters, listeners) = self.show();
+        self.wake(waiters, listeners);
+    }
+
+    /// Shows the outcome, and says whom to wake.
+    pub(crate) fn show(&self) -> (Vec<Arc<Waiter>>, Vec<(Listener, u64, usize)>) {
         let mut state = self.lock();
         self.done.store(true, Ordering::SeqCst);
-        let waiters = std::mem::take(&mut state.waiters);
-        let listeners = std::mem::take(&mut state.listeners);
-        drop(state);
-        self.wake(waiters, listeners);
+        (std::mem::take(&mut state.waiters), std::mem::take(&mut state.listeners))
     }
 
     /// Finishes it; false if it has an outcome, or in a forked copy.
@@ -223,15 +230,19 @@ impl Completion {
 
     /// Something that this listens to has progressed.
     pub(crate) fn push(&self, token: u64) {
+        let (waiters, listeners) = self.add(token);
+        self.wake(waiters, listeners);
+    }
+
+    /// Takes a token in, and says whom to wake.
+    pub(crate) fn add(&self, token: u64) -> (Vec<Arc<Waiter>>, Vec<(Listener, u64, usize)>) {
         let mut state = self.lock();
         state.tokens.push(token);
         let arrived = state.tokens.len();
         self.arrived.store(arrived, Ordering::SeqCst);
         // Who waits looks, and goes on waiting: it is to be woken again.
         let waiters = state.waiters.clone();
-        let listeners: Vec<_> = state.listeners.extract_if(.., |(_, _, seen)| arrived > *seen).collect();
-        drop(state);
-        self.wake(waiters, listeners);
+        (waiters, state.listeners.extract_if(.., |(_, _, seen)| arrived > *seen).collect())
     }
 
     fn wake(&self, waiters: Vec<Arc<Waiter>>, listeners: Vec<(Listener, u64, usize)>) {

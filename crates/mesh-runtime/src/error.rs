@@ -8,17 +8,17 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum RuntimeError {
     /// The runtime has been shut down.
-    #[error("the runtime has been shut down; nothing can be sent any more")]
+    #[error("the runtime has been shut down, and can no longer send anything")]
     Closed,
     /// This script has joined a job, and has no part in it any more.
     #[error(
-        "this script has no part in its job any more: another process has taken it over, or the job has ended. Nothing that it \
-         has sent since was done; shutdown() lets this process begin anew, and `mesh jobs` lists the jobs that run"
+        "this script is no longer part of its job: another process has taken the job over, or it has ended. Nothing that was sent \
+         since then has been done. Call shutdown() before you use Mesh here again; `mesh jobs` lists the running jobs"
     )]
     JobLost,
     /// This process is a fork of the one that owns the runtime.
     #[error(
-        "process {pid} is a fork of process {owner}, which uses Mesh already, and Mesh's threads and connections do not \
+        "process {pid} is a fork of process {owner}, which already uses Mesh, and Mesh's threads and connections do not \
          survive a fork. Spawn after the fork instead of before it (with preforking servers: in their hook that runs \
          in each worker), or start a new interpreter rather than a fork"
     )]
@@ -32,7 +32,7 @@ pub enum RuntimeError {
     #[error("no process {0} is known here")]
     NoSuchProc(ProcAddr),
     /// A port's receiver is gone, or has what it takes.
-    #[error("nothing can be sent to this port any more: {0}")]
+    #[error("can no longer send to this port: {0}")]
     PortClosed(PortEnd),
     /// The queue towards a process is full, and the sender asked not to wait.
     #[error("{queued} bytes are queued towards process {addr}, above its budget of {budget}")]
@@ -63,7 +63,7 @@ pub enum RuntimeError {
     NoMemfd(Errno),
     /// The limit of open files is too low for so many procs.
     #[error(
-        "{need} open files are needed for that many processes, and {allowed} are allowed; raise the hard limit \
+        "cannot spawn that many processes: this needs {need} open files, and the hard limit is {allowed}. Raise that limit \
          (`ulimit -n`, LimitNOFILE= of a service, --ulimit nofile= of a container), or spawn fewer on this host"
     )]
     Descriptors {
@@ -74,7 +74,7 @@ pub enum RuntimeError {
     },
     /// This process, or the whole machine, may open no more files.
     #[error(
-        "{what}: no more files can be opened here: {whose}. Raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit, \
+        "{what}: no more files can be opened: {whose}. Raise the limit (`ulimit -n`, LimitNOFILE= of a systemd unit, \
          --ulimit nofile= of a container), or close what is not needed"
     )]
     Files {
@@ -87,13 +87,13 @@ pub enum RuntimeError {
     },
     /// Only the controller attaches hosts.
     #[error(
-        "hosts are attached by the script that drives the job, not by a worker of it; do it there, and pass the mesh"
+        "only the script that drives a job can attach hosts, not one of its workers. Attach them there, and pass the mesh"
     )]
     NotController,
     /// One job has one authority.
     #[error(
-        "this job's hosts were attached with the credentials in {dir}; all hosts of one job use the same ones, and \
-         `shutdown()` ends the job, so that another may begin"
+        "this job's hosts were attached with the credentials in {dir}; all hosts of one job must use the \
+         same ones. To use others, end the job with `shutdown()` first"
     )]
     OtherCredentials {
         /// Those that came first.
@@ -214,8 +214,8 @@ impl RuntimeError {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let limit = limit.map_or_else(|| "no limit".to_owned(), |limit| limit.to_string());
         let whose = match errno {
-            Errno::NFILE => "the machine has as many open as it may (fs.file-max; ENFILE)".to_owned(),
-            _ => format!("this process has as many open as it may ({limit}; RLIMIT_NOFILE, EMFILE)"),
+            Errno::NFILE => "the machine has reached its limit of open files (fs.file-max; ENFILE)".to_owned(),
+            _ => format!("this process has reached its limit of open files ({limit}; RLIMIT_NOFILE, EMFILE)"),
         };
         Self::Files { what, whose, spawning: false }
     }

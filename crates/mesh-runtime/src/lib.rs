@@ -24,6 +24,8 @@ mod logs;
 mod marked;
 mod message;
 mod meter;
+#[cfg(all(test, loom))]
+mod models;
 mod namespaces;
 mod oom;
 mod ports;
@@ -32,12 +34,16 @@ pub mod reactor;
 mod refs;
 mod remote_meshes;
 mod runtime;
+#[cfg_attr(loom, path = "models/sets.rs")]
+mod sets;
 mod shm;
 pub mod sigterm;
 mod spin_board;
 mod standing;
 mod stdio;
-#[cfg(test)]
+#[cfg_attr(loom, path = "models/sync.rs")]
+mod sync;
+#[cfg(all(test, not(loom)))]
 mod tests;
 mod title;
 mod unseen;

@@ -11,21 +11,16 @@
 //! LDR-2: a thread that waits and is not the leader is woken by whoever reads what it waits for.
 
 use crate::error::RuntimeError;
+use crate::sets::Sets;
 use crate::spin_board::SpinBoard;
+use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, yield_now};
 use crate::wait::Waiter;
-use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::Timespec;
 use rustix::io::Errno;
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 
-const BATCH: usize = 64;
-const TOKEN_WAKE: u64 = u64::MAX;
-const TOKEN_INNER: u64 = u64::MAX - 1;
-const TOKEN_IO: u64 = u64::MAX - 2;
 /// How often the I/O thread looks whether the leader is done with handing over: where that one runs on another processor, and
 /// where it has to get this one first.
 const SPINS: u32 = 64;
@@ -41,34 +36,15 @@ pub trait Handler {
     fn on_turn(&self) -> Option<Instant>;
 }
 
-/// The two sets and the lock that says who reads.
+/// The links' descriptors and the lock that says who reads.
 #[derive(Debug)]
 pub struct Reactor {
-    inner: OwnedFd,
-    outer: OwnedFd,
-    /// Wakes a leader that blocks; in the inner set.
-    wake: OwnedFd,
-    /// Wakes the I/O thread alone; in the outer set.
-    io: OwnedFd,
+    sets: Sets,
     io_rung: AtomicBool,
     poll: Mutex<()>,
     /// The leader has woken another thread since this was last cleared.
     served: AtomicBool,
     closed: AtomicBool,
-}
-
-fn event_fd() -> Result<OwnedFd, RuntimeError> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(RuntimeError::os("eventfd"))
-}
-
-fn drain(fd: &OwnedFd) {
-    let mut word = [0_u8; 8];
-    let _ = rustix::io::read(fd, &mut word);
-}
-
-fn ring(fd: &OwnedFd) {
-    // Full means rung already.
-    let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
 }
 
 impl Reactor {
@@ -77,19 +53,8 @@ impl Reactor {
     /// # Errors
     /// If descriptors run out.
     pub fn new() -> Result<Self, RuntimeError> {
-        let os = RuntimeError::os;
-        let inner = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
-        let outer = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
-        let wake = event_fd()?;
-        let io = event_fd()?;
-        epoll::add(&inner, &wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN).map_err(os("epoll_ctl"))?;
-        epoll::add(&outer, &inner, EventData::new_u64(TOKEN_INNER), EventFlags::IN).map_err(os("epoll_ctl"))?;
-        epoll::add(&outer, &io, EventData::new_u64(TOKEN_IO), EventFlags::IN).map_err(os("epoll_ctl"))?;
         Ok(Self {
-            inner,
-            outer,
-            wake,
-            io,
+            sets: Sets::new()?,
             io_rung: AtomicBool::new(false),
             poll: Mutex::new(()),
             served: AtomicBool::new(false),
@@ -102,32 +67,27 @@ impl Reactor {
     /// # Errors
     /// If the kernel refuses.
     pub fn add(&self, fd: BorrowedFd<'_>, token: u64) -> Result<(), RuntimeError> {
-        epoll::add(&self.inner, fd, EventData::new_u64(token), EventFlags::IN).map_err(RuntimeError::os("epoll_ctl"))
+        self.sets.add(fd, token)
     }
 
     /// Watches a descriptor for reading, and for writing too if asked.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u64, write: bool) {
-        let flags = if write { EventFlags::IN | EventFlags::OUT } else { EventFlags::IN };
-        // A descriptor that was removed meanwhile needs no watching.
-        let _ = epoll::modify(&self.inner, fd, EventData::new_u64(token), flags);
+        self.sets.watch(fd, token, write);
     }
 
     /// Watches a descriptor until it is ready once; `first` the first time, again with every further call.
     pub(crate) fn watch_once(&self, fd: BorrowedFd<'_>, token: u64, first: bool) {
-        let (flags, data) = (EventFlags::IN | EventFlags::ONESHOT, EventData::new_u64(token));
-        if !first || epoll::add(&self.inner, fd, data, flags).is_err() {
-            let _ = epoll::modify(&self.inner, fd, data, flags);
-        }
+        self.sets.watch_once(fd, token, first);
     }
 
     /// Watches a pipe for nothing but its other end being closed, which the kernel reports unasked.
     pub(crate) fn watch_end(&self, fd: BorrowedFd<'_>, token: u64) {
-        let _ = epoll::modify(&self.inner, fd, EventData::new_u64(token), EventFlags::empty());
+        self.sets.watch_end(fd, token);
     }
 
     /// Stops watching.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
-        let _ = epoll::delete(&self.inner, fd);
+        self.sets.remove(fd);
     }
 
     /// Another thread than the leader was woken.
@@ -136,46 +96,36 @@ impl Reactor {
     }
 
     pub(crate) fn wake_leader(&self) {
-        ring(&self.wake);
+        self.sets.ring_leader();
     }
 
     /// Has the I/O thread take a turn: there is something for it to do, or an earlier deadline.
     pub(crate) fn ring_io(&self) {
         if !self.io_rung.swap(true, Ordering::SeqCst) {
-            ring(&self.io);
+            self.sets.ring_io();
         }
-    }
-
-    fn arm(&self, armed: bool) {
-        let flags = if armed { EventFlags::IN } else { EventFlags::empty() };
-        let _ = epoll::modify(&self.outer, self.inner.as_fd(), EventData::new_u64(TOKEN_INNER), flags);
     }
 
     /// The I/O thread's life: reads while nobody else does, keeps deadlines, until [`Reactor::close`].
     pub fn run_io(&self, handler: &dyn Handler) {
         let mut deadline = handler.on_turn();
-        let mut buffer = [MaybeUninit::<Event>::uninit(); 4];
         while !self.closed.load(Ordering::SeqCst) {
-            let timeout = deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
-            let turn = match epoll::wait(&self.outer, &mut buffer, timeout.as_ref()) {
-                Ok((events, _)) => {
-                    let mut turn = events.is_empty();
-                    for event in events {
-                        if event.data.u64() == TOKEN_IO {
-                            // In this order: a ring between the two is heard in this turn, and does not mute later ones.
-                            drain(&self.io);
-                            self.io_rung.store(false, Ordering::SeqCst);
-                            turn = true;
-                        } else if let Some(_guard) = self.try_poll_soon() {
-                            self.poll_once(handler, Some(Duration::ZERO), || {});
-                        } else {
-                            std::thread::sleep(HANDED_OVER);
-                        }
-                    }
-                    turn
+            let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let roused = self.sets.wait_as_io(timeout);
+            if roused.rung {
+                // In this order: a ring between the two is heard in this turn, and does not mute later ones. By an
+                // exchange, which sees what those did before who found that it had been rung.
+                self.sets.hear_io();
+                self.io_rung.swap(false, Ordering::SeqCst);
+            }
+            if roused.readable {
+                if let Some(_guard) = self.try_poll_soon() {
+                    self.poll_once(handler, Some(Duration::ZERO), || {});
+                } else if !cfg!(loom) {
+                    std::thread::sleep(HANDED_OVER);
                 }
-                Err(_) => true,
-            };
+            }
+            let turn = roused.rung || !roused.readable;
             if turn || deadline.is_some_and(|at| at <= Instant::now()) {
                 deadline = handler.on_turn();
             }
@@ -185,7 +135,7 @@ impl Reactor {
     /// Ends [`Reactor::run_io`].
     pub fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        ring(&self.io);
+        self.sets.ring_io();
     }
 
     /// Reading duty, if nobody has it. A panic of an earlier holder spoilt nothing: the lock guards no data.
@@ -201,6 +151,9 @@ impl Reactor {
     /// over, or has just taken it. It often is what this thread has interrupted on its processor, so that waiting for it
     /// busily would keep it from ever getting there.
     fn try_poll_soon(&self) -> Option<MutexGuard<'_, ()>> {
+        if cfg!(loom) {
+            return self.try_poll();
+        }
         for attempt in 0..SPINS + YIELDS {
             let guard = self.try_poll();
             if guard.is_some() {
@@ -209,10 +162,15 @@ impl Reactor {
             if attempt < SPINS {
                 std::hint::spin_loop();
             } else {
-                std::thread::yield_now();
+                yield_now();
             }
         }
         None
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn sets(&self) -> &Sets {
+        &self.sets
     }
 
     /// Takes reading duty and reads nothing, as a stalled process does.
@@ -232,31 +190,15 @@ impl Reactor {
             }
             self.note_served();
             self.wake_leader();
-            std::thread::yield_now();
+            yield_now();
         };
-        self.arm(false);
+        self.sets.arm(false);
         Stall { _rearm: Rearm(self), _guard: guard }
     }
 
     /// One look at the links, by the holder of the lock. `woken` runs before anything is handled.
     fn poll_once(&self, handler: &dyn Handler, limit: Option<Duration>, woken: impl FnOnce()) {
-        let mut buffer = [MaybeUninit::<Event>::uninit(); BATCH];
-        let timeout = limit.map(timespec);
-        let polled = epoll::wait(&self.inner, &mut buffer, timeout.as_ref());
-        woken();
-        let Ok((events, _)) = polled else {
-            return; // A signal, which comes by its descriptor too.
-        };
-        for event in &*events {
-            let token = event.data.u64();
-            if token == TOKEN_WAKE {
-                drain(&self.wake);
-                continue;
-            }
-            let flags = event.flags;
-            let readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
-            handler.on_ready(token, readable, flags.contains(EventFlags::OUT));
-        }
+        self.sets.poll_links(limit, woken, |token, readable, writable| handler.on_ready(token, readable, writable));
     }
 
     /// Waits until `ready`, reading the links meanwhile if nobody else does. False if the deadline came first.
@@ -280,7 +222,7 @@ impl Reactor {
                 return false;
             }
             if let Some(_guard) = self.try_poll() {
-                self.arm(false);
+                self.sets.arm(false);
                 let rearm = Rearm(self);
                 let led = self.lead(handler, board, &waiter, spin, deadline, look_only, ready);
                 drop(rearm);
@@ -331,7 +273,7 @@ impl Reactor {
                     }
                     if looks.is_multiple_of(8) {
                         // Whoever shares this core, unknown to the board, goes first.
-                        std::thread::yield_now();
+                        yield_now();
                     }
                 };
                 board.look(false);
@@ -380,7 +322,7 @@ struct Rearm<'a>(&'a Reactor);
 
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
-        self.0.arm(true);
+        self.0.sets.arm(true);
     }
 }
 

@@ -16,15 +16,18 @@
 //! SHM-3: a message gives its memory back when the last of it is dropped, read or not; a forked copy of a process gives back nothing.
 //! SHM-4: the pages of a chunk are given back by who holds it alone, or, where nobody does, by its owner.
 
+mod holders;
 mod kept;
 mod room;
 mod spare;
 
+pub(crate) use holders::Holders;
 pub(crate) use kept::View;
 pub(crate) use room::{Place, Room};
 
 use crate::error::RuntimeError;
 use crate::refs::RefCounter;
+use crate::sync::{AtomicBool, AtomicU64, Ordering};
 use mesh_proto::{Frame, Part, ProcAddr, SharedRef, Target};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
@@ -34,9 +37,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -92,15 +93,15 @@ impl Mapping {
         u64::from_ne_bytes(bytes)
     }
 
-    fn holders(&self, chunk: usize) -> &AtomicU64 {
+    fn holders(&self, chunk: usize) -> Holders<'_> {
         assert!(chunk < MAX_CHUNKS, "no slab has a chunk {chunk}");
         // SAFETY: aligned, inside the head, which is always mapped whole, and only ever used as an atomic.
-        unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast::<AtomicU64>() }
+        Holders(unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast() })
     }
 
     fn quiet(&self) -> &AtomicU64 {
         // SAFETY: as above.
-        unsafe { &*self.at(QUIET_AT).cast::<AtomicU64>() }
+        unsafe { &*self.at(QUIET_AT).cast() }
     }
 
     /// Gives pages back to the system; whoever looks at them again sees zeros.
@@ -177,10 +178,9 @@ impl Slab {
             // Who held them has given back their pages.
             self.touched.fill(false);
         }
-        let free = |i: &usize| count_of(self.map.holders(*i).load(Ordering::Acquire)) == 0;
+        let free = |i: &usize| self.map.holders(*i).are_none();
         let i = (0..self.count).map(|step| (self.cursor + step) % self.count).find(free)?;
-        let word = self.map.holders(i);
-        let turn = turn_of(word.load(Ordering::Relaxed)).wrapping_add(1);
+        let turn = self.map.holders(i).begin(holders);
         let at = SharedRef {
             pid,
             fd: u32::try_from(self.fd.as_raw_fd()).ok()?,
@@ -189,7 +189,6 @@ impl Slab {
             chunk: u32::try_from(i).ok()?,
             turn,
         };
-        word.store(hold(turn, holders), Ordering::Release);
         self.cursor = i + 1;
         self.sent[i] = Some(Sent { to: to.clone(), also: Vec::new(), dead: Vec::new() });
         let fresh = !std::mem::replace(&mut self.touched[i], true);
@@ -205,7 +204,7 @@ impl Slab {
     fn hush(&mut self) {
         self.map.quiet().store(1, Ordering::SeqCst);
         for (i, touched) in self.touched.iter_mut().enumerate() {
-            if *touched && count_of(self.map.holders(i).load(Ordering::SeqCst)) == 0 {
+            if *touched && self.map.holders(i).are_none() {
                 self.map.free_pages(HEAD + i * self.chunk, self.chunk);
                 *touched = false;
             }
@@ -213,7 +212,7 @@ impl Slab {
     }
 
     fn idle(&self) -> bool {
-        (0..self.count).all(|i| count_of(self.map.holders(i).load(Ordering::Acquire)) == 0)
+        (0..self.count).all(|i| self.map.holders(i).are_none())
     }
 
     fn bytes(&self) -> usize {
@@ -294,7 +293,7 @@ impl Pool {
         let slabs = self.lock();
         let slab = slabs.values().flatten().find(|slab| at.pid == self.pid && slab.id == at.slab);
         if let Some(slab) = slab.filter(|slab| (at.chunk as usize) < slab.count) {
-            count_down(slab.map.holders(at.chunk as usize), at.turn);
+            slab.map.holders(at.chunk as usize).count_down(at.turn);
         }
         slab.is_some()
     }
@@ -343,43 +342,6 @@ fn give_back(slabs: &mut Slabs, keep: usize) {
             false
         });
     }
-}
-
-// A chunk's word in the slab's head: which use of it this is, and how many hold it.
-
-fn hold(turn: u32, count: u32) -> u64 {
-    u64::from(turn) << 32 | u64::from(count)
-}
-
-fn turn_of(word: u64) -> u32 {
-    (word >> 32) as u32
-}
-
-fn count_of(word: u64) -> u32 {
-    word as u32
-}
-
-/// As [`count_down`], for who has the chunk mapped: the last to let go of it gives its pages back where its owner is quiet.
-fn let_go(map: &Mapping, chunk: usize, turn: u32, pages: Range<usize>) {
-    let holders = map.holders(chunk);
-    let mut word = holders.load(Ordering::Acquire);
-    while turn_of(word) == turn && count_of(word) > 0 {
-        if count_of(word) == 1 && map.quiet().load(Ordering::SeqCst) != 0 {
-            // It is still held, by this one alone (SHM-4).
-            map.free_pages(pages.start, pages.len());
-        }
-        match holders.compare_exchange_weak(word, word - 1, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return,
-            Err(now) => word = now,
-        }
-    }
-}
-
-/// One holder less of that use of the chunk; never below zero, whatever the other side did.
-fn count_down(holders: &AtomicU64, turn: u32) {
-    let _ = holders.fetch_update(Ordering::Release, Ordering::Relaxed, |word| {
-        (turn_of(word) == turn && count_of(word) > 0).then(|| word - 1)
-    });
 }
 
 #[derive(Debug)]
@@ -532,8 +494,8 @@ impl SharedPart {
 impl Drop for SharedPart {
     fn drop(&mut self) {
         if self.reader == std::process::id() {
-            let pages = self.offset..self.offset + self.len;
-            let_go(&self.counted, self.chunk, self.turn, pages);
+            let map = &self.counted;
+            map.holders(self.chunk).let_go(self.turn, map.quiet(), || map.free_pages(self.offset, self.len));
         }
     }
 }

@@ -3,47 +3,38 @@
 //! A thread that waits looks again for a while before it blocks, which is worth its while only where a core would idle
 //! otherwise. Nobody can tell that from inside one process, so every process says here when it runs and when it blocks.
 
+#[cfg_attr(loom, path = "models/page.rs")]
+mod page;
+
 use crate::error::RuntimeError;
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
-use std::cell::RefCell;
-use std::ffi::c_void;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use crate::sync::{AtomicU32, Ordering, thread_local};
+use page::Page;
+use std::cell::Cell;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 
-const LEN: usize = 64 * 1024;
-const FLAGS_AT: usize = 64;
 /// Bits of a seat.
 const RUNNING: u8 = 1;
 const LOOKING: u8 = 2;
-/// How many processes can show themselves; the rest simply never look twice.
-pub(crate) const SEATS: u32 = (LEN - FLAGS_AT) as u32;
 
 /// The page, and this process's seat on it.
 #[derive(Debug)]
 pub(crate) struct SpinBoard {
-    base: *mut c_void,
-    fd: OwnedFd,
+    page: Page,
     seat: u32,
     cores: u32,
     /// Threads of this process that run; the process shows itself while there is one.
     running: AtomicU32,
 }
 
-// SAFETY: the page is only reached through atomics, and stays mapped until the board is dropped.
-unsafe impl Send for SpinBoard {}
-// SAFETY: as above.
-unsafe impl Sync for SpinBoard {}
-
 thread_local! {
-    static PRESENCE: RefCell<Presence> = const { RefCell::new(Presence { counts_on: None }) };
+    static PRESENCE: Presence = Presence { counts_on: Cell::new(None) };
 }
 
 /// Whether this thread counts among its process's running ones, and where. It begins to with its first wait, and
 /// ceases to when it ends.
 struct Presence {
-    counts_on: Option<Weak<SpinBoard>>,
+    counts_on: Cell<Option<Weak<SpinBoard>>>,
 }
 
 impl Drop for Presence {
@@ -57,56 +48,32 @@ impl Drop for Presence {
 impl SpinBoard {
     /// A fresh page, with this process in the first seat.
     pub(crate) fn create() -> Result<Self, RuntimeError> {
-        let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::NoMemfd)?;
-        ftruncate(&fd, LEN as u64).map_err(RuntimeError::os("ftruncate"))?;
-        Self::join(fd, 0)
+        Ok(Self::at(Page::create()?, 0))
     }
 
     /// The page that another process made.
     pub(crate) fn join(fd: OwnedFd, seat: u32) -> Result<Self, RuntimeError> {
-        // SAFETY: a fresh shared mapping at an address of the kernel's choosing; nothing else refers to it.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), LEN, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, &fd, 0)
-                .map_err(RuntimeError::os("mmap of the host's board"))?
-        };
+        Ok(Self::at(Page::open(fd)?, seat))
+    }
+
+    pub(crate) fn at(page: Page, seat: u32) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, |n| u32::try_from(n.get()).unwrap_or(u32::MAX));
-        Ok(Self { base, fd, seat, cores, running: AtomicU32::new(0) })
+        Self { page, seat, cores, running: AtomicU32::new(0) }
     }
 
     /// The page's descriptor, to be inherited.
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    fn counter(&self, index: usize) -> &AtomicU32 {
-        assert!(index < 2, "the page has two counters");
-        // SAFETY: the page begins with two u32 that are only used atomically; mappings are page-aligned.
-        unsafe { &*self.base.cast::<AtomicU32>().add(index) }
-    }
-
-    /// Processes that run.
-    fn active(&self) -> &AtomicU32 {
-        self.counter(0)
-    }
-
-    /// Those of them that only look whether there is something to do.
-    fn looking(&self) -> &AtomicU32 {
-        self.counter(1)
-    }
-
-    fn flag(&self, seat: u32) -> Option<&AtomicU8> {
-        // SAFETY: inside the mapping, since the seat is below SEATS.
-        (seat < SEATS).then(|| unsafe { &*self.base.cast::<AtomicU8>().add(FLAGS_AT + seat as usize) })
+        self.page.fd()
     }
 
     /// Whether every core has something to do without this thread.
     pub(crate) fn crowded(&self) -> bool {
-        self.active().load(Ordering::Relaxed) > self.cores
+        count(self.page.active()) > self.cores
     }
 
     /// How many cores have nothing better to do than to help this thread, as far as this host's processes know.
     pub(crate) fn spare(&self) -> usize {
-        let busy = self.active().load(Ordering::Relaxed).saturating_sub(self.looking().load(Ordering::Relaxed));
+        let busy = count(self.page.active()).saturating_sub(count(self.page.looking()));
         self.cores.saturating_sub(busy.max(1)) as usize
     }
 
@@ -117,61 +84,92 @@ impl SpinBoard {
 
     /// This thread runs.
     pub(crate) fn enter(self: &Arc<Self>) {
-        let counted = PRESENCE.with_borrow_mut(|presence| presence.counts_on.replace(Arc::downgrade(self)).is_some());
-        if !counted && self.running.fetch_add(1, Ordering::Relaxed) == 0 {
-            self.raise(RUNNING, self.active());
+        let counted = PRESENCE.with(|presence| presence.counts_on.replace(Some(Arc::downgrade(self))).is_some());
+        if !counted && self.running.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.show();
         }
     }
 
     /// This thread blocks, or ends.
     pub(crate) fn leave(&self) {
-        if PRESENCE.with_borrow_mut(|presence| presence.counts_on.take()).is_some() {
+        if PRESENCE.with(|presence| presence.counts_on.take()).is_some() {
             self.one_less();
         }
     }
 
     fn one_less(&self) {
-        if self.running.fetch_sub(1, Ordering::Relaxed) == 1 {
-            self.lower(self.seat, RUNNING, self.active());
+        if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.show();
+        }
+    }
+
+    /// Shows whether a thread of this process runs. Another may begin or cease to meanwhile: the last one to change the
+    /// seat looks again, and sees what the others did before they changed it.
+    fn show(&self) {
+        loop {
+            let runs = self.running.load(Ordering::Acquire) > 0;
+            if runs {
+                self.raise(RUNNING, self.page.active());
+            } else {
+                self.lower(self.seat, RUNNING, self.page.active());
+            }
+            if (self.running.load(Ordering::Acquire) > 0) == runs {
+                return;
+            }
         }
     }
 
     /// This thread, its process's only one that does, begins or ends to look for something to do.
     pub(crate) fn look(&self, looks: bool) {
         if looks {
-            self.raise(LOOKING, self.looking());
+            self.raise(LOOKING, self.page.looking());
         } else {
-            self.lower(self.seat, LOOKING, self.looking());
+            self.lower(self.seat, LOOKING, self.page.looking());
         }
     }
 
     /// Takes a process off the page: it has ended, perhaps while it ran.
     pub(crate) fn clear(&self, seat: u32) {
-        self.lower(seat, RUNNING, self.active());
-        self.lower(seat, LOOKING, self.looking());
+        self.lower(seat, RUNNING, self.page.active());
+        self.lower(seat, LOOKING, self.page.looking());
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn page(&self) -> &Page {
+        &self.page
+    }
+
+    /// Whether this process shows itself as one that runs.
+    #[cfg(loom)]
+    pub(crate) fn shows(&self) -> bool {
+        self.page.flag(self.seat).is_some_and(|flag| flag.load(Ordering::SeqCst) & RUNNING != 0)
     }
 
     fn raise(&self, bit: u8, counter: &AtomicU32) {
-        if let Some(flag) = self.flag(self.seat)
-            && flag.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        if let Some(flag) = self.page.flag(self.seat)
+            && flag.fetch_or(bit, Ordering::AcqRel) & bit == 0
         {
             counter.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn lower(&self, seat: u32, bit: u8, counter: &AtomicU32) {
-        if let Some(flag) = self.flag(seat)
-            && flag.fetch_and(!bit, Ordering::Relaxed) & bit != 0
+        if let Some(flag) = self.page.flag(seat)
+            && flag.fetch_and(!bit, Ordering::AcqRel) & bit != 0
         {
             counter.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
 
+/// A counter of the page. It follows the seats that it counts, and is below zero for a moment if one is left just after
+/// it was taken.
+fn count(counter: &AtomicU32) -> u32 {
+    counter.load(Ordering::Relaxed).cast_signed().max(0).cast_unsigned()
+}
+
 impl Drop for SpinBoard {
     fn drop(&mut self) {
         self.clear(self.seat);
-        // SAFETY: mapped by `join` with this length; no reference outlives `self`.
-        let _ = unsafe { munmap(self.base, LEN) };
     }
 }

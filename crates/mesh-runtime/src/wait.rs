@@ -1,9 +1,8 @@
 //! How a thread waits, and how it is woken.
 
 use crate::reactor::Reactor;
+use crate::sync::{AtomicU8, AtomicU32, Ordering, Thread, current, park, park_timeout, thread_local};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
-use std::thread::Thread;
 use std::time::Duration;
 
 const RUNNING: u8 = 0;
@@ -21,7 +20,7 @@ pub(crate) struct Waiter {
 
 thread_local! {
     static ME: Arc<Waiter> = Arc::new(Waiter {
-        thread: std::thread::current(),
+        thread: current(),
         mode: AtomicU8::new(RUNNING),
         misses: AtomicU32::new(0),
     });
@@ -33,7 +32,9 @@ impl Waiter {
         ME.with(Arc::clone)
     }
 
-    /// Wakes the thread if it blocks. What it waits for must be visible before.
+    /// Wakes the thread if it blocks. What it waits for must have been stored before, in whatever order: this exchange
+    /// and that of a thread which is about to block come one after the other, and the later one sees what the other
+    /// thread did before its own.
     pub(crate) fn notify(&self, reactor: &Reactor) {
         match self.mode.swap(RUNNING, Ordering::SeqCst) {
             PARKED => {
@@ -47,11 +48,11 @@ impl Waiter {
 
     /// Blocks until notified, for at most `limit`, unless `ready` already.
     pub(crate) fn park(&self, limit: Option<Duration>, ready: &dyn Fn() -> bool) {
-        self.mode.store(PARKED, Ordering::SeqCst);
+        self.mode.swap(PARKED, Ordering::SeqCst);
         if !ready() {
             match limit {
-                Some(limit) => std::thread::park_timeout(limit),
-                None => std::thread::park(),
+                Some(limit) => park_timeout(limit),
+                None => park(),
             }
         }
         self.mode.store(RUNNING, Ordering::SeqCst);
@@ -59,7 +60,7 @@ impl Waiter {
 
     /// Says that the thread is about to block as the leader; false if it need not.
     pub(crate) fn begin_lead(&self, ready: &dyn Fn() -> bool) -> bool {
-        self.mode.store(LEADING, Ordering::SeqCst);
+        self.mode.swap(LEADING, Ordering::SeqCst);
         if ready() {
             self.mode.store(RUNNING, Ordering::SeqCst);
             return false;

@@ -20,7 +20,7 @@ pub enum CredentialError {
         error: io::Error,
     },
     /// There is no such folder.
-    #[error("there is no folder {}; {remedy}", path.display())]
+    #[error("folder {} does not exist; {remedy}", path.display())]
     NoFolder {
         /// What was given.
         path: PathBuf,
@@ -96,7 +96,7 @@ pub enum CredentialError {
         mode: u32,
     },
     /// A file does not contain what it should.
-    #[error("{} is not what it should be: {why}; copy the folder again, or make new credentials", path.display())]
+    #[error("{} is damaged: {why}; copy the folder again, or make new credentials", path.display())]
     Broken {
         /// The file.
         path: PathBuf,
@@ -119,7 +119,7 @@ pub enum CredentialError {
     #[error("this is not a certificate of a job of Mesh")]
     NotOurs,
     /// Something is there already.
-    #[error("{} exists already; nothing was written: take another folder, or remove this one first", path.display())]
+    #[error("{} exists already; nothing was written: use another folder, or remove this one first", path.display())]
     Exists {
         /// What is there.
         path: PathBuf,
@@ -128,7 +128,7 @@ pub enum CredentialError {
     #[error("this authority has issued no certificate {0:?}; `mesh credentials show` lists those that it has")]
     Unknown(String),
     /// More than one does.
-    #[error("{0:?} stands for several certificates: give more of it")]
+    #[error("{0:?} matches several certificates: give more of the name")]
     Ambiguous(String),
     /// Cryptography failed.
     #[error("cannot {what}: {why}")]
@@ -164,7 +164,7 @@ pub enum Reason {
     #[error("its certificate has expired: renew it, or compare the clocks of the two machines")]
     Expired,
     /// Its certificate is from the future.
-    #[error("its certificate does not hold yet: compare the clocks of the two machines")]
+    #[error("its certificate is not valid yet: compare the clocks of the two machines")]
     NotYet,
     /// Its certificate was withdrawn.
     #[error("its certificate was revoked")]
@@ -184,16 +184,16 @@ pub enum Reason {
     #[error("it does not speak TLS 1.3: {0}")]
     NotTls(String),
     /// It said more than a handshake needs.
-    #[error("it sent more than {0} bytes before it had proved who it is")]
+    #[error("it sent more than {0} bytes before it was authenticated")]
     TooMuch(usize),
     /// It took too long.
-    #[error("it had not proved who it is within {0:?}")]
+    #[error("it was not authenticated within {0:?}")]
     TooSlow(std::time::Duration),
     /// Others wanted its place.
-    #[error("it had not proved who it is when {0} others were at it, and was the one to make room")]
+    #[error("it was not authenticated yet when {0} others were waiting for that, and had to make room")]
     Crowded(usize),
     /// It went away.
-    #[error("it closed the connection before it had proved who it is")]
+    #[error("it closed the connection before it was authenticated")]
     Left,
     /// It does not let us in.
     #[error("it refused this side: {0}")]

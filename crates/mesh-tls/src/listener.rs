@@ -109,7 +109,7 @@ pub enum ListenError {
         addr: SocketAddr,
     },
     /// The address is not one of this machine.
-    #[error("{addr} is no address of this machine; 0.0.0.0 or [::] stands for all that it has")]
+    #[error("{addr} is not an address of this machine; 0.0.0.0 or [::] stands for all of its addresses")]
     NotHere {
         /// The address.
         addr: SocketAddr,

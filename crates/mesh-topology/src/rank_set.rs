@@ -8,10 +8,11 @@ use std::ops::Range;
 /// What two views have in common is not a view again in general, but it is always a set.
 ///
 /// ```
-/// # use mesh_topology::RankSet;
-/// let set: RankSet = [5, 1, 2, 3].into_iter().collect();
-/// assert_eq!(set.runs(), [1..4, 5..6]);
+/// # use mesh_topology::Slice;
+/// let set = Slice::new(1, &[2, 2], &[4, 1])?.to_set();
+/// assert_eq!(set.runs(), [1..3, 5..7]);
 /// assert_eq!(set.len(), 4);
+/// # Ok::<(), mesh_topology::TopologyError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct RankSet {
@@ -39,25 +40,9 @@ impl RankSet {
         self.runs.is_empty()
     }
 
-    /// Whether it holds this rank.
-    pub fn contains(&self, rank: usize) -> bool {
-        let next = self.runs.partition_point(|run| run.end <= rank);
-        self.runs.get(next).is_some_and(|run| run.start <= rank)
-    }
-
     /// The ranks in rising order.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.runs.iter().cloned().flatten()
-    }
-
-    /// The ranks in either.
-    #[must_use]
-    pub fn union(&self, other: &Self) -> Self {
-        let mut all: Vec<_> = self.runs.iter().chain(&other.runs).cloned().collect();
-        all.sort_unstable_by_key(|run| run.start);
-        let mut set = Self::new();
-        all.into_iter().for_each(|run| set.push_run(run));
-        set
     }
 
     /// The ranks in both.
@@ -100,11 +85,6 @@ impl RankSet {
         set
     }
 
-    /// Whether every rank of this set is in the other.
-    pub fn is_subset(&self, other: &Self) -> bool {
-        self.difference(other).is_empty()
-    }
-
     /// Adds a run that begins no earlier than the last one; empty ones are left out, touching ones merged.
     pub(crate) fn push_run(&mut self, run: Range<usize>) {
         if run.is_empty() {
@@ -114,17 +94,6 @@ impl RankSet {
             Some(last) if run.start <= last.end => last.end = last.end.max(run.end),
             _ => self.runs.push(run),
         }
-    }
-}
-
-impl FromIterator<usize> for RankSet {
-    fn from_iter<I: IntoIterator<Item = usize>>(ranks: I) -> Self {
-        let mut ranks: Vec<usize> = ranks.into_iter().collect();
-        ranks.sort_unstable();
-        let mut set = Self::new();
-        // `usize::MAX` cannot be the start of a half-open run; no mesh has such a rank (TOP-2).
-        ranks.into_iter().filter(|&rank| rank < usize::MAX).for_each(|rank| set.push_run(rank..rank + 1));
-        set
     }
 }
 
@@ -139,14 +108,9 @@ mod tests {
     use super::*;
 
     fn set(ranks: &[usize]) -> RankSet {
-        ranks.iter().copied().collect()
-    }
-
-    #[test]
-    fn membership_looks_between_runs_too() {
-        let some = set(&[1, 2, 5]);
-        let members: Vec<_> = (0..8).filter(|&r| some.contains(r)).collect();
-        assert_eq!(members, [1, 2, 5]);
+        let mut set = RankSet::new();
+        ranks.iter().for_each(|&rank| set.push_run(rank..rank + 1));
+        set
     }
 
     #[test]
@@ -158,6 +122,6 @@ mod tests {
 
     #[test]
     fn touching_runs_become_one() {
-        assert_eq!(set(&[0, 1]).union(&set(&[2, 3])).runs(), [Range { start: 0, end: 4 }]);
+        assert_eq!(set(&[0, 1, 2, 3]).runs(), [Range { start: 0, end: 4 }]);
     }
 }

@@ -4,24 +4,21 @@
 //!
 //! | type | bytes |
 //! | --- | --- |
-//! | `Extent` | count, then label and size of each dimension |
-//! | `Point` | extent, rank |
 //! | `Slice` | count, offset, then size and stride of each dimension |
 //! | `Region` | slice, then the label of each dimension |
-//! | `RankSet` | count, then gap and length of each run |
 //!
 //! Every value has one encoding, and decoding checks what the constructors check.
 
-use crate::{Extent, MAX_DIMS, MAX_LABEL_LEN, Point, RankSet, Region, Result, Slice, TopologyError};
+use crate::{MAX_DIMS, MAX_LABEL_LEN, Region, Result, Slice, TopologyError};
 
 /// To bytes and back. Decoding never panics, and allocates in proportion to the bytes it was given (`TOP-3`).
 ///
 /// ```
-/// # use mesh_topology::{Extent, Wire};
-/// let extent = Extent::new([("hosts", 2), ("gpus", 8)])?;
-/// let bytes = extent.to_wire();
-/// assert_eq!(bytes, b"\x02\x05hosts\x02\x04gpus\x08");
-/// assert_eq!(Extent::from_wire(&bytes)?, extent);
+/// # use mesh_topology::{Extent, Region, Wire};
+/// let region = Region::whole(&Extent::new([("hosts", 2), ("gpus", 8)])?);
+/// let bytes = region.to_wire();
+/// assert_eq!(bytes, b"\x02\x00\x02\x10\x08\x02\x05hosts\x04gpus");
+/// assert_eq!(Region::from_wire(&bytes)?, region);
 /// # Ok::<(), mesh_topology::TopologyError>(())
 /// ```
 pub trait Wire: Sized {
@@ -43,38 +40,6 @@ pub trait Wire: Sized {
     fn from_wire(mut bytes: &[u8]) -> Result<Self> {
         let value = Self::read_wire(&mut bytes)?;
         if bytes.is_empty() { Ok(value) } else { Err(malformed("message", "bytes are left over")) }
-    }
-}
-
-impl Wire for Extent {
-    fn write_wire(&self, out: &mut Vec<u8>) {
-        put(out, self.ndim());
-        for (label, size) in self.dims() {
-            put_label(out, label);
-            put(out, size);
-        }
-    }
-
-    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
-        let count = get_count(bytes)?;
-        let (mut labels, mut sizes) = (Vec::with_capacity(count), Vec::with_capacity(count));
-        for _ in 0..count {
-            labels.push(get_label(bytes)?);
-            sizes.push(get(bytes)?);
-        }
-        Self::from_parts(&labels, &sizes)
-    }
-}
-
-impl Wire for Point {
-    fn write_wire(&self, out: &mut Vec<u8>) {
-        self.extent().write_wire(out);
-        put(out, self.rank());
-    }
-
-    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
-        let extent = Extent::read_wire(bytes)?;
-        Self::new(extent, get(bytes)?)
     }
 }
 
@@ -112,40 +77,6 @@ impl Wire for Region {
         let slice = Slice::read_wire(bytes)?;
         let labels: Vec<&str> = (0..slice.ndim()).map(|_| get_label(bytes)).collect::<Result<_>>()?;
         Self::new(&labels, slice)
-    }
-}
-
-impl Wire for RankSet {
-    fn write_wire(&self, out: &mut Vec<u8>) {
-        put(out, self.runs().len());
-        let mut end = 0;
-        for run in self.runs() {
-            put(out, run.start - end);
-            put(out, run.end - run.start);
-            end = run.end;
-        }
-    }
-
-    fn read_wire(bytes: &mut &[u8]) -> Result<Self> {
-        let bad = |why| Err(malformed("rank set", why));
-        // No room is reserved for the count: runs are pushed as their bytes are read.
-        let count = get(bytes)?;
-        let (mut set, mut end) = (Self::new(), 0_usize);
-        for i in 0..count {
-            let (gap, len) = (get(bytes)?, get(bytes)?);
-            if len == 0 || (gap == 0 && i > 0) {
-                return bad("runs are empty or touch");
-            }
-            let Some(start) = end.checked_add(gap) else {
-                return bad("a rank is too large");
-            };
-            end = match start.checked_add(len) {
-                Some(end) if end <= isize::MAX.unsigned_abs() + 1 => end,
-                _ => return bad("a rank is too large"),
-            };
-            set.push_run(start..end);
-        }
-        Ok(set)
     }
 }
 
@@ -208,6 +139,7 @@ fn get_label<'a>(bytes: &mut &'a [u8]) -> Result<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Extent;
 
     #[test]
     fn numbers_have_one_encoding() {
@@ -230,25 +162,24 @@ mod tests {
     fn top_3_a_count_is_no_reason_to_allocate() {
         let mut bytes = Vec::new();
         put(&mut bytes, usize::MAX);
-        assert!(matches!(Extent::from_wire(&bytes), Err(TopologyError::TooManyDims { .. })));
-        assert!(matches!(RankSet::from_wire(&bytes), Err(TopologyError::Malformed { .. })));
+        assert!(matches!(Region::from_wire(&bytes), Err(TopologyError::TooManyDims { .. })));
     }
 
     #[test]
     fn what_is_left_over_is_an_error_only_where_it_must_not_be() {
-        let extent = Extent::new([("a", 3)]).unwrap();
-        let mut bytes = extent.to_wire();
+        let region = Region::whole(&Extent::new([("a", 3)]).unwrap());
+        let mut bytes = region.to_wire();
         bytes.push(9);
-        assert!(Extent::from_wire(&bytes).is_err());
+        assert!(Region::from_wire(&bytes).is_err());
         let mut rest = &bytes[..];
-        assert_eq!(Extent::read_wire(&mut rest), Ok(extent));
+        assert_eq!(Region::read_wire(&mut rest), Ok(region));
         assert_eq!(rest, [9]);
     }
 
     #[test]
     fn decoding_checks_what_constructors_check() {
-        assert!(matches!(Extent::from_wire(b"\x02\x01a\x02\x01a\x02"), Err(TopologyError::DuplicateLabel { .. })));
+        let twice = b"\x02\x00\x02\x04\x02\x02\x01a\x01a";
+        assert!(matches!(Region::from_wire(twice), Err(TopologyError::DuplicateLabel { .. })));
         assert!(matches!(Slice::from_wire(&[1, 0, 4, 0]), Err(TopologyError::Overlapping { .. })));
-        assert!(matches!(Point::from_wire(b"\x01\x01a\x02\x02"), Err(TopologyError::RankOutOfRange { .. })));
     }
 }

@@ -5,12 +5,11 @@
 //! has left (`spare`).
 
 use super::spare::Spares;
-use super::{Mapping, Memory, Pool, Room, Sent, Slab, count_of, hold, turn_of};
+use super::{Mapping, Memory, Pool, Room, Sent, Slab};
 use crate::error::RuntimeError;
 use crate::refs::{Hold, RefCounter};
 use mesh_proto::{Frame, ProcAddr, SharedRef, Target};
 use rustix::mm::MapFlags;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// A kept value as its reader has it mapped: pages that it writes become its own.
@@ -56,25 +55,23 @@ impl Drop for View {
 impl Slab {
     /// Somebody holds a chunk no more, or has died: nobody else can be left that does.
     pub(super) fn gone(&mut self, i: usize, addr: ProcAddr) {
-        let word = self.map.holders(i);
-        let now = word.load(Ordering::Acquire);
-        let held = |place: &&mut Sent| count_of(now) > 0 && place.concerns(addr);
+        let holders = self.map.holders(i);
+        let held = |place: &&mut Sent| !holders.are_none() && place.concerns(addr);
         let Some(place) = self.sent[i].as_mut().filter(held) else { return };
         // It may be told more than once.
         if !place.dead.contains(&addr) {
             place.dead.push(addr);
         }
         if place.dead.len() == place.to.len() + place.also.len() {
-            word.store(hold(turn_of(now), 0), Ordering::Release);
+            holders.end();
             self.sent[i] = None;
         }
     }
 
     /// One more holds a chunk, in the same use of it. False if nobody does any more.
     fn lend(&self, at: &SharedRef) -> bool {
-        let more = |word| (turn_of(word) == at.turn && count_of(word) > 0).then(|| hold(at.turn, count_of(word) + 1));
         let chunk = at.chunk as usize;
-        chunk < self.count && self.map.holders(chunk).fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
+        chunk < self.count && self.map.holders(chunk).lend(at.turn)
     }
 }
 
@@ -148,7 +145,7 @@ impl Memory {
         let Some(pool) = self.pool.as_ref().filter(|pool| pool.release(at)) else { return };
         if let Some(slab) = pool.lock().values_mut().flatten().find(|slab| slab.id == at.slab)
             && (at.chunk as usize) < slab.count
-            && turn_of(slab.map.holders(at.chunk as usize).load(Ordering::Acquire)) == at.turn
+            && slab.map.holders(at.chunk as usize).are_of(at.turn)
         {
             slab.gone(at.chunk as usize, from);
         }

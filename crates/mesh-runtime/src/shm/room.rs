@@ -1,6 +1,6 @@
 //! Chunks of this process's memory that are written bit by bit.
 
-use super::{Mapping, count_down};
+use super::Mapping;
 use mesh_proto::SharedRef;
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ impl Room {
 impl Drop for Room {
     fn drop(&mut self) {
         for _ in 0..self.holders {
-            count_down(self.map.holders(self.at.chunk as usize), self.at.turn);
+            self.map.holders(self.at.chunk as usize).count_down(self.at.turn);
         }
     }
 }

@@ -265,10 +265,10 @@ def test_a_host_s_folder_can_be_looked_at_and_no_more(made: Credentials, tmp_pat
 def test_damage_is_named(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job")
     (credentials.path / "ca.pem").write_text("no certificate")
-    with pytest.raises(AuthenticationError, match=r"ca\.(pem|key) is not what it should be"):
+    with pytest.raises(AuthenticationError, match=r"ca\.(pem|key) is damaged"):
         credentials.issue_host(tmp_path / "b7")
     (credentials.path / "crl.pem").write_text("no list")
-    with pytest.raises(AuthenticationError, match=r"crl\.pem is not what it should be"):
+    with pytest.raises(AuthenticationError, match=r"crl\.pem is damaged"):
         _ = credentials.certificates
     whole = Credentials.new(tmp_path / "whole")
     with pytest.raises(AuthenticationError, match="it holds no certificate"):

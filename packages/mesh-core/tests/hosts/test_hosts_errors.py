@@ -298,9 +298,9 @@ def test_a_malformed_address_is_refused_where_it_is_given(cluster: LocalCluster,
 
 def test_a_folder_that_does_not_exist_is_called_that(cluster: LocalCluster, tmp_path: Path) -> None:
     hosts = attach_to_workers(cluster.addresses, credentials=tmp_path / "trane")
-    with pytest.raises(AuthenticationError, match=r"there is no folder .*trane; give the folder that"):
+    with pytest.raises(AuthenticationError, match=r"folder .*trane does not exist; give the folder that"):
         hosts.initialized.get(timeout=30)
-    with pytest.raises(AuthenticationError, match="there is no folder"):
+    with pytest.raises(AuthenticationError, match="does not exist"):
         hosts.spawn_procs().spawn("late", Late).ready.call().get(timeout=30)
 
 

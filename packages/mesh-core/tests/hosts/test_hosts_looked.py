@@ -278,7 +278,7 @@ def test_strangers_may_not_look(
     for folder in (tmp_path / "other", tmp_path / "observer"):
         with pytest.raises(AuthenticationError, match="another job"):
             inspect.connect(host=cluster.addresses[0], credentials=folder)
-    with pytest.raises(AuthenticationError, match="there is no folder"):
+    with pytest.raises(AuthenticationError, match="does not exist"):
         inspect.connect(host=cluster.addresses[0], credentials=tmp_path / "nothing")
     with pytest.raises(TypeError, match="takes both host= and credentials="):
         inspect.connect(host=cluster.addresses[0])

@@ -71,7 +71,7 @@ def attach_to_workers(
         )
     if process.identity.mesh_id != 0:
         raise MeshError(
-            "hosts are attached by the script that drives the job, not by a worker of it; attach them there, and "
+            "only the script that drives a job can attach hosts, not one of its workers. Attach them there, and "
             "pass the mesh"
         )
     if isinstance(workers, str):

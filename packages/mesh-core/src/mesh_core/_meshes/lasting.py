@@ -1,11 +1,11 @@
-"""Calls that outlast the restart of their actor: endpoints marked ``on_restart="wait"`` or ``"retry"``.
+"""Calls that survive the restart of their actor: endpoints marked ``on_restart="wait"`` or ``"retry"``.
 
-LST-1: what is sent again had surely not run, or is declared to be idempotent.
-LST-2: those that wait for one actor go in the order in which they were made, ahead of what is called later.
+LST-1: a call is sent again only if it certainly did not run, or if its endpoint is declared idempotent.
+LST-2: calls that wait for one actor are sent in the order in which they were made, before later calls.
 
-Each message is a call of its own (an attempt); the future that the caller has is a promise of its outcome. So what an earlier
-life answers to a message that was sent again reaches nobody. An attempt that was lost waits in the line of its actor, whose owner
-is asked once for all of them (``_failures.returns``).
+Each message is a separate call, an *attempt*. The caller's future is a promise of the outcome of the last attempt, so a late
+reply to an earlier attempt is dropped. A call whose attempt was lost waits in the line of its actor. The line asks the actor's
+owner once, for all of its calls, whether the actor comes back (``_failures.returns``).
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ R = TypeVar("R")
 
 
 class Fate(enum.Enum):
-    """What became of an attempt."""
+    """How an attempt ended."""
 
     ANSWERED = enum.auto()
-    """It has its outcome, whatever that is."""
+    """It has an outcome, a result or an error."""
     UNDER_WAY = enum.auto()
     """It may have run."""
     NOT_RUN = enum.auto()
-    """It has surely not run, and its actor or process has failed."""
+    """It did not run, and its actor or process has failed."""
     NOBODY = enum.auto()
-    """It has surely not run: there was no actor, which nothing need have failed for."""
+    """It did not run: the actor did not exist, which does not mean that anything has failed."""
     STOPPED = enum.auto()
-    """It may have run: its actor was stopped in order."""
+    """It may have run: its actor was stopped, and has not failed."""
     BROKEN = enum.auto()
-    """It has surely not run: the actor's constructor has raised."""
+    """It did not run: the actor's constructor raised an exception."""
 
 
 _MAY_HAVE_RUN = (Fate.UNDER_WAY, Fate.STOPPED)
@@ -67,7 +67,7 @@ _CAME_BACK = {
 
 
 class _Outcome(_Promised[Any]):
-    """The future of such a call."""
+    """The future of a call that survives restarts."""
 
     __slots__ = ("work",)
 
@@ -89,7 +89,7 @@ class _Outcome(_Promised[Any]):
                 except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
                     self._fail(error)
 
-    # What is known of it is known of the message that is under way.
+    # Deadlocks and late calls are described by the attempt in progress.
 
     def _refuse_wait(self, *, awaited: bool) -> None:
         attempt = self.work.attempt
@@ -97,26 +97,26 @@ class _Outcome(_Promised[Any]):
             try:
                 attempt._refuse_wait(awaited=awaited)
             except MeshError as error:
-                # Who waits is told, and nobody else is to look.
+                # The waiting caller gets the error; it is not reported anywhere else.
                 self._give_up(error)
                 raise
 
     def _late(self, waited: float | None, chain: str | None) -> tuple[str, dict[str, Any]]:
         attempt = self.work.attempt
         if attempt is None or attempt.done():
-            return " (it waits for its actor to be made again)", {"actor": self.work.endpoint._who.name}
+            return " (waiting for its actor to be respawned)", {"actor": self.work.endpoint._who.name}
         return attempt._late(waited, chain)
 
 
 class _Asked(Promise[Any]):
-    """The promise of such a call's outcome."""
+    """The promise of the outcome of such a call."""
 
     __slots__ = ()
     _kind = _Outcome
 
 
 class _Work:
-    """One call, from when it is made until it has its outcome."""
+    """One call, until it has its outcome."""
 
     __slots__ = (
         "__weakref__",
@@ -155,23 +155,23 @@ class _Work:
         future._what, future._limit = endpoint._what, limit
         self.limit = limit
         self.until = future._deadline = None if limit is None else time.monotonic() + limit
-        # Only until the outcome is there: the two refer to each other.
+        # Weakly: the two refer to each other until the outcome is there.
         self.future = weakref.ref(future)
         self.number = 0
         self.life = -1
-        """The life that has not answered it."""
+        """The latest life of the actor that is known not to have answered it."""
         self.fate = Fate.ANSWERED
         self.error: BaseException | None = None
         self.reply: Message | None = None
         self.attempt: Future[Any] | None = None
         self.is_last = False
-        """The actor does not come back, and its error is that of any other call."""
+        """The actor does not come back: the call fails like any other."""
 
     def __lt__(self, other: _Work) -> bool:
         return self.number < other.number
 
     def send(self) -> None:
-        """Send a message. Raises what a call raises."""
+        """Send a message. Raises the same errors as a call."""
         endpoint: Endpoint[..., Any] = self.endpoint
         if self.until is not None:
             left = self.until - time.monotonic()
@@ -200,7 +200,7 @@ class _Work:
         raise error
 
     def _done(self, attempt: Future[Any]) -> None:
-        # To settle is not to look: whoever has made the call is to be told of a failure.
+        # `unseen` does not count as looking at the outcome: the caller must still be notified of a failure.
         self.error = attempt.unseen()
         if self.error is None:
             self.fate, self.reply = Fate.ANSWERED, attempt._value
@@ -209,13 +209,13 @@ class _Work:
         self.line.came(self)
 
     def wants_another(self) -> bool:
-        """Whether it may be sent again."""
+        """Whether the call may be sent again."""
         if self.fate is Fate.ANSWERED or self.is_last or self.promise is None or self.promise.cancelled:
             return False
         return self.fate not in _MAY_HAVE_RUN or self.endpoint._arity.on_restart == "retry"
 
     def finish(self) -> None:
-        """Give the outcome to whoever waits."""
+        """Set the outcome of the caller's future."""
         promise, self.promise = self.promise, None
         self.args, self.kwargs, self.attempt = (), {}, None
         if promise is None:
@@ -224,11 +224,11 @@ class _Work:
             promise.set_result(None)
         else:
             error, self.error = self.error, None
-            # Each get() shows where it was called, and not where this was found out.
+            # Each get() shows where it was called, and not where the error was found.
             promise.set_exception(error.with_traceback(None))
 
     def given_up(self) -> None:
-        """Its caller no longer wants an outcome."""
+        """The caller no longer wants an outcome."""
         attempt, self.promise = self.attempt, None
         if attempt is not None:
             attempt.cancel()
@@ -236,7 +236,7 @@ class _Work:
 
 
 class _Line:
-    """What one actor's calls have in common: those under way, and those that wait until it is made again."""
+    """The calls to one actor: those in progress, and those that wait until the actor is respawned."""
 
     def __init__(self, endpoint: LastingEndpoint[..., Any]) -> None:
         mesh = endpoint._mesh
@@ -248,19 +248,19 @@ class _Line:
         self._place = mesh._root.position(self._rank) or 0
         self._owner = mesh._owner
         self._lock = threading.RLock()
-        # Held while something is sent, so that the order is kept; that may take its time where the actor lags behind.
+        # Held while a message is sent, to keep the order. This can take long if the actor's mailbox is full.
         self._sending = threading.RLock()
         self._life = 0
-        """The latest life that is known here."""
+        """The latest life of the actor that is known here."""
         self._last = 0
         self._question: Future[Any] | None = None
         self._asks = False
-        """The question was asked just now, and nobody waits for its answer yet."""
+        """The owner was just asked, and nothing waits for its answer yet."""
         self._waiting: list[_Work] = []
         self._under_way: dict[int, _Work] = {}
 
     def begin(self, work: _Work) -> None:
-        """Send a call now, or have it wait."""
+        """Send a call now, or let it wait."""
         with self._sending:
             with self._lock:
                 self._last += 1
@@ -299,24 +299,24 @@ class _Line:
         self.go_on()
 
     def over(self, work: _Work) -> None:
-        """A call was given up."""
+        """Forget a call that was given up."""
         with self._lock:
             self._under_way.pop(work.number, None)
             if work in self._waiting:
                 self._waiting.remove(work)
 
     def go_on(self) -> None:
-        """Send what may be sent by now, and ask the owner where nothing may."""
+        """Send the calls that may be sent now; if none may, ask the owner."""
         question = None
         with self._lock:
             if not self._waiting:
-                # Whoever sends just now may be waiting for room, and is not to be waited for here.
+                # Return before taking `_sending`: its holder may be waiting for room in the mailbox.
                 return
         with self._sending:
             while (work := self._next()) is not None:
                 try:
                     work.send()
-                except BaseException as error:  # noqa: BLE001 - who has called is elsewhere
+                except BaseException as error:  # noqa: BLE001 - it goes to the caller's future
                     self.over(work)
                     work.error = error
                     work.finish()
@@ -327,14 +327,14 @@ class _Line:
             question.add_done_callback(self._answered)
 
     def _next(self) -> _Work | None:
-        """The one that is to be sent now."""
+        """The call to send now, if any."""
         with self._lock:
             if self._question is not None or not self._waiting:
                 return None
             work = self._waiting[0]
             if not work.is_last:
                 if any(number < work.number for number in self._under_way):
-                    # Sent earlier, to the same life or one before: its outcome is about to come.
+                    # A call that was made earlier is in progress; its outcome will arrive soon.
                     return None
                 if work.life < self._life and self._is_gone():
                     work.life, work.fate = self._life, Fate.NOT_RUN
@@ -346,7 +346,7 @@ class _Line:
             return work
 
     def _ask(self, work: _Work) -> bool:
-        """Ask the owner for a later life; false if it cannot be asked."""
+        """Ask the owner for a later life of the actor; false if it cannot be asked."""
         assert self._owner is not None
         mesh, rank, host = self._owner
         process = self._process
@@ -357,7 +357,7 @@ class _Line:
         try:
             call = sender.call((self._actor_id, self._place, self._life, work.fate in _IN_ORDER))
         except MeshError:
-            # The runtime has been shut down. The call fails as any other does.
+            # The runtime has been shut down. The call fails like any other.
             work.is_last = True
             return False
         self._question = Future(process, call, _answer, lambda: f"the question whether {what()} comes back")
@@ -404,7 +404,7 @@ def _cancelled() -> type[BaseException]:
 
 
 def _fate(outcome: Message | Lost | None, error: BaseException, endpoint: Endpoint[..., Any]) -> Fate:
-    """What an attempt's error says of it."""
+    """How an attempt ended, according to its error."""
     if outcome is None:
         return Fate.ANSWERED
     if isinstance(outcome, Lost):
@@ -418,11 +418,11 @@ def _fate(outcome: Message | Lost | None, error: BaseException, endpoint: Endpoi
 
 
 def _fate_of(error: ActorError | None, endpoint: Endpoint[..., Any], *, is_dead: bool) -> Fate:
-    """What an error says that the actor's process has answered."""
+    """How an attempt ended that the actor's process answered with an error."""
     original = None if error is None else error.original
     if isinstance(original, SupervisionError):
         mesh, failure = endpoint._mesh, original.failure
-        # Not one of an actor that the endpoint itself has called.
+        # Not the failure of another actor that the endpoint has called.
         if failure is not None and failure._key[2] == mesh._actor_id:
             return Fate.NOT_RUN if is_dead else Fate.UNDER_WAY
         return Fate.ANSWERED
@@ -434,7 +434,7 @@ def _fate_of(error: ActorError | None, endpoint: Endpoint[..., Any], *, is_dead:
 
 
 class _Lines:
-    """The lines of one process, each as long as somebody can call its actor, or waits for it."""
+    """The lines of one process. Each exists while somebody can call its actor or waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -451,7 +451,7 @@ class _Lines:
 
 
 class LastingEndpoint(Endpoint[P, R]):
-    """An endpoint whose calls to one actor may wait until that is made again; see ``on_restart`` of ``endpoint``."""
+    """An endpoint whose calls to one actor may wait until it is respawned; see ``on_restart`` of ``endpoint``."""
 
     __slots__ = ("_line",)
 

@@ -1,6 +1,6 @@
 """Replicas that are kept busy: :class:`Pool`.
 
-``places`` decides who works next, without clock or I/O; ``turns`` stands around it where the pool was made, and ``sharing`` is
-the way there from other processes; ``tasks`` runs tasks on the turns it is given, and is the same everywhere; ``following``
-says on which thread.
+``places`` decides which replica works next, without clock or I/O. ``turns`` wraps it in the process that made the pool, and
+``sharing`` gives other processes access to it. ``tasks`` runs tasks on the turns that it gets, in every process. ``following``
+decides on which thread this happens.
 """

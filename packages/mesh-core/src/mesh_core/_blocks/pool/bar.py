@@ -1,4 +1,4 @@
-"""How many are done, on stderr."""
+"""A progress bar on stderr."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDTH = 30
 
 
 class Bar:
-    """One line that is written anew; where stderr is no terminal, a line every ten seconds and at the end."""
+    """One line that is rewritten in place. If stderr is not a terminal: a line every ten seconds and at the end."""
 
     def __init__(self, total: int | None) -> None:
         self._total = total
@@ -20,7 +20,7 @@ class Bar:
         self._next = self._begin + (0.0 if self._is_live else 10.0)
 
     def step(self) -> None:
-        """One more is done."""
+        """One more task is done."""
         self._done += 1
         now = time.monotonic()
         if now >= self._next:
@@ -28,7 +28,7 @@ class Bar:
             self._write("\r" if self._is_live else "", "" if self._is_live else "\n")
 
     def end(self) -> None:
-        """No more will come."""
+        """All tasks are done, or the rest was given up."""
         self._write("\r" if self._is_live else "", "\n")
 
     def _write(self, before: str, after: str) -> None:

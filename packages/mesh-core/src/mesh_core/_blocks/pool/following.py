@@ -1,9 +1,10 @@
-"""Hearing of many futures: what a process's pools have to do when each is done, and which thread does it.
+"""Follows many futures: runs what a process's pools have to do when each of them is done, and decides on which thread.
 
-FOL-1: one thread at a time does it: one that waits for results of a pool while it waits, else a thread of its own. Handing
-every outcome from one thread to the other would cost more than all the rest of a short task.
-FOL-2: whoever leaves the loop, that thread goes on within some milliseconds. It ends when nothing is left to be done.
-FOL-3: Ctrl-C and SIGTERM never come between two steps of what is done, so that no task and no turn is lost to them.
+FOL-1: one thread at a time does this work: a thread that waits for results of a pool, or otherwise a dedicated thread.
+Handing every outcome from one thread to another would cost more than the rest of a short task.
+FOL-2: when a waiting thread leaves the loop, the dedicated thread takes over within some milliseconds. It ends when no work
+is left.
+FOL-3: Ctrl-C and SIGTERM never interrupt the work between two steps, so they cause no lost task or turn.
 """
 
 from __future__ import annotations
@@ -32,28 +33,28 @@ if TYPE_CHECKING:
 
 _BUSY_S = 0.001
 _IDLE_S = 0.02
-"""How long the thread leaves a waiting thread alone before it looks again, and the second after nothing has happened for as long."""
+"""How long the dedicated thread leaves the work to a waiting thread before it looks again; the second once nothing has happened for as long."""
 _HANDOVER_S = 0.005
-"""How long a thread that is to wait stands by for the other to leave off."""
+"""How long a thread that has to wait gives the dedicated thread to hand the work over."""
 _LINGER_S = 0.05
-"""How long the thread stays when there is nothing to be done."""
+"""How long the dedicated thread stays when there is no work."""
 _LONGEST = 50_000
-"""How many tokens a list may hold: it keeps all."""
+"""How many tokens a list may receive before it is replaced: it keeps all of them."""
 _WAKE = 0
-"""The token of what the thread waits for that does the work."""
+"""The token of what the working thread itself is waiting for."""
 
 
 class Steps(Interrupts):
-    """A ``with`` block that is done as a whole; Ctrl-C and SIGTERM end its :meth:`wait`, or are raised after it."""
+    """A ``with`` block that is executed as a whole. Ctrl-C and SIGTERM end its :meth:`wait`, or are raised after the block."""
 
     def __init__(self) -> None:
         self.thread = get_ident()
-        """Whose it is; that thread may enter it again and again."""
+        """The thread that is in the block; it may enter it again."""
         is_main = self.thread == threading.main_thread().ident
         super().__init__(holder().sigterm if is_main else None)
 
     def wait(self, wait: Callable[[], object]) -> None:
-        """Wait as anywhere else."""
+        """Wait, and let Ctrl-C interrupt the wait."""
         # As `raised` does, which takes longer.
         self._raises = True
         try:
@@ -69,7 +70,7 @@ class Steps(Interrupts):
 
 
 class Followed(Protocol):
-    """What can be followed: a future, or what stands for one."""
+    """What can be followed: a future, or something that acts as one."""
 
     @property
     def _deadline(self) -> float | None: ...
@@ -84,7 +85,7 @@ class Followed(Protocol):
 
 
 class User(Protocol):
-    """Who is told when nothing is followed any more."""
+    """Something that is notified when futures are no longer followed."""
 
     def end(self) -> None:
         """This process's part in the mesh ends."""
@@ -92,11 +93,11 @@ class User(Protocol):
 
 
 class Followers:
-    """Futures with tokens, and a list of the tokens of those that are done: it is made anew before it grows too long."""
+    """Futures with tokens, and a list of the tokens of those that are done. The list is replaced before it grows too long."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        # Reentrant: a collection of garbage may give up tasks at any place.
+        # Reentrant: a garbage collection may give up tasks at any point.
         self._lock = threading.RLock()
         self.futures: dict[int, Followed] = {}
         """By token."""
@@ -107,18 +108,18 @@ class Followers:
         self.taken = 0
 
     def add(self, token: int, future: Followed) -> None:
-        """Have the token in the list when the future is done, or has progressed."""
+        """Put the token into the list when the future is done, or has progressed."""
         with self._lock:
             self.futures[token] = future
             future._listen(self.list, token)
 
     def wake(self) -> None:
-        """Whoever waits for the list looks at it, and waits anew."""
+        """Wake the thread that waits for the list, so that it looks again."""
         with self._lock:
             self._any._listen(self.list, _WAKE)
 
     def again(self, token: int) -> None:
-        """Once more, after it has progressed."""
+        """Put the token into the list once more, after the future has progressed."""
         with self._lock:
             future = self.futures.get(token)
             if future is not None:
@@ -129,11 +130,11 @@ class Followers:
         return self.futures.get(token)
 
     def remove(self, token: int) -> None:
-        """It is done. A token that was in two lists comes once more, and means nothing."""
+        """Forget a finished future. A token that was in two lists arrives a second time, which is ignored."""
         self.futures.pop(token, None)
 
     def take(self) -> int | None:
-        """The next token. One thread at a time."""
+        """The next token. Only one thread at a time calls this."""
         token = self.list.token(self.taken)
         if token is not None:
             self.taken += 1
@@ -144,7 +145,7 @@ class Followers:
     def _renew(self) -> None:
         with self._lock:
             old, self.list, self.taken = self.list, self._process.runtime.completion(), 0
-            # What is done tells the new list at once, whatever it has told the old one.
+            # A future that is done already goes into the new list at once, even if it is in the old one.
             for token, future in self.futures.items():
                 future._forget(old)
                 future._listen(self.list, token)
@@ -163,11 +164,11 @@ class Following:
         self._tokens = itertools.count(_WAKE + 1)
         self._then: dict[int, Callable[[], object]] = {}
         self._late: dict[int, Callable[[], object]] = {}
-        """What is done when a deadline passes, where that is not the end of the future."""
+        """What to call when a deadline passes, for futures that do not end by it."""
         self._deadlines: list[tuple[float, int]] = []
         self._helped = 0.0
         self._is_serving = False
-        """The thread has the duty."""
+        """The dedicated thread does the work now."""
         self._nudge = process.runtime.completion()
         self._nudge.set(None, False, 0)
         self._thread: threading.Thread | None = None
@@ -176,7 +177,7 @@ class Following:
         process.hooks.closing.append(self._end)
 
     def join(self, user: User) -> None:
-        """Tell this one when the process's part in the mesh ends."""
+        """Notify ``user`` when the process leaves the mesh."""
         self._users.add(user)
 
     def follow(
@@ -186,7 +187,7 @@ class Following:
         until: float | None = None,
         late: Callable[[], object] | None = None,
     ) -> None:
-        """Call ``then`` on some thread, once the future is done, and ``late`` if it is not ``until`` then."""
+        """Call ``then`` on some thread when the future is done, and ``late`` if it is not done at the time ``until``."""
         token = next(self._tokens)
         with self._lock:
             if self._closed:
@@ -203,7 +204,7 @@ class Following:
         self._followers.add(token, future)
         until = future._deadline if until is None else until
         if until is not None:
-            # Not before: a deadline of what is not followed is taken for one that is over.
+            # Only now: the deadline of a future that is not followed counts as passed.
             self._note(until, token)
 
     def _note(self, until: float, token: int) -> None:
@@ -211,17 +212,17 @@ class Following:
             heapq.heappush(self._deadlines, (until, token))
             is_next = self._deadlines[0][1] == token
         if is_next:
-            # Whoever waits now knows of later ones at most.
+            # A thread that is waiting now knows only later deadlines.
             self._followers.wake()
 
     def soon(self, then: Callable[[], object]) -> None:
-        """Call ``then`` there."""
+        """Call ``then`` on the thread that does the work."""
         promise: Promise[None] = Promise()
         promise.set_result(None)
         self.follow(promise.future, then)
 
     def _end(self) -> None:
-        """The process's part in the mesh ends: what was followed has ended, or never will."""
+        """The process leaves the mesh: what was followed has ended, or never will."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -232,7 +233,7 @@ class Following:
             user.end()
 
     def _serve(self) -> None:
-        # It is waited for at the interpreter's end, and must not be held then (EXIT-1).
+        # The interpreter waits for this thread at its end, and must not be held up (EXIT-1).
         serve_to_the_end()
         while True:
             since = time.monotonic() - self._helped
@@ -253,7 +254,7 @@ class Following:
                     return
 
     def _work(self) -> bool:
-        """What the thread does until another waits; true if there was nothing to do for long."""
+        """Work until another thread takes over; true if there was nothing to do for a long time."""
         while True:
             left = self._step()
             if self._closed or time.monotonic() - self._helped < _BUSY_S:
@@ -265,9 +266,9 @@ class Following:
                 return True
 
     def help(self, coming: Completion, seen: int | None = None, steps: Steps | None = None) -> bool:
-        """Do here what there is to do until ``coming`` is done, or has progressed; false if another thread does it.
+        """Do the work on this thread until ``coming`` is done or has progressed; false if another thread does it.
 
-        ``steps`` is the block that this is a part of.
+        ``steps`` is the block that this belongs to.
         """
         if steps is None:
             with Steps() as own:
@@ -285,16 +286,16 @@ class Following:
     def _take_duty(self) -> bool:
         if self._duty.acquire(blocking=False):
             return True
-        # The thread is at it: it is to leave off now. Others that wait are not.
+        # The dedicated thread is working: ask it to stop. Another waiting thread is not asked.
         self._helped = time.monotonic()
         if not self._is_serving:
             return False
         self._nudge.note(self._followers.list, _WAKE)
-        # In a block that Ctrl-C leaves alone: nothing comes between this and what gives it back.
+        # In a block that Ctrl-C does not interrupt: nothing can happen between taking the duty and giving it back.
         return self._duty.acquire(timeout=_HANDOVER_S)
 
     def help_with(self, arrivals: Arrivals, is_over: Callable[[], bool], steps: Steps) -> bool:
-        """Do here what there is to do until the outcomes are there that are waited for; false if another thread does it."""
+        """Do the work on this thread until the awaited outcomes are there; false if another thread does it."""
         if self._closed or not self._take_duty():
             return False
         arrivals.helper = get_ident()
@@ -306,7 +307,7 @@ class Following:
                     return True
                 told = followers.list
                 arrivals.tell(told, _WAKE)
-                # Another thread may have brought one about before the bell was there.
+                # Another thread may have produced an outcome before the bell was set.
                 if is_over():
                     return True
                 steps.wait(partial(told.wait, left, followers.taken))
@@ -329,7 +330,7 @@ class Following:
             steps.wait(lambda: told.wait(left, at))  # noqa: B023 - it is called at once
 
     def _step(self) -> float | None:
-        """Do what there is to do; returns the seconds until a deadline passes."""
+        """Do all work that is due; returns the seconds until the next deadline."""
         left = self._expire() if self._deadlines else None
         followers = self._followers
         while (token := followers.take()) is not None:
@@ -351,7 +352,7 @@ class Following:
             logging.getLogger("mesh").exception("a pool could not continue with %r", future)
 
     def _expire(self) -> float | None:
-        """End those whose deadline has passed; returns the seconds until the next one does."""
+        """End futures whose deadline has passed; returns the seconds until the next deadline."""
         while True:
             with self._lock:
                 if not self._deadlines:

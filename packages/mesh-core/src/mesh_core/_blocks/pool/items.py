@@ -1,6 +1,6 @@
-"""The tasks of ``map`` and ``map_unordered``: their outcomes are looked at in one place, so that none needs a promise of its own.
+"""The tasks of ``map`` and ``map_unordered``: their outcomes are collected in one place, so that no task needs its own promise.
 
-Whoever waits for outcomes is woken by those that come on another thread, and not by those that it has brought about itself.
+A thread that waits for outcomes is woken by those that other threads produce, not by those that it has produced itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Arrivals:
-    """The outcomes of some tasks, for one who takes them."""
+    """The outcomes of some tasks, for the one thread or coroutine that takes them."""
 
     __slots__ = ("_bell", "_name", "_process", "_told", "helper", "ready", "wanted")
 
@@ -27,28 +27,28 @@ class Arrivals:
         self._process = process
         self._name = name
         self.ready: deque[Item] = deque()
-        """Those that have their outcome, in the order in which it came."""
+        """Tasks that have an outcome, in the order of arrival."""
         self.wanted: Item | None = None
-        """The only one that is waited for."""
+        """If only one task is awaited: that task."""
         self.helper = 0
-        """The thread that waits for them, while it does what there is to do for pools."""
+        """The thread that waits for outcomes while it does the work of the pools."""
         self._bell: Completion | None = None
         self._told: Completion | None = None
 
     def came(self, item: Item) -> None:
-        """One has its outcome."""
+        """A task has an outcome."""
         self.ready.append(item)
         if self.helper != get_ident() and (self.wanted is None or self.wanted is item):
             self.ring()
 
     def ring(self) -> None:
-        """Have who waits look again."""
+        """Wake the waiting thread, so that it looks again."""
         bell = self._bell
         if bell is not None:
             bell.set(None, False, get_ident())
 
     def bell(self) -> Completion:
-        """What rings from now on: what is there already is to be looked for after this."""
+        """A promise that is kept at the next arrival. Look for earlier arrivals after this call."""
         bell = self._bell
         if bell is None or bell.done():
             bell = self._process.runtime.completion()
@@ -57,7 +57,7 @@ class Arrivals:
         return bell
 
     def tell(self, list_: Completion, token: int) -> None:
-        """Have a list get the token when the bell rings."""
+        """Put the token into a list when the bell rings."""
         bell = self.bell()
         if self._told is not list_:
             bell.note(list_, token)
@@ -65,7 +65,7 @@ class Arrivals:
 
 
 class Item(Work):
-    """One whose outcome somebody takes who knows of it already."""
+    """A task whose outcome is taken by somebody who already refers to it, so it needs no promise."""
 
     __slots__ = ("_arrivals", "_error", "_value", "is_over", "number")
 
@@ -93,12 +93,12 @@ class Item(Work):
         self._break(CancelledError(f"a task of {self.runner.name} was cancelled"))
 
     def cancel(self) -> None:
-        # Elsewhere: this may be a collection of garbage, in the middle of anything.
+        # On another thread: this may run during a garbage collection, at any point.
         with contextlib.suppress(MeshError):
             self.runner.following.soon(self.given_up)
 
     def result(self) -> Any:
-        """Its result, or raise its error; once only."""
+        """Return the result or raise the error. May be called once."""
         error = self._error
         if error is None:
             return self._value
@@ -106,5 +106,5 @@ class Item(Work):
         try:
             raise error
         finally:
-            # It refers to this frame.
+            # The traceback refers to this frame.
             del error, self

@@ -1,11 +1,13 @@
 """Which replica works next: the pool's one decision, without clock or I/O.
 
-PLC-1: a place is given to one who asks for each of its ``per_rank`` turns, and to the next only when a turn was given back.
-PLC-2: turns are given in the order in which they were asked for, each at a place that is least busy.
-PLC-3: a place that drains, or is lost, gets nothing to do until it is ready again; who asks when no place can ever be had is
-told so at once.
-PLC-4: where all places are busy the next may be sent ahead: to the place that was last given, behind one who may have another
-behind. It works there when that one's turn is given back, unless it has left before.
+A *place* is a replica as seen by the pool. An *asker* wants a turn on any place.
+
+PLC-1: a place has at most ``per_rank`` turns taken at a time; another turn is given only after one was given back.
+PLC-2: turns are given in the order in which they were asked for, each on one of the least busy places.
+PLC-3: a place that drains or is lost gets no work until it is ready again. If no place can ever become free, askers are
+refused at once.
+PLC-4: if all places are busy, the next asker may be sent ahead: to the place that was given last, behind an asker that allows
+it. It gets its turn there when that asker gives its turn back, unless it has left before.
 """
 
 from __future__ import annotations
@@ -19,34 +21,34 @@ A = TypeVar("A")
 
 
 class State(Enum):
-    """What a place is good for."""
+    """Whether a place can work."""
 
     READY = "ready"
     DRAINING = "draining"
-    """It finishes what it has; it may be resumed."""
+    """It finishes its tasks and gets no more, until it is resumed."""
     REPAIRING = "repairing"
-    """It is lost, and is being made again."""
+    """It is lost, and is being respawned."""
     LOST = "lost"
 
 
 class Places(Generic[A]):
-    """The places of one pool, and who waits for a turn. ``A`` is whoever asks, known by its identity."""
+    """The places of one pool, and the askers that wait for a turn. ``A`` is the type of askers, compared by identity."""
 
     def __init__(self, per_rank: int) -> None:
         self._per_rank = per_rank
         self._busy: dict[int, int] = {}
         self._state: dict[int, State] = {}
-        # By how busy they are; within a level the one that has waited longest comes first.
+        # By how busy they are; within a level, the place that has been idle longest comes first.
         self._open: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(per_rank)]
         self._asking: OrderedDict[A, None] = OrderedDict()
-        # Those where somebody may be sent ahead, in the order in which they were given.
+        # Places to which an asker may be sent ahead, in the order in which they were given.
         self._leading: OrderedDict[int, None] = OrderedDict()
         self.ahead_at: OrderedDict[int, A] = OrderedDict()
-        """Who is ahead, by place, in the order in which they were sent; to be looked at only."""
+        """Askers that were sent ahead, by place, in the order in which they were sent. Read-only."""
         self._lost = 0
 
     def add(self, place: int) -> None:
-        """There is a new place, or one that was lost is there again."""
+        """Add a new place, or one that was lost and has been respawned."""
         self._busy.setdefault(place, 0)
         self._withdraw(place)
         self._turn(place, State.READY)
@@ -69,7 +71,7 @@ class Places(Generic[A]):
             level.pop(place, None)
 
     def set(self, place: int, state: State) -> None:
-        """Say what a place is good for from now on."""
+        """Set the state of a place."""
         if place not in self._state:
             return
         self._withdraw(place)
@@ -78,7 +80,7 @@ class Places(Generic[A]):
         self._offer(place)
 
     def remove(self, place: int) -> None:
-        """The place is gone for good; turns on it may still be given back."""
+        """Remove a place forever. Turns on it may still be given back."""
         self._withdraw(place)
         self._leading.pop(place, None)
         self._turn(place, None)
@@ -86,25 +88,25 @@ class Places(Generic[A]):
             self._busy.pop(place, None)
 
     def state(self, place: int) -> State | None:
-        """What it is good for; nothing if it was removed."""
+        """The state of a place; None if it was removed."""
         return self._state.get(place)
 
     def busy(self, place: int) -> int:
-        """How many turns on it are taken."""
+        """How many turns on a place are taken."""
         return self._busy.get(place, 0)
 
     def ask(self, who: A, *, first: bool = False) -> None:
-        """Want a turn; :meth:`give` says when there is one. ``first`` is for those who had one and could not use it."""
+        """Ask for a turn, which :meth:`give` will return. ``first`` is for askers that had a turn and could not use it."""
         self._asking[who] = None
         if first:
             self._asking.move_to_end(who, last=False)
 
     def drop(self, who: A) -> bool:
-        """Want none any more; false if there was none asked for."""
+        """Withdraw a request; false if there was none."""
         return self._asking.pop(who, _MISSING) is not _MISSING
 
     def candidate(self) -> int | None:
-        """The place that the next turn would be on; nothing if nobody asks, or all places are busy."""
+        """The place of the next turn; None if nobody asks or all places are busy."""
         if self._asking:
             for level in self._open:
                 if level:
@@ -112,7 +114,7 @@ class Places(Generic[A]):
         return None
 
     def give(self, place: int) -> A:
-        """Give a turn on the :meth:`candidate` to whoever asked first."""
+        """Give a turn on the :meth:`candidate` to the asker that asked first."""
         who, _ = self._asking.popitem(last=False)
         self._withdraw(place)
         self._busy[place] += 1
@@ -120,7 +122,7 @@ class Places(Generic[A]):
         return who
 
     def back(self, place: int, *, is_lost: bool = False) -> A | None:
-        """A turn was given back. Returns whoever was ahead there, and has it now; nobody if whoever gave it back was lost."""
+        """A turn was given back. Returns the asker that was ahead there and has the turn now; None if the replica was lost."""
         busy = self._busy.get(place, 0)
         if not busy:
             return None
@@ -140,27 +142,27 @@ class Places(Generic[A]):
     # Ahead (PLC-4).
 
     def lead(self, place: int) -> None:
-        """Another may be sent ahead there."""
+        """Allow an asker to be sent ahead to this place."""
         if self._busy.get(place) == 1 and self._per_rank == 1 and place not in self.ahead_at:
             self._leading[place] = None
 
     def next_asking(self) -> A | None:
-        """Who asked first."""
+        """The asker that asked first."""
         return next(iter(self._asking), None)
 
     def behind(self) -> int | None:
-        """Where the next would be sent ahead."""
+        """The place to which the next asker would be sent ahead."""
         return next(reversed(self._leading)) if self._leading else None
 
     def send_ahead(self, place: int) -> A:
-        """Send whoever asked first ahead."""
+        """Send the asker that asked first ahead to this place."""
         who, _ = self._asking.popitem(last=False)
         del self._leading[place]
         self.ahead_at[place] = who
         return who
 
     def leave(self, place: int, who: A) -> bool:
-        """Who was ahead is there no more; false if it had its turn, or never was there."""
+        """An asker is no longer ahead at this place; false if it has got its turn, or never was ahead here."""
         if self.ahead_at.get(place, _MISSING) is not who:
             return False
         del self.ahead_at[place]
@@ -168,36 +170,36 @@ class Places(Generic[A]):
 
     @property
     def any_ahead(self) -> bool:
-        """Whether anybody is ahead."""
+        """Whether any asker is ahead."""
         return bool(self.ahead_at)
 
     @property
     def first_ahead(self) -> int:
-        """Where the one is that was sent ahead first."""
+        """The place of the asker that was sent ahead first."""
         return next(iter(self.ahead_at))
 
     def ahead(self) -> Iterator[tuple[int, A]]:
-        """Who is ahead, and where, in the order in which they were sent."""
+        """Places and the askers that are ahead there, in the order in which they were sent."""
         return iter(self.ahead_at.items())
 
     @property
     def idle(self) -> int:
-        """How many turns could be given."""
+        """How many turns are free."""
         if self._per_rank == 1:
             return len(self._open[0])
         return sum(len(level) * (self._per_rank - busy) for busy, level in enumerate(self._open))
 
     @property
     def waiting(self) -> int:
-        """How many ask in vain so far."""
+        """How many askers are waiting."""
         return len(self._asking)
 
     def asking(self) -> list[A]:
-        """Who asks, in order."""
+        """The waiting askers, in order."""
         return list(self._asking)
 
     def refuse(self) -> list[A]:
-        """As :meth:`asking`; nobody asks then."""
+        """Like :meth:`asking`, and forget them."""
         refused = self.asking()
         self._asking.clear()
         return refused
@@ -209,7 +211,7 @@ class Places(Generic[A]):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether nobody who asks can ever get a turn, unless places are added."""
+        """Whether no asker can ever get a turn unless places are added."""
         return self._lost == len(self._state)
 
     def __iter__(self) -> Iterator[int]:

@@ -39,24 +39,24 @@ _NO_KEYWORDS: dict[str, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class PoolProgress:
-    """How a pool gets on; :attr:`Pool.progress`."""
+    """How far a pool is; see :attr:`Pool.progress`."""
 
     waiting: int
     """Tasks that wait for a replica."""
     running: int
-    """Tasks that replicas work on."""
+    """Tasks that replicas are working on."""
     done: int
     """Tasks that have a result."""
     failed: int
     """Tasks that have raised, or were cancelled."""
     retried: int
-    """How often a task was run once more, since its replica was lost."""
+    """How many times a task was run again because its replica was lost."""
     rate: float
-    """Tasks that had their outcome per second, over the last ten seconds at most."""
+    """Tasks finished per second, over at most the last ten seconds."""
     replicas: int
-    """Replicas that take work; where the pool was made elsewhere, as far as it is known here."""
+    """Replicas that take work. If the pool was made in another process: as many as are known here."""
     lost: int
-    """Replicas that are dead, or are being made again."""
+    """Replicas that are dead or are being respawned."""
 
     def __str__(self) -> str:
         parts = [f"{self.done} done", f"{self.running} running", f"{self.waiting} waiting"]
@@ -69,7 +69,7 @@ class PoolProgress:
 
 
 class Pool(Generic[A]):
-    """Actors that are all the same, kept busy: each task goes to whichever is free.
+    """Keeps identical actors busy: each task goes to one that is free.
 
     >>> from mesh_core import Actor, Pool, endpoint, this_host
     >>> class Scorer(Actor):
@@ -83,24 +83,23 @@ class Pool(Generic[A]):
     ...         future.get(timeout=30), list(pool.map(scorers.score, ["a", "bb", "ccc"]))
     (3, [1, 2, 3])
 
-    Tasks wait in the pool: none stays behind a long one while another replica is free. The actors
-    stay whose they are; :meth:`close` ends the pool and not the actors. A pool may be sent to other processes: all who have
-    it share the replicas.
+    Tasks wait in the pool, so none is stuck behind a long task while another replica is free. The owner of the actors does not
+    change; :meth:`close` ends the pool and not the actors. A pool may be sent to other processes: all holders share the
+    replicas.
 
     Args:
-        actors: the replicas; more can be added, and some removed, while the pool is at work.
-        per_rank: how many tasks a replica has at the same time. More than one is of use where the endpoint is
-            ``concurrent``; the next of short tasks lies ready at the replica anyway.
-        retries: how often a task may be run again if its replica dies while it runs. It may have been run in part, so
-            allow this for tasks that may be run twice.
-        timeout: seconds that a task may run, as ``with_options(timeout=)``; the time in which it waits does not count.
-        waiting: how many tasks may wait for a replica before :meth:`submit` waits itself; as many as can run at the same
-            time if nothing is given.
-        drain: seconds that the end of a ``with`` block waits for tasks that run, before these are cancelled; without limit if
-            nothing is given.
-        on_crash: what becomes of a replica that dies. ``"raise"``: its task fails, its owner is notified as usual, and the
-            others go on. ``"retry"``: the pool takes care of the failure, and the others go on. ``"respawn"``: also, the
-            replica is made again.
+        actors: the replicas. Replicas can be added and removed later.
+        per_rank: how many tasks a replica gets at the same time. More than one is useful if the endpoint is ``concurrent``;
+            if tasks are short, the next one is sent to the replica ahead of time anyway.
+        retries: how often a task may be run again if its replica dies while it runs. It may have run in part by then, so
+            allow this only for tasks that may run twice.
+        timeout: seconds that a task may run, as with ``with_options(timeout=)``. Waiting for a replica does not count.
+        waiting: how many tasks may wait for a replica before :meth:`submit` waits; by default, as many as can run at the same
+            time.
+        drain: seconds that the end of a ``with`` block waits for running tasks before it cancels them; by default, forever.
+        on_crash: what happens when a replica dies. ``"raise"``: its task fails, its owner is notified as usual, and the other
+            replicas continue. ``"retry"``: the pool handles the failure, and the other replicas continue. ``"respawn"``: the
+            pool also respawns the replica.
     """
 
     _own: OwnTurns | None
@@ -132,7 +131,7 @@ class Pool(Generic[A]):
         own.add(mesh)
         self._begin(process, mesh, own, options)
         self._own = own
-        # Weakly: a pool that is no longer referred to goes at once.
+        # Weakly, so that a pool is freed as soon as nothing refers to it.
         resized = weakref.WeakMethod(self._resized)
         own.resized = lambda: (heard := resized()) and heard()
         self._shared = Shared(self, _revive)
@@ -167,10 +166,10 @@ class Pool(Generic[A]):
     # Tasks.
 
     def submit(self, endpoint: Endpoint[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Have an endpoint called at whichever replica is free: ``pool.submit(scorers.score, text)``.
+        """Call an endpoint on a free replica: ``pool.submit(scorers.score, text)``.
 
-        The arguments are pickled when the task begins: do not change them before. Where as many tasks wait as there is room
-        for, a thread waits here. In a coroutine that is :class:`MailboxFull`; use :meth:`submit_async` there.
+        The arguments are pickled when the task begins; do not change them before that. If the queue of waiting tasks is
+        full, a thread waits here. A coroutine gets :class:`MailboxFull`; use :meth:`submit_async` there.
         """
         call = self._call(endpoint, args, kwargs)
         with Steps() as steps:
@@ -180,7 +179,7 @@ class Pool(Generic[A]):
             return self._submit(call)
 
     async def submit_async(self, endpoint: Endpoint[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """As :meth:`submit`, in a coroutine: waits for room, and returns the future of the result.
+        """Like :meth:`submit`, for coroutines: waits for room, and returns the future of the result.
 
         >>> import asyncio
         >>> from mesh_core import Actor, Pool, endpoint, this_host
@@ -204,7 +203,7 @@ class Pool(Generic[A]):
         return self._submit(call)
 
     def _help(self, future: Future[Any], steps: Steps | None = None) -> None:
-        """Do what this process's pools have to do until a future is done, unless another thread does."""
+        """Do the work of this process's pools until a future is done, unless another thread does it."""
         if not future.done():
             assert isinstance(future, _Promised)
             self._runner.following.help(future._call, None, steps)
@@ -231,8 +230,8 @@ class Pool(Generic[A]):
         return task.future
 
     def _call(self, endpoint: Endpoint[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """What a replica is to be asked; raises where that cannot be."""
-        # Raises in a forked copy, and after the end of the process's part in the mesh, before any lock is taken.
+        """The call that a replica will get. Raises if the endpoint or the arguments do not fit."""
+        # Raises in a forked copy, and after the process has left the mesh, before any lock is taken.
         self._process.runtime.completion()
         if not isinstance(endpoint, Endpoint):
             raise TypeError(
@@ -255,7 +254,7 @@ class Pool(Generic[A]):
         return Call(endpoint._name, not (arity.overlaps or arity.port), limit, args, kwargs, keep, arity)
 
     def _call_again(self, endpoint: Endpoint[..., Any], last: Call, args: tuple[Any, ...]) -> Call:
-        """As :meth:`_call`, for an endpoint that has passed it."""
+        """Like :meth:`_call`, for an endpoint that was checked already."""
         if self._process.pid == os.getpid() and endpoint._arity.fits(args, _NO_KEYWORDS):
             name, is_orderly, limit, _, _, keep, arity = last
             return Call(name, is_orderly, limit, args, _NO_KEYWORDS, keep, arity)
@@ -271,18 +270,18 @@ class Pool(Generic[A]):
         ahead: int | None = None,
         bar: bool = False,
     ) -> Results[R]:
-        """Call an endpoint with each of the values; iterate over the results in the values' order.
+        """Call an endpoint with each of the values; iterate over the results in the order of the values.
 
-        Iterate with ``for``, or in a coroutine with ``async for``; ``values`` may be asynchronous, too, in that case. With
-        several of ``values``, the endpoint gets one from each, as with Python's ``map``. Values are taken as they are
-        needed: there may be ever so many. The first error is raised where its result would be, and ends the rest.
+        Iterate with ``for`` or, in a coroutine, with ``async for``; with ``async for``, ``values`` may be asynchronous too.
+        With several iterables, the endpoint gets one value from each, as with Python's ``map``. Values are read as they are
+        needed, so they may be endless. The first error is raised in place of its result, and cancels the remaining tasks.
 
         Args:
             endpoint: an endpoint of the pool's actors.
             values: the arguments.
-            ahead: how many tasks may be begun before their results are taken; four times as many as can run at the same
-                time if nothing is given.
-            bar: whether to show on stderr how many are done.
+            ahead: how many tasks may be submitted before their results are taken; by default, four times as many as can
+                run at the same time.
+            bar: whether to show a progress bar on stderr.
         """
         return Ordered(self, endpoint, values, ahead, bar)
 
@@ -294,7 +293,7 @@ class Pool(Generic[A]):
         ahead: int | None = None,
         bar: bool = False,
     ) -> Results[R]:
-        """As :meth:`map`, with the results as they come: a slow task holds up no other."""
+        """Like :meth:`map`, with results as they arrive, so that a slow task does not delay others."""
         return Unordered(self, endpoint, values, ahead, bar)
 
     def as_completed(
@@ -305,7 +304,7 @@ class Pool(Generic[A]):
         ahead: int | None = None,
         bar: bool = False,
     ) -> Results[tuple[Any, Future[R]]]:
-        """As :meth:`map_unordered`, with pairs of the value and its finished future: an error is that value's alone.
+        """Like :meth:`map_unordered`, with pairs of a value and its finished future. An error does not end the other tasks.
 
         >>> from mesh_core import Actor, Pool, endpoint, this_host
         >>> class Divider(Actor):
@@ -322,7 +321,7 @@ class Pool(Generic[A]):
         return Completed(self, endpoint, values, ahead, bar)
 
     def __len__(self) -> int:
-        """How many tasks were submitted here and have no outcome so far."""
+        """How many tasks that were submitted here have no outcome yet."""
         return len(self._runner)
 
     def __bool__(self) -> bool:
@@ -330,7 +329,7 @@ class Pool(Generic[A]):
 
     @property
     def progress(self) -> PoolProgress:
-        """How the tasks get on that were submitted in this process."""
+        """The progress of the tasks that were submitted in this process."""
         waiting, running, done, failed, retried, rate = self._runner.counts()
         if self._own is None:
             replicas, lost = len(self._actors), 0
@@ -347,7 +346,7 @@ class Pool(Generic[A]):
     # Replicas.
 
     def add(self, actors: A) -> None:
-        """Have more replicas, of the same class, from now on; or have those again that were lost, and were made again."""
+        """Add replicas of the same class, or lost ones that have been respawned."""
         own = self._in_charge("add")
         mesh = _mesh_of(actors, "add()")
         if mesh.class_name != self._actors.class_name:
@@ -359,7 +358,7 @@ class Pool(Generic[A]):
             own.add(mesh)
 
     def drain(self, part: A | None = None) -> Future[None]:
-        """Give these replicas no more tasks; the future is done when they have none left. :meth:`resume` ends it."""
+        """Give these replicas no more tasks; the future is done when they have none left. :meth:`resume` undoes this."""
         own = self._in_charge("drain")
         places = own.places_of(None if part is None else _mesh_of(part, "drain()"))
         promise: Promise[None] = Promise(f"draining {self._runner.name}")
@@ -371,16 +370,16 @@ class Pool(Generic[A]):
         return promise.future
 
     def resume(self, part: A | None = None) -> None:
-        """Have these replicas work again after :meth:`drain`."""
+        """Give these replicas tasks again, after :meth:`drain`."""
         own = self._in_charge("resume")
         places = own.places_of(None if part is None else _mesh_of(part, "resume()"))
         with Steps():
             own.resume(places)
 
     def remove(self, part: A) -> Future[None]:
-        """Do without these replicas from now on; the future is done when they have finished their tasks.
+        """Remove these replicas; the future is done when they have finished their tasks.
 
-        Their processes and actors stay; stop them then, if nobody needs them.
+        Their processes and actors keep running. Stop them then, if nobody else needs them.
         """
         own = self._in_charge("remove")
         places = own.places_of(_mesh_of(part, "remove()"))
@@ -401,9 +400,9 @@ class Pool(Generic[A]):
     # The end.
 
     def close(self, *, cancel: bool = False) -> Future[None]:
-        """Take no more tasks; the future is done when those that were submitted here are over.
+        """Take no more tasks; the future is done when those that were submitted here are finished.
 
-        With ``cancel`` they are cancelled. Where the pool was made, other processes can use it no more, either.
+        With ``cancel`` they are cancelled. If this process made the pool, other processes can no longer use it either.
         """
         runner = self._runner
         with Steps():
@@ -418,7 +417,7 @@ class Pool(Generic[A]):
         return idle
 
     def _closed(self) -> None:
-        """Its tasks are over."""
+        """All tasks are finished."""
         if self._shared is not None:
             self._shared.close()
         if self._own is not None:
@@ -468,7 +467,7 @@ class Pool(Generic[A]):
 
 
 class _Countdown:
-    """Keeps a promise at the last of so many calls."""
+    """Sets the result of a promise at the last of ``n`` calls."""
 
     def __init__(self, n: int, promise: Promise[None]) -> None:
         self._left = iter(range(n - 1))
@@ -519,7 +518,7 @@ def _on_loop() -> bool:
 
 
 def _revive(location: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:
-    """The pool, where it was sent to."""
+    """Unpickle a pool."""
     process = current()
     pools = process.slots.of(Pools)
     is_home = process.runtime.me == location

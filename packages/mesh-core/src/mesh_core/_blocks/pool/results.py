@@ -1,4 +1,4 @@
-"""What ``map`` and its like return: results that are asked for as they are taken."""
+"""What ``map`` and similar methods return: tasks are submitted as their results are taken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END: Any = object()
 
 
 class Results(ABC, Generic[R]):
-    """The results of many tasks, for ``for`` and ``async for``. Leaving the loop early cancels what is left."""
+    """The results of many tasks, for ``for`` and ``async for``. Leaving the loop early cancels the remaining tasks."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Results(ABC, Generic[R]):
         self._ended = False
         self._numbers = itertools.count()
         self._open: dict[int, Any] = {}
-        """What was begun and not taken, by number."""
+        """Tasks that were submitted and whose results were not taken, by number."""
         self._steps: Steps | None = None
         self._last: Call | None = None
-        """The call that was begun last."""
+        """The call that was submitted last."""
         self._held: Any = _END
         self._bar: Bar | None = None
         if bar:
@@ -71,19 +71,19 @@ class Results(ABC, Generic[R]):
             sizes = [len(each) for each in values if isinstance(each, Sized)]
             self._bar = Bar(min(sizes) if len(sizes) == len(values) else None)
 
-    # What the kinds differ in.
+    # What differs between the kinds of results.
 
     @abstractmethod
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
-        """Begin a task."""
+        """Submit a task."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether the next that is to be given is done."""
+        """Whether the next result is available."""
 
     @abstractmethod
     def _wait(self, steps: Steps) -> None:
-        """Wait until it is, or all was cancelled."""
+        """Wait until it is, or until all tasks are cancelled."""
 
     @abstractmethod
     async def _wait_async(self) -> None:
@@ -91,11 +91,11 @@ class Results(ABC, Generic[R]):
 
     @abstractmethod
     def _take(self) -> R:
-        """Its result; raises its error."""
+        """Return the next result, or raise the error of its task."""
 
     @abstractmethod
     def _cancel(self) -> None:
-        """Cancel all that were not taken."""
+        """Cancel all tasks whose results were not taken."""
 
     # Feeding.
 
@@ -103,7 +103,7 @@ class Results(ABC, Generic[R]):
         return self._ahead or _AHEAD * self._pool._turns or 1
 
     def _draw(self, limit: int) -> bool:
-        """Whether there is a value to begin a task with, and room for it, as far as is known; or nothing is under way."""
+        """Whether, as far as is known, there are a value and room for another task; also true if no task is in progress."""
         if self._held is _END:
             if self._ended or len(self._open) >= limit:
                 return False
@@ -116,7 +116,7 @@ class Results(ABC, Generic[R]):
         return not (self._pool._runner.is_full and self._open)
 
     def _advance(self) -> None:
-        """Begin as many tasks as may be, and wait for a result; waits for room only if nothing is under way."""
+        """Submit as many tasks as allowed, and wait for a result. Waits for room only if no task is in progress."""
         runner, limit = self._pool._runner, self._limit()
         steps = self._steps
         if steps is None or steps.thread != get_ident():
@@ -126,7 +126,7 @@ class Results(ABC, Generic[R]):
                 if not self._try_begin(steps):
                     break
                 if len(self._open) >= limit or runner.is_full:
-                    # Within the same steps: each such block takes its time.
+                    # In the same block: entering another for each task would take too long.
                     if not self._is_ready():
                         self._wait(steps)
                     return
@@ -135,7 +135,7 @@ class Results(ABC, Generic[R]):
                 self._wait(steps)
 
     def _try_begin(self, steps: Steps) -> bool:
-        """Begin a task with the value that is held; false if there is no room, and something is under way."""
+        """Submit a task with the current value; false if there is no room and other tasks are in progress."""
         value = self._held
         call = self._call(value)
         try:
@@ -222,7 +222,7 @@ class Results(ABC, Generic[R]):
             self._bar = None
 
     def close(self) -> None:
-        """Cancel what is left."""
+        """Cancel the remaining tasks."""
         self._ended = True
         self._held = _END
         self._cancel()
@@ -244,7 +244,7 @@ class Results(ABC, Generic[R]):
 
 
 async def _zip(several: tuple[Iterable[Any] | AsyncIterable[Any], ...]) -> AsyncIterator[tuple[Any, ...]]:
-    """As ``zip``, where some are asynchronous."""
+    """Like ``zip``, for iterables of which some are asynchronous."""
     each = [one.__aiter__() if isinstance(one, AsyncIterable) else iter(one) for one in several]
     while True:
         values = []
@@ -257,7 +257,7 @@ async def _zip(several: tuple[Iterable[Any] | AsyncIterable[Any], ...]) -> Async
 
 
 class _Items(Results[R]):
-    """Whose tasks nobody sees."""
+    """Results of tasks that have no futures of their own."""
 
     def __init__(
         self,
@@ -297,7 +297,7 @@ class _Items(Results[R]):
                 await bridge.wait(bell)
 
     def _want(self) -> None:
-        """What is waited for."""
+        """The task that is being awaited."""
 
     def _cancel(self) -> None:
         left, self._open = self._open, {}
@@ -308,7 +308,7 @@ class _Items(Results[R]):
 
 
 class Ordered(_Items[R]):
-    """In the order of the values."""
+    """Results in the order of the values."""
 
     def _first(self) -> Item:
         first: Item = next(iter(self._open.values()))
@@ -329,7 +329,7 @@ class Ordered(_Items[R]):
 
 
 class Unordered(_Items[R]):
-    """As they come."""
+    """Results as they arrive."""
 
     def _is_ready(self) -> bool:
         return bool(self._arrivals.ready)
@@ -342,7 +342,7 @@ class Unordered(_Items[R]):
 
 
 class Completed(Results[tuple[Any, "Future[Any]"]]):
-    """As they come, each with its value."""
+    """Finished futures as they arrive, each with its value."""
 
     def __init__(
         self,
@@ -358,7 +358,7 @@ class Completed(Results[tuple[Any, "Future[Any]"]]):
 
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
         future = self._pool._submit(call)
-        # Its error is whoever's who gets it.
+        # Its error is reported by whoever receives the future.
         future._call.look_away()
         number = next(self._numbers)
         self._open[number] = (value if self._many else value[0], future)

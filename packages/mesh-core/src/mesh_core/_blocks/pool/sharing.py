@@ -1,6 +1,6 @@
-"""A pool that other processes use, too: an actor where it was made gives its turns away, and hears of who has died.
+"""A pool that other processes use too: an actor in the pool's own process hands out its turns, and watches who has them.
 
-SHR-1: a turn that was given to another process comes back once: when that says so, or when it has ended.
+SHR-1: a turn that was given to another process comes back exactly once: when that process returns it, or when it ends.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Pools:
         self.numbers = itertools.count(1)
         self.made: weakref.WeakValueDictionary[int, Pool[Any]] = weakref.WeakValueDictionary()
         self.known: weakref.WeakValueDictionary[tuple[Addr, int], Pool[Any]] = weakref.WeakValueDictionary()
-        """Those that were made elsewhere."""
+        """Pools that were made in other processes."""
 
 
 class Desk(Actor):
-    """Lives beside the pool, and speaks for it to other processes."""
+    """The actor that gives other processes access to a pool of its own process."""
 
     def __init__(self, number: int) -> None:
         pool = current().slots.of(Pools).made.get(number)
@@ -60,7 +60,7 @@ class Desk(Actor):
 
     @endpoint(concurrent=True)
     async def take(self, user: ProcMesh, addr: Addr) -> tuple[int, ActorMesh[Any]]:
-        """A turn, as soon as there is one."""
+        """Wait for a turn, and return its place and replica."""
         self._heed(user, addr)
         asked = _Asked(self._turns)
         self._turns.ask(asked)
@@ -75,13 +75,13 @@ class Desk(Actor):
             if held is not None:
                 held[place] += 1
         if held is None:
-            # It has ended meanwhile.
+            # The process has ended meanwhile.
             self._turns.back(place, None)
         return place, replica
 
     @endpoint
     async def back(self, addr: Addr, place: int, lost: BaseException | None) -> None:
-        """A turn is over."""
+        """Give a turn back."""
         with self._lock:
             held = self._held.get(addr)
             known = held is not None and held[place] > 0
@@ -120,7 +120,7 @@ class _Asked:
     """An asker that waits on the event loop."""
 
     may_go_ahead = False
-    """What another process's task has come to is known there first."""
+    """The outcome of a task is known first in the process that submitted it, so nothing is sent ahead."""
 
     def __init__(self, turns: OwnTurns) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,13 +140,13 @@ class _Asked:
             self._turns.back(place, None)
 
     def take_back(self) -> None:
-        """It never is ahead."""
+        """Nothing to do: it is never sent ahead."""
 
     def refused(self, error: BaseException) -> None:
         self._on_loop(self._fail, error)
 
     def abandon(self) -> None:
-        """A turn is no longer wanted, whether there is one or not."""
+        """The turn is no longer wanted; give it back if there is one."""
         with self._lock:
             self._abandoned = True
             place, self._got = self._got, None
@@ -156,7 +156,7 @@ class _Asked:
     def _on_loop(self, call: Callable[[Any], None], what: object) -> bool:
         try:
             self._loop.call_soon_threadsafe(call, what)
-        except RuntimeError:  # it has ended
+        except RuntimeError:  # the loop is closed
             return False
         return True
 
@@ -170,7 +170,7 @@ class _Asked:
 
 
 class Shared:
-    """The sharing of a pool, at the pool."""
+    """How a pool is shared, in the process that made it."""
 
     def __init__(self, pool: Pool[Any], revive: Callable[..., Pool[Any]]) -> None:
         self._pool = weakref.ref(pool)
@@ -181,7 +181,7 @@ class Shared:
         pools = self._process.slots.of(Pools)
         self._number = next(pools.numbers)
         pools.made[self._number] = pool
-        # The actor is owned by who has made the pool, whoever sends it.
+        # The actor is owned by the one who made the pool, whoever sends it.
         self._context = contextvars.copy_context()
 
     def reduce(self) -> Any:
@@ -203,7 +203,7 @@ class Shared:
         return this_proc().spawn("pool", Desk, self._number)
 
     def close(self) -> None:
-        """Others can use the pool no more."""
+        """Other processes can no longer use the pool."""
         with self._lock:
             desk, self._desk = self._desk, None
         if desk is not None:
@@ -224,7 +224,7 @@ class FarTurns:
         self._lock = threading.Lock()
         self._asking: OrderedDict[Asker, None] = OrderedDict()
         self._coming = 0
-        """How many turns were asked for there and have not come. A request is never taken back: its turn may be on its way."""
+        """How many requested turns have not arrived. A request is never withdrawn, since its turn may be on its way."""
 
     def ask(self, asker: Asker, *, first: bool = False) -> None:
         with self._lock:
@@ -287,13 +287,13 @@ class FarTurns:
         """Nothing is sent ahead from here."""
 
     def back(self, place: int, lost: BaseException | None) -> None:
-        # Where the pool was closed meanwhile nobody wants it.
+        # If the pool was closed meanwhile, the turn is no longer needed.
         with contextlib.suppress(MeshError):
             self._desk.back.broadcast(self._addr, place, lost)
 
 
 class Options(NamedTuple):
-    """How a pool was made."""
+    """The options of a pool."""
 
     per_rank: int
     retries: int

@@ -1,9 +1,9 @@
-"""Tasks: each waits for a turn, runs on the replica that it gets, and has its outcome in a promise.
+"""Tasks: each waits for a turn, runs on the replica that it gets, and puts its outcome into a promise.
 
-TSK-1: a task has one outcome, and runs once, unless its replica was lost and it may be run again.
-TSK-2: at most so many tasks wait for a turn as have room; who submits another waits for room, in the order of asking.
-TSK-3: a task that is cancelled, or too late, gives its place up: in the queue at once, at the replica when that has answered: that
-it has not begun, that its coroutine was cancelled, or, of what cannot be interrupted, its result.
+TSK-1: a task has one outcome and runs once, unless its replica was lost and it may be run again.
+TSK-2: the number of tasks that wait for a turn is limited; submitters of more tasks wait for room, in order.
+TSK-3: a task that is cancelled or has timed out gives up its place: in the queue at once; at a replica when that has answered
+that the task had not begun, or that its coroutine was cancelled, or, if it cannot be interrupted, with its result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Step(Enum):
-    """How far a task is."""
+    """The state of a task."""
 
     WAITING = 0
     RUNNING = 1
@@ -44,22 +44,22 @@ class Step(Enum):
 
 
 class Call(NamedTuple):
-    """What a replica is to be asked."""
+    """The call that a replica will get."""
 
     endpoint: str
     is_orderly: bool
-    """Whether its replica begins nothing else before it has answered."""
+    """Whether the replica begins nothing else before it has answered this call."""
     limit: float | None
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     keep: bool = False
-    """Whether the result is to stay where it is made."""
+    """Whether the result stays where it is made (``keep=True``)."""
     checked: Arity | None = None
-    """What the arguments are known to fit."""
+    """The endpoint's arity, which the arguments were checked against."""
 
 
 class _Outcome(_Promised[Any]):
-    """The future of a task: giving it up gives up the task."""
+    """The future of a task. Giving up the future gives up the task."""
 
     __slots__ = ("task",)
 
@@ -69,7 +69,7 @@ class _Outcome(_Promised[Any]):
         given_up = super()._give_up(error)
         task = self.task
         if given_up and task is not None:
-            # Elsewhere: this may be a collection of garbage, in the middle of anything.
+            # On another thread: this may run during a garbage collection, at any point.
             with contextlib.suppress(MeshError):
                 task.runner.following.soon(task.given_up)
         return given_up
@@ -83,7 +83,7 @@ class _Asked(Promise[Any]):
 
 
 class Work(ABC):
-    """One call that some replica is to answer."""
+    """One call that some replica will answer."""
 
     __slots__ = (
         "_call",
@@ -104,28 +104,28 @@ class Work(ABC):
         self.runner = runner
         self._call = call
         self._retries = retries
-        # Deadlines and spans are those of whoever has submitted it.
+        # Deadlines and spans are those of the submitter.
         self._context = contextvars.copy_context()
         self._step = Step.WAITING
         self._place = -1
         self._inner: Future[Any] | None = None
         self._native: Native | None = None
-        """The call itself, where no future was needed for it."""
+        """The call itself, if it needed no future."""
         self._endpoint: Endpoint[..., Any] | None = None
         self._until: float | None = None
         self._wanted_back = False
-        # Time limits are for running alone.
+        # Time limits apply only while the task runs.
         self.may_go_ahead = call.is_orderly and call.limit is None
 
-    # Where the outcome goes; whoever calls these has seen to it that there is none yet.
+    # Where the outcome goes. Callers of these have made sure that there is none yet.
 
     @abstractmethod
     def _keep(self, value: Any) -> None:
-        """The outcome is a result."""
+        """Set the outcome to a result."""
 
     @abstractmethod
     def _break(self, error: BaseException) -> None:
-        """The outcome is an error."""
+        """Set the outcome to an error."""
 
     @abstractmethod
     def _dropped(self) -> None:
@@ -133,7 +133,7 @@ class Work(ABC):
 
     @abstractmethod
     def cancel(self) -> None:
-        """Give it up; from any place, a collection of garbage included."""
+        """Give up the task. May be called at any point, even during a garbage collection."""
 
     # As an asker.
 
@@ -156,7 +156,7 @@ class Work(ABC):
             inner = self._context.run(self._send, replica, ahead)
         except BaseException as error:  # noqa: BLE001 - it is the task's outcome
             failed = error
-            # Elsewhere: a queue of tasks that all fail at once would nest as deep as it is long.
+            # On another thread: if all tasks of a queue failed at once, calls would nest as deeply as the queue is long.
             runner.following.soon(lambda: self._over(failed, None))
             return
         if inner is None:
@@ -171,7 +171,7 @@ class Work(ABC):
     def _follow(self, inner: Future[Any]) -> None:
         runner = self.runner
         until = self._until = inner._deadline
-        # The call goes on until the replica has answered, whatever becomes of the task.
+        # The call continues until the replica has answered, whatever happens to the task.
         inner._deadline = None
         self._inner = inner
         if until is None:
@@ -183,7 +183,7 @@ class Work(ABC):
         name, _, limit, args, kwargs, keep, checked = self._call
         endpoint = _as_task(replica, name, limit, ahead, keep)
         if limit is None and type(endpoint) is Endpoint and not endpoint._attends():
-            # Nobody sees a future of this call, and nothing but its reply ends it.
+            # Nobody holds a future of this call, and only its reply ends it.
             if endpoint._arity is not checked and not endpoint._arity.fits(args, kwargs):
                 raise endpoint._refuse(args, kwargs)
             self._endpoint = endpoint
@@ -193,7 +193,7 @@ class Work(ABC):
         return future
 
     def take_back(self) -> None:
-        """It is ahead, and better off elsewhere."""
+        """Take the task back from the replica to which it was sent ahead: another one is free."""
         self._wanted_back = True
         self._have_back(begun=False)
 
@@ -205,7 +205,7 @@ class Work(ABC):
             inner._take_back(begun=begun)
 
     def refused(self, error: BaseException) -> None:
-        """No replica will ever take it."""
+        """No replica can ever run the task."""
         runner = self.runner
         with runner.lock:
             wanted = self._step is Step.WAITING
@@ -215,7 +215,7 @@ class Work(ABC):
             self._fail(error)
 
     def end(self, error: BaseException) -> None:
-        """The process's part in the mesh ends, and nobody does any more what is to be done."""
+        """The process leaves the mesh, and its pools do no more work."""
         with self.runner.lock:
             wanted = self._step is not Step.OVER
             self._step = Step.OVER
@@ -226,7 +226,7 @@ class Work(ABC):
         self.runner.over(self, failed=True)
         self._break(error)
 
-    # As what is followed, in place of a future of the call.
+    # What `Following` needs, in place of a future of the call.
 
     _deadline: float | None = None
 
@@ -255,7 +255,7 @@ class Work(ABC):
         try:
             value = value_of(native.outcomes()[0], 0, endpoint._who)
         except BaseException as raised:  # noqa: BLE001 - it is the task's outcome
-            # Where it was raised is of no interest, and would keep what was going on here.
+            # Its traceback is of no use, and would keep the objects of these frames alive.
             error = raised.with_traceback(None)
             if isinstance(error, MeshError):
                 endpoint._mesh._process.told(error)
@@ -266,13 +266,13 @@ class Work(ABC):
     def _done(self) -> None:
         inner = self._inner
         assert inner is not None
-        # For its words, if the replica was the first to see that it has passed.
+        # For the text of the error, if the replica was the first to notice that the deadline has passed.
         inner._deadline = self._until
         error = inner.exception()
         self._over(error, None if error is not None else inner.get())
 
     def _late(self) -> None:
-        """Its deadline has passed; the replica may still be busy with it."""
+        """The deadline has passed. The replica may still be busy with the task."""
         inner = self._inner
         assert inner is not None
         error = inner._too_late()
@@ -284,13 +284,13 @@ class Work(ABC):
         inner._take_back(begun=True)
 
     def _over(self, error: BaseException | None, value: Any) -> None:
-        """Its replica has answered, or was lost."""
+        """The replica has answered, or was lost."""
         runner, place = self.runner, self._place
         lost = None
         was_ahead = False
         has_begun = True
         if error is None:
-            # Its turn came, as the reply before it did.
+            # It got its turn, since the reply before it has arrived.
             again = False
         else:
             lost = error if _is_crash(error) and not isinstance(error, NotBegun) else None
@@ -312,7 +312,7 @@ class Work(ABC):
                 runner.turns.back(place, lost)
             runner.turns.ask(self, first=not has_begun)
             return
-        # The replica first: it has the next task while this one's outcome is looked at.
+        # The replica first: it gets its next task while this outcome is processed.
         if not was_ahead:
             runner.turns.back(place, lost)
         if was_over:
@@ -324,7 +324,7 @@ class Work(ABC):
         self._keep(value)
 
     def given_up(self) -> None:
-        """It is no longer wanted."""
+        """The task is no longer wanted."""
         runner = self.runner
         with runner.lock:
             before, self._step = self._step, Step.OVER
@@ -340,7 +340,7 @@ class Work(ABC):
 
 
 class Task(Work):
-    """One whose outcome is in a promise."""
+    """A task whose outcome goes into a promise."""
 
     __slots__ = ("_promise", "future")
 
@@ -370,7 +370,7 @@ class Task(Work):
 
 
 class Runner:
-    """What the tasks of one pool in one process have in common."""
+    """What the tasks of one pool in one process share."""
 
     def __init__(self, name: str, turns: Turns, following: Following, room: int) -> None:
         self.name = name
@@ -384,10 +384,10 @@ class Runner:
         self._waiting = 0
         self._done = self._failed = self._retried = 0
         self._marks: deque[list[int]] = deque(maxlen=_SECONDS)
-        """Outcomes by second."""
+        """Number of outcomes in each of the last seconds."""
         self._mark = [0, 0]
         self._next_mark = 0
-        """The last of these, and when the next begins."""
+        """The latest of these seconds, and when the next one begins."""
         self._idle: list[Promise[None]] = []
         following.join(self)
 
@@ -395,17 +395,17 @@ class Runner:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room just now: a look without the lock, for those who can come back."""
+        """Whether the queue is full now. This looks without the lock, for callers that can try again."""
         return self._waiting >= self._room or bool(self._queue)
 
     def set_room(self, room: int) -> None:
-        """So many tasks may wait from now on."""
+        """Set how many tasks may wait."""
         with self.lock:
             self._room = room
         self.admit()
 
     def room(self, *, wait: bool) -> Future[bool] | None:
-        """Take room for a task that waits: at once, or when the future is done. Without ``wait`` a full queue raises."""
+        """Take room for a waiting task: at once, or when the returned future is done. Without ``wait``, a full queue raises."""
         if self.closed:
             self.check_open()
         with self.lock:
@@ -422,31 +422,31 @@ class Runner:
         return promise.future
 
     def leave_room(self, room: Future[bool]) -> None:
-        """It is no longer wanted, whether it has come or not."""
+        """The room is no longer wanted; give it back if it has arrived."""
         if not room.cancel() and room.exception() is None:
             self.left_queue()
 
     def left_queue(self) -> None:
-        """A task waits no more."""
+        """A task no longer waits."""
         with self.lock:
             admits = self.leaves_queue()
         if admits:
             self.admit()
 
     def leaves_queue(self) -> bool:
-        """The same under the lock; whether there is somebody to admit now."""
+        """The same, with the lock held. Returns whether somebody can be admitted now."""
         self._waiting -= 1
         return bool(self._queue)
 
     def admit(self) -> None:
-        """Let those in who wait for room."""
+        """Admit those who wait for room."""
         while True:
             with self.lock:
                 if not self._queue or (self._waiting >= self._room and not self.closed):
                     return
                 promise = self._queue.popleft()
                 self._waiting += 1
-            # Who was to have it may have gone.
+            # The one who waited for it may have given up.
             if not promise.set_result(True):
                 with self.lock:
                     self._waiting -= 1
@@ -458,7 +458,7 @@ class Runner:
     # Tasks.
 
     def begin(self, task: Work) -> None:
-        """Room was taken for it: have it run."""
+        """Run a task for which room was taken."""
         with self.lock:
             closed = self.closed
             if not closed:
@@ -469,13 +469,13 @@ class Runner:
         self.turns.ask(task)
 
     def again(self, task: Work, *, retried: bool) -> None:
-        """It is to be run elsewhere: it waits, whether there is room or not."""
+        """Run a task on another replica: it waits even if there is no room."""
         with self.lock:
             self._waiting += 1
             self._retried += retried
 
     def over(self, task: Work, *, failed: bool) -> None:
-        """It has its outcome."""
+        """A task has its outcome."""
         now = time.monotonic()
         idle: Sequence[Promise[None]] = ()
         with self.lock:
@@ -495,7 +495,7 @@ class Runner:
             each.set_result(None)
 
     def idle(self) -> Future[None]:
-        """Done when no task is left."""
+        """A future that is done when no task is left."""
         promise: Promise[None] = Promise(f"the end of the tasks of {self.name}")
         with self.lock:
             wait = bool(self._open)
@@ -506,7 +506,7 @@ class Runner:
         return promise.future
 
     def close(self) -> None:
-        """Take no more tasks; who waits for room is told."""
+        """Take no more tasks, and notify those who wait for room."""
         with self.lock:
             self.closed = True
         self.admit()
@@ -519,7 +519,7 @@ class Runner:
             task.cancel()
 
     def end(self) -> None:
-        """The process's part in the mesh ends."""
+        """The process leaves the mesh."""
         self.close()
         with self.lock:
             tasks = list(self._open)
@@ -527,7 +527,7 @@ class Runner:
             task.end(MeshError(f"{self.name} has ended with this process's part in the mesh (shutdown())"))
 
     def counts(self) -> tuple[int, int, int, int, int, float]:
-        """Waiting, running, done, failed, retried; outcomes per second of late."""
+        """Numbers of tasks that are waiting, running, done, failed and retried, and the recent outcomes per second."""
         now = time.monotonic()
         with self.lock:
             marks = [(second, n) for second, n in self._marks if second > now - _SECONDS]
@@ -549,13 +549,13 @@ _MOST_KEPT = 64
 def _as_task(
     replica: ActorMesh[Any], name: str, limit: float | None, ahead: bool, keep: bool
 ) -> Endpoint[..., Any]:
-    """An endpoint of a replica whose calls can be taken back."""
+    """An endpoint of a replica, with calls that can be taken back."""
     kept: dict[Any, Endpoint[..., Any]] = replica.__dict__.setdefault("_as_tasks", {})
     found = kept.get((name, limit, ahead, keep))
     if found is None:
         if len(kept) >= _MOST_KEPT:
             kept.clear()
-        # Another object than the mesh's own.
+        # Not the endpoint object that the mesh itself keeps.
         found = getattr(replica, name).with_options(timeout=limit, keep=keep)._plain()
         request = Request.TASK_AHEAD if ahead else Request.TASK
         found._senders = found._sender(replica._view, request=request)
@@ -564,5 +564,5 @@ def _as_task(
 
 
 def _is_crash(error: BaseException | None) -> bool:
-    """Whether it tells of the end of the replica, and not of somebody's whom the endpoint has called."""
+    """Whether an error reports the end of this replica, and not of an actor that the endpoint has called."""
     return isinstance(error, (SupervisionError, Undeliverable)) and not isinstance(error, ActorError)

@@ -1,8 +1,9 @@
-"""Who has a turn on which replica, where the pool was made: :class:`Places`, the replicas, and what is done about lost ones.
+"""Turns in the process that made the pool: :class:`Places`, the replicas, and what happens when some are lost.
 
-AHD-1: a task is sent ahead only while tasks are short, and only to a replica of this host that no other pool of this process has.
-AHD-2: none stays behind a long one: it is taken back as soon as a replica has nothing to do, or the one before it takes its time.
-AHD-3: one whose replica dies goes elsewhere if the reply to the task before it was not there: then it has not begun (TAK-2).
+AHD-1: a task is sent ahead only while tasks are short, and only to a replica of this host that no other pool of this process uses.
+AHD-2: no task stays behind a long one: it is taken back when another replica is idle, or when the task before it takes long.
+AHD-3: if the replica of a task that was sent ahead dies before the reply to the task before it has arrived, the task has not
+begun (TAK-2), and runs elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class OnCrash(Enum):
 
 
 class Asker(Protocol):
-    """Who wants a turn."""
+    """Something that wants a turn."""
 
     @property
     def may_go_ahead(self) -> bool:
@@ -44,39 +45,39 @@ class Asker(Protocol):
         ...
 
     def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
-        """There is one: it is to be given back when it is over. ``ahead`` means that there will be, after another's."""
+        """It has got a turn, and must give it back when it is done. With ``ahead`` it will get it after another one's turn."""
         ...
 
     def take_back(self) -> None:
-        """It is better off elsewhere, if it has not begun: it is to ask again then."""
+        """Another replica is free: if it has not begun, it should ask again."""
         ...
 
     def refused(self, error: BaseException) -> None:
-        """There will be none."""
+        """It will never get a turn."""
         ...
 
 
 class Turns(Protocol):
-    """What a pool needs, wherever it is used."""
+    """What a pool needs in every process that uses it."""
 
     def ask(self, asker: Asker, *, first: bool = False) -> None:
-        """Want a turn; before all others, if it had one and could not use it."""
+        """Ask for a turn. ``first`` is for askers that had a turn and could not use it."""
         ...
 
     def drop(self, asker: Asker) -> bool:
-        """Want none any more; false if there was one, or it was refused."""
+        """Withdraw a request; false if a turn was given or refused already."""
         ...
 
     def back(self, place: int, lost: BaseException | None) -> None:
-        """A turn is over, perhaps because the replica was lost."""
+        """Give a turn back, perhaps because the replica was lost."""
         ...
 
     def leave(self, place: int, asker: Asker, lost: BaseException | None) -> bool:
-        """One that was sent ahead is over; false if it had a turn, which is to be given back."""
+        """An asker that was sent ahead is done; false if it has got a turn, which must be given back."""
         ...
 
     def sent_back(self) -> None:
-        """A replica has begun nothing that was sent ahead, as replies are large: for a while it is of no use."""
+        """A replica could not begin what was sent ahead, since its replies are large. Send nothing ahead for a while."""
         ...
 
 
@@ -86,30 +87,30 @@ class Member(NamedTuple):
     replica: ActorMesh[Any]
     """A mesh of one."""
     mesh: ActorMesh[Any]
-    """The whole of which it is a part, as it was added."""
+    """The mesh that was added, which the replica is part of."""
     rank: int
-    """Its rank there."""
+    """Its rank in that mesh."""
     addr: tuple[int, int, int]
-    """Where it is looked for."""
+    """Its address."""
 
 
 _TRIES = 3
-"""How often in a row making a replica again may fail before it is given up."""
+"""After how many failed attempts in a row to respawn a replica it is given up."""
 _SHORT_S = 0.004
-"""What is a short task: for a longer one the way to the replica does not matter."""
+"""Shorter tasks are short. For longer ones, the time to reach the replica does not matter."""
 _SURE = 16
 _RATHER = 8
 _LONG_AGO = 100
-"""Short tasks that were seen, less those that were not: from so many on the next is sent ahead; and how many more it takes after
-one came back."""
+"""Short tasks seen, minus long ones: the most that is counted; from where on tasks are sent ahead; and how far it is set back
+after a replica has returned one."""
 
 
 class _Users(weakref.WeakSet["OwnTurns"]):
-    """The pools of this process that have a replica."""
+    """The pools of this process that use one replica."""
 
 
 class _Replicas:
-    """Who uses which replicas in this process."""
+    """Which pools of this process use which replicas."""
 
     def __init__(self) -> None:
         self.users: weakref.WeakValueDictionary[tuple[int, int, int], _Users] = weakref.WeakValueDictionary()
@@ -130,19 +131,19 @@ class OwnTurns:
         self._members: dict[int, Member] = {}
         self._numbers = itertools.count()
         self._failed: dict[int, int] = {}
-        """How often in a row making a replica again has failed."""
+        """How many attempts in a row to respawn a replica have failed."""
         self._since: dict[int, float] = {}
         """When the last turn on a place began."""
         self._users: dict[int, _Users] = {}
-        """The pools that have the replica at a place, where tasks may be sent ahead."""
+        """The pools that use the replica at a place, for places to which tasks may be sent ahead."""
         self._taking_back: set[int] = set()
         self._short = 0
         self._idle: dict[int, list[Callable[[], object]]] = {}
-        """Whom to tell when a place has nothing to do any more."""
+        """What to call when a place has no more tasks."""
         self._last: BaseException | None = None
-        """What the last replica was lost to."""
+        """Why the last replica was lost."""
         self._policies: list[tuple[Holding, Any]] = []
-        # What is made again has the owner that it had.
+        # A respawned replica has the same owner as before.
         self._context = contextvars.copy_context()
 
     # Turns.
@@ -159,7 +160,7 @@ class OwnTurns:
     def back(self, place: int, lost: BaseException | None) -> None:
         if lost is not None:
             member = self._members.get(place)
-            # Others may have told, and it may have been made again meanwhile.
+            # Others may have reported it already, and it may have been respawned meanwhile.
             if member is not None and _is_lost(member.replica):
                 self.lose(place, lost)
         now = time.monotonic()
@@ -192,7 +193,7 @@ class OwnTurns:
             self._short = -_LONG_AGO
 
     def _behind(self) -> int | None:
-        """Where the next is to be sent ahead."""
+        """The place to which the next asker should be sent ahead; None for none."""
         if self._short < _RATHER or (place := self._places.behind()) is None:
             return None
         asker = self._places.next_asking()
@@ -208,7 +209,7 @@ class OwnTurns:
             self._places.lead(place)
 
     def _stuck(self) -> Sequence[Asker]:
-        """Those that were sent ahead and are better off elsewhere."""
+        """Askers that were sent ahead and should be taken back."""
         places = self._places
         wanted = places.idle - len(self._taking_back)
         now = time.monotonic()
@@ -274,7 +275,7 @@ class OwnTurns:
     # Replicas.
 
     def add(self, mesh: ActorMesh[Any]) -> None:
-        """There are more replicas; those that the pool has already are taken for repaired."""
+        """Add replicas. Those that the pool has already count as repaired."""
         self._adopt(mesh)
         with self._lock:
             known = {_key(member): place for place, member in self._members.items()}
@@ -299,14 +300,14 @@ class OwnTurns:
         at = locate(runtime, *member.replica._location.addr(member.replica._procs_id, member.rank))
         if self.per_rank > 1 or at[2] != runtime.me[2]:
             self._part(place)
-            # More than one runs there anyway; or, on another host, what has begun is not known when that dies.
+            # Several tasks run there anyway; or it is on another host, and if that dies nobody knows which tasks had begun.
             return
         replicas = member.replica._process.slots.of(_Replicas)
         users = self._users[place] = replicas.users.setdefault(_key(member), _Users())
         users.add(self)
 
     def places_of(self, part: ActorMesh[Any] | None) -> list[int]:
-        """The places of these replicas; all without a part."""
+        """The places of these replicas; all places if ``part`` is None."""
         with self._lock:
             if part is None:
                 return list(self._members)
@@ -319,7 +320,7 @@ class OwnTurns:
         return [place for place in found if place is not None]
 
     def drain(self, places: Collection[int], idle: Callable[[], object]) -> int:
-        """Give these nothing more to do, and call ``idle`` for each that has nothing left; returns how many those are."""
+        """Give these places no more tasks, and call ``idle`` for each when it has none left. Returns how many places these are."""
         now = count = 0
         with self._lock:
             for place in places:
@@ -341,7 +342,7 @@ class OwnTurns:
         return count
 
     def resume(self, places: Iterable[int]) -> None:
-        """These work again."""
+        """Give these places tasks again."""
         with self._lock:
             for place in places:
                 if self._places.state(place) in (State.DRAINING, State.LOST):
@@ -351,7 +352,7 @@ class OwnTurns:
         self._give()
 
     def remove(self, places: Iterable[int]) -> None:
-        """These are no replicas of the pool any more."""
+        """Remove these places from the pool."""
         with self._lock:
             for place in places:
                 self._members.pop(place, None)
@@ -379,7 +380,7 @@ class OwnTurns:
     # Lost ones.
 
     def _adopt(self, mesh: ActorMesh[Any]) -> None:
-        """See to the failures of these actors, if the pool is to do something about them."""
+        """Handle the failures of these actors, if ``on_crash`` says so."""
         if self.on_crash is OnCrash.RAISE:
             return
         making = mesh._making
@@ -403,7 +404,7 @@ class OwnTurns:
             )
 
     def failed(self, rank: int | None, error: BaseException) -> None:
-        """A policy has heard of the failure of a rank."""
+        """A rank has failed, as its policy reports."""
         with self._lock:
             places = [place for place, member in self._members.items() if member.rank == rank]
         for place in places:
@@ -430,7 +431,7 @@ class OwnTurns:
             return
         try:
             self._context.copy().run(self._respawn, place, member)
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is no replica
+        except Exception as error:  # noqa: BLE001 - whatever the reason, there is no replica
             self._not_repaired(place, error)
 
     def _respawn(self, place: int, member: Member) -> None:
@@ -471,7 +472,7 @@ class OwnTurns:
         with self._lock:
             self._failed.pop(place, None)
             if place in self._members:
-                # It may be on another host than before.
+                # It may be on a different host now.
                 self._join(place, self._members[place])
             self._places.set(place, State.READY)
         self.resized()
@@ -497,7 +498,7 @@ class OwnTurns:
             self._following.soon(lambda: self._repair(place))
 
     def close(self) -> None:
-        """The pool is closed: failures of its replicas are their owner's again."""
+        """The pool is closed: failures of its replicas go to their owner again."""
         with self._lock:
             for place in list(self._users):
                 self._part(place)
@@ -508,7 +509,7 @@ class OwnTurns:
 
 
 class _Handled:
-    """The policy of actors that a pool sees to: their failures are handled, and it is told of them."""
+    """The policy of a pool's actors: it handles their failures and reports them to the pool."""
 
     def __init__(self, turns: OwnTurns) -> None:
         self._turns = turns
