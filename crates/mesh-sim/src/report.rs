@@ -42,7 +42,7 @@ pub fn table(model: &Model, all: &[Figures]) -> String {
     line("From the caller's sending to the last host, or to the last reply at the caller.\n");
     line(
         "| hosts | attach | spawn | cast | cast and gather | replies all different | arguments of 1 MiB | \
-         leaf dead, all know | relay dead, all know | silent relay, after the window |",
+         leaf dead, all know | relay dead, all know | silent relay dead, all know |",
     );
     line("| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     for figures in all {

@@ -39,7 +39,7 @@ pub struct Figures {
     pub leaf_dead: Duration,
     /// See `leaf_dead`.
     pub relay_dead: Duration,
-    /// The same of a relay that falls silent, less the window.
+    /// The same of a relay that falls silent: nearly all of it is the window, from its last sign of life on.
     pub silent_dead: Duration,
     /// What one call with equal replies made hosts do, until all was acknowledged.
     pub call: Work,
@@ -76,7 +76,7 @@ pub fn figures(model: &Model) -> Figures {
     let large = timed(&mut world, 5, Purpose::Endpoint).1;
     let leaf_dead = told(&mut world, hosts, true);
     let relay_dead = if hosts > 1 { told(&mut world, 1, true) } else { leaf_dead };
-    let silent_dead = if hosts > 2 { told(&mut world, 2, false).saturating_sub(model.window) } else { leaf_dead };
+    let silent_dead = if hosts > 2 { told(&mut world, 2, false) } else { leaf_dead };
     Figures { hosts, attach, spawn, cast, gather, distinct, large, leaf_dead, relay_dead, silent_dead, call, start }
 }
 

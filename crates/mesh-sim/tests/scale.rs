@@ -23,7 +23,7 @@ fn a_call_to_ten_times_as_many_hosts_takes_a_level_more_and_no_more_of_a_relay()
     assert!(large.large < Duration::from_millis(60), "{:?}", large.large);
     assert!(large.leaf_dead < Duration::from_millis(2), "{:?}", large.leaf_dead);
     assert!(large.relay_dead < Duration::from_millis(30), "{:?}", large.relay_dead);
-    assert!(large.silent_dead < Duration::from_secs(1), "{:?}", large.silent_dead);
+    assert!(large.silent_dead < Duration::from_millis(10_100), "{:?}", large.silent_dead);
 }
 
 #[test]
@@ -80,7 +80,8 @@ fn a_relay_that_falls_silent_in_the_middle_of_a_call_is_routed_around_when_it_is
         let (count, last) = world.told(1, Standing::Dead);
         assert_eq!(count, hosts);
         let known = last - end;
-        assert!(known >= Duration::from_secs(10) && known < Duration::from_millis(10_100), "{known:?}");
+        // The window counts from the last sign of life, of which there is one in every tenth of it.
+        assert!(known > Duration::from_secs(9) && known < Duration::from_millis(10_100), "{known:?}");
         assert_eq!(world.told(1, Standing::Suspect).0, hosts);
     }
 }

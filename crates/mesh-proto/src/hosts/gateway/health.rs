@@ -180,7 +180,12 @@ impl<W: Wire> Gateway<W> {
                 // A sign of life counts once: who is suspect is not so anew with every look.
                 let was_suspect = peer.heard.replace(heard_at) != Some(heard_at) && heartbeat.heard(heard_at);
                 heartbeat.sent(wire.sent_at(connection));
-                if was_suspect && heard_at + window / 4 > now && children.contains(host) {
+                // Who was connected to anew while others were told of its silence is not suspect here, but is to all.
+                let is_mistaken = standing == Standing::Suspect
+                    && !heartbeat.is_suspect()
+                    && peer.well_at.is_none_or(|at| at + window / 4 <= now);
+                if (was_suspect || is_mistaken) && heard_at + window / 4 > now && children.contains(host) {
+                    peer.well_at = Some(now);
                     due.lost.push((host, Report::Well));
                 }
                 loop {

@@ -254,6 +254,8 @@ struct Peer<C> {
     lost_since: Option<Duration>,
     /// When the last connection to it was last heard of.
     heard: Option<Duration>,
+    /// When it was last reported to be well.
+    well_at: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
@@ -285,6 +287,7 @@ impl<C> Default for Peer<C> {
             attempts: 0,
             lost_since: None,
             heard: None,
+            well_at: None,
             why: String::new(),
             verdict: None,
             released: None,

@@ -259,7 +259,9 @@ impl<W: Wire> Gateway<W> {
     /// A notice that a host is dead or suspect must not be relayed by that very host: it counts before the ways are
     /// looked up. What else follows from it waits for its turn.
     fn heed(&mut self, wire: &W, packet: &Packet, now: Duration) {
-        if packet.origin != 0 || !packet.is_whole() || packet.kind != PacketKind::Data {
+        // One that is sent again may say what has not been so for long.
+        let is_news = packet.kind == PacketKind::Data && packet.is_whole() && self.peer_streams.is_new(packet);
+        if packet.origin != 0 || !is_news {
             return;
         }
         let header = packet.body.first().and_then(|first| Header::decode(first.first_chunk()?).ok());

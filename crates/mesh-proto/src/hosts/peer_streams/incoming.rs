@@ -73,6 +73,11 @@ impl Incoming {
         Verdict::Now
     }
 
+    /// Whether a packet has not been here before.
+    pub(super) fn is_new(&self, seq: u64) -> bool {
+        seq > self.delivered && !self.held.contains_key(&seq)
+    }
+
     fn count(&mut self, cost: u64, now: Duration) {
         self.unsaid += cost;
         if self.unsaid >= ACK_COST {

@@ -465,6 +465,13 @@ impl PeerStreams {
         self.peers.iter().map(|(_, count, peer)| u64::from(count) * peer.inc.held_cost).sum()
     }
 
+    /// Whether a packet of kind data is for this host too, and has not been here before.
+    #[must_use]
+    pub fn is_new(&self, packet: &Packet) -> bool {
+        let run = self.peers.run(packet.origin);
+        packet.seq_for(self.me).is_some_and(|seq| run.is_none_or(|(.., peer)| peer.inc.is_new(seq)))
+    }
+
     /// Takes a packet of kind data, ack or nack of which this host is a destination; what can be delivered is
     /// appended to `out`.
     pub fn on_packet(&mut self, packet: Packet, now: Duration, out: &mut Vec<Arrival>) {
