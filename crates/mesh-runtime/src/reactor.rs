@@ -52,6 +52,8 @@ pub struct Reactor {
     io: OwnedFd,
     io_rung: AtomicBool,
     poll: Mutex<()>,
+    /// What [`Reactor::arm`] was last told, by the holder of the lock.
+    armed: AtomicBool,
     /// The leader has woken another thread since this was last cleared.
     served: AtomicBool,
     closed: AtomicBool,
@@ -92,6 +94,7 @@ impl Reactor {
             io,
             io_rung: AtomicBool::new(false),
             poll: Mutex::new(()),
+            armed: AtomicBool::new(true),
             served: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
@@ -148,7 +151,14 @@ impl Reactor {
 
     fn arm(&self, armed: bool) {
         let flags = if armed { EventFlags::IN } else { EventFlags::empty() };
+        if armed {
+            // First: whom this wakes looks at it.
+            self.armed.store(true, Ordering::Release);
+        }
         let _ = epoll::modify(&self.outer, self.inner.as_fd(), EventData::new_u64(TOKEN_INNER), flags);
+        if !armed {
+            self.armed.store(false, Ordering::Release);
+        }
     }
 
     /// The I/O thread's life: reads while nobody else does, keeps deadlines, until [`Reactor::close`].
@@ -168,7 +178,7 @@ impl Reactor {
                             turn = true;
                         } else if let Some(_guard) = self.try_poll_soon() {
                             self.poll_once(handler, Some(Duration::ZERO), || {});
-                        } else {
+                        } else if self.armed.load(Ordering::Acquire) {
                             std::thread::sleep(HANDED_OVER);
                         }
                     }
@@ -199,11 +209,11 @@ impl Reactor {
 
     /// The same for the I/O thread, which has been told that there is something to read: a leader is about to hand the duty
     /// over, or has just taken it. It often is what this thread has interrupted on its processor, so that waiting for it
-    /// busily would keep it from ever getting there.
+    /// busily would keep it from ever getting there. None also where a leader has the duty, and this thread is disarmed.
     fn try_poll_soon(&self) -> Option<MutexGuard<'_, ()>> {
         for attempt in 0..SPINS + YIELDS {
             let guard = self.try_poll();
-            if guard.is_some() {
+            if guard.is_some() || !self.armed.load(Ordering::Acquire) {
                 return guard;
             }
             if attempt < SPINS {
