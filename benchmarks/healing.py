@@ -142,6 +142,64 @@ def beside(count: int, kills: int, *, heard: bool = True) -> dict[str, Any]:
     }
 
 
+def costs(count: int, kills: int) -> dict[str, Any]:
+    """Milliseconds of the processor for a heal, by who uses them: the machine's load changes little about these.
+
+    The first heal of a job stands apart from the median of the others.
+    """
+    policy = OneForOne(intensity=10 * kills, period=3600.0)
+    used: dict[str, list[float]] = {}
+    with (
+        this_host().spawn_procs({"gpus": count}, supervise=Ignore()) as procs,
+        inspect.events() as happening,
+    ):
+        workers: Any = procs.spawn("workers", Worker, supervise=policy)
+        pids = [pid for _, pid in workers.pid.call().get(timeout=120)]
+        while happening.get(timeout=1.0) is not None:
+            pass
+        siblings, fork_server = pids[:-1], parent(pids[0])
+        last = workers.slice(gpus=count - 1)
+
+        def clocks() -> dict[str, float]:
+            of_threads = {f"script, {name}": of_thread(tid) for tid, name in names().items()}
+            others = {"siblings": sum(map(of_process, siblings)), "fork server": of_process(fork_server)}
+            return of_threads | others
+
+        for _ in range(kills):
+            before = clocks()
+            renewed(last, happening)
+            time.sleep(0.05)  # what comes after the answer counts too
+            for name, now in clocks().items():
+                used.setdefault(name, []).append(1000 * (now - before.get(name, 0.0)))
+            new = last.pid.call_one().get(timeout=60)
+            used.setdefault("new process", []).append(1000 * of_process(new))
+    return {
+        name: {"first ms": round(took[0], 3), "p50 ms": round(statistics.median(took[1:]), 3)}
+        for name, took in used.items()
+    }
+
+
+def names() -> dict[int, str]:
+    """The threads of this process."""
+    found = {
+        int(each.name): (each / "comm").read_text().strip() for each in Path("/proc/self/task").iterdir()
+    }
+    return found | {each.native_id: each.name for each in threading.enumerate() if each.native_id}
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def of_process(pid: int) -> float:
+    """Seconds of the processor that a process has had, to the nanosecond; as clock_getcpuclockid(3) makes the clock."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def of_thread(tid: int) -> float:
+    return time.clock_gettime((~tid << 3) | 6)
+
+
 def onto_spare(times: int, preload: list[str], *, warm: bool) -> list[float]:
     """Milliseconds for a heal of two ranks, of which one was on a host that is dead."""
     took = []
@@ -199,6 +257,7 @@ def main() -> None:
     figures["the same beside a thread that calls the dead one again and again"] = beside(
         args.procs, args.kills, heard=False
     )
+    figures[f"processor time of the healing of 1 of {args.procs}"] = costs(args.procs, args.kills)
     mesh = restarts(args.kills)
     figures["killed until answered, mesh"] = spread(mesh)
     spares = {

@@ -42,6 +42,8 @@ pub struct Reactor {
     sets: Sets,
     io_rung: AtomicBool,
     poll: Mutex<()>,
+    /// What [`Reactor::arm`] was last told, by the holder of the lock.
+    armed: AtomicBool,
     /// The leader has woken another thread since this was last cleared.
     served: AtomicBool,
     closed: AtomicBool,
@@ -57,6 +59,7 @@ impl Reactor {
             sets: Sets::new()?,
             io_rung: AtomicBool::new(false),
             poll: Mutex::new(()),
+            armed: AtomicBool::new(true),
             served: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         })
@@ -106,6 +109,17 @@ impl Reactor {
         }
     }
 
+    fn arm(&self, armed: bool) {
+        if armed {
+            // First: whom this wakes looks at it.
+            self.armed.store(true, Ordering::Release);
+        }
+        self.sets.arm(armed);
+        if !armed {
+            self.armed.store(false, Ordering::Release);
+        }
+    }
+
     /// The I/O thread's life: reads while nobody else does, keeps deadlines, until [`Reactor::close`].
     pub fn run_io(&self, handler: &dyn Handler) {
         let mut deadline = handler.on_turn();
@@ -121,7 +135,7 @@ impl Reactor {
             if roused.readable {
                 if let Some(_guard) = self.try_poll_soon() {
                     self.poll_once(handler, Some(Duration::ZERO), || {});
-                } else if !cfg!(loom) {
+                } else if !cfg!(loom) && self.armed.load(Ordering::Acquire) {
                     std::thread::sleep(HANDED_OVER);
                 }
             }
@@ -149,14 +163,14 @@ impl Reactor {
 
     /// The same for the I/O thread, which has been told that there is something to read: a leader is about to hand the duty
     /// over, or has just taken it. It often is what this thread has interrupted on its processor, so that waiting for it
-    /// busily would keep it from ever getting there.
+    /// busily would keep it from ever getting there. None also where a leader has the duty, and this thread is disarmed.
     fn try_poll_soon(&self) -> Option<MutexGuard<'_, ()>> {
         if cfg!(loom) {
             return self.try_poll();
         }
         for attempt in 0..SPINS + YIELDS {
             let guard = self.try_poll();
-            if guard.is_some() {
+            if guard.is_some() || !self.armed.load(Ordering::Acquire) {
                 return guard;
             }
             if attempt < SPINS {
@@ -192,7 +206,7 @@ impl Reactor {
             self.wake_leader();
             yield_now();
         };
-        self.sets.arm(false);
+        self.arm(false);
         Stall { _rearm: Rearm(self), _guard: guard }
     }
 
@@ -222,7 +236,7 @@ impl Reactor {
                 return false;
             }
             if let Some(_guard) = self.try_poll() {
-                self.sets.arm(false);
+                self.arm(false);
                 let rearm = Rearm(self);
                 let led = self.lead(handler, board, &waiter, spin, deadline, look_only, ready);
                 drop(rearm);

@@ -49,7 +49,7 @@ def test_the_tree_shows_who_does_what() -> None:
     )
     found = rows(snap(proc(0, busy), proc(1, actor("trainers", 1), state="silent", incarnation=2)))
     assert [row.cells for row in found] == [
-        ("host b7", "", "running", "", "", "", "", "", "load 0.4 of 2", "3.0 GB of 25.0 GB"),
+        ("host b7", "", "running", "", "", "", "", "", "load 0.4/2", "12% of 25.0 GB"),
         ("  workers[0] (gpus=0)", "4242", "running", "", "", "", "", "", "1.0 s", "8.0 MB"),
         ("    trainers[0] Trainer", "", "step for 1.5 s", "3", "1,200", "1", "40/s", "7 µs", "", ""),
         ("  workers[1] (gpus=1), life 3", "4243", "silent", "", "", "", "", "", "1.0 s", "8.0 MB"),

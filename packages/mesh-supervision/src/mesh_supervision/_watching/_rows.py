@@ -103,8 +103,11 @@ def _indented(row: Row) -> Row:
 
 
 def _host(host: HostState) -> Row:
-    memory = f"{_size(host.memory - host.memory_free)} of {_size(host.memory)}" if host.memory else ""
-    cells = [f"host {host.name}", "", host.state, *[""] * 5, f"load {host.load:.1f} of {host.cpus}", memory]
+    # Short, as they are in the last columns: on a terminal of 130 characters both are to be seen.
+    memory = (
+        f"{(host.memory - host.memory_free) / host.memory:.0%} of {_size(host.memory)}" if host.memory else ""
+    )
+    cells = [f"host {host.name}", "", host.state, *[""] * 5, f"load {host.load:.1f}/{host.cpus}", memory]
     return Row(f"host {host.number}", tuple(cells), host.state != "running", "")
 
 
