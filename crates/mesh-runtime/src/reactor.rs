@@ -336,7 +336,7 @@ struct Rearm<'a>(&'a Reactor);
 
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
-        self.0.sets.arm(true);
+        self.0.arm(true);
     }
 }
 

@@ -119,14 +119,6 @@ impl HostMerge {
         out
     }
 
-    /// What is held of a call, and what has to go before that.
-    #[must_use = "frames have to be sent"]
-    pub fn flush_call(&mut self, caller: ProcAddr, call: CallId) -> Vec<Frame> {
-        let mut out = Vec::new();
-        self.flush((caller, call), &mut out);
-        out
-    }
-
     /// When [`HostMerge::on_tick`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {

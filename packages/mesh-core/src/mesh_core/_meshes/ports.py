@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from mesh_core._common.closing import Closing
 from mesh_core._common.context import current_place, parse_shape
 from mesh_core._common.current import current
 from mesh_core._common.errors import ChannelClosed, MeshError
@@ -19,7 +20,6 @@ from mesh_core._meshes.outcomes import load
 from mesh_core._native import Lost, Point
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._native import Call, Deferral, Mailbox, Message, Outlet
@@ -120,7 +120,7 @@ def _revive(address: tuple[Any, ...], ranked: bool) -> Port[Any]:
     return Port(current().runtime.outlet(address), ranked)
 
 
-class PortReceiver(Generic[R]):
+class PortReceiver(Closing, Generic[R]):
     """Where the values sent to a :class:`Port` arrive. It belongs to the process that opened it.
 
     Iterate over it (``for`` or ``async for``) until it is closed, or take one value at a time with :meth:`recv`. It is
@@ -193,14 +193,6 @@ class PortReceiver(Generic[R]):
                     return
                 raise
             yield value
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> Any:
         raise TypeError("a PortReceiver stays in the process that opened it; send the Port, and receive here")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast
 
+from mesh_core._common.closing import Closing
 from mesh_core._common.codes import Question
 from mesh_core._common.current import current
 from mesh_core._common.errors import MeshError
@@ -18,9 +19,6 @@ from mesh_core.inspect._event import Event
 from mesh_core.inspect._journal import Journal as Recorded
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     from mesh_core._native import Call
     from mesh_core._process.process import Process
 
@@ -113,7 +111,7 @@ def _told(entry: dict[str, Any], names: Names) -> Event | None:
     )
 
 
-class Events:
+class Events(Closing):
     """Events as they come, with ``for`` or ``async for``; made by :func:`events`.
 
     The latest 2,048 are kept for a reader that is slow; what it misses beyond that is counted in :attr:`missed`.
@@ -179,14 +177,6 @@ class Events:
     def close(self) -> None:
         """Follow no longer."""
         self._journal = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def events(*, past: bool = False, actors: bool = True) -> Events:

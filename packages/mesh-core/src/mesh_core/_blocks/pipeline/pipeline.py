@@ -15,11 +15,11 @@ from mesh_core._blocks.pipeline.running import Core, Rules
 from mesh_core._blocks.pool.following import Following, Steps
 from mesh_core._blocks.pool.pool import _at_least, _seconds
 from mesh_core._blocks.pool.turns import OnCrash
+from mesh_core._common.closing import Closing
 from mesh_core._common.errors import ActorTimeout, MeshError
 from mesh_core._meshes.adverbs import Endpoint
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._blocks.pipeline.packed import Packed
@@ -199,7 +199,7 @@ class Pipeline:
         return f"<Pipeline {' > '.join(stage.name for stage in self.stages)}>"
 
 
-class PipelineRun:
+class PipelineRun(Closing):
     """The results of a pipeline, for one ``for`` or ``async for``. Leaving the loop early cancels what is left."""
 
     def __init__(self, core: Core, source: Iterable[Any] | AsyncIterable[Any], pid: int) -> None:
@@ -356,14 +356,6 @@ class PipelineRun:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # A forked copy has nothing to cancel.

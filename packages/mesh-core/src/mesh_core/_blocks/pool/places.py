@@ -168,16 +168,6 @@ class Places(Generic[A]):
         del self.ahead_at[place]
         return True
 
-    @property
-    def any_ahead(self) -> bool:
-        """Whether any asker is ahead."""
-        return bool(self.ahead_at)
-
-    @property
-    def first_ahead(self) -> int:
-        """The place of the asker that was sent ahead first."""
-        return next(iter(self.ahead_at))
-
     def ahead(self) -> Iterator[tuple[int, A]]:
         """Places and the askers that are ahead there, in the order in which they were sent."""
         return iter(self.ahead_at.items())

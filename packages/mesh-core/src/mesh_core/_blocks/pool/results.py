@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mesh_core._blocks.pool.following import Followers, Steps
 from mesh_core._blocks.pool.items import Arrivals, Item
+from mesh_core._common.closing import Closing
 from mesh_core._common.errors import MailboxFull, MeshError
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._blocks.pool.bar import Bar
@@ -29,7 +29,7 @@ _AHEAD = 4
 _END: Any = object()
 
 
-class Results(ABC, Generic[R]):
+class Results(Closing, ABC, Generic[R]):
     """The results of many tasks, for ``for`` and ``async for``. Leaving the loop early cancels the remaining tasks."""
 
     def __init__(
@@ -227,14 +227,6 @@ class Results(ABC, Generic[R]):
         self._held = _END
         self._cancel()
         self._finish()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # A forked copy has nothing to cancel.

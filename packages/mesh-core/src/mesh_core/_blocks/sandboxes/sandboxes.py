@@ -15,12 +15,13 @@ from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxTimeout
 from mesh_core._blocks.sandboxes.sandbox import Sandbox
 from mesh_core._blocks.sandboxes.stock import Box, Stock, folders_to_keep, plain_environment
+from mesh_core._common.closing import Closing
 from mesh_core._common.errors import SerializationError
 
 _MOST, _READY = 64, 4
 
 
-class Sandboxes:
+class Sandboxes(Closing):
     """Throwaway processes for code that may crash, hang or be hostile, started in milliseconds from a warm template.
 
     >>> from mesh_core import Sandboxes
@@ -160,14 +161,6 @@ class Sandboxes:
         """End all sandboxes, also those that are taken, and the template; waits for that. Done by ``with`` too."""
         self._finalizer.detach()
         self._stock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     async def __aenter__(self) -> Self:
         return self
