@@ -1,7 +1,7 @@
 //! What UCX makes, with its end: contexts, workers, endpoints, registered memory and keys.
 
 use super::library::{
-    BUSY, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams, Status, WorkerParams,
+    BUSY, ContextAttributes, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams, Status, WorkerParams,
     split,
 };
 use crate::error::TransferError;
@@ -9,7 +9,7 @@ use crate::segments::Segment;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long requests of an endpoint that is being closed may take to end.
@@ -51,7 +51,7 @@ impl Context {
             let _ = unsafe { (library.call.ucp_config_modify)(config, c"TLS".as_ptr(), c"^tcp".as_ptr()) };
         }
         let (major, minor) = Library::api();
-        let params = Params::new();
+        let params = Params::new(clear);
         // SAFETY: all of this frame; the configuration is released once.
         let status = unsafe {
             let status = (library.call.ucp_init_version)(major, minor, &raw const params, config, &raw mut raw);
@@ -59,12 +59,32 @@ impl Context {
             status
         };
         library.check("start with the settings of the environment (UCX_*)", status)?;
-        Ok(Self { library, raw })
+        let (made, mut attributes) = (Self { library, raw }, ContextAttributes::new());
+        // SAFETY: all of this frame.
+        let status = unsafe { (made.library.call.ucp_context_query)(raw, &raw mut attributes) };
+        made.library.check("say how long a request is", status)?;
+        REQUEST.store(attributes.request_size, Ordering::SeqCst);
+        Ok(made)
     }
 
     pub(super) fn library(&self) -> &Arc<Library> {
         &self.library
     }
+}
+
+/// How long a request of the library is. It is the same for all contexts of one library, and a process opens one.
+static REQUEST: AtomicUsize = AtomicUsize::new(0);
+
+/// UCX-6: UCX makes a request without setting all of it. Answers to a reader that could not be sent are dropped with the worker,
+/// and UCX then looks at the kind of their data, which nobody has said: left over from what the memory was used for before, it
+/// takes that for pointers and follows them. Of zeros it takes nothing.
+///
+/// # Safety
+/// Called by UCX with the end of a request that it has not begun to use.
+unsafe extern "C" fn clear(end: *mut c_void) {
+    let len = REQUEST.load(Ordering::SeqCst);
+    // SAFETY: a request lies before its end, as UCX promises to those who bring requests themselves.
+    unsafe { std::ptr::write_bytes(end.cast::<u8>().sub(len), 0, len) };
 }
 
 impl Drop for Context {

@@ -1,7 +1,7 @@
 //! An owner that is reached by UCX.
 
 use super::super::{Op, Peer};
-use super::driver::Driver;
+use super::driver::{Driver, Drivers};
 use super::objects::Context;
 use super::owner::timespec;
 use super::places::Places;
@@ -16,8 +16,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long to wait for a connection and the owner's proof.
@@ -29,42 +28,6 @@ const TRIES: usize = 4;
 /// Operations that go under one lease together, at most, and about how many bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
-
-/// The threads of this process that read and write, to be stopped with it.
-#[derive(Debug, Default)]
-pub(super) struct Drivers {
-    list: Mutex<Vec<Weak<Driver>>>,
-    has_stopped: AtomicBool,
-}
-
-impl Drivers {
-    pub(super) fn check(&self) -> Result<(), TransferError> {
-        if self.has_stopped.load(Ordering::SeqCst) {
-            return Err(TransferError::transport("this process is ending"));
-        }
-        Ok(())
-    }
-
-    fn add(&self, driver: &Arc<Driver>) -> Result<(), TransferError> {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check()?;
-        list.retain(|driver| driver.strong_count() > 0);
-        list.push(Arc::downgrade(driver));
-        Ok(())
-    }
-
-    /// Ends all of them. Blocks.
-    pub(super) fn stop(&self) {
-        let drivers = {
-            let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-            self.has_stopped.store(true, Ordering::SeqCst);
-            std::mem::take(&mut *list)
-        };
-        for driver in drivers.iter().filter_map(Weak::upgrade) {
-            driver.stop();
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct UcxPeer {
@@ -125,10 +88,6 @@ impl UcxPeer {
         }
         *driver = None;
         let made = Arc::new(self.dial(watch)?);
-        if let Err(error) = self.drivers.add(&made) {
-            made.stop();
-            return Err(error);
-        }
         *driver = Some(Arc::clone(&made));
         Ok(made)
     }
@@ -169,7 +128,7 @@ impl UcxPeer {
         }
         let address = self.wait_for(&mut wire, len, end, watch)?;
         let process = self.process.as_ref().and_then(|process| process.try_clone().ok());
-        Driver::start(wire, address, process, self.pid, &self.context)
+        Driver::start(wire, address, process, self.pid, &self.context, &self.drivers)
     }
 
     fn wait_for(&self, wire: &mut Wire, len: usize, end: Instant, watch: &Watch) -> Result<Vec<u8>, TransferError> {
