@@ -71,7 +71,13 @@ class Direct:
         self.ucp.ucp_worker_arm.restype = ctypes.c_int8
         config, self.context, self.worker = (ctypes.c_void_p() for _ in range(3))
         self.check(self.ucp.ucp_config_read(None, None, ctypes.byref(config)))
-        for setting in (b"MM_ERROR_HANDLING", b"POSIX_ERROR_HANDLING", b"SYSV_ERROR_HANDLING"):
+        settings = (
+            b"MM_ERROR_HANDLING",
+            b"POSIX_ERROR_HANDLING",
+            b"SYSV_ERROR_HANDLING",
+            b"CMA_MEMORY_INVALIDATE",
+        )
+        for setting in settings:
             self.ucp.ucp_config_modify(config, setting, b"n" if CARELESS else b"y")
         params = Params(mask=1)
         params.words[0] = FEATURES

@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 
 /// How long requests of an endpoint that is being closed may take to end.
 const CLOSING: Duration = Duration::from_secs(2);
-/// An endpoint that tells of failures takes only transports that can, and shared memory does where it is told to. Version 1.13
-/// takes the first of these here, later ones the others.
-const SETTINGS: [&CStr; 3] = [c"MM_ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING"];
-/// Where the user has said something of it, nothing is changed.
-const OF_USERS: [&str; 3] = ["UCX_MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"];
+/// An endpoint that tells of failures takes only transports that can: shared memory does where it is told to, and `cma` where it
+/// says that it can revoke keys, which our leases do for it (LSE-1). Version 1.13 takes the first of these here, later ones the
+/// others.
+const SETTINGS: [&CStr; 4] =
+    [c"MM_ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING", c"CMA_MEMORY_INVALIDATE"];
 
 /// One per process. Used by several threads at once, as UCX was told.
 #[derive(Debug)]
@@ -39,13 +39,13 @@ impl Context {
         // SAFETY: without prefix and file; the result is of this frame.
         let status = unsafe { (library.call.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
         library.check("read its settings (UCX_*)", status)?;
-        if OF_USERS.iter().all(|name| std::env::var_os(name).is_none()) {
-            for name in SETTINGS {
-                // SAFETY: two constant texts. A version that does not know it works without.
-                let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
-            }
+        let is_users = |name: &CStr| std::env::var_os(format!("UCX_{}", name.to_string_lossy())).is_some();
+        // Where the user has said something of it, nothing is changed.
+        for name in SETTINGS.into_iter().filter(|name| !is_users(name)) {
+            // SAFETY: two constant texts. A version that does not know it works without.
+            let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
         }
-        if std::env::var_os("UCX_TLS").is_none() {
+        if !is_users(c"TLS") {
             // UCX-5. Where it has nothing else, that is told when an owner is to be reached.
             // SAFETY: as above.
             let _ = unsafe { (library.call.ucp_config_modify)(config, c"TLS".as_ptr(), c"^tcp".as_ptr()) };

@@ -6,6 +6,7 @@ use super::objects::Context;
 use super::owner::timespec;
 use super::places::Places;
 use super::wire::{ADDRESS, MAGIC, Side, WELCOME, Wire, prove, proves};
+use crate::cma::Other;
 use crate::control::{Control, Leased, identity};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{Handle, RealmId, Token};
@@ -41,6 +42,8 @@ pub(super) struct UcxPeer {
     process: Option<OwnedFd>,
     /// The owner's control page, where it can be had, and who this process is there.
     control: Option<Control>,
+    /// The owner as the kernel knows it, where there is a control page.
+    other: Option<Other>,
     me: u64,
     driver: Mutex<Option<Arc<Driver>>>,
 }
@@ -65,6 +68,8 @@ impl UcxPeer {
             Err(error) if error.kind == ErrorKind::Gone => return Err(error),
             Err(_) => None,
         };
+        let (pid, realm) = (handle.pid, handle.realm);
+        let other = control.as_ref().map(|control| Other { pid, witness: control.witness(), realm });
         Ok(Self {
             context: Arc::clone(context),
             drivers: Arc::clone(drivers),
@@ -74,6 +79,7 @@ impl UcxPeer {
             pid: handle.pid,
             process,
             control,
+            other,
             me: identity(here.pid, here.started),
             driver: Mutex::default(),
         })
@@ -186,6 +192,15 @@ impl UcxPeer {
         }
     }
 
+    /// Fails if the owner has ended, or become another program. UCX's `cma` knows it by its number alone.
+    fn is_there(&self) -> Result<(), TransferError> {
+        match self.other.map(|other| other.check()) {
+            Some(Err(error)) if error.kind == ErrorKind::Gone => Err(error),
+            // Whom the kernel does not let look into the owner, it does not let copy from it either.
+            _ => Ok(()),
+        }
+    }
+
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn run_group(&self, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
@@ -193,9 +208,12 @@ impl UcxPeer {
             watch.check()?;
             let driver = self.reach(watch)?;
             let _lease = self.lease(ops)?;
+            self.is_there()?;
             // SAFETY: as the caller vouches.
             match unsafe { driver.carry(ops, watch) } {
                 None => {}
+                // What was read may be of another program since.
+                Some(Ok(())) => return self.is_there(),
                 // The owner may be there, and the connection old: who makes a new one sees which.
                 Some(Err(error)) if error.kind == ErrorKind::Transport => {
                     return Err(match self.reach(watch) {
