@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SIZES = {"256 MiB": (256 << 20, 1), "1 MiB": (1 << 20, 20), "4 KiB": (4096, 200)}
-ROUNDS = 11
+ROUNDS = int(os.environ.get("MESH_BENCH_ROUNDS", "11"))
 LARGE = max(size for size, _ in SIZES.values())
 IN_PROGRESS = 1
 FEATURES = 1 << 1 | 1 << 4

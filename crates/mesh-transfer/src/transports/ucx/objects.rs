@@ -1,8 +1,8 @@
 //! What UCX makes, with its end: contexts, workers, endpoints, registered memory and keys.
 
 use super::library::{
-    BUSY, ContextAttributes, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams, Status, WorkerParams,
-    split,
+    BUSY, ContextAttributes, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams,
+    Status, WorkerParams, split,
 };
 use crate::error::TransferError;
 use crate::segments::Segment;
