@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 SIZES = {"256 MiB": (256 << 20, 1), "1 MiB": (1 << 20, 20), "4 KiB": (4096, 200)}
-ROUNDS = 11
+ROUNDS = int(os.environ.get("MESH_BENCH_ROUNDS", "11"))
 LARGE = max(size for size, _ in SIZES.values())
 IN_PROGRESS = 1
 FEATURES = 1 << 1 | 1 << 4
@@ -71,7 +71,13 @@ class Direct:
         self.ucp.ucp_worker_arm.restype = ctypes.c_int8
         config, self.context, self.worker = (ctypes.c_void_p() for _ in range(3))
         self.check(self.ucp.ucp_config_read(None, None, ctypes.byref(config)))
-        for setting in (b"MM_ERROR_HANDLING", b"POSIX_ERROR_HANDLING", b"SYSV_ERROR_HANDLING"):
+        settings = (
+            b"MM_ERROR_HANDLING",
+            b"POSIX_ERROR_HANDLING",
+            b"SYSV_ERROR_HANDLING",
+            b"CMA_MEMORY_INVALIDATE",
+        )
+        for setting in settings:
             self.ucp.ucp_config_modify(config, setting, b"n" if CARELESS else b"y")
         params = Params(mask=1)
         params.words[0] = FEATURES

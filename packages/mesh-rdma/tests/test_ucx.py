@@ -260,6 +260,52 @@ def test_a_writer_that_is_killed_does_not_take_the_owner_with_it(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+KILLED_READERS = """
+import pickle, subprocess, sys
+from mesh_rdma import RDMABuffer
+from mesh_rdma.testing._ends import Process
+
+READER = '''
+import os, pickle, signal, sys
+buffer = pickle.load(sys.stdin.buffer)
+buffer.read_into(bytearray(1), transport="ucx").get(timeout=40)
+into = bytearray(buffer.size())
+reads = [buffer.read_into(into, transport="ucx", timeout=40) for _ in range(2)]
+print(flush=True)
+while True:
+    for read in reads:
+        read.get(timeout=40)
+    reads = [buffer.read_into(into, transport="ucx", timeout=40) for _ in range(2)]
+'''
+memory = bytearray(16 << 20)
+buffer = RDMABuffer(memory)
+for _ in range(6):
+    command = [sys.executable, "-c", READER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        reader.stdin.write(pickle.dumps(buffer))
+        reader.stdin.close()
+        reader.stdout.readline()
+        # The owner has more to answer than has room on the way.
+        reader.kill()
+owner = Process()
+try:
+    assert owner.read(buffer[:8], "ucx") == bytes(8)
+finally:
+    owner.end()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "library", [pytest.param(WITH_WHEEL, marks=wheel), pytest.param(WITH_SYSTEM, marks=system)]
+)
+def test_a_reader_that_is_killed_does_not_take_the_owner_with_it(library, tmp_path):
+    """UCX-6. What is left in memory by those who used it before is something else than zeros here."""
+    environment = library | {"UCX_TLS": "posix,sysv", "MALLOC_PERTURB_": "165"}
+    done = run(tmp_path, environment, "-c", KILLED_READERS)
+    assert done.returncode == 0, done.stderr
+
+
 REFUSED = """
 from mesh_rdma.testing._ends import Process
 

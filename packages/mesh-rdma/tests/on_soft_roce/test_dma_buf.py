@@ -18,6 +18,7 @@ from mesh_rdma.testing._ends import Process, forged
 from mesh_rdma.testing._owner import pattern
 from soft_roce.fork_server import Copy
 from soft_roce.records import asked_since, queue_pairs, resources
+from soft_roce.transfers import MIB, NAME, STAGE, read, write
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,11 +27,7 @@ pytestmark = [
     ),
 ]
 
-NAME = "ibverbs"
 PAGE = 4096
-MIB = 1 << 20
-STAGE = 64 << 10
-"""What goes through memory that is always registered."""
 
 
 class TestConformance(TransportConformance):
@@ -61,16 +58,6 @@ def start():
 @pytest.fixture
 def owner(start):
     return start()
-
-
-def read(buffer, **options):
-    copy = bytearray(buffer.size())
-    buffer.read_into(copy, **{"transport": NAME, **options}).get(timeout=60)
-    return bytes(copy)
-
-
-def write(buffer, data, **options):
-    buffer.write_from(data, transport=NAME, **options).get(timeout=60)
 
 
 def wide(buffer, length):

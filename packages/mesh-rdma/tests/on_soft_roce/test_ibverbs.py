@@ -30,31 +30,17 @@ from mesh_rdma import (
 from mesh_rdma._native_transports import IBVERBS
 from mesh_rdma.testing import TransportConformance
 from soft_roce.records import asked_since, queue_pairs, resources, used_since
+from soft_roce.transfers import MIB, NAME, STAGE, knock, read, write
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif("SOFT_ROCE" not in os.environ, reason="there are no RDMA devices"),
 ]
 
-NAME = "ibverbs"
-MIB = 1 << 20
-STAGE = 64 << 10
-"""What goes through memory that is always registered."""
-
 
 class TestConformance(TransportConformance):
     plugin = IBVERBS
     distribution = "mesh-rdma"
-
-
-def read(buffer, **options):
-    copy = bytearray(buffer.size())
-    buffer.read_into(copy, **{"transport": NAME, **options}).get(timeout=60)
-    return bytes(copy)
-
-
-def write(buffer, data, **options):
-    buffer.write_from(data, transport=NAME, **options).get(timeout=60)
 
 
 def section_at(buffer):
@@ -210,22 +196,7 @@ def test_who_does_not_know_the_key_gets_no_queue_pair(shared):
     (port,) = struct.unpack_from("<H", data, at + 2)
     where = (str(socket.inet_ntoa(data[at + 16 : at + 20])), port)
     realm = data[5:21]
-    hello = b"MXV1" + bytes(16) + realm
-    # More of them than there are places for strangers.
-    for said in [
-        b"GET / HTTP/1.0\r\n\r\n" + bytes(40),
-        b"MXV1" + bytes(32),
-        hello + bytes(32),
-        hello + bytes(77),
-    ] * 10:
-        with socket.create_connection(where, timeout=30) as stream, contextlib.suppress(ConnectionError):
-            stream.sendall(said)
-            answer = b""
-            while part := stream.recv(100):
-                answer += part
-            # Its nonce and its proof, for whom names the owner; and nothing for a wrong proof.
-            assert len(answer) == (48 if realm in said else 0)
-    silent = [socket.create_connection(where, timeout=30) for _ in range(10)]
+    silent = knock(where, b"MXV1", realm)
     assert read(buffer) == b"secret"
     for stream in silent:
         stream.close()

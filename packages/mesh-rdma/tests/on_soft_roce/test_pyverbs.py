@@ -1,11 +1,9 @@
 """The engine on pyverbs, at both ends."""
 
-import contextlib
 import gc
 import os
 import random
 import signal
-import socket
 import struct
 import time
 
@@ -24,9 +22,7 @@ from mesh_rdma._pyverbs import IBVERBS
 from mesh_rdma._pyverbs._wire import HELLO, MAGIC, Section
 from mesh_rdma.testing import TransportConformance
 from soft_roce.records import queue_pairs, used_since
-
-NAME = "ibverbs"
-MIB = 1 << 20
+from soft_roce.transfers import MIB, NAME, knock, read
 
 
 class TestConformance(TransportConformance):
@@ -46,12 +42,6 @@ class TestConformance(TransportConformance):
         there = explain(self.owner.offer("a", data, step=3))
         assert there.candidates == ("shm", "tcp")
         assert there.passed[NAME].startswith("the owner does not offer it: ")
-
-
-def read(buffer, **options):
-    copy = bytearray(buffer.size())
-    buffer.read_into(copy, transport=NAME, **options).get(timeout=60)
-    return bytes(copy)
 
 
 def many_reads(buffer, timeout):
@@ -143,23 +133,8 @@ def test_who_does_not_know_the_key_gets_no_queue_pair(shared):
     section = section_of(buffer)[3]
     where = (str(section.address.ipv4_mapped), section.port)
     realm = buffer.__reduce__()[1][0][5:21]
-    hello = MAGIC + bytes(16) + realm
-    assert len(hello) == HELLO
-    # More of them than there are places for strangers.
-    for said in [
-        b"GET / HTTP/1.0\r\n\r\n" + bytes(40),
-        MAGIC + bytes(32),
-        hello + bytes(32),
-        hello + bytes(77),
-    ] * 10:
-        with socket.create_connection(where, timeout=30) as stream, contextlib.suppress(ConnectionError):
-            stream.sendall(said)
-            answer = b""
-            while part := stream.recv(100):
-                answer += part
-            # Its nonce and its proof, for whom names the owner; and nothing for a wrong proof.
-            assert len(answer) == (48 if realm in said else 0)
-    silent = [socket.create_connection(where, timeout=30) for _ in range(10)]
+    assert len(MAGIC + bytes(16) + realm) == HELLO
+    silent = knock(where, MAGIC, realm)
     assert read(buffer) == b"secret"
     for stream in silent:
         stream.close()

@@ -34,12 +34,54 @@ const DYING: Duration = Duration::from_millis(200);
 /// How an operation ended. `None`: through no fault of its own, it is to be begun again.
 pub(super) type Done = Option<Result<(), TransferError>>;
 
+/// The threads of this process that read and write, those that nobody uses any longer and that are about to end included: none
+/// may be in UCX when the process ends, which takes the library down.
+#[derive(Debug, Default)]
+pub(super) struct Drivers {
+    list: Mutex<Vec<(Arc<Shared>, JoinHandle<()>)>>,
+    has_stopped: AtomicBool,
+}
+
+impl Drivers {
+    pub(super) fn check(&self) -> Result<(), TransferError> {
+        if self.has_stopped.load(Ordering::SeqCst) {
+            return Err(TransferError::transport("this process is ending"));
+        }
+        Ok(())
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<(Arc<Shared>, JoinHandle<()>)>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self, shared: &Arc<Shared>, body: impl FnOnce() + Send + 'static) -> Result<(), TransferError> {
+        let mut list = self.list();
+        self.check()?;
+        list.retain(|(_, thread)| !thread.is_finished());
+        let thread = std::thread::Builder::new().name("mesh-ucx".to_owned()).stack_size(STACK).spawn(body);
+        let thread = thread.map_err(|error| TransferError::transport(format!("cannot start a thread: {error}")))?;
+        list.push((Arc::clone(shared), thread));
+        Ok(())
+    }
+
+    /// Ends all of them, with what is under way, and lets no other begin. Blocks.
+    pub(super) fn stop(&self) {
+        let threads = {
+            let mut list = self.list();
+            self.has_stopped.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *list)
+        };
+        threads.iter().for_each(|(shared, _)| shared.stop());
+        for (_, thread) in threads {
+            // One that has panicked has ended as well.
+            let _ = thread.join();
+        }
+    }
+}
+
 /// A connection to an owner.
 #[derive(Debug)]
-pub(super) struct Driver {
-    shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
+pub(super) struct Driver(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -90,6 +132,11 @@ impl Shared {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn stop(&self) {
+        self.is_stopping.store(true, Ordering::SeqCst);
+        self.wake.set();
+    }
 }
 
 impl Driver {
@@ -100,13 +147,13 @@ impl Driver {
         process: Option<OwnedFd>,
         pid: u32,
         context: &Arc<Context>,
+        drivers: &Drivers,
     ) -> Result<Self, TransferError> {
         let shared =
             Arc::new(Shared { wake: Signal::new()?, inbox: Mutex::default(), is_stopping: AtomicBool::new(false) });
         let (theirs, context) = (Arc::clone(&shared), Arc::clone(context));
-        let thread = std::thread::Builder::new().name("mesh-ucx".to_owned()).stack_size(STACK);
         let (tell, begun) = mpsc::sync_channel(1);
-        let thread = thread.spawn(move || {
+        drivers.spawn(&shared, move || {
             let _ended = Ended(&theirs);
             // Whoever waits to hear of it waits for this thread.
             let failed = |error| drop(tell.send(Err(error)));
@@ -141,10 +188,9 @@ impl Driver {
             for (job, done) in ended {
                 job.finish(done);
             }
-        });
-        let thread = thread.map_err(|error| TransferError::transport(format!("cannot start a thread: {error}")))?;
+        })?;
         begun.recv().unwrap_or_else(|_| Err(TransferError::transport("its thread has ended")))?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)) })
+        Ok(Self(shared))
     }
 
     /// Does them, and waits until they are done.
@@ -155,13 +201,13 @@ impl Driver {
         let (done, told) = (Mutex::default(), Condvar::new());
         let job = Arc::new(Job { ops: ops.to_vec(), watch: watch.clone(), done, told });
         {
-            let mut inbox = self.shared.inbox();
+            let mut inbox = self.0.inbox();
             if inbox.has_ended {
                 return None;
             }
             inbox.jobs.push(Arc::clone(&job));
         }
-        self.shared.wake.set();
+        self.0.wake.set();
         let mut done = job.done.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(done) = done.take() {
@@ -172,23 +218,13 @@ impl Driver {
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.shared.inbox().has_ended
-    }
-
-    /// Ends it, with what is under way. Blocks.
-    pub(super) fn stop(&self) {
-        self.shared.is_stopping.store(true, Ordering::SeqCst);
-        self.shared.wake.set();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // One that has panicked has ended as well.
-        let _ = thread.map(JoinHandle::join);
+        self.0.inbox().has_ended
     }
 }
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.shared.is_stopping.store(true, Ordering::SeqCst);
-        self.shared.wake.set();
+        self.0.stop();
     }
 }
 

@@ -24,26 +24,44 @@ pub(super) struct Params {
     pub(super) mask: u64,
     pub(super) features: u64,
     request_size: usize,
-    request_init: usize,
+    request_init: OnRequest,
     request_cleanup: usize,
     tag_sender_mask: u64,
     pub(super) mt_workers_shared: c_int,
     rest: [u64; 16],
 }
 
+pub(super) type OnRequest = unsafe extern "C" fn(*mut c_void);
+
 impl Params {
-    /// One-sided operations, several workers on several threads, each with a descriptor to sleep on.
-    pub(super) fn new() -> Self {
+    /// One-sided operations, several workers on several threads, each with a descriptor to sleep on. `on_request` is called with
+    /// the end of each request when there first is one.
+    pub(super) fn new(on_request: OnRequest) -> Self {
         Self {
-            mask: 1 | 1 << 5,
+            mask: 1 | 1 << 2 | 1 << 5,
             features: FEATURES,
             request_size: 0,
-            request_init: 0,
+            request_init: on_request,
             request_cleanup: 0,
             tag_sender_mask: 0,
             mt_workers_shared: 1,
             rest: [0; 16],
         }
+    }
+}
+
+/// What a context says of itself.
+#[repr(C)]
+pub(super) struct ContextAttributes {
+    mask: u64,
+    /// How long a request is.
+    pub(super) request_size: usize,
+    rest: [u64; 16],
+}
+
+impl ContextAttributes {
+    pub(super) fn new() -> Self {
+        Self { mask: 1, request_size: 0, rest: [0; 16] }
     }
 }
 
@@ -142,6 +160,7 @@ functions! {
     ucp_config_modify: fn(Handle, *const c_char, *const c_char) -> Status;
     ucp_config_release: fn(Handle);
     ucp_init_version: fn(c_uint, c_uint, *const Params, Handle, *mut Handle) -> Status;
+    ucp_context_query: fn(Handle, *mut ContextAttributes) -> Status;
     ucp_cleanup: fn(Handle);
     ucp_worker_create: fn(Handle, *const WorkerParams, *mut Handle) -> Status;
     ucp_worker_destroy: fn(Handle);

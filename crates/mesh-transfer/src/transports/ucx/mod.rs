@@ -13,6 +13,7 @@
 //! host (`cma`) is under a lease besides (LSE-1).
 //! UCX-5: nothing goes over UCX's `tcp`. There is nothing one-sided about that: the other end answers each read and acknowledges
 //! each write, and UCX ends the process that cannot say so any more, as who wanted to know has gone.
+//! UCX-6: a request of UCX begins as zeros, so that a worker can be ended while answers to its reader have not left it.
 
 mod driver;
 mod library;
@@ -42,7 +43,7 @@ pub(crate) struct Ucx {
     libraries: Option<Vec<String>>,
     context: OnceLock<Result<Arc<objects::Context>, TransferError>>,
     service: Mutex<Option<Arc<owner::Service>>>,
-    drivers: Arc<peer::Drivers>,
+    drivers: Arc<driver::Drivers>,
 }
 
 impl Ucx {

@@ -1,24 +1,24 @@
 //! What UCX makes, with its end: contexts, workers, endpoints, registered memory and keys.
 
 use super::library::{
-    BUSY, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams, Status, WorkerParams,
-    split,
+    BUSY, ContextAttributes, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams,
+    Status, WorkerParams, split,
 };
 use crate::error::TransferError;
 use crate::segments::Segment;
 use std::ffi::{CStr, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long requests of an endpoint that is being closed may take to end.
 const CLOSING: Duration = Duration::from_secs(2);
-/// An endpoint that tells of failures takes only transports that can, and shared memory does where it is told to. Version 1.13
-/// takes the first of these here, later ones the others.
-const SETTINGS: [&CStr; 3] = [c"MM_ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING"];
-/// Where the user has said something of it, nothing is changed.
-const OF_USERS: [&str; 3] = ["UCX_MM_ERROR_HANDLING", "UCX_POSIX_ERROR_HANDLING", "UCX_SYSV_ERROR_HANDLING"];
+/// An endpoint that tells of failures takes only transports that can: shared memory does where it is told to, and `cma` where it
+/// says that it can revoke keys, which our leases do for it (LSE-1). Version 1.13 takes the first of these here, later ones the
+/// others.
+const SETTINGS: [&CStr; 4] =
+    [c"MM_ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING", c"CMA_MEMORY_INVALIDATE"];
 
 /// One per process. Used by several threads at once, as UCX was told.
 #[derive(Debug)]
@@ -39,19 +39,19 @@ impl Context {
         // SAFETY: without prefix and file; the result is of this frame.
         let status = unsafe { (library.call.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
         library.check("read its settings (UCX_*)", status)?;
-        if OF_USERS.iter().all(|name| std::env::var_os(name).is_none()) {
-            for name in SETTINGS {
-                // SAFETY: two constant texts. A version that does not know it works without.
-                let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
-            }
+        let is_users = |name: &CStr| std::env::var_os(format!("UCX_{}", name.to_string_lossy())).is_some();
+        // Where the user has said something of it, nothing is changed.
+        for name in SETTINGS.into_iter().filter(|name| !is_users(name)) {
+            // SAFETY: two constant texts. A version that does not know it works without.
+            let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
         }
-        if std::env::var_os("UCX_TLS").is_none() {
+        if !is_users(c"TLS") {
             // UCX-5. Where it has nothing else, that is told when an owner is to be reached.
             // SAFETY: as above.
             let _ = unsafe { (library.call.ucp_config_modify)(config, c"TLS".as_ptr(), c"^tcp".as_ptr()) };
         }
         let (major, minor) = Library::api();
-        let params = Params::new();
+        let params = Params::new(clear);
         // SAFETY: all of this frame; the configuration is released once.
         let status = unsafe {
             let status = (library.call.ucp_init_version)(major, minor, &raw const params, config, &raw mut raw);
@@ -59,12 +59,32 @@ impl Context {
             status
         };
         library.check("start with the settings of the environment (UCX_*)", status)?;
-        Ok(Self { library, raw })
+        let (made, mut attributes) = (Self { library, raw }, ContextAttributes::new());
+        // SAFETY: all of this frame.
+        let status = unsafe { (made.library.call.ucp_context_query)(raw, &raw mut attributes) };
+        made.library.check("say how long a request is", status)?;
+        REQUEST.store(attributes.request_size, Ordering::SeqCst);
+        Ok(made)
     }
 
     pub(super) fn library(&self) -> &Arc<Library> {
         &self.library
     }
+}
+
+/// How long a request of the library is. It is the same for all contexts of one library, and a process opens one.
+static REQUEST: AtomicUsize = AtomicUsize::new(0);
+
+/// UCX-6: UCX makes a request without setting all of it. Answers to a reader that could not be sent are dropped with the worker,
+/// and UCX then looks at the kind of their data, which nobody has said: left over from what the memory was used for before, it
+/// takes that for pointers and follows them. Of zeros it takes nothing.
+///
+/// # Safety
+/// Called by UCX with the end of a request that it has not begun to use.
+unsafe extern "C" fn clear(end: *mut c_void) {
+    let len = REQUEST.load(Ordering::SeqCst);
+    // SAFETY: a request lies before its end, as UCX promises to those who bring requests themselves.
+    unsafe { std::ptr::write_bytes(end.cast::<u8>().sub(len), 0, len) };
 }
 
 impl Drop for Context {

@@ -1,11 +1,12 @@
 //! An owner that is reached by UCX.
 
 use super::super::{Op, Peer};
-use super::driver::Driver;
+use super::driver::{Driver, Drivers};
 use super::objects::Context;
 use super::owner::timespec;
 use super::places::Places;
 use super::wire::{ADDRESS, MAGIC, Side, WELCOME, Wire, prove, proves};
+use crate::cma::Other;
 use crate::control::{Control, Leased, identity};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{Handle, RealmId, Token};
@@ -16,8 +17,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long to wait for a connection and the owner's proof.
@@ -29,42 +29,6 @@ const TRIES: usize = 4;
 /// Operations that go under one lease together, at most, and about how many bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
-
-/// The threads of this process that read and write, to be stopped with it.
-#[derive(Debug, Default)]
-pub(super) struct Drivers {
-    list: Mutex<Vec<Weak<Driver>>>,
-    has_stopped: AtomicBool,
-}
-
-impl Drivers {
-    pub(super) fn check(&self) -> Result<(), TransferError> {
-        if self.has_stopped.load(Ordering::SeqCst) {
-            return Err(TransferError::transport("this process is ending"));
-        }
-        Ok(())
-    }
-
-    fn add(&self, driver: &Arc<Driver>) -> Result<(), TransferError> {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check()?;
-        list.retain(|driver| driver.strong_count() > 0);
-        list.push(Arc::downgrade(driver));
-        Ok(())
-    }
-
-    /// Ends all of them. Blocks.
-    pub(super) fn stop(&self) {
-        let drivers = {
-            let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
-            self.has_stopped.store(true, Ordering::SeqCst);
-            std::mem::take(&mut *list)
-        };
-        for driver in drivers.iter().filter_map(Weak::upgrade) {
-            driver.stop();
-        }
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct UcxPeer {
@@ -78,6 +42,8 @@ pub(super) struct UcxPeer {
     process: Option<OwnedFd>,
     /// The owner's control page, where it can be had, and who this process is there.
     control: Option<Control>,
+    /// The owner as the kernel knows it, where there is a control page.
+    other: Option<Other>,
     me: u64,
     driver: Mutex<Option<Arc<Driver>>>,
 }
@@ -102,6 +68,8 @@ impl UcxPeer {
             Err(error) if error.kind == ErrorKind::Gone => return Err(error),
             Err(_) => None,
         };
+        let (pid, realm) = (handle.pid, handle.realm);
+        let other = control.as_ref().map(|control| Other { pid, witness: control.witness(), realm });
         Ok(Self {
             context: Arc::clone(context),
             drivers: Arc::clone(drivers),
@@ -111,6 +79,7 @@ impl UcxPeer {
             pid: handle.pid,
             process,
             control,
+            other,
             me: identity(here.pid, here.started),
             driver: Mutex::default(),
         })
@@ -125,10 +94,6 @@ impl UcxPeer {
         }
         *driver = None;
         let made = Arc::new(self.dial(watch)?);
-        if let Err(error) = self.drivers.add(&made) {
-            made.stop();
-            return Err(error);
-        }
         *driver = Some(Arc::clone(&made));
         Ok(made)
     }
@@ -169,7 +134,7 @@ impl UcxPeer {
         }
         let address = self.wait_for(&mut wire, len, end, watch)?;
         let process = self.process.as_ref().and_then(|process| process.try_clone().ok());
-        Driver::start(wire, address, process, self.pid, &self.context)
+        Driver::start(wire, address, process, self.pid, &self.context, &self.drivers)
     }
 
     fn wait_for(&self, wire: &mut Wire, len: usize, end: Instant, watch: &Watch) -> Result<Vec<u8>, TransferError> {
@@ -227,6 +192,15 @@ impl UcxPeer {
         }
     }
 
+    /// Fails if the owner has ended, or become another program. UCX's `cma` knows it by its number alone.
+    fn is_there(&self) -> Result<(), TransferError> {
+        match self.other.map(|other| other.check()) {
+            Some(Err(error)) if error.kind == ErrorKind::Gone => Err(error),
+            // Whom the kernel does not let look into the owner, it does not let copy from it either.
+            _ => Ok(()),
+        }
+    }
+
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn run_group(&self, ops: &[Op], watch: &Watch) -> Result<(), TransferError> {
@@ -234,9 +208,12 @@ impl UcxPeer {
             watch.check()?;
             let driver = self.reach(watch)?;
             let _lease = self.lease(ops)?;
+            self.is_there()?;
             // SAFETY: as the caller vouches.
             match unsafe { driver.carry(ops, watch) } {
                 None => {}
+                // What was read may be of another program since.
+                Some(Ok(())) => return self.is_there(),
                 // The owner may be there, and the connection old: who makes a new one sees which.
                 Some(Err(error)) if error.kind == ErrorKind::Transport => {
                     return Err(match self.reach(watch) {
