@@ -119,6 +119,8 @@ class Sums:
 
     def _alias(self, tensor: DTensor, summand: _Summand) -> DTensor:
         result = self._worker.wrap(summand.local, tensor, tensor.placements)
+        if (failed := getattr(tensor, "_mesh_failed", None)) is not None:
+            result._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
         summand.results.append(result)
         self._pending[id(result)] = summand
         return result
