@@ -87,8 +87,10 @@ def torchrun(size: str) -> float:
         size,
     ]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
+    if done.returncode:
+        raise RuntimeError(f"torchrun exited with {done.returncode}:\n{done.stdout}{done.stderr}")
     figure: float = json.loads(done.stdout.strip().splitlines()[-1])["ms"]
     return figure
 

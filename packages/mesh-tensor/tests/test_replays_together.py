@@ -83,11 +83,11 @@ def test_a_part_of_the_mesh_comes_behind_them(procs: ProcMesh, monkeypatch: pyte
 def test_no_more_than_so_many_wait(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     quiet(monkeypatch, procs)
     held = Held(procs, monkeypatch, 0)
-    for _ in range(70):
+    for _ in range(260):
         held.stream.told = math.inf
         held.step(held.one)
-    assert held.messages == [32, 32]
-    assert [each.item() for each in fetch(held.count).values()] == [held.want + 70] * 2
+    assert held.messages == [128, 128]
+    assert [each.item() for each in fetch(held.count).values()] == [held.want + 260] * 2
 
 
 def test_they_are_sent_though_nothing_follows(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from mesh_core import Future, ProcMesh, Sending, ValueMesh
     from mesh_tensor._capture._recorder import Recorder
+    from mesh_tensor._global._sums import Sums
     from mesh_tensor._groups import Group
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Flusher
@@ -182,6 +183,8 @@ class Bench:
         """Of the instructions that are carried out: which replay they belong to, and of which program."""
         self.loose: Failed | None = None
         """The first failure that no tensor stands for: of an operator without results."""
+        self.unfinished: list[Sums] = []
+        """Sums that were put off, to be waited for at the end of the message."""
 
     def run(self, first: int, code: Any, scalars: Iterable[Any], freed: list[int]) -> None:
         """Carry out a batch."""
@@ -207,7 +210,17 @@ class Bench:
             except Exception as error:  # noqa: BLE001 - kept, for whoever asks
                 self.fail(template, out, code[first_ref:at], count, error)
             count += 1
+        self.finish()
         self.free(freed)
+
+    def finish(self) -> None:
+        """Wait for what was put off."""
+        for each in self.unfinished[:]:
+            each.finish()
+
+    def instruction(self) -> int | tuple[Any, ...]:
+        """Return which instruction is carried out, if it is not one of the simplest; -1 if only the whole replay is known."""
+        return self.now if self.replaying is None else (*self.replaying, self.now)
 
     def free(self, numbers: list[int]) -> None:
         """Let go of tensors, and of programs, whose numbers are negative."""
@@ -232,6 +245,7 @@ class Bench:
     def replay(self, number: int, freed: list[int], *what: Any) -> None:
         """Carry a program out."""
         self.programs[number].replay(*what)
+        self.finish()
         if freed:
             self.free(freed)
 

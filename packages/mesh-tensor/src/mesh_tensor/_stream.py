@@ -6,7 +6,8 @@ STM-1: what was issued on a stream is carried out in that order, and so is what 
 is named on another, what waits in the first is sent.
 
 STM-5: a replay is sent at once if nothing was sent for a moment, and otherwise together with those that follow; whatever else is
-sent, or asked for, takes the replays that wait with it, ahead of itself.
+sent, or asked for, takes the replays that wait with it, ahead of itself. The moment is the longer, the more a message costs: with many
+processes a script that issues replays quickly does not spend its time on messages.
 
 STM-6: before a stream sends an instruction that waits for another mesh's tensors, that mesh's stream sends those that give them. Streams
 of meshes that share a process and exchange tensors are one for their order, as in STM-4.
@@ -57,8 +58,10 @@ INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.
 _PAUSE = 0.0005
 """A stream to which nothing was added for so long is sent."""
 _PACE = 0.001
-"""Seconds between two messages of a script that issues replays faster than that: what a message costs it grows with the mesh."""
-_REPLAYS = 32
+"""Seconds, at least, between two messages of a script that issues replays faster than that."""
+_SHARE = 10
+"""Between two such messages there are as many times the seconds that a message takes of the script: that grows with the mesh."""
+_REPLAYS = 128
 """Replays that wait for company at most."""
 
 
@@ -97,6 +100,8 @@ class Stream:
         """Those that wait (STM-5), each a message. They wait only while no single instruction does."""
         self.told = 0.0
         """When something was sent last."""
+        self.pace = _PACE
+        """How long replays wait for company after that."""
         self.tensors = tensors
         self._cls = cls
         self._descriptors: dict[Form, Descriptor] = {}
@@ -313,7 +318,7 @@ class Stream:
                 self.timeline.issuing()
                 self.timeline.sent(count, 1)
             self._replays.append(("replay", program.number, freed, count, inputs, made, numbers))
-            if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= _PACE:
+            if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= self.pace:
                 self.flush()
             elif len(self._replays) == 1:
                 self.tensors.flusher.wake(self)
@@ -399,7 +404,10 @@ class Stream:
 
     def send(self, messages: list[tuple[Any, ...]]) -> None:
         """Send these as one."""
+        begun = time.thread_time()
         self.tensors.tell(self.procs, messages[0] if len(messages) == 1 else ("several", messages))
+        # The processor's time: how long others have it does not make a message dearer.
+        self.pace = max(_PACE, _SHARE * (time.thread_time() - begun))
         self.told = time.monotonic()
 
 

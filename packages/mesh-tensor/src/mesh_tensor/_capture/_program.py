@@ -88,6 +88,7 @@ class Replayed:
             self._function = self._build()
         if self._plan is not None:
             self._plan.replaying = count, self._number
+        self._bench.now = -1
         try:
             results = self._function(tensors, numbers)
         except Exception as error:  # noqa: BLE001 - kept, for whoever asks

@@ -37,10 +37,13 @@ from mesh_tensor._capture._compiled import (
 from mesh_tensor._capture._program import where_raised, write_function
 from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
 from mesh_tensor._global._copies import Copies
+from mesh_tensor._global._sums import Sums
 from mesh_tensor._global._worker import Call, Special, failure_of, mark, seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from torch.distributed.tensor.placement_types import Placement
 
     from mesh_tensor._capture._compiled import Step
     from mesh_tensor._global._worker import Worker
@@ -184,6 +187,8 @@ class Run:
     def __call__(self, *tensors: Any) -> list[Any]:
         """Carry it out; traced first where it was not yet for tensors that lie on the mesh, and in memory, as these do."""
         worker = self._worker()
+        if worker.sums.any:
+            worker.sums.finish()
         self._check(worker, tensors)
         given = [_local(each) for each in tensors]
         key = tuple(
@@ -249,8 +254,9 @@ class Run:
 
     def _trace(self, worker: Worker, tensors: Sequence[Any], given: Sequence[torch.Tensor]) -> _Local:
         """Find out what the operators do with this process's parts; nothing is carried out."""
-        copies, failures = worker.copies, worker.failures
+        copies, failures, sums = worker.copies, worker.failures, worker.sums
         worker.copies = _NoCopies(worker.full, worker.part)
+        worker.sums = _AtOnce(worker)
         try:
             with FakeTensorMode() as fakes:
                 locals_ = [fake_like(each) for each in given]
@@ -271,7 +277,7 @@ class Run:
                     if fake._spec != each._spec  # noqa: SLF001 - likewise
                 ]
         finally:
-            worker.copies, worker.failures = copies, failures
+            worker.copies, worker.failures, worker.sums = copies, failures, sums
         if changed:
             self._plan.leave_out(self.end - 1, "a tensor lies on the mesh in another way after it")
             raise Refused(divide=True)
@@ -459,6 +465,14 @@ class _NoCopies(Copies):
     def add(self, results: Any, base: DTensor, take: Callable[[torch.Tensor], Any]) -> None:
         """Refuse: what is written to such a view is written through, operator by operator."""
         raise Untraceable("it makes a view whose values DTensor copies")
+
+
+class _AtOnce(Sums):
+    """In place of a mesh's sums that are put off while it is traced."""
+
+    def put_off(self, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor | None:
+        """Refuse: what the program does later is decided once it is known as a whole."""
+        return None
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -45,6 +45,7 @@ from mesh_tensor._global._limits import (
     parts_of,
 )
 from mesh_tensor._global._numbered import Numbered
+from mesh_tensor._global._sums import Sums
 from mesh_tensor._looking import looked
 from mesh_tensor._operators import find
 
@@ -109,6 +110,7 @@ class Worker:
             logging.getLogger(each).setLevel(logging.ERROR)
         self.everywhere = (Replicate(),) * len(shape)
         self.copies = Copies(self.full, self.part)
+        self.sums = Sums(self)
         self.seed = 0
         self._results: dict[int, list[Any]] = {}
         self.failures = False
@@ -297,6 +299,8 @@ class _Template(Template):
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
             self.set(what, Special(function, worker))
+            # The number of the instruction is needed where its failure is found out later.
+            self.plain = self.plain and function is not like
         else:
             try:
                 operator = find(name, module)
@@ -320,6 +324,8 @@ class Special:
         self.worker = worker
 
     def __call__(self, *args: Any) -> Any:
+        if self.worker.sums.any:
+            self.worker.sums.before(self.function, args, {}, writes=False)
         if self.worker.copies.any:
             self.worker.refresh(args)
         result = self.function(self.worker, *args)
@@ -386,6 +392,11 @@ class Call:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         worker = self.worker
+        result = None
+        if worker.sums.any:
+            result = worker.sums.before(self.func, args, kwargs, writes=bool(self.written))
+        if result is not None:
+            return result
         if worker.copies.any:
             worker.refresh((args, kwargs))
         result = self._done(args, kwargs)
@@ -709,7 +720,10 @@ def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, .
 def like(worker: Worker, tensor: DTensor, other: DTensor) -> DTensor:
     """Return a tensor, lying on the mesh as another one."""
     placements = tuple(Replicate() if isinstance(each, Partial) else each for each in other.placements)
-    return tensor if tensor.placements == placements else tensor.redistribute(worker.mesh, placements)
+    if tensor.placements == placements:
+        return tensor
+    put_off = worker.sums.put_off(tensor, placements)
+    return tensor.redistribute(worker.mesh, placements) if put_off is None else put_off
 
 
 def summed(worker: Worker, tensor: DTensor, dim: str) -> DTensor:
