@@ -61,7 +61,7 @@ class Window:
         self._rank = rank
         self._memories = memories
         """By rank, the bytes of two halves."""
-        self._turn = 1 - self._turn
+        self._turn = 0
 
     def reduce(self, do: Do, given: torch.Tensor, result: torch.Tensor, op: str) -> None:
         """Write to `result` all processes' `given` in one. Both are contiguous and of the same form; they may be the same tensor."""
