@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from mesh_core.extensions import ProcEnd
     from mesh_tensor._stream import Stream
+    from mesh_tensor._windows import Window
 
 _TIMEOUT = timedelta(minutes=30)
 _CONNECT = timedelta(seconds=60)
@@ -167,6 +168,8 @@ class Group:
         """The number of the collective that is next, or being done."""
         self.made: Any = None
         """PyTorch's own, while all are connected."""
+        self._window: Window | bool | None = False
+        """That of these connections, once all have looked whether they can have windows."""
         self._meet(here=True)
 
     @contextmanager
@@ -196,6 +199,14 @@ class Group:
         else:
             self._say(why)
             self.made = None
+
+    def window(self) -> Window | None:
+        """Return the memory that is shared with the others; ``None`` if not all are on one machine. All call it in the same collective."""
+        if isinstance(self._window, bool):
+            from mesh_tensor._windows import opened
+
+            self._window = opened(self._do, self.rank, self.size) if self.backend == "gloo" else None
+        return self._window
 
     def _do(self, what: str, *args: Any) -> None:
         # No variable has the group: a traceback would keep its connections.
@@ -236,6 +247,7 @@ class Group:
                 pause = min(2 * pause, _LOOK_LEAST_S)
             if store.check([left]):
                 raise LeftAlone(store.get(left).decode())
+            self._window = False
             self.made = self._connected()
         except RuntimeError as error:
             raise LeftAlone(self._say(error) or _short(error)) from error

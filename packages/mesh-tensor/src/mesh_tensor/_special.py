@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
+from mesh_tensor import _windows
 from mesh_tensor._exchange import collect, collected, receive, send
 from mesh_tensor._spares import SPARES
 
@@ -42,8 +43,12 @@ def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Ten
     one = bench.groups[group]
     with one.together() as do:
         given = one.staged(tensor)
-        result = SPARES.empty(given.shape, given.dtype, given.device).copy_(given)
-        do("allreduce", [result], _options(op))
+        result = SPARES.empty(given.shape, given.dtype, given.device)
+        window = one.window() if _windows.is_for(given, op) else None
+        if window is not None:
+            window.reduce(do, given if given.is_contiguous() else result.copy_(given), result, op)
+        else:
+            do("allreduce", [result.copy_(given)], _options(op))
     result = result.to(tensor.device)
     return _averaged(result, one.size) if op == "avg" else result
 
@@ -61,7 +66,19 @@ def _averaged(total: torch.Tensor, size: int) -> torch.Tensor:
 def reduce_scatter(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
     """Return this process's part, along the first dimension, of all tensors in one."""
     one = bench.groups[group]
-    return reduce(bench, tensor, op, group).chunk(one.size)[one.rank].clone()
+    with one.together() as do:
+        given = one.staged(tensor)
+        window = one.window() if _windows.is_for(given, op) else None
+        if window is not None:
+            shape = (given.shape[0] // one.size, *given.shape[1:])
+            result = SPARES.empty(shape, given.dtype, given.device)
+            window.reduce_scatter(do, given.contiguous(), result, op)
+        else:
+            whole = given.clone(memory_format=torch.contiguous_format)
+            do("allreduce", [whole], _options(op))
+            result = whole.chunk(one.size)[one.rank].clone()
+    result = result.to(tensor.device)
+    return _averaged(result, one.size) if op == "avg" else result
 
 
 def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -76,7 +93,11 @@ def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> lis
             rows = [tensors[at].reshape(-1) for at in places]
             length = sum(each.numel() for each in rows)
             whole = one.staged(torch.cat(rows, out=SPARES.empty((length,), rows[0].dtype, rows[0].device)))
-            do("allreduce", [whole], _options(op))
+            window = one.window() if _windows.is_for(whole, op) else None
+            if window is not None:
+                window.reduce(do, whole, whole, op)
+            else:
+                do("allreduce", [whole], _options(op))
             flat.append(whole.to(rows[0].device))
     results = list(tensors)
     for places, total in zip(kinds.values(), flat, strict=True):
@@ -92,9 +113,15 @@ def all_gather(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     one = bench.groups[group]
     with one.together() as do:
         mine = one.staged(tensor).contiguous()
-        parts = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(one.size)]
-        do("allgather", [parts], [mine], AllgatherOptions())
-    return torch.stack(parts).to(tensor.device)
+        result = SPARES.empty((one.size, *mine.shape), mine.dtype, mine.device)
+        window = one.window() if _windows.is_for(mine) else None
+        if window is not None:
+            window.all_gather(do, mine, result)
+        else:
+            parts = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(one.size)]
+            do("allgather", [parts], [mine], AllgatherOptions())
+            torch.stack(parts, out=result)
+    return result.to(tensor.device)
 
 
 def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:

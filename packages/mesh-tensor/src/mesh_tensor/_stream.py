@@ -12,6 +12,9 @@ processes a script that issues replays quickly does not spend its time on messag
 STM-6: before a stream sends an instruction that waits for another mesh's tensors, that mesh's stream sends those that give them. Streams
 of meshes that share a process and exchange tensors are one for their order, as in STM-4.
 
+STM-7: what one stream hands over to another is sent together with what the other one takes: of what waits, whichever is sent first takes the
+other with it. It is sent even where a process has ended: those that are left must not wait for it.
+
 STM-4: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
 """
 
@@ -52,6 +55,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BATCH = 512
 """Instructions that wait for company at most."""
+_HANDED = "exchange"
+"""The kind of messages by which something goes from one stream to another, or to others."""
 PLACES = 1 << 16
 """Of so many instructions it is known which line has issued them."""
 INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
@@ -97,7 +102,9 @@ class Stream:
         self._code = array("q")
         self._scalars: list[Any] = []
         self._replays: list[tuple[Any, ...]] = []
-        """Those that wait (STM-5), each a message. They wait only while no single instruction does."""
+        """Those that wait (STM-5), and what goes from and to other streams (STM-7), each a message. They come before single instructions."""
+        self._partners: dict[Stream, None] = {}
+        """Streams that take what waits here, or have what it waits for: they are sent with this one (STM-7)."""
         self.told = 0.0
         """When something was sent last."""
         self.pace = _PACE
@@ -139,14 +146,9 @@ class Stream:
         with self.lock, _disable_current_modes():
             if not self.broken:
                 return
-            if self._was_stopped and not self.procs.alive():
-                raise DeviceMeshError(
-                    f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on",
-                    mesh_name=self.procs.name or "",
-                    coordinates=tuple(dict(point) for point in self.procs.failed()),
-                )
             if self.procs.failed() or not self.procs.alive():
-                raise DeviceMeshError.of(self.procs)
+                self._hand_to_those_left()
+                raise self._loss()
             self._watch = watch(self.procs, self._ended)
             self.broken = False
             self.tensors.install_on(self.procs).get()
@@ -156,12 +158,29 @@ class Stream:
                 return
             self._born = born
             self._code, self._scalars = array("q"), []
-            self._replays = []
+            self._replays = [each for each in self._replays if each[0] == _HANDED]
             self.waiting = 0
             self._tell("leave", self.groups.clear())
             self.issuer.clear()
             self.devices.clear()
             self.lives += 1
+
+    def _loss(self) -> DeviceMeshError:
+        if self._was_stopped and not self.procs.alive():
+            return DeviceMeshError(
+                f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on",
+                mesh_name=self.procs.name or "",
+                coordinates=tuple(dict(point) for point in self.procs.failed()),
+            )
+        return DeviceMeshError.of(self.procs)
+
+    def _hand_to_those_left(self) -> None:
+        """Send what goes from and to other streams although a process has ended (STM-7)."""
+        handed = [each for each in self._replays if each[0] == _HANDED]
+        if handed:
+            self._replays = [each for each in self._replays if each[0] != _HANDED]
+            with suppress(MeshError):
+                self.send(handed)
 
     def link(self, other: Stream) -> None:
         """Have both be one for their order, and those that either is one with (STM-4)."""
@@ -223,7 +242,7 @@ class Stream:
             self.tensors.recorded(
                 lambda recorder: recorder.append(self, template, out, tensors, scalars=scalars, frame=frame)
             )
-        if self._replays:
+        if self._replays and self._replays[-1][0] != _HANDED:
             self.flush()
         if len(tensors) == 2:
             first, second = tensors
@@ -246,6 +265,8 @@ class Stream:
         with self.lock:
             if self.sources:
                 self._send_sources()
+            if self._partners:
+                self._send_partners()
             if self.broken:
                 self.check()
             freed, self.freed = self.freed, []
@@ -270,6 +291,37 @@ class Stream:
                 each.flush()
             except MeshError as error:
                 each.exchange.unsent(self, f"{each.procs} could not send it: {error}")
+
+    def _send_partners(self) -> None:
+        """Have those streams send what waits there (STM-7)."""
+        partners, self._partners = self._partners, {}
+        for each in partners:
+            # What is wrong with it hears who asks it for something.
+            with suppress(MeshError):
+                each.flush()
+
+    def hand_over(self, other: Stream, frame: FrameType, what: str, *rest: Any) -> None:
+        """Have the workers give something to another stream, or take it, once that or this one is sent (STM-7). To be called with the lock."""
+        with suppress(MeshError):
+            # What is wrong hears who uses the mesh next.
+            self._before()
+            if self._code:
+                self.flush()
+        count = self.issued
+        self.issued += 1
+        self.places.append((frame.f_code, frame.f_lasti))
+        if self.timeline is not None:
+            self.timeline.issuing()
+            self.timeline.sent(count, 1)
+        self._replays.append((_HANDED, what, count, *rest))
+        self._partners[other] = None
+
+    def send_soon(self) -> None:
+        """Send what waits at once if nothing was sent for a moment, or if it is much; otherwise in a moment. To be called with the lock."""
+        if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= _PACE:
+            self.flush()
+        else:
+            self.tensors.flusher.wake(self)
 
     def alone(self, frame: FrameType, what: str, *rest: Any) -> None:
         """Have the workers do something that is an instruction by itself, issued by that frame."""
@@ -399,6 +451,8 @@ class Stream:
         return self.places[-behind] if 0 < behind <= len(self.places) else None
 
     def _tell(self, *message: Any) -> None:
+        if self._partners:
+            self._send_partners()
         replays, self._replays = self._replays, []
         self.send([*replays, message])
 

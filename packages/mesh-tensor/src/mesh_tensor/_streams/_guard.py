@@ -109,7 +109,7 @@ class Guard:
                     f"the captured step uses a tensor, made at {ref.stream.made_at(ref)}, that is lent to "
                     f"{name_of(loan.borrower.tensors)}, since {loan.line}: drop() the borrow first"
                 )
-            if storage.loan is not None and storage.loan.ended is not None:
+            if storage.loan is not None and storage.loan.is_over:
                 raise StreamError(
                     f"the captured step uses a tensor that was borrowed at {storage.loan.line}, and the borrow {storage.loan.ended}"
                 )
@@ -141,7 +141,7 @@ def _is_free(what: Any) -> bool:
 
 def _check_loans(what: Any, tensor: Any, storage: Storage, *, writes: bool) -> None:
     loan = storage.loan
-    if loan is not None and loan.ended is not None:
+    if loan is not None and loan.is_over:
         raise StreamError(
             f"{what}: {named(tensor)}, was borrowed by {name_of(loan.borrower.tensors)} at {loan.line}, and the borrow {loan.ended}: "
             "borrow it again, or use it before"

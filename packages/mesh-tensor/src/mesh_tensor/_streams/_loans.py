@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from mesh_tensor._tensor import MeshTensor
 
 
+Place = tuple[Any, int]
+"""A line of code: its function's, and which instruction."""
+
+
 def user_frame() -> FrameType:
     """Return the frame of the nearest code that is neither PyTorch's nor this package's."""
     frame = sys._getframe(1)  # noqa: SLF001 - as the operators do
@@ -40,20 +44,35 @@ class Loan:
         self.owner: Stream = tensor.descriptor.stream
         self.borrower = borrower
         self.mutable = mutable
-        self.ended: str | None = None
-        """What has become of it, in words."""
-        self.line = line_of((frame.f_code, frame.f_lasti))
+        self._ended: str | Place | None = None
+        """What has become of it, in words, or the line that has dropped it."""
+        self._place: Place = frame.f_code, frame.f_lasti
         self._ref: Ref | None = tensor.ref
         self._number = borrowed.number
         self.at_owner = storage_of(tensor.ref)
         self.at_borrower = Storage(self)
         self.at_owner.loans.append(self)
 
-    def end(self, how: str) -> None:
-        """Give the memory back: what the owner does next with it waits for what the borrower has done."""
+    @property
+    def line(self) -> str:
+        """The line that has borrowed it."""
+        return line_of(self._place)
+
+    @property
+    def ended(self) -> str | None:
+        """What has become of it, in words."""
+        return f"was dropped at {line_of(self._ended)}" if isinstance(self._ended, tuple) else self._ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self._ended is not None
+
+    def end(self, how: str | None = None) -> None:
+        """Give the memory back: what the owner does next with it waits for what the borrower has done. `how` says why, if it was not dropped."""
         owner, borrower = self.owner, self.borrower
-        with owner.lock, _disable_current_modes():
-            if self.ended is not None:
+        with owner.lock:
+            if self._ended is not None:
                 return
             if self.at_borrower.loans:
                 (further, *_) = self.at_borrower.loans
@@ -63,29 +82,24 @@ class Loan:
                 )
             assert self._ref is not None, "until it ends"
             frame, number = user_frame(), next(owner.tensors.numbers)
-            _say(borrower, frame, "give_back", number, self._number, id(borrower))
-            _say(owner, frame, "have_back", number, self._ref.number, id(borrower), self.mutable)
+            borrower.hand_over(owner, frame, "give_back", number, self._number, id(borrower))
+            owner.hand_over(
+                borrower, frame, "have_back", number, self._ref.number, id(borrower), self.mutable
+            )
             self.at_owner.loans.remove(self)
-            self.ended = how
+            self._ended = how or (frame.f_code, frame.f_lasti)
             self._ref = None
-
-
-def _say(stream: Stream, frame: FrameType, what: str, *rest: Any) -> None:
-    """Have processes give or take back; where some have ended, those that are left."""
-    try:
-        stream.alone(frame, what, *rest)
-    except MeshError:
-        # Whoever uses the mesh next hears of it.
-        with suppress(MeshError):
-            stream.send([("exchange", what, -1, *rest)])
+            # Whoever uses the mesh next hears what is wrong with it.
+            with suppress(MeshError):
+                borrower.send_soon()
 
 
 def lend(tensor: MeshTensor, issuer: Issuer, *, mutable: bool, frame: FrameType) -> tuple[Any, Loan]:
-    """Have a stream borrow a tensor; returns what stands for it there."""
+    """Have a stream borrow a tensor; returns what stands for it there. To be called without modes."""
     owner, borrower = tensor.descriptor.stream, issuer.stream
     guard = borrower.tensors.guard
     owner.tensors.recorded(lambda recorder: recorder.exchanges("borrow a tensor"))
-    with owner.lock, _disable_current_modes():
+    with owner.lock:
         guard.settle()
         guard.check_value("borrow", tensor)
         _check_exclusive(tensor, mutable)
@@ -121,8 +135,9 @@ def _handed(source: Ref, owner: Stream, borrower: Stream, *, copied: bool, frame
     ref.at = frame.f_code, frame.f_lasti
     owner.tensors.guard.lenders[id(owner)] = owner
     owner.tensors.guard.lenders[id(borrower)] = borrower
-    owner.alone(frame, "give", number, source.number, id(owner), copied)
-    borrower.alone(frame, "take", number, ref.number, id(owner))
+    owner.hand_over(borrower, frame, "give", number, source.number, id(owner), copied)
+    borrower.hand_over(owner, frame, "take", number, ref.number, id(owner))
+    borrower.send_soon()
     if owner.broken or borrower.broken or lives != (owner.lives, borrower.lives):
         # A process may have been made again after the first message and before the second: it must not wait.
         owner.alone(frame, "pass_by", next(owner.tensors.numbers), id(owner))

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core.extensions import find, install
-from mesh_tensor._errors import StreamError, line_of
+from mesh_tensor._errors import StreamError
 from mesh_tensor._extension import Tensors
 from mesh_tensor._streams._guard import name_of, named
 from mesh_tensor._streams._lanes import Lane, lane_class
@@ -192,15 +192,14 @@ class Borrow:
     @property
     def dropped(self) -> bool:
         """Whether the loan has ended."""
-        return self._loan.ended is not None
+        return self._loan.is_over
 
     def drop(self) -> None:
         """Return the tensor: later operators of the owner wait until the borrower has finished everything issued on it.
 
         The borrowed tensor and its views can no longer be used. Dropping twice does nothing.
         """
-        frame = user_frame()
-        self._loan.end(f"was dropped at {line_of((frame.f_code, frame.f_lasti))}")
+        self._loan.end()
 
     def __enter__(self) -> Self:
         return self
@@ -212,12 +211,12 @@ class Borrow:
 
     def __repr__(self) -> str:
         loan = self._loan
-        state = "dropped" if loan.ended else "mutable" if loan.mutable else "read only"
+        state = "dropped" if loan.is_over else "mutable" if loan.mutable else "read only"
         return f"<Borrow by {name_of(loan.borrower.tensors)}, {state}, of {loan.line}>"
 
     def __del__(self) -> None:
         loan = getattr(self, "_loan", None)
-        if loan is None or loan.ended is not None or sys.is_finalizing():
+        if loan is None or loan.is_over or sys.is_finalizing():
             return
         # Garbage is collected anywhere, and nothing may be sent from there: the next use of a tensor ends it.
         loan.owner.tensors.guard.forgotten.append(loan)
