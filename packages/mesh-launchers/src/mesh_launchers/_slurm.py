@@ -285,7 +285,7 @@ class _Step:
 
     async def _queue(self) -> Queued:
         """Return what Slurm says of the job."""
-        return queued(await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-o", FIELDS))
+        return queued(await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-S", "i", "-o", FIELDS))
 
     async def _look_for_nodes(self) -> None:
         """A node that dies leaves the job, and its host says nothing."""
