@@ -286,7 +286,7 @@ impl Runtime {
             let over = state.over;
             let dead = state.topology.standing(host) == Standing::Dead;
             state.topology.reachable(host);
-            state.back_again(now);
+            state.back_again(self.me.host, now);
             let peer: &mut Peer = state.peers.entry(host).or_default();
             let old = if over || dead {
                 Some(Arc::clone(&connection))

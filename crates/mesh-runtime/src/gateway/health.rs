@@ -46,6 +46,7 @@ impl State {
         if me != 0 || self.hold.is_zero() {
             return HostSet::default();
         }
+        self.notice_sleep(now);
         // One that others relay to was perhaps never heard of directly.
         let silent: Vec<(HostNo, Option<Duration>, Duration)> = self
             .peers
@@ -75,8 +76,21 @@ impl State {
         held
     }
 
+    /// Takes a time in which this process did nothing for one in which it was cut off: its machine slept, or it was stopped.
+    /// The connections that have ended meanwhile may be noticed, and the first of them be made again, before the next turn.
+    fn notice_sleep(&mut self, now: Duration) {
+        if now.saturating_sub(self.looked_at) > self.window / 2 {
+            self.cut_off = Some(now);
+        }
+        self.looked_at = now;
+    }
+
     /// At the controller: a host was connected to. If there was none before, the others have their time from now on (GTW-4).
-    pub(super) fn back_again(&mut self, now: Duration) {
+    pub(super) fn back_again(&mut self, me: HostNo, now: Duration) {
+        if me != 0 || self.hold.is_zero() {
+            return;
+        }
+        self.notice_sleep(now);
         let was_cut_off = self.cut_off.is_some_and(|at| now.saturating_sub(at) < self.window);
         if was_cut_off {
             self.cut_off = Some(now);
@@ -725,5 +739,59 @@ impl Runtime {
     pub(super) fn introduction(name: &str, traits: &Traits) -> Introduction {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
         Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus, traits: traits.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Gateway, Peer};
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A controller that has lost the connections to two hosts, and last checked on them when it was heard of them.
+    fn controller(hold: Duration) -> Gateway {
+        let gateway = Gateway::new(0, 1);
+        {
+            let mut state = lock(&gateway.state);
+            (state.window, state.hold) = (2 * SECOND, hold);
+            assert!(state.topology.add_group(1, 2, 16));
+            for host in [1, 2] {
+                let lost = Peer { incarnation: 1, lost_since: Some(SECOND), heard: Some(SECOND), ..Peer::default() };
+                state.peers.insert(host, lost);
+            }
+            state.held(0, SECOND);
+        }
+        gateway
+    }
+
+    /// GTW-4: the first host may be back before the next turn.
+    #[test]
+    fn the_first_host_that_is_back_after_a_sleep_gives_the_others_their_time() {
+        let gateway = controller(60 * SECOND);
+        let mut state = lock(&gateway.state);
+        let now = 9 * SECOND;
+        state.back_again(0, now);
+        let first = state.peers.get_mut(&1).unwrap();
+        (first.lost_since, first.heard) = (None, Some(now));
+        assert_eq!(state.peers[&2].lost_since, Some(now));
+        assert!(state.held(0, now).contains(2));
+        // No longer than the window.
+        state.held(0, now + SECOND);
+        assert!(!state.held(0, now + 2 * SECOND).contains(2));
+    }
+
+    #[test]
+    fn a_host_that_is_lost_while_the_controller_runs_gets_no_more_time_from_another_that_is_back() {
+        let gateway = controller(60 * SECOND);
+        let mut state = lock(&gateway.state);
+        let first = state.peers.get_mut(&1).unwrap();
+        (first.lost_since, first.heard) = (None, Some(3 * SECOND));
+        for tenth in 10..30 {
+            state.held(0, tenth * SECOND / 10);
+        }
+        state.back_again(0, 3 * SECOND);
+        assert_eq!(state.peers[&2].lost_since, Some(SECOND));
+        assert!(!state.held(0, 3 * SECOND).contains(2));
     }
 }

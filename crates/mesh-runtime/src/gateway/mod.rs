@@ -151,6 +151,8 @@ struct State {
     hold: Duration,
     /// At the controller: when it was last seen to be cut off from all others, or came back (GTW-4).
     cut_off: Option<Duration>,
+    /// At the controller of a job that is held: when it last checked on its hosts.
+    looked_at: Duration,
     fan_out: u32,
     next_host: HostNo,
     pending: Pending,
@@ -241,6 +243,7 @@ impl Gateway {
             window: Duration::from_secs(10),
             hold: Duration::ZERO,
             cut_off: None,
+            looked_at: Duration::ZERO,
             fan_out: mesh_proto::hosts::DEFAULT_FAN_OUT,
             next_host: 1,
             pending: Pending::default(),
