@@ -317,7 +317,9 @@ class Keeper:
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
                 return await self._start_more(mesh, targets)
-            case {"do": "join" | "flush" | "attached"} if self._kept is not None and self._holder is client:
+            case {"do": "join" | "flush" | "attached" | "traits"} if (
+                self._kept is not None and self._holder is client
+            ):
                 return await self._do_kept(self._kept, client, question)
             case {"do": "end" | "dial", "hosts": list(numbers)}:
                 is_end = question["do"] == "end"
@@ -341,6 +343,8 @@ class Keeper:
                 return await self._join(client, kept)
             case {"do": "attached", "hosts": list(numbers)}:
                 return await kept.attached(numbers)
+            case {"do": "traits", "hosts": list(numbers)}:
+                return kept.traits(numbers)
         return await kept.flush()
 
     async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
