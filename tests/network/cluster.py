@@ -35,12 +35,12 @@ LIMIT = 30.0
 """What the harness itself waits for takes no longer."""
 
 
-def wait_until(condition: Callable[[], Any], what: str, limit: float = LIMIT) -> Any:
-    """Look until a condition is true, and return it; an AssertionError after the limit."""
+def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], limit: float = LIMIT) -> Any:
+    """Look until a condition is true, and return it; an AssertionError after the limit, which says `what` is wrong by then."""
     end = time.monotonic() + limit
     while not (found := condition()):
         if time.monotonic() > end:
-            raise AssertionError(f"after {limit:g} s: {what}")
+            raise AssertionError(f"after {limit:g} s: {what if isinstance(what, str) else what()}")
         time.sleep(0.005)
     return found
 

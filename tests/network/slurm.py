@@ -59,6 +59,9 @@ class Slurm:
                     "PreemptMode=CANCEL",
                     "SchedulerParameters=batch_sched_delay=0,sched_interval=5,bf_interval=1",
                     "SlurmdTimeout=15",
+                    # A node that is slow to answer would have its job put back into the queue, for two minutes.
+                    "MessageTimeout=90",
+                    "BatchStartTimeout=120",
                     "KillWait=5",
                     f"NodeName=host[1-{nodes}] CPUs=4 RealMemory=1000 State=UNKNOWN",
                     f"PartitionName=main Nodes=host[1-{nodes}] Default=YES MaxTime=INFINITE State=UP PriorityTier=1",

@@ -226,7 +226,7 @@ say(*failed(first)[0])
 first.stop()
 first = launch("slurm", hosts=3, name="first", exclusive=True, OPTIONS).wait(60)
 second = launch("slurm", hosts=1, name="second", exclusive=True, OPTIONS)
-while "waiting" not in str(second.state()):
+while "PENDING" not in str(second.state()):
     pass
 say("waits")
 say(*failed(second)[0])
@@ -335,7 +335,7 @@ with launch("slurm", hosts=2, OPTIONS) as job:
         out = cluster.folder / "out"
         return f"{lines()}, {cluster.ask('squeue')}, {out.read_text() if out.exists() else ''}"
 
-    wait_until(lambda: len(lines()) == 1, f"it does not run; at first: {about()}", 100)
+    wait_until(lambda: len(lines()) == 1, lambda: f"it does not run: {about()}", 100)
     assert re.fullmatch(r"0 host\d host\d", lines()[0])
     cluster.ask("scontrol", "requeue", number)
     wait_until(
@@ -349,7 +349,7 @@ with launch("slurm", hosts=2, OPTIONS) as job:
     assert list(runtime.glob("mesh-host-*")) == []
     # By itself Slurm waits for two minutes.
     cluster.ask("scontrol", "update", f"jobid={number}", "StartTime=now")
-    wait_until(lambda: len(lines()) == 2, f"it does not run again; at first: {about()}", 100)
+    wait_until(lambda: len(lines()) == 2, lambda: f"it does not run again: {about()}", 100)
     assert re.fullmatch(r"1 host\d host\d", lines()[1])
     nothing_is_left(cluster)
 

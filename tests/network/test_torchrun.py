@@ -256,6 +256,47 @@ with torchrun.hosts() as hosts:
     assert all(job.ended()), job.log()
 
 
+def test_torchruns_sigterm_is_a_notice_to_jobs(
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
+) -> None:
+    """TRN-2, HST-5: the script hears of it in time to take its processes away, and goes on without that node."""
+    job = Job(
+        torchruns,
+        network(2),
+        tmp_path,
+        """
+from mesh_core import inspect
+set_fault_handler(lambda failure: True)
+with torchrun.hosts(preemption_grace=25) as hosts:
+    hosts.initialized.get(timeout=60)
+    here, there = (hosts.slice(hosts=slice(at, at + 1)).spawn_procs({"gpus": 1}) for at in range(2))
+    for each in (here, there):
+        each.spawn("where", Where).where.call().get(timeout=60)
+    say("runs")
+    with inspect.events(past=True, actors=False) as happening:
+        event = next(each for each in happening if each.kind == "host_leaving")
+    say(event.host, event.grace)
+    there.stop().get(timeout=60)
+    say(*here.spawn("again", Where).where.call().get(timeout=60).values())
+    while not os.path.exists(os.environ["SAID"] + ".go"):
+        time.sleep(0.05)
+say("after")
+""",
+    )
+    assert job.heard() == "runs"
+    job.processes[1].send_signal(signal.SIGTERM)
+    assert job.heard() == "node1 | 25.0"
+    assert job.heard() == "('host0', None)"
+    words = "its agent has ended: it was taken away: SIGTERM came"
+    wait_until(lambda: words in job.log(), job.log, LIMIT)
+    assert job.processes[1].wait(LIMIT)
+    Path(f"{tmp_path / 'said'}.go").touch()
+    assert job.heard() == "after"
+    # torchrun itself waits for the node that has gone, for five minutes.
+    job.processes[0].send_signal(signal.SIGTERM)
+    assert all(job.ended()), job.log()
+
+
 def test_a_script_that_fails_is_an_end_of_all(
     torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
 ) -> None:

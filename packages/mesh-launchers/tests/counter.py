@@ -61,6 +61,17 @@ class Counter(Actor):
         context().actor_instance.kill("a test")
 
 
+class Held(Actor):
+    """Holds what its constructor was given."""
+
+    def __init__(self, what: bytes) -> None:
+        self.what = what
+
+    @endpoint
+    def length(self) -> int:
+        return len(self.what)
+
+
 def lives(pid: int) -> bool:
     """Whether there is such a process, that is not a zombie."""
     try:

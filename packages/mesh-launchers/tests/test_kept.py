@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from counter import Counter, lives
-from greeter import Greeter
+from greeter import Greeter, kill_host
 from launched import LIMIT, leftovers, until
 from scripts import Script
 
@@ -133,6 +133,109 @@ def test_a_death_while_there_is_no_script_is_told_to_the_next_one_once(tmp_path:
         until(lambda: len(job.procs["trainers"].failed()) == 1, "what has ended is known")
         with pytest.raises(SupervisionError):
             counters.slice(hosts=1).add.call_one(1).get(timeout=LIMIT)
+
+
+def taken_over() -> Any:
+    """Have the job, with failures handled by the test."""
+    set_fault_handler(lambda failure: True)
+    return attach_job("kept")
+
+
+def test_a_later_script_respawns_what_an_earlier_one_has_spawned(tmp_path: Path) -> None:
+    """GST-5: with what it was spawned with, and again for the script after that."""
+    script, pids = first(tmp_path)
+    script.kill()
+    let_go()
+    os.kill(pids[1], signal.SIGKILL)
+    until(lambda: not lives(pids[1]), "it has ended")
+    for turn in range(2):
+        job = taken_over()
+        procs, counters = job.procs["trainers"], job.actors["counters"]
+        until(lambda procs=procs: len(procs.failed()) == 1, "what has ended is known")
+        procs.respawn().get(timeout=LIMIT)
+        counters.respawn().get(timeout=LIMIT)
+        assert counters.add.call(1).get(timeout=LIMIT).values() == [6 + turn, 1]
+        assert procs.incarnations == [0, turn + 1]
+        assert (procs.failed(), counters.failed()) == ([], [])
+        [_, pid] = counters.pid.call().get(timeout=LIMIT).values()
+        job.detach()
+        let_go()
+        if turn == 0:
+            os.kill(pid, signal.SIGKILL)
+            until(lambda pid=pid: not lives(pid), "it has ended")
+    # What was made again is as good as what was there before.
+    with attach_job("kept") as job:
+        assert job.actors["counters"].add.call(1).get(timeout=LIMIT).values() == [8, 2]
+        job.procs["trainers"].stop().get(timeout=LIMIT)
+    until(lambda: not lives(pid), "the processes end")
+
+
+def test_a_later_script_heals_what_an_earlier_one_has_spawned(tmp_path: Path) -> None:
+    """GST-5."""
+    supervision = pytest.importorskip("mesh_supervision", reason="mesh-supervision is not installed here")
+    script, pids = first(tmp_path)
+    script.kill()
+    let_go()
+    os.kill(pids[0], signal.SIGKILL)
+    with taken_over() as job:
+        counters: Any = job.actors["counters"]
+        until(lambda: len(job.procs["trainers"].failed()) == 1, "what has ended is known")
+        assert supervision.heal_mesh(counters) == counters
+        assert len(counters.add.call(1).get(timeout=LIMIT).values()) == 2
+        assert (counters.failed(), job.procs["trainers"].failed()) == ([], [])
+
+
+def test_a_later_script_grows_and_shrinks_what_an_earlier_one_has_spawned(tmp_path: Path) -> None:
+    """GST-5."""
+    script, pids = first(tmp_path)
+    script.kill()
+    let_go()
+    job = taken_over()
+    grown = job.procs["trainers"].grow(hosts=1)
+    grown.initialized.get(timeout=LIMIT)
+    more: Any = grown.spawn("more", Counter)
+    assert more.add.call(3).get(timeout=LIMIT).values() == [3, 3, 3]
+    job.detach()
+    let_go()
+    with taken_over() as job:
+        procs, more = job.procs["trainers"], job.actors["more"]
+        assert procs.sizes == {"hosts": 3, "gpus": 1}
+        found = more.pid.call().get(timeout=LIMIT).values()
+        assert found[:2] == pids
+        os.kill(found[2], signal.SIGKILL)
+        until(lambda: len(procs.failed()) == 1, "what has ended is known")
+        procs.respawn().get(timeout=LIMIT)
+        more.respawn().get(timeout=LIMIT)
+        assert more.add.call(1).get(timeout=LIMIT).values() == [4, 4, 1]
+        procs.shrink(hosts=2).initialized.get(timeout=LIMIT)
+        assert job.procs["trainers"].sizes == {"hosts": 1, "gpus": 1}
+        until(lambda: not lives(pids[1]), "what was taken away ends")
+        assert lives(pids[0])
+
+
+def test_what_cannot_be_made_again_by_a_later_script_says_why(tmp_path: Path) -> None:
+    script = Script(
+        tmp_path,
+        FIRST.replace(
+            "    counters = procs.spawn",
+            "    import threading\n"
+            "    from counter import Held\n"
+            "    held = procs.spawn('held', Held, bytes(70 << 20))\n"
+            "    counters = procs.spawn",
+        )
+        + "    input()\n",
+    )
+    assert script.heard().split()[:2] == ["5", "5"]
+    script.kill()
+    let_go()
+    with taken_over() as job:
+        held: Any = job.actors["held"]
+        assert held.length.call().get(timeout=LIMIT).values() == [70 << 20] * 2
+        with pytest.raises(MeshError, match=r"arguments of \d+ bytes, of which at most 67108864 are kept"):
+            held.respawn([0])
+        # Others can be.
+        job.actors["counters"].slice(hosts=0).stop().get(timeout=LIMIT)
+        assert job.actors["counters"].slice(hosts=1).add.call_one(0).get(timeout=LIMIT) == 5
 
 
 def test_an_actor_that_fails_while_there_is_no_script(tmp_path: Path) -> None:
@@ -383,6 +486,20 @@ def test_hosts_come_and_go_in_a_kept_job(tmp_path: Path) -> None:
         job.scale(1)
         assert job.actors["counters"].slice(hosts=0).add.call_one(1).get(timeout=LIMIT) == 6  # type: ignore[attr-defined]
         assert job.hosts.sizes == {"hosts": 1}
+
+
+def test_labels_and_resources_in_a_kept_job(tmp_path: Path) -> None:
+    """Of hosts that are there, as the process knows them that keeps the job."""
+    with launch("local", meshes={"a": 1, "b": 2}, name="kept", keep="60s", resources={"gpus": 2}) as job:
+        everything = job.meshes["a"].join(job.meshes["b"])
+        everything.initialized.get(timeout=LIMIT)
+        assert [each["mesh"] for each in everything.labels] == ["a", "b", "b"]
+        assert [each["gpus"] for each in everything.resources] == [2, 2, 2]
+        assert everything.select(mesh="b").names == ["kept-1", "kept-2"]
+        kill_host("kept-1")
+        until(lambda: everything.select(mesh="b").names == ["kept-2"], "a host that has died is not selected")
+        with pytest.raises(ValueError, match="has the label mesh='c'; there are: a, b"):
+            everything.select(mesh="c")
 
 
 def test_several_meshes_and_a_spare(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +16,9 @@ import pytest
 from greeter import Greeter, host_pids, kill_host
 from launched import LIMIT, until
 from sshd import SSHD, Servers, free_port
+from terminals import InTerminal
 from test_launcher_commands import mesh
+from test_visits import runs
 
 from mesh_core import HostMesh
 from mesh_launchers import Job, LaunchError, Phase, attach_job, launch
@@ -57,8 +62,8 @@ def test_hosts_connect_to_the_script(servers: Servers) -> None:
         }
         assert greeted(job.meshes["one"].join(job.meshes["two"])) == ["hello you"] * 2
         assert [each.address for each in job.state().hosts] == [None] * 3
-        refused = mesh("exec", "--mesh", "one", job.name, "--", "true")
-        assert "connects to its script, and to no other process" in refused.stderr
+        visited = mesh("exec", "--mesh", "one", job.name, "--", "true")
+        assert visited.returncode == 0, visited.stderr
 
 
 def test_such_hosts_are_kept_and_scaled(servers: Servers) -> None:
@@ -73,6 +78,107 @@ def test_such_hosts_are_kept_and_scaled(servers: Servers) -> None:
             assert again.scale(["b3", "b2"]).names == ["b2", "b3"]
             until(lambda: host_pids("b1") == [], "a host ends")
             assert greeted(again.hosts) == ["hello you"] * 2
+
+
+def begun(*words: str) -> subprocess.Popen[str]:
+    """Return a ``mesh exec`` whose commands have all begun."""
+    running = subprocess.Popen(
+        [sys.executable, "-m", "mesh_core.cli", "exec", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline(), running.communicate()[1]
+    return running
+
+
+def test_exec_reaches_hosts_that_connect_to_the_script(servers: Servers) -> None:
+    """VST-1, HST-6: they connect to the command as well, and the script notices nothing of it."""
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1", "b2", "b3"], dial=dial, name="dialed") as job:
+        assert greeted(job.hosts) == ["hello you"] * 3
+        agents = {each: host_pids(each) for each in servers.names}
+        done = mesh("exec", "dialed", "--", "sh", "-c", "echo out; exit 3")
+        assert done.returncode == 3, done.stderr
+        assert sorted(each.partition("] ")[0] for each in done.stdout.splitlines()) == [
+            f"[exec hosts={at} on b{at + 1}" for at in range(3)
+        ]
+        chosen = mesh("exec", "--on", "b3,b1", "dialed", "--", "echo", "out")
+        assert {each.partition("] ")[0] for each in chosen.stdout.splitlines()} == {
+            "[exec hosts=0 on b3",
+            "[exec hosts=1 on b1",
+        }
+        # At another address that is open to the hosts.
+        elsewhere = mesh("exec", "--dial", f"127.0.0.5:{free_port('127.0.0.5')}", "dialed", "--", "true")
+        assert elsewhere.returncode == 0, elsewhere.stderr
+        until(lambda: {each: host_pids(each) for each in servers.names} == agents, "agents for visitors end")
+        assert greeted(job.hosts) == ["hello you"] * 3
+
+
+def test_a_visitor_that_is_killed_leaves_nothing_on_such_hosts(servers: Servers) -> None:
+    """VST-1, HST-6."""
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1", "b2"], dial=dial, name="dialed") as job:
+        assert greeted(job.hosts) == ["hello you"] * 2
+        agents = {each: host_pids(each) for each in servers.names}
+        running = begun("dialed", "--", "sh", "-c", "echo $PPID; sleep 5151")
+        assert {each: len(host_pids(each)) for each in ("b1", "b2")} != {
+            each: len(agents[each]) for each in ("b1", "b2")
+        }
+        running.kill()
+        running.communicate()
+        until(lambda: not runs("sleep\x005151"), "the commands end")
+        until(lambda: {each: host_pids(each) for each in servers.names} == agents, "agents for visitors end")
+        assert greeted(job.hosts) == ["hello you"] * 2
+
+
+@pytest.mark.parametrize("what", [0, 1], ids=["program", "agent"])
+def test_the_end_of_such_a_host_and_of_its_job_are_told_to_visitors(servers: Servers, what: int) -> None:
+    """HST-6."""
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1", "b2"], dial=dial, name="dialed") as job:
+        job.wait(timeout=LIMIT)
+        _ = job.hosts
+        killed = host_pids("b2")[what]
+        running = begun("--on", "b2", "dialed", "--", "sh", "-c", "echo up; sleep 5252")
+        # The agent for the visitor ends with either of them.
+        os.kill(killed, signal.SIGKILL)
+        _, error = running.communicate(timeout=LIMIT)
+        assert running.returncode == 255 and "mesh: b2: " in error, error
+        running = begun("--on", "b1", "dialed", "--", "sh", "-c", "echo up; sleep 5353")
+        job.stop()
+        _, error = running.communicate(timeout=LIMIT)
+        assert "mesh: job 'dialed' has ended, and what ran on its hosts with it" in error, error
+    until(lambda: not runs("sleep\x005252") and not runs("sleep\x005353"), "the commands end")
+
+
+def test_a_visitor_that_such_hosts_cannot_reach(servers: Servers) -> None:
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1"], dial=dial, name="dialed") as job:
+        _ = job.hosts
+        agents = host_pids("b1")
+        port = free_port("127.0.0.1")
+        refused = mesh("exec", "--dial", f"nowhere.invalid:{port}", "dialed", "--", "true")
+        assert refused.returncode != 0
+        assert f"b1 cannot connect to nowhere.invalid:{port}: " in refused.stderr
+        assert "--dial HOST:PORT" in refused.stderr
+        wrong = mesh("exec", "--dial", "nowhere", "dialed", "--", "true")
+        assert "dial must be HOST:PORT" in wrong.stderr
+        until(lambda: host_pids("b1") == agents, "agents for visitors end")
+        assert greeted(job.hosts) == ["hello you"]
+
+
+def test_a_shell_on_a_host_that_connects_to_the_script(servers: Servers) -> None:
+    dial = f"127.0.0.1:{free_port('127.0.0.1')}"
+    with start(servers, ["b1", "b2"], dial=dial, name="dialed") as job:
+        _ = job.hosts
+        shell = InTerminal("shell", "dialed", "b2", "--", "sh", "-c", "tty; exit 7")
+        try:
+            shell.sees("/dev/pts/")
+            assert shell.ends() == 7
+        finally:
+            shell.close()
 
 
 def test_neither_side_can_connect(servers: Servers) -> None:

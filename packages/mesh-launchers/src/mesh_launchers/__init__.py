@@ -10,6 +10,7 @@ from importlib.metadata import version as _version
 
 from mesh_launchers._contract import (
     LAUNCHERS,
+    DialingLauncher,
     HostSpec,
     Launcher,
     LauncherPlugin,
@@ -24,6 +25,7 @@ from mesh_launchers._state import HostState, JobState
 
 __all__ = [
     "LAUNCHERS",
+    "DialingLauncher",
     "HostSpec",
     "HostState",
     "Job",

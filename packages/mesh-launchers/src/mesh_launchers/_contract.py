@@ -95,6 +95,20 @@ class Launcher(Protocol):
         """Stop all hosts, and remove everything else that was created for the job."""
 
 
+@runtime_checkable
+class DialingLauncher(Launcher, Protocol):
+    """A launcher whose hosts connect to the script (``dial=``), and can be told to connect to other processes as well.
+
+    ``mesh exec`` and ``mesh shell`` need it. :class:`~mesh_launchers.agents.AgentLauncher` does it.
+    """
+
+    async def dial(self, number: int, visit: str, address: str) -> None:
+        """Have a host connect to a visitor that waits at HOST:PORT, and return once it can be connected to."""
+
+    async def leave(self, number: int, visit: str) -> None:
+        """End what a host does for a visitor."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LauncherPlugin(Plugin[None]):
     """A launcher that ``launch("name")`` selects.

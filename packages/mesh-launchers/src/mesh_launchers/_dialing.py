@@ -6,14 +6,18 @@ DIA-1: hosts are told apart by their names, in whichever order they come: each h
 from __future__ import annotations
 
 import functools
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mesh_core import HostMesh, attach_to_workers
 from mesh_launchers._errors import LaunchError
 
+_LISTEN_S = 1.0
+_LOOK_S = 0.02
 _COME_S = 60.0
 """After so long a host that can connect to the script, and has not offered itself, will not."""
 
@@ -32,6 +36,36 @@ def listening(dial: str) -> str:
     """Where to listen so that hosts can connect to that address."""
     host, _, port = dial.rpartition(":")
     return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
+
+
+def free_address(dial: str) -> str:
+    """Return an address like `dial`, with a port that is free now."""
+    host = dial.rpartition(":")[0]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind(("", 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def wait_listening(whole: HostMesh, dial: str) -> None:
+    """Wait until the process listens for hosts, which it begins behind ``attach_to_workers``; raises if it cannot."""
+    host, _, port = dial.rpartition(":")
+    here = "::1" if ":" in host else "127.0.0.1"
+    while True:
+        try:
+            socket.create_connection((here, int(port)), timeout=_LISTEN_S).close()
+        except OSError:
+            with suppress(TimeoutError):
+                whole.initialized.get(timeout=_LOOK_S)
+        else:
+            return
+
+
+def in_order(whole: HostMesh, names: Sequence[str]) -> HostMesh:
+    """Return hosts by their names, in this order; they have come in another (DIA-1)."""
+    places = {name: at for at, name in enumerate(whole.names)}
+    ones = [whole.slice(hosts=slice(places[each], places[each] + 1)) for each in names]
+    return functools.reduce(HostMesh.join, ones)
 
 
 class Dialed:
@@ -74,14 +108,7 @@ class Dialed:
             ready.get()
         finally:
             changed.acquire()
-        places = {name: at for at, name in enumerate(self._whole.names)}
-        return {
-            mesh: functools.reduce(HostMesh.join, [self._one(places[each]) for each in names])
-            for mesh, names in self._meshes.items()
-        }
-
-    def _one(self, at: int) -> HostMesh:
-        return self._whole.slice(hosts=slice(at, at + 1))
+        return {mesh: in_order(self._whole, names) for mesh, names in self._meshes.items()}
 
     @property
     def whole(self) -> HostMesh:

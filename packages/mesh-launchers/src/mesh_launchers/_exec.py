@@ -30,6 +30,7 @@ class ExecCommand:
             metavar="HOSTS",
             help="only on these hosts of the mesh: host=2, hosts=0:4, or their names with commas in between",
         )
+        add_dial(parser)
         parser.add_argument("job", help="its name; `mesh jobs` lists them")
         parser.add_argument("command", nargs=REMAINDER, help="after --: the command and its arguments")
 
@@ -40,7 +41,7 @@ class ExecCommand:
             raise LaunchError(f"say what to run: mesh exec {args.job} -- COMMAND")
         with visited(args.job) as visit:
             hosts = running(chosen(visit.state(), args.mesh, args.on), is_named=args.on is not None)
-            statuses, interrupted = run_on(visit.attach(hosts), argv)
+            statuses, interrupted = run_on(visit.attach(hosts, args.dial), argv)
             lost = {
                 host: each
                 for host, each in zip(hosts, statuses, strict=True)
@@ -55,11 +56,17 @@ class ExecCommand:
             return max(LOST if isinstance(each, BaseException) else each for each in statuses)
 
 
+def add_dial(parser: ArgumentParser) -> None:
+    """Declare the option that both commands have for hosts that connect to the script."""
+    parser.add_argument(
+        "--dial",
+        metavar="HOST:PORT",
+        help="where the hosts of a job with dial= connect to this command; by default the host of that, and a free port",
+    )
+
+
 def running(hosts: list[HostState], *, is_named: bool) -> list[HostState]:
     """Return those that run. Others are an error where the user has named them, else a line on stderr."""
-    for each in hosts:
-        if each.phase is Phase.RUNNING and each.address is None:
-            raise LaunchError(f"host {each.name} connects to its script, and to no other process (dial=)")
     there = [each for each in hosts if each.phase is Phase.RUNNING]
     for each in hosts:
         if each not in there:

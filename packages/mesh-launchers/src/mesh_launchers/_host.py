@@ -16,7 +16,7 @@ from typing import IO, Any
 from mesh_launchers import _program
 from mesh_launchers._contract import HostSpec, Place
 
-_LAST_LINES = 12
+LAST_LINES = 12
 _STOP_S = 10.0
 _UNSPOKEN_S = 1.0
 _TIMES = 6
@@ -177,7 +177,7 @@ class HostProcess:
         await asyncio.wait([hears, is_heard], timeout=_STOP_S)
         hears.cancel()
 
-    def last_lines(self, lines: int = _LAST_LINES) -> str:
+    def last_lines(self, lines: int = LAST_LINES) -> str:
         """Return the last lines of what it has written."""
         try:
             with self.log.open("rb") as file:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -28,6 +29,7 @@ from mesh_launchers._authority import Use
 from mesh_launchers._comparing import compare
 from mesh_launchers._contract import (
     LAUNCHERS,
+    DialingLauncher,
     HostSpec,
     Launcher,
     LauncherPlugin,
@@ -263,8 +265,8 @@ class Keeper:
         try:
             while line := await reader.readline():
                 question = json.loads(line)
-                if question.get("do") == "attached":
-                    # What is asked next need not wait for hosts.
+                if question.get("do") in ("attached", "dial"):
+                    # What is asked next, and the end of who asks, need not wait for hosts.
                     client.asks(self._answer(client, question))
                 else:
                     await self._answer(client, question)
@@ -273,6 +275,7 @@ class Keeper:
         finally:
             self._clients.discard(client)
             await client.close()
+            await self._end_visits(client)
             if self._offers is client:
                 self._offers = None
             if self._holder is client:
@@ -314,10 +317,18 @@ class Keeper:
                         f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
                     )
                 return await self._start_more(mesh, targets)
-            case {"do": "join" | "flush" | "attached"} if self._kept is not None and self._holder is client:
+            case {"do": "join" | "flush" | "attached" | "traits"} if (
+                self._kept is not None and self._holder is client
+            ):
                 return await self._do_kept(self._kept, client, question)
-            case {"do": "end", "hosts": list(numbers)}:
-                return await self._end_some(numbers)
+            case {"do": "end" | "dial", "hosts": list(numbers)}:
+                is_end = question["do"] == "end"
+                work = (
+                    self._end_some(numbers)
+                    if is_end
+                    else self._dial_visitor(client, numbers, str(question["address"]))
+                )
+                return await work
             case {"do": "log", "host": int(number), "lines": int(lines)}:
                 return await self._launcher.log(number, lines)
             case {"do": "stop"}:
@@ -332,6 +343,8 @@ class Keeper:
                 return await self._join(client, kept)
             case {"do": "attached", "hosts": list(numbers)}:
                 return await kept.attached(numbers)
+            case {"do": "traits", "hosts": list(numbers)}:
+                return kept.traits(numbers)
         return await kept.flush()
 
     async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
@@ -343,6 +356,27 @@ class Keeper:
             return {"numbers": numbers}
         await self._kept.come(self._names())
         return {"numbers": numbers, "hosts": self._kept.pack([self._hosts[each] for each in numbers])}
+
+    async def _dial_visitor(self, client: _Client, numbers: list[int], address: str) -> None:
+        """Have hosts that connect to the script connect to a visitor too."""
+        launcher = self._launcher
+        if not isinstance(launcher, DialingLauncher):
+            raise LaunchError(
+                f"hosts of job {self._folder.name!r} connect to its script (dial=), and the launcher {self._launcher_name!r} cannot have them "
+                "connect to another process as well"
+            )
+        visits = [(each, secrets.token_hex(8)) for each in numbers]
+        client.dialed += visits
+        coming = [launcher.dial(number, visit, address) for number, visit in visits]
+        failed = [each for each in await asyncio.gather(*coming, return_exceptions=True) if each]
+        if failed:
+            raise LaunchError("; ".join(str(each) for each in failed)) from failed[0]
+
+    async def _end_visits(self, client: _Client) -> None:
+        """Have hosts end what they do for a visitor that has gone (VST-1)."""
+        launcher = self._launcher if client.dialed else None
+        if isinstance(launcher, DialingLauncher):
+            await asyncio.gather(*[launcher.leave(number, visit) for number, visit in client.dialed])
 
     async def _end_some(self, numbers: list[int]) -> None:
         """End hosts, and what runs there."""
@@ -434,6 +468,8 @@ class _Client:
         """Whether it takes part in the job, whose processes and actors outlive it."""
         self.visits = False
         """Whether it runs something on the hosts, beside the script that has them."""
+        self.dialed: list[tuple[int, str]] = []
+        """Hosts that were told to connect to it, and by which names of the visit."""
         self.counts = counts
         """Whether it has, or has had, the hosts."""
         self._tasks: set[asyncio.Future[None]] = set()

@@ -177,6 +177,10 @@ class Kept:
 
         self._loop.call_later(_LAST_S, late)
 
+    def traits(self, hosts: Sequence[int]) -> str:
+        """Labels and resources of hosts, by Mesh's numbers, for the script."""
+        return base64.b64encode(self._guests.traits(hosts)).decode()
+
     async def flush(self) -> None:
         """Have all shown that processes have printed so far."""
         await self._loop.run_in_executor(None, self._guests.flush)

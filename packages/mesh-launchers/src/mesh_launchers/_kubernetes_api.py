@@ -1,6 +1,6 @@
 """The Kubernetes API, as the launcher uses it: JSON requests and streams, from threads.
 
-Configuration, authentication and connections are the official client's (`kubernetes`). Objects stay JSON here, as it has come or as it will be
+Configuration and authentication are the official client's (`kubernetes`), but for a kubeconfig that is plain (`_kubeconfig.py`). Objects stay JSON here, as it has come or as it will be
 sent: the client's own classes know the fields of one version, and drop those that a user's pod template has besides.
 """
 
@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mesh_launchers._errors import LaunchError
+from mesh_launchers._kubeconfig import plain_access
 
 _T = TypeVar("_T")
 _CONNECT_S = 10.0
 _ANSWER_S = 15.0
 _AT_ONCE = 8
 """So many requests at once."""
+_CONNECTIONS = 4 * _AT_ONCE
+"""Watches and requests each have a connection of their own."""
 _WATCH_S = 240
 """After so long the server ends a watch, and another one begins: a connection that was lost without a word is noticed by then."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -53,13 +56,12 @@ class ApiError(Exception):
 class Cluster:
     """A namespace of a cluster, with the user's rights there."""
 
-    def __init__(self, configuration: Any, namespace: str) -> None:
-        from kubernetes.client.rest import RESTClientObject
-
-        # Watches and requests each have a connection of their own.
-        configuration.connection_pool_maxsize = 4 * _AT_ONCE
-        self._configuration = configuration
-        self._pool = RESTClientObject(configuration).pool_manager
+    def __init__(
+        self, server: str, namespace: str, pool: Any, authorization: Callable[[], dict[str, str]]
+    ) -> None:
+        self._server = server.rstrip("/")
+        self._pool = pool
+        self._sign = authorization
         self._signing = threading.Lock()
         self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="kubernetes")
         self.namespace = namespace
@@ -67,8 +69,18 @@ class Cluster:
     @classmethod
     def of(cls, kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
         """Find a cluster: that of a kubeconfig, or else the one that this process runs in."""
+        if (access := plain_access(kubeconfig, context)) is not None:
+            signed = {} if access.token is None else {"authorization": f"Bearer {access.token}"}
+            pool = access.pool(_CONNECTIONS)
+            return cls(access.server, namespace or access.namespace or "default", pool, lambda: signed)
+        return cls._of_official(kubeconfig, context, namespace)
+
+    @classmethod
+    def _of_official(cls, kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
+        """Have the official client find it."""
         from kubernetes import config
         from kubernetes.client import Configuration
+        from kubernetes.client.rest import RESTClientObject
 
         configuration = Configuration()
         try:
@@ -89,7 +101,16 @@ class Cluster:
                 )
         except (config.ConfigException, OSError) as error:
             raise LaunchError(f"the cluster's configuration cannot be used: {error}") from error
-        return cls(configuration, namespace or found or "default")
+        configuration.connection_pool_maxsize = _CONNECTIONS
+        pool = RESTClientObject(configuration).pool_manager
+
+        def authorization() -> dict[str, str]:
+            settings = configuration.auth_settings().values()
+            return {
+                each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]
+            }
+
+        return cls(configuration.host, namespace or found or "default", pool, authorization)
 
     def path(self, kind: str, name: str = "", below: str = "") -> str:
         """Return where objects of a kind are, in this namespace."""
@@ -106,9 +127,7 @@ class Cluster:
         try:
             answer: Json = json.loads(data)
         except ValueError as error:
-            raise ApiError(
-                f"what has answered at {self._configuration.host} is no API server: {data[:200]!r}"
-            ) from error
+            raise ApiError(f"what has answered at {self._server} is no API server: {data[:200]!r}") from error
         return answer
 
     def _read(self, method: str, path: str, body: Json | None, query: Mapping[str, Any] | None) -> bytes:
@@ -133,7 +152,7 @@ class Cluster:
     ) -> Any:
         import urllib3
 
-        server = self._configuration.host.rstrip("/")
+        server = self._server
         url = f"{server}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
         headers = {"Accept": "application/json", "User-Agent": "mesh-launchers"}
         if body is not None:
@@ -167,10 +186,7 @@ class Cluster:
         """Return the header that says who asks, with a new token where the last one has expired."""
         # A plugin that gets tokens is to run once, and not in each thread.
         with self._signing:
-            settings = self._configuration.auth_settings().values()
-            return {
-                each["key"]: each["value"] for each in settings if each["in"] == "header" and each["value"]
-            }
+            return self._sign()
 
     def watch(
         self, path: str, query: Mapping[str, Any], opened: Callable[[Callable[[], None]], None]

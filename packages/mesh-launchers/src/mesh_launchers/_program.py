@@ -7,6 +7,8 @@ HST-3: an agent, and the process that has started it, each remove the credential
 HST-4: what it has to say is JSON on its standard output, in short lines that begin with the host's number, and nothing else is written there.
 HST-5: SIGTERM is for who takes the host away: where there is a grace, it goes on to the agent, once, and nothing is ended before the grace is over.
 Whoever wants the host to end says SIGINT to the agent.
+HST-6: a host that connects to the script connects to a visitor by a second agent, which serves that visitor alone. It ends with the visit, and at
+the latest with the host.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ ONE_S = 2.0
 LOOK_S = 5.0
 AGAIN_S = 0.5
 REACH_S = 10.0
+"""For one attempt to connect."""
 DEATH = 1
 """The number of prctl for a signal that comes at the parent's death."""
 NAME = 15
@@ -122,10 +125,13 @@ def environment() -> dict[str, Any]:
 class Host:
     """One host: its agent, which is a process of its own, and what it has to say."""
 
-    def __init__(self, told: dict[str, Any], mine: dict[str, Any], out: TextIO) -> None:
+    def __init__(self, told: dict[str, Any], mine: dict[str, Any], out: TextIO, visit: str = "") -> None:
+        self._told = told
         self._out = out
         self._mine = mine
         self.number: int = mine["number"]
+        self.visit = visit
+        """Which visitor this agent is for, if it is not the script's."""
         self._options = {"name": mine["name"], "labels": mine["labels"], **told["options"]}
         self._grace: float = told.get("grace", 0.0)
         self._files: dict[str, str] = told["credentials"]
@@ -136,9 +142,14 @@ class Host:
         self._late: float | None = None
         """When it is killed, once it was asked to end."""
 
+    def for_visitor(self, visit: str, dial: str) -> Host:
+        """Return a second agent of this host, which connects to a visitor (HST-6)."""
+        options = {**self._told["options"], "dial": dial, "once": True}
+        return Host({**self._told, "options": options, "grace": 0.0}, self._mine, self._out, visit)
+
     def say(self, **what: Any) -> None:
         """Tell whoever has started this."""
-        text = json.dumps(what)
+        text = json.dumps({"visit": self.visit, **what} if self.visit else what)
         pieces = [text[at : at + SHORT] for at in range(0, len(text), SHORT)]
         lines = [f"{self.number}:+{piece}\n" for piece in pieces[:-1]]
         self._out.write("".join([*lines, f"{self.number}:={pieces[-1]}\n"]))
@@ -177,6 +188,8 @@ class Host:
         libc.prctl(NAME, self._mine["name"].encode())
         if os.getppid() != starter:
             return
+        if self.visit and not self._reaches(self._options["dial"]):
+            return
         if "log" in self._mine:
             log = os.open(self._mine["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
@@ -198,6 +211,16 @@ class Host:
             tell=tell,
             **self._options,
         )
+
+    def _reaches(self, dial: str) -> bool:
+        """Return whether a visitor can be connected to; it listens already, so there is no second attempt."""
+        host, _, port = dial.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACH_S).close()
+        except OSError as error:
+            self.say(failed=error.strerror or str(error))
+            return False
+        return True
 
     def warn(self) -> None:
         """Tell the agent that the host will be taken away."""
@@ -261,6 +284,8 @@ class Hosts:
             place = int(os.environ[told["place"]])
             mine = mine[place : place + 1]
         self._hosts = {each["number"]: Host(told, each, out) for each in mine}
+        self._visits: dict[str, Host] = {}
+        """Agents for visitors, by the visit."""
         self._silence: float = told["silence"]
         self._grace: float = told.get("grace", 0.0)
         self._warned: float | None = None
@@ -291,11 +316,7 @@ class Hosts:
             starter = os.getpid()
             for each in self._hosts.values():
                 if not each.fork():
-                    # The others are not this one's to speak of, nor to clean up behind.
-                    for other in self._hosts.values():
-                        other.forget()
-                    self._hosts = {each.number: each}
-                    each.serve(starter)
+                    self._become(each, starter)
                     return 0
             return self._watch()
         except SystemExit:
@@ -306,8 +327,29 @@ class Hosts:
         except Exception as error:  # noqa: BLE001 - told to whoever waits for these hosts
             return self._fail(f"{type(error).__name__}: {error}")
         finally:
-            for each in self._hosts.values():
+            for each in [*self._hosts.values(), *self._visits.values()]:
                 each.clean()
+
+    def _become(self, host: Host, starter: int) -> None:
+        """Be the agent of a host, in the process that was forked for it."""
+        # The others are not this one's to speak of, nor to clean up behind.
+        for other in [*self._hosts.values(), *self._visits.values()]:
+            other.forget()
+        self._hosts, self._visits = {host.number: host}, {}
+        host.serve(starter)
+
+    def _begin_visit(self, number: int, visit: str, dial: str) -> None:
+        """Have a host connect to a visitor."""
+        host = self._hosts.get(number)
+        if host is None or not host.runs or visit in self._visits:
+            return
+        starter = os.getpid()
+        second = host.for_visitor(visit, dial)
+        if second.fork():
+            self._visits[visit] = second
+            return
+        self._become(second, starter)
+        sys.exit(0)
 
     def leave(self) -> bool:
         """Take a SIGTERM; whether it is a notice, and no order to end at once (HST-5)."""
@@ -363,7 +405,9 @@ class Hosts:
     def _watch(self, *, is_over: bool = False) -> int:
         """Wait for the agents' ends, or end them."""
         worst = 0
-        while running := {each.ends: each for each in self._hosts.values() if each.runs}:
+        while running := {
+            each.ends: each for each in [*self._hosts.values(), *self._visits.values()] if each.runs
+        }:
             now = time.monotonic()
             waits = [left for each in running.values() if (left := each.left(now)) is not None]
             if not is_over:
@@ -377,13 +421,9 @@ class Hosts:
                 is_over = True
             elif not is_over and time.monotonic() >= self._last + self._silence:
                 is_over = True
-                for each in running.values():
-                    each.say(
-                        failed=f"it has ended, as it heard nothing for {self._silence:g} s: the machine of the script slept, "
-                        "or the network between them was cut"
-                    )
+                self._tell_silence()
             if is_over:
-                for each in self._hosts.values():
+                for each in [*self._hosts.values(), *self._visits.values()]:
                     each.end()
         return worst
 
@@ -392,8 +432,23 @@ class Hosts:
         """When agents are ended that go on though their grace is over."""
         return float("inf") if self._warned is None else self._warned + self._grace + ONE_S
 
+    def _tell_silence(self) -> None:
+        for each in self._hosts.values():
+            if each.runs:
+                each.say(
+                    failed=f"it has ended, as it heard nothing for {self._silence:g} s: the machine of the script slept, "
+                    "or the network between them was cut"
+                )
+
     def _has_ended(self, host: Host, *, is_over: bool) -> int:
-        """Tell the end of a host; returns how it has ended."""
+        """Tell the end of an agent; returns how the host has ended, if it was not that of a visitor."""
+        if self._visits.get(host.visit) is host:
+            del self._visits[host.visit]
+            host.has_ended()
+            return 0
+        for visitor in self._visits.values():
+            if visitor.number == host.number:
+                visitor.end()
         if self._warned is not None and not is_over:
             since = time.monotonic() - self._warned
             host.say(failed=f"it was taken away: SIGTERM came {since:.0f} s before its end", taken=True)
@@ -429,7 +484,7 @@ class Hosts:
 
     def _reap(self) -> None:
         """Forget processes that have ended, and whose parents had before: they are the first process's."""
-        agents = {each.agent for each in self._hosts.values()}
+        agents = {each.agent for each in [*self._hosts.values(), *self._visits.values()]}
         while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if found.si_pid in agents:
                 break
@@ -443,6 +498,12 @@ class Hosts:
         numbers = {int(each) for line in lines if line.startswith(b"end ") for each in line.split()[1:]}
         for number in numbers & self._hosts.keys():
             self._hosts[number].end()
+        for line in lines:
+            match line.decode().split(" "):
+                case ["dial", which, visit, dial]:
+                    self._begin_visit(int(which), visit, dial)
+                case ["leave", visit] if visit in self._visits:
+                    self._visits[visit].end()
         # Before they run there is nothing else to do for those that are not wanted.
         return not said or numbers >= self._hosts.keys()
 

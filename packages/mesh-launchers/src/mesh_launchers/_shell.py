@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from mesh_core import HostMesh, MeshError
 from mesh_launchers._errors import LaunchError
-from mesh_launchers._exec import LOST, running
+from mesh_launchers._exec import LOST, add_dial, running
 from mesh_launchers._remote import Terminal
 from mesh_launchers._visit import chosen, visited
 
@@ -34,6 +34,7 @@ class ShellCommand:
         """Declare the options."""
         parser.add_argument("--mesh", help="a host of this mesh, where the job has several")
         parser.add_argument("--python", action="store_true", help="an interactive Python in place of a shell")
+        add_dial(parser)
         parser.add_argument("job", help="its name; `mesh jobs` lists them")
         parser.add_argument(
             "host", nargs="?", help="which host: host=2, or its name; needed where there are several"
@@ -56,7 +57,7 @@ class ShellCommand:
                     f"name one host, such as `mesh shell {args.job} host=0`; there are {len(found)}: {names}"
                 )
             (one,) = running(found, is_named=True)
-            return Session(visit.attach([one])).run(argv, is_python=args.python)
+            return Session(visit.attach([one], args.dial)).run(argv, is_python=args.python)
 
 
 class Session:

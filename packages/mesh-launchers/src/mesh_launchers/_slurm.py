@@ -11,17 +11,17 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mesh_core.plugins import ProbeResult, hookimpl
-from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place, Report
+from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place
 from mesh_launchers._durations import seconds
-from mesh_launchers._host import HostProcess, command, told
+from mesh_launchers._host import command, told
 from mesh_launchers._squeue import FIELDS, Queued, grace_of, hostnames, queued
+from mesh_launchers._together import Group, GroupLauncher
 
 _POLL_S = 1.0
 _RUNNING_POLL_S = 5.0
@@ -119,74 +119,42 @@ class SlurmOptions:
         ]
 
 
-class SlurmLauncher:
-    """Starts agents by srun: a job of its own for each mesh, or a step where the script is in a job already."""
+class SlurmLauncher(GroupLauncher["_Step"]):
+    """Starts agents by srun: a job of its own for each mesh, or a step where the script is in a job already.
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._steps: list[_Step] = []
+    Nodes are Slurm's again when all hosts that were started together have ended.
+    """
 
     async def start(self, options: SlurmOptions, hosts: Sequence[HostSpec]) -> None:
         """Begin to start hosts."""
-        step = _Step(self._place, options, hosts, len(self._steps))
-        self._steps.append(step)
-        step.begin()
-
-    async def stop(self, numbers: Sequence[int]) -> None:
-        """End hosts. Their nodes are Slurm's again when all hosts that were started together have ended."""
-        await asyncio.gather(*[each.stop(numbers) for each in self._steps])
-
-    async def log(self, number: int, lines: int) -> str:
-        """Return the last lines of what srun, and the agents of all hosts that it has started, have written."""
-        return next((each.process.last_lines(lines) for each in self._steps if number in each.hosts), "")
-
-    async def close(self) -> None:
-        """End all."""
-        await asyncio.gather(*[each.stop(list(each.hosts)) for each in self._steps])
+        self.begin(_Step(self.place, options, hosts, len(self.groups)))
 
 
-class _Step:
+class _Step(Group):
     """The hosts of one srun."""
 
     def __init__(self, place: Place, options: SlurmOptions, hosts: Sequence[HostSpec], number: int) -> None:
-        self._place = place
+        super().__init__(place, hosts, f"srun{number}.log")
         self._options = options
         self._name = f"mesh-{place.job}-{number}"
-        self.hosts = {each.number: each for each in hosts}
-        self._over: set[int] = set()
-        """Hosts that have ended."""
-        self._ending: set[int] = set()
-        self._environments: dict[int, Mapping[str, Any]] = {}
         self._nodes: dict[int, str] = {}
-        self._listening: set[int] = set()
-        self._failed: dict[int, str] = {}
-        self._taken: set[int] = set()
-        """Hosts that Slurm has sent SIGTERM to."""
-        self._changed = asyncio.Event()
-        self._srun_ended = False
-        self._status = 0
         self._addresses: dict[int, str] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self.process = HostProcess(self._heard, place.folder / f"srun{number}.log", place.silence)
+        self._status = 0
         folder = place.folder if options.folder is None else Path(options.folder)
         self._file = folder / f"{self._name}.json"
 
     def begin(self) -> None:
-        self._report([*self.hosts], Phase.WAITING)
-        self._tasks.append(asyncio.create_task(self._start()))
+        """Begin to start them, which may wait for long."""
+        self.report([*self.hosts], Phase.WAITING)
+        super().begin()
 
-    def _report(
-        self, numbers: Iterable[int], phase: Phase, why: str = "", address: str | None = None
-    ) -> None:
-        for each in numbers:
-            self._place.report(Report(each, phase, why, address, self._environments.get(each)))
-
-    async def _start(self) -> None:
+    async def live(self) -> None:
+        """Start them, and watch what Slurm does with them."""
         options = self._options
         try:
             grace = options.preemption_grace
             text = told(
-                self._place,
+                self.place,
                 list(self.hosts.values()),
                 variable=_PLACE,
                 grace=await _grace(options.partition) if grace is None else grace,
@@ -207,16 +175,11 @@ class _Step:
             self.process.log.write_text(f"$ {shlex.join(srun)}\n")
             # One that waits in the queue does not look at its input: it ends with the process that keeps the job all the same.
             guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-            arguments = [*guard, *srun, *command(options.python, self._place.job), str(self._file)]
-            starting = asyncio.ensure_future(self.process.start(arguments, b"", env))
-            try:
-                await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                await asyncio.wait([starting])
-                raise
+            arguments = [*guard, *srun, *command(options.python, self.place.job), str(self._file)]
+            await self.start_process(arguments, b"", env)
             await self._watch()
         except OSError as error:
-            self._fail(set(self.hosts), f"{type(error).__name__}: {error}")
+            self.fail(set(self.hosts), f"{type(error).__name__}: {error}")
         finally:
             self._file.unlink(missing_ok=True)
 
@@ -225,41 +188,41 @@ class _Step:
         limit = self._options.queue_timeout
         late = None if limit is None else time.monotonic() + seconds(limit, "queue_timeout")
         begun: float | None = None
-        while not self._srun_ended:
-            waiting = not self._environments
+        while not self.has_ended:
+            waiting = not self.environments
             if waiting:
                 now = await self._queue()
                 if now.never_starts:
-                    self._fail(set(self.hosts), f"Slurm will not start it: {now.why}")
+                    self.fail(set(self.hosts), f"Slurm will not start it: {now.why}")
                     await self.process.stop()
                     return
                 if now.state == "PENDING":
-                    self._report(self._left(), Phase.WAITING, str(now))
+                    self.report(self.left(), Phase.WAITING, str(now))
                 if late is not None and time.monotonic() > late:
-                    self._fail(set(self.hosts), f"it has waited {limit} in Slurm's queue: {now}")
+                    self.fail(set(self.hosts), f"it has waited {limit} in Slurm's queue: {now}")
                     await self.process.stop()
                     return
             elif begun is None:
                 begun = time.monotonic()
-            elif len(self._listening | self._over) < len(self.hosts):
+            elif len(self.listening | self.over) < len(self.hosts):
                 if time.monotonic() > begun + self._options.start_timeout:
-                    silent = self._left() - self._listening
-                    self._fail(silent, f"it has not listened after {self._options.start_timeout:g} s")
-                    await self._end(silent)
+                    silent = self.left() - self.listening
+                    self.fail(silent, f"it has not listened after {self._options.start_timeout:g} s")
+                    await self.end(silent)
             else:
                 self._file.unlink(missing_ok=True)
                 await self._look_for_nodes()
-            pause = _POLL_S if len(self._listening | self._over) < len(self.hosts) else _RUNNING_POLL_S
-            self._changed.clear()
+            pause = _POLL_S if len(self.listening | self.over) < len(self.hosts) else _RUNNING_POLL_S
+            self.changed.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), pause)
-        left = self._left() - self._ending
+                await asyncio.wait_for(self.changed.wait(), pause)
+        left = self.left() - self.ending
         if left:
-            self._fail(left, await self._end_of_srun())
+            self.fail(left, await self._end_of_srun())
 
     async def _end_of_srun(self) -> str:
         """Say why srun has ended: what a host has said, or Slurm."""
-        said = next((text for number, text in self._failed.items() if number not in self._taken), "")
+        said = next((text for number, text in self.failed.items() if number not in self.taken), "")
         if said:
             return said
         how = f"srun has ended with status {self._status}"
@@ -280,12 +243,12 @@ class _Step:
 
     async def _was_taken(self, number: int) -> None:
         """Say why a host has ended that Slurm has sent SIGTERM to."""
-        why = await self._in_slurms_words(self._failed[number], until_ended=True)
-        self._fail({number}, why)
+        why = await self._in_slurms_words(self.failed[number], until_ended=True)
+        self.fail({number}, why)
 
     async def _queue(self) -> Queued:
         """Return what Slurm says of the job."""
-        return queued(await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-o", FIELDS))
+        return queued(await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-S", "i", "-o", FIELDS))
 
     async def _look_for_nodes(self) -> None:
         """A node that dies leaves the job, and its host says nothing."""
@@ -295,76 +258,40 @@ class _Step:
         # A job that ends lets its nodes go one by one; that is told by its end.
         if now.nodes and now.state != "COMPLETING" and not now.has_ended:
             there = hostnames(now.nodes)
-            gone = {each for each in self._left() if self._nodes[each] not in there}
-            self._fail(gone, f"its node has left the job{f': {now.why}' if now.why else ''}")
+            gone = {each for each in self.left() if self._nodes[each] not in there}
+            self.fail(gone, f"its node has left the job{f': {now.why}' if now.why else ''}")
         # By the clock: which signals come before the end differs from site to site.
         if now.left is not None and now.left <= _SOON_S:
-            for each in self._left() - self._ending:
+            for each in self.left() - self.ending:
                 why = f"Slurm ends it in {now.left} s, at its time limit"
-                self._report([each], Phase.RUNNING, why, self._addresses[each])
+                self.report([each], Phase.RUNNING, why, self._addresses[each])
 
-    def _left(self) -> set[int]:
-        return self.hosts.keys() - self._over
+    def process_ended(self, status: int) -> None:
+        """The end of srun is looked into where it was waited for."""
+        self._status = status
 
-    def _fail(self, numbers: set[int], why: str) -> None:
-        lines = self.process.last_lines()
-        for each in numbers - self._over:
-            self._over.add(each)
-            self._report([each], Phase.FAILED, f"{why}\n{lines}" if lines else why)
-        self._changed.set()
+    def came(self, number: int, node: str) -> None:
+        """Slurm has started a host."""
+        self._nodes[number] = node
+        self.report([number], Phase.STARTING)
 
-    def _heard(self, what: Mapping[str, Any]) -> None:
-        number = what.get("host")
-        if number is None:
-            # srun's own end.
-            self._srun_ended = True
-            self._status = int(what["ended"])
-        elif "environment" in what:
-            self._environments[number] = what["environment"]
-            self._nodes[number] = str(what["node"])
-            self._report([number], Phase.STARTING)
-        elif "address" in what and number not in self._ending:
-            self._listening.add(number)
-            port = str(what["address"]).rpartition(":")[2]
-            self._addresses[number] = f"tcp://{self._nodes[number]}:{port}"
-            self._report([number], Phase.RUNNING, address=self._addresses[number])
-        elif "failed" in what:
-            self._failed[number] = str(what["failed"])
-            if what.get("taken"):
-                self._taken.add(number)
-        elif "over" in what:
-            if number in self._ending:
-                self._over.add(number)
-            elif number in self._taken:
-                self._tasks.append(asyncio.create_task(self._was_taken(number)))
-            else:
-                self._fail({number}, self._failed.get(number) or f"it has ended with status {what['over']}")
-        self._changed.set()
+    def address_of(self, number: int, address: str) -> str:
+        """Return a host's address by the name of its node."""
+        self._addresses[number] = f"tcp://{self._nodes[number]}:{address.rpartition(':')[2]}"
+        return self._addresses[number]
 
-    async def _end(self, numbers: Iterable[int]) -> None:
-        await self.process.say(f"end {' '.join(map(str, numbers))}")
-
-    async def stop(self, numbers: Sequence[int]) -> None:
-        """End hosts; the last of them end srun."""
-        mine = {each for each in numbers if each in self.hosts}
-        if not mine:
-            return
-        self._ending |= mine
-        if self._left() - self._ending:
-            await self._end(mine)
-            while mine & self._left() and not self._srun_ended:
-                self._changed.clear()
-                await self._changed.wait()
+    def host_ended(self, number: int, status: int) -> None:
+        """Ask Slurm why, where it has given notice."""
+        if number in self.taken:
+            self.tasks.append(asyncio.create_task(self._was_taken(number)))
         else:
-            for each in self._tasks:
-                each.cancel()
-            await asyncio.wait(self._tasks)
-            await self.process.stop()
-            if self.process.pid is not None and "SLURM_JOB_ID" not in os.environ:
-                await _asked("scancel", "-n", self._name)
-            self._file.unlink(missing_ok=True)
-        self._over |= mine
-        self._report(mine, Phase.ENDED)
+            super().host_ended(number, status)
+
+    async def ended(self) -> None:
+        """Leave nothing in Slurm, and no credentials."""
+        if self.process.pid is not None and "SLURM_JOB_ID" not in os.environ:
+            await _asked("scancel", "-n", self._name)
+        self._file.unlink(missing_ok=True)
 
 
 async def _grace(partition: str | None) -> float:

@@ -67,7 +67,7 @@ class Queued:
 
 
 def queued(answer: str) -> Queued:
-    """Read an answer to :data:`FIELDS`; the last line counts, as of several jobs of a name it is the newest.
+    """Read an answer to :data:`FIELDS`, sorted by the jobs' numbers: of several jobs of a name the last is the newest.
 
     >>> queued("PENDING|Resources||1:00:00")
     Queued(state='PENDING', why='Resources', nodes='', left=None)

@@ -17,6 +17,7 @@ from mesh_core import HostMesh, MeshError, attach_to_workers
 from mesh_launchers import _remote
 from mesh_launchers._authority import authority
 from mesh_launchers._contract import Phase
+from mesh_launchers._dialing import check_dial, free_address, in_order, listening, wait_listening
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
 from mesh_launchers._folder import JobFolder
@@ -24,6 +25,7 @@ from mesh_launchers._job import SPARES
 from mesh_launchers._state import HostState, JobState
 
 _CONNECT_S = 10.0
+_COME_S = 60.0
 _ENDS_S = 2.0
 
 
@@ -33,6 +35,7 @@ class Visit:
     def __init__(self, name: str) -> None:
         self._folder = JobFolder.of(name)
         self._ended = threading.Event()
+        self._state: JobState
         self._door = Door(name, self._folder.connect(_CONNECT_S), self._hear)
 
     def _hear(self, state: JobState | None) -> None:
@@ -41,15 +44,40 @@ class Visit:
 
     def state(self) -> JobState:
         """Return what is known of the job, which does not expire before :meth:`close`."""
-        return JobState.of(self._door.ask("visit"))
+        self._state = JobState.of(self._door.ask("visit"))
+        return self._state
 
-    def attach(self, hosts: Sequence[HostState]) -> HostMesh:
-        """Reach some of the hosts."""
+    def attach(self, hosts: Sequence[HostState], dial: str | None = None) -> HostMesh:
+        """Reach some of the hosts. Those that connect to the script connect to `dial`, or to a free port of the script's machine."""
         authority().take(Path(self._folder.read()["credentials"]), self._folder.name)
         # Hosts need not have this package.
         cloudpickle.register_pickle_by_value(_remote)
+        if any(each.address is None for each in hosts):
+            return self._await(hosts, dial)
         addresses = [each.address for each in hosts if each.address is not None]
         return attach_to_workers(addresses, credentials=authority().credentials(), name="hosts")
+
+    def _await(self, hosts: Sequence[HostState], dial: str | None) -> HostMesh:
+        """Have hosts that nobody can connect to connect to this process."""
+        of_script = self._state.dial
+        assert of_script is not None
+        address = free_address(of_script) if dial is None else dial
+        check_dial(address)
+        whole = attach_to_workers(
+            listen=listening(address), expect=len(hosts), credentials=authority().credentials(), name="hosts"
+        )
+        wait_listening(whole, address)
+        try:
+            self._door.ask("dial", hosts=[each.number for each in hosts], address=address)
+            whole.initialized.get(timeout=_COME_S)
+        except TimeoutError:
+            raise LaunchError(f"not all hosts have come to {address} within {_COME_S:g} s") from None
+        except LaunchError as error:
+            raise LaunchError(
+                f"{error}. Hosts of this job connect to the processes that use them; --dial HOST:PORT names an address of this machine "
+                "that is open to them"
+            ) from None
+        return in_order(whole, [each.name for each in hosts])
 
     def check(self) -> None:
         """Raise if the job has ended. Its hosts' end may be noticed a little sooner."""

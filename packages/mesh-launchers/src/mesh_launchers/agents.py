@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mesh_launchers._contract import HostSpec, Phase, Place, Report
+from mesh_launchers._errors import LaunchError
 from mesh_launchers._host import HostProcess, command, shell, told
 
 __all__ = ["AgentLauncher", "Agents", "Start", "command", "shell"]
 
 _START_S = 60.0
+_VISIT_S = 30.0
 _REACH_S = 10.0
 
 
@@ -75,6 +77,14 @@ class Agents:
         """End hosts."""
         await asyncio.gather(*[self._hosts[each].stop() for each in numbers if each in self._hosts])
 
+    async def dial(self, number: int, visit: str, address: str) -> None:
+        """Have a host connect to a visitor."""
+        await self._hosts[number].dial(visit, address)
+
+    async def leave(self, number: int, visit: str) -> None:
+        """End what a host does for a visitor."""
+        await self._hosts[number].leave(visit)
+
     async def close(self) -> None:
         """End all."""
         await self.stop(list(self._hosts))
@@ -100,6 +110,14 @@ class AgentLauncher:
         """Return the last lines that a host's agent has written."""
         return self.agents.log(number, lines)
 
+    async def dial(self, number: int, visit: str, address: str) -> None:
+        """Have a host connect to a visitor too, where it connects to the script (:class:`~mesh_launchers.DialingLauncher`)."""
+        await self.agents.dial(number, visit, address)
+
+    async def leave(self, number: int, visit: str) -> None:
+        """End what a host does for a visitor."""
+        await self.agents.leave(number, visit)
+
     async def close(self) -> None:
         """End all hosts."""
         await self.agents.close()
@@ -120,6 +138,8 @@ class _Agent:
         self._listens = asyncio.Event()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stopping = False
+        self._visits: dict[str, asyncio.Future[None]] = {}
+        """Visitors, and whether the host can connect to each."""
         self.process = self._new_process()
         self._task: asyncio.Task[None] | None = None
 
@@ -134,6 +154,9 @@ class _Agent:
         self._place.report(report)
 
     def _heard(self, what: Mapping[str, Any]) -> None:
+        if "visit" in what:
+            self._heard_of_visit(what)
+            return
         if "environment" in what:
             self._environment = what["environment"]
         if "failed" in what:
@@ -153,8 +176,33 @@ class _Agent:
                 self._reaching = asyncio.create_task(self._reach(address))
             else:
                 self._report(Phase.RUNNING, address=address)
-        if "ended" in what and not self._ended.done():
-            self._ended.set_result(int(what["ended"]))
+        if "ended" in what:
+            for each in list(self._visits):
+                self._heard_of_visit({"visit": each, "failed": "it has ended"})
+            if not self._ended.done():
+                self._ended.set_result(int(what["ended"]))
+
+    def _heard_of_visit(self, what: Mapping[str, Any]) -> None:
+        visit = self._visits.get(what["visit"])
+        if visit is None or visit.done():
+            return
+        if "dials" in what:
+            visit.set_result(None)
+        elif "failed" in what or "over" in what:
+            visit.set_exception(LaunchError(str(what.get("failed", "its agent has ended"))))
+
+    async def dial(self, visit: str, address: str) -> None:
+        coming = self._visits[visit] = asyncio.get_running_loop().create_future()
+        try:
+            await self.process.say(f"dial {self._spec.number} {visit} {address}")
+            await asyncio.wait_for(coming, _VISIT_S)
+        except (LaunchError, TimeoutError) as error:
+            why = str(error) or f"no answer within {_VISIT_S:g} s"
+            raise LaunchError(f"{self._spec.name} cannot connect to {address}: {why}") from None
+
+    async def leave(self, visit: str) -> None:
+        if self._visits.pop(visit, None) is not None:
+            await self.process.say(f"leave {visit}")
 
     async def _reach(self, address: str) -> None:
         """Report that it runs, if this machine can connect to it; the script is here too."""

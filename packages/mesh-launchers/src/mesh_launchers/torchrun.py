@@ -15,7 +15,8 @@ every other node serves there as the node's host, and exits with status 0 when r
 script needs no branches on its rank.
 
 TRN-1: addresses go through torchrun's own store, which anyone who can connect to it may read and write. Keys never do: they come from a folder.
-TRN-2: a serving rank polls and never blocks in the store, so torchrun's SIGTERM ends it at once, with its host.
+TRN-2: a serving rank polls and never blocks in the store, so torchrun's SIGTERM ends it at once, with its host; where there is a grace, it is a
+notice to the host's agent first (HST-5), and the end comes with that of the agent.
 TRN-3: ranks identify each other by random numbers of their own, so nothing that an earlier attempt left in the store is taken for theirs.
 """
 
@@ -55,6 +56,8 @@ _BEAT_S = 5.0
 _SILENCE_S = 600.0
 """So long a rank serves that hears nothing from the script."""
 _END_S = 30.0
+_ONE_S = 2.0
+"""Within this time several SIGTERMs are one: a scheduler may send it to all processes of a node, and torchrun to its ranks."""
 _TERM_S = 10.0
 """So long a rank waits for torchrun's SIGTERM, when the script has failed: its own status would hide that of the script."""
 _OWN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -72,6 +75,7 @@ def hosts(
     folder: str | os.PathLike[str] | None = None,
     listen: str | None = None,
     timeout: float = 300.0,
+    preemption_grace: float = 0.0,
 ) -> Iterator[HostMesh]:
     """Use the nodes of the torchrun job that runs this script as hosts, in node order. Only rank 0 enters the block.
 
@@ -85,6 +89,8 @@ def hosts(
             to. They stay there, as files of mode 0600, until all hosts have started. By default ``~/.local/state/mesh/torchrun``.
         listen: where agents listen, such as ``"0.0.0.0:7411"``; by default any port, on loopback if there is one node only.
         timeout: seconds until the hosts of all nodes have started.
+        preemption_grace: seconds that a host goes on after torchrun's SIGTERM, so that jobs can leave it: less than torchrun waits before it kills a
+            rank, which is 30 s. Without any, SIGTERM ends a host at once.
     """
     global _used
     place = _Rank.of(os.environ)
@@ -95,7 +101,9 @@ def hosts(
             "torchrun.hosts() can be used once in a script: the other ranks have ended with its block"
         )
     _used = True
-    spot = _Meeting(place, _Store(place, timeout), credentials, folder, listen, timeout)
+    if preemption_grace < 0:
+        raise ValueError(f"preemption_grace must not be negative, got {preemption_grace:g}")
+    spot = _Meeting(place, _Store(place, timeout), credentials, folder, listen, timeout, preemption_grace)
     if place.node:
         _serve(spot)
     with contextlib.ExitStack() as ends:
@@ -208,6 +216,7 @@ class _Meeting:
     folder: str | os.PathLike[str] | None
     listen: str | None
     timeout: float
+    preemption_grace: float
 
     def passed_on(self, token: str) -> Path:
         """Return the folder in which credentials are passed on."""
@@ -220,7 +229,7 @@ class _Meeting:
         node = self.rank.node
         spec = HostSpec(node, f"node{node}", labels={"node": str(node), "hostname": socket.gethostname()})
         place = Place("torchrun", folder, folder, _SILENCE_S, lambda _: None)
-        return _Agent(spec.name, told(place, [spec], address=listen))
+        return _Agent(spec.name, told(place, [spec], grace=self.preemption_grace, address=listen))
 
     def address(self, agent: _Agent, towards: tuple[str, int]) -> str:
         """Return where others reach this node's host."""
@@ -289,6 +298,11 @@ class _Agent:
             raise LaunchError(self.why)
         return self._ready.is_set()
 
+    def warn(self) -> None:
+        """Tell it that the node will be taken away."""
+        with contextlib.suppress(OSError):
+            self._process.send_signal(signal.SIGTERM)
+
     @property
     def has_ended(self) -> bool:
         """Whether it has, by itself or not."""
@@ -322,12 +336,13 @@ def _own_address(host: str, port: int) -> str:
 
 def _serve(meeting: _Meeting) -> NoReturn:
     """Be a host until the script has ended, and end this process."""
+    notice = _Notice(meeting.preemption_grace)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        signal.signal(signal.SIGTERM, notice.heard)
     why, grace = "", 0.0
     try:
         with contextlib.ExitStack() as ends:
-            why = _served(meeting, ends)
+            why = _served(meeting, ends, notice)
     except (LaunchError, OSError) as error:
         why, grace = str(error), _TERM_S if isinstance(error, _ScriptFailed) else 0.0
     if why:
@@ -338,7 +353,25 @@ def _serve(meeting: _Meeting) -> NoReturn:
     sys.exit(1 if why else 0)
 
 
-def _served(meeting: _Meeting, ends: contextlib.ExitStack) -> str:
+class _Notice:
+    """What SIGTERM means to a rank that serves: its end, or first a notice to its host's agent (TRN-2)."""
+
+    def __init__(self, grace: float) -> None:
+        self.agent: _Agent | None = None
+        self._grace = grace
+        self._heard_at: float | None = None
+
+    def heard(self, number: int, _frame: object) -> None:
+        """Take the signal."""
+        now = time.monotonic()
+        if not self._grace or self.agent is None or (self._heard_at or now) + _ONE_S < now:
+            sys.exit(128 + number)
+        if self._heard_at is None:
+            self._heard_at = now
+            self.agent.warn()
+
+
+def _served(meeting: _Meeting, ends: contextlib.ExitStack, notice: _Notice) -> str:
     """Serve; returns why it was for nothing, if it was."""
     store, rank = meeting.store, meeting.rank
     # Of this process alone, so that nobody takes what an earlier one has said for its (TRN-3).
@@ -355,6 +388,7 @@ def _served(meeting: _Meeting, ends: contextlib.ExitStack) -> str:
         mine = meeting.agent(_credentials_here(meeting, token))
         ends.callback(mine.end)
         _wait(mine.is_ready, meeting.timeout, "this node's agent")
+        notice.agent = mine
     except (LaunchError, OSError) as error:
         store.put(said, {"failed": str(error)})
         raise

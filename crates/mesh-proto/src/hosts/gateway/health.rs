@@ -115,6 +115,7 @@ impl<W: Wire> Gateway<W> {
         if self.me != 0 || self.hold.is_zero() {
             return HostSet::default();
         }
+        self.notice_sleep(now);
         // One that others relay to was perhaps never heard of directly.
         let silent: Vec<(HostNo, Option<Duration>, Duration)> = self
             .peers
@@ -143,8 +144,21 @@ impl<W: Wire> Gateway<W> {
         silent.iter().filter(held).map(|(host, ..)| *host).collect()
     }
 
+    /// Takes a time in which this process did nothing for one in which it was cut off: its machine slept, or it was stopped.
+    /// The connections that have ended meanwhile may be noticed, and the first of them be made again, before the next tick.
+    fn notice_sleep(&mut self, now: Duration) {
+        if now.saturating_sub(self.looked_at) > self.window / 2 {
+            self.cut_off = Some(now);
+        }
+        self.looked_at = now;
+    }
+
     /// At the controller: a host was connected to. If there was none before, the others have their time from now on (GTW-4).
     pub(super) fn back_again(&mut self, now: Duration) {
+        if self.me != 0 || self.hold.is_zero() {
+            return;
+        }
+        self.notice_sleep(now);
         let was_cut_off = self.cut_off.is_some_and(|at| now.saturating_sub(at) < self.window);
         if was_cut_off {
             self.cut_off = Some(now);
@@ -534,5 +548,85 @@ impl<W: Wire> Gateway<W> {
         if !std::mem::replace(&mut self.over, true) {
             turn.out.push(Action::End { parting, visitors, why: why.to_owned() });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hosts::gateway::Peer;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// One over which nothing goes.
+    struct Cut;
+
+    impl Wire for Cut {
+        type Connection = ();
+
+        fn send(&self, (): &(), _: &Packet, _: Duration) {}
+
+        fn is_open(&self, (): &()) -> bool {
+            false
+        }
+
+        fn has_room(&self, (): &()) -> bool {
+            false
+        }
+
+        fn heard_at(&self, (): &()) -> Duration {
+            Duration::ZERO
+        }
+
+        fn sent_at(&self, (): &()) -> Duration {
+            Duration::ZERO
+        }
+
+        fn is_same(&self, (): &(), (): &()) -> bool {
+            true
+        }
+
+        fn wake(&self) {}
+    }
+
+    /// A controller that has lost the connections to two hosts, and last checked on them when it was heard of them.
+    fn controller() -> Gateway<Cut> {
+        let mut gateway = Gateway::new(0, 1);
+        (gateway.window, gateway.hold) = (2 * SECOND, 60 * SECOND);
+        assert!(gateway.topology.add_group(1, 2, 16));
+        for host in [1, 2] {
+            let lost = Peer { incarnation: 1, lost_since: Some(SECOND), heard: Some(SECOND), ..Peer::default() };
+            gateway.peers.insert(host, lost);
+        }
+        gateway.held(&Cut, SECOND);
+        gateway
+    }
+
+    /// GTW-4: the first host may be back before the next tick.
+    #[test]
+    fn the_first_host_that_is_back_after_a_sleep_gives_the_others_their_time() {
+        let mut gateway = controller();
+        let now = 9 * SECOND;
+        gateway.back_again(now);
+        let first = gateway.peers.get_mut(&1).unwrap();
+        (first.lost_since, first.heard) = (None, Some(now));
+        assert_eq!(gateway.peers[&2].lost_since, Some(now));
+        assert!(gateway.held(&Cut, now).contains(2));
+        // No longer than the window.
+        gateway.held(&Cut, now + SECOND);
+        assert!(!gateway.held(&Cut, now + 2 * SECOND).contains(2));
+    }
+
+    #[test]
+    fn a_host_that_is_lost_while_the_controller_runs_gets_no_more_time_from_another_that_is_back() {
+        let mut gateway = controller();
+        let first = gateway.peers.get_mut(&1).unwrap();
+        (first.lost_since, first.heard) = (None, Some(3 * SECOND));
+        for tenth in 10..30 {
+            gateway.held(&Cut, tenth * SECOND / 10);
+        }
+        gateway.back_again(3 * SECOND);
+        assert_eq!(gateway.peers[&2].lost_since, Some(SECOND));
+        assert!(!gateway.held(&Cut, 3 * SECOND).contains(2));
     }
 }

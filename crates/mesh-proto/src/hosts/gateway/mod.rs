@@ -355,6 +355,8 @@ pub struct Gateway<W: Wire> {
     hold: Duration,
     /// At the controller: when it was last seen to be cut off from all others, or came back (GTW-4).
     cut_off: Option<Duration>,
+    /// At the controller of a job that is held: when it last checked on its hosts.
+    looked_at: Duration,
     fan_out: u32,
     next_host: HostNo,
     pending: Pending,
@@ -396,6 +398,7 @@ impl<W: Wire> Gateway<W> {
             window: Duration::from_secs(10),
             hold: Duration::ZERO,
             cut_off: None,
+            looked_at: Duration::ZERO,
             fan_out: DEFAULT_FAN_OUT,
             next_host: 1,
             pending: Pending::default(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from mesh_core._native import introductions, roll
 
 if TYPE_CHECKING:
     from mesh_core._meshes.hosts import HostMesh
+    from mesh_core._process.process import Process
 
 # As in Rust, where whoever hears of them checks that too.
 MOST = 64
@@ -87,19 +88,14 @@ def _named(given: object, what: str, name: str, value: str) -> dict[str, Any]:
 def traits(hosts: HostMesh) -> list[Host]:
     """The hosts of a mesh, in order; an error if one has not said yet what it is."""
     process, numbers = hosts._process, hosts._numbers
-    if process.identity.mesh_id != 0:
+    if not process.identity.is_script:
         raise MeshError(
             "only the script that has attached hosts knows their labels and resources; ask there, and "
             "pass the result"
         )
-    dead = {
-        host: state
-        for host, _, _, _, state, *_ in roll(process.runtime)
-        if state in (HostState.DEAD, HostState.STOPPED)
-    }
+    said, dead = introduced(process, numbers) if process.ask_traits is None else process.ask_traits(numbers)
     found: list[Host] = []
     waited: list[str] = []
-    said = introductions(process.runtime, numbers)
     for number, name, address, one in zip(numbers, hosts.names, hosts.addresses, said, strict=True):
         if one is None and number not in dead and number != process.identity.host_no:
             waited.append(name)
@@ -111,6 +107,20 @@ def traits(hosts: HostMesh) -> list[Host]:
             f"the labels and resources of {_listed(waited)} are not known yet; wait for `initialized` of {hosts!r} first"
         )
     return found
+
+
+Said = tuple[int, list[tuple[str, str]], list[tuple[str, float]]]
+"""CPUs, labels and resources of a host."""
+
+
+def introduced(process: Process, numbers: Sequence[int]) -> tuple[list[Said | None], list[int]]:
+    """Return what these hosts have said of themselves, and which of them are gone; at the controller."""
+    dead = [
+        host
+        for host, _, _, _, state, *_ in roll(process.runtime)
+        if state in (HostState.DEAD, HostState.STOPPED)
+    ]
+    return introductions(process.runtime, list(numbers)), dead
 
 
 def select(
@@ -126,12 +136,13 @@ def select(
         raise TypeError(f"select() takes a function of a host, or labels by name, got {predicate!r}")
     check_labels(labels)
     all_of = traits(hosts)
-    unwell = hosts._unwell()
     numbers = hosts._numbers
+    process = hosts._process
+    _, dead = introduced(process, numbers) if process.ask_traits is None else process.ask_traits(numbers)
     chosen = [
         (number, host)
         for number, host in zip(numbers, all_of, strict=True)
-        if unwell.get(number) not in ("dead", "stopped")
+        if number not in dead
         and all(host.labels.get(name) == value for name, value in labels.items())
         and (predicate is None or predicate(host))
     ]

@@ -373,7 +373,8 @@ class ProcMesh(Mesh):
             on: hosts for the new processes; without it, those that the old ones were on. Ranks that were on one host stay
                 together.
 
-        Only the process that has spawned the mesh can do it, for as long as it has not stopped the mesh.
+        Only the process that has spawned the mesh can do it, for as long as it has not stopped the mesh; or the next script of a job
+        that outlives them.
 
         >>> import os, signal
         >>> from mesh_core import this_host

@@ -316,6 +316,9 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         process.supervision.own_again(
             recipe.owner_id, holding, [rank for _, ranks in groups for rank in ranks]
         )
+    # Where it is by now, and as large as it is.
+    whole = mesh._with_region(root) if len(root) == len(mesh._root) else mesh._resized(root)
+    process.recording(recipe.owner_id, whole, 0)
     waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
     recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
     return recipe.repair
@@ -343,9 +346,13 @@ def _runs(where: Mapping[int, tuple[int, int, int]], lives: Mapping[int, int]) -
 
 def _recipe(mesh: ProcMesh, done: str) -> Recipe:
     if mesh._recipe is None:
+        why = mesh._process.cannot_make.get((mesh._procs_id, 0))
         raise MeshError(
-            f"{mesh!r} cannot be {done} here: only the process that spawned it can do that, and this is a "
-            "reference, or a mesh that was joined from others"
+            f"{mesh!r} cannot be {done} here: "
+            + (
+                why
+                or "only the process that spawned it can do that, and this is a reference, or a mesh that was joined from others"
+            )
         )
     return mesh._recipe
 
@@ -437,9 +444,13 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     making: Making | None = mesh._making
     process = mesh._process
     if making is None:
+        why = process.cannot_make.get((mesh._procs_id, mesh._actor_id))
         raise MeshError(
-            f"{mesh!r} cannot be respawned here: only the process that spawned the actors can do that, "
-            "and this is a reference, or a mesh that was joined from others"
+            f"{mesh!r} cannot be respawned here: "
+            + (
+                why
+                or "only the process that spawned the actors can do that, and this is a reference, or a mesh that was joined from others"
+            )
         )
     if process.closed or making.stopped:
         raise MeshError(f"{mesh._name!r} has been stopped; spawn the actors again")
@@ -463,6 +474,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
         process.supervision.own_again(making.owner_id, holding, there)
     lives = {rank: incarnation(process.runtime, *location.addr(procs_id, rank)[:2]) for rank in there}
     making.lives = {**making.lives, **lives}
+    process.recording(making.owner_id, mesh._with_region(root), mesh._actor_id)
     returns = None if holding is None else holding.returns
     begun = {} if returns is None else returns.begin(indexes)
     call = process.runtime.sender(target, mesh._actor_id, mesh._name, Request.SPAWN).call(making.spawned)

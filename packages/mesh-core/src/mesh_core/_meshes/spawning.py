@@ -135,12 +135,13 @@ def spawn(
         ready=None,
         recipe=recipe,
     )
-    process.recording(owner_id, mesh, 0)
     if location.is_joined:
         # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
+        recipe.size = 0
+    process.recording(owner_id, mesh, 0)
+    if location.is_joined:
         from mesh_core._meshes.repair import begin_apart
 
-        recipe.size = 0
         recipe.holding = process.own(owner_id, mesh, 0, policy)
         mesh._ready = begin_apart(mesh, recipe)
     else:
@@ -208,6 +209,33 @@ class Recipe:
         self._carries = carries
         """What they are told of extensions, where that is not what this process spawns others with."""
         self._extended = False
+
+    def saved(self) -> dict[str, Any]:
+        """What another process needs to make such processes, for :meth:`restored`."""
+        return {
+            "name": self.name,
+            "procs_id": self.procs_id,
+            "location": self._location,
+            "size": self.size,
+            "per_host": self._per_host,
+            "bootstrap": self._bootstrap,
+            "env": self._env,
+            "preload": self._preload,
+            "fresh": self._fresh,
+            "python": self._python,
+            "binding": self._binding,
+            "seed": self._seed,
+            "devices": self._devices,
+            "torch": self._torch,
+        }
+
+    @classmethod
+    def restored(cls, process: Process, saved: Mapping[str, Any], holding: Holding) -> Recipe:
+        """What the script makes processes with that another script has spawned."""
+        recipe = cls(process, owner_id=0, **saved)
+        recipe.root = holding.mesh._root
+        recipe.holding = holding
+        return recipe
 
     def order(
         self,

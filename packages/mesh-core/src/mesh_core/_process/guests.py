@@ -7,6 +7,8 @@ spawned stays when it ends. For that it records each spawn with the controller, 
 GST-3: a script that comes finds all that others have spawned outside of actors and not stopped. It is told of each death once that
 happened while there was no script, and not again of those that an earlier one was told of.
 GST-4: what actors in a script's own process have spawned ends with that process.
+GST-5: a script that comes can respawn, grow and shrink what it finds: the record of a spawn has what that takes, as bytes that the
+controller does not read.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from mesh_core._common.control import Control
 from mesh_core._common.current import current, holder
 from mesh_core._common.errors import MeshError, SpawnError
 from mesh_core._failures.owned_meshes import Holding
+from mesh_core._failures.owned_meshes import Making as ActorMaking
 from mesh_core._futures.promise import Promise
 from mesh_core._geometry.location import ListedLocation, Location, is_guest_mesh
+from mesh_core._meshes.host_traits import introduced
 from mesh_core._native import (
     GUEST_MESHES,
     Extent,
@@ -52,6 +56,10 @@ if TYPE_CHECKING:
     from mesh_core._native import Message
     from mesh_core._process.process import Process
 
+Making = tuple[bytes, list[bytes]]
+"""An object and its buffers, which only scripts read."""
+_LONGEST = 64 << 20
+"""Constructors' arguments of more bytes than this are not kept for later scripts."""
 _MISSED = 1000
 """So many failures of actors are kept for a script that comes."""
 
@@ -69,6 +77,8 @@ class _Thing:
     location: Location
     root: Region
     reference: bytes
+    making: Making | str
+    """What it takes to make its processes or actors again, or why that is not known."""
     dead: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
     """Processes that were in it and have ended, of which a script was told."""
     untold: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
@@ -121,7 +131,9 @@ class Guests:
                 "credentials": process.credentials,
                 "addresses": process.addresses(),
                 "hosts": {name: self.pack(*each) for name, each in hosts.items()},
-                "things": [(each.reference, each.actor_id, each.dead) for each in self._things.values()],
+                "things": [
+                    (each.reference, each.actor_id, each.dead, each.making) for each in self._things.values()
+                ],
             }
             missed = list(self._missed)
             self._missed.clear()
@@ -144,6 +156,10 @@ class Guests:
         else:
             named = Location(location.placement, known)
         return dumps(type(hosts)(self._process, hosts._view, hosts._name, named))[0]
+
+    def traits(self, hosts: Sequence[int]) -> bytes:
+        """What these hosts, by their numbers, have said of themselves, for a script."""
+        return dumps(introduced(self._process, hosts))[0]
 
     def flush(self) -> None:
         """Show all that processes have printed so far."""
@@ -176,7 +192,11 @@ class Guests:
         what = message.load()
         with self._lock:
             if isinstance(what, _Thing):
-                self._things[what.procs_id, what.actor_id] = what
+                key = what.procs_id, what.actor_id
+                if (before := self._things.get(key)) is not None:
+                    # It was repaired, or has another size.
+                    what.dead, what.untold = before.dead, before.untold
+                self._things[key] = what
                 return
             thing, among = what
             for key, each in list(self._things.items()):
@@ -206,7 +226,9 @@ class Guests:
 
     def _forget_dead(self, key: tuple[int, int], thing: _Thing) -> None:
         """Forget what is gone as a whole, once a script has been told of that."""
-        if len({gone[:2] for gone in thing.dead}) >= len(thing.root):
+        runtime = self._process.runtime
+        lost = {gone[:2] for gone in thing.dead if locate(runtime, gone[0], gone[1], 0)[:2] == gone[2]}
+        if len(lost) >= len(thing.root):
             del self._things[key]
 
     def _fails(self, failure: MeshFailure) -> None:
@@ -266,6 +288,10 @@ class Joined:
                 if name == host:
                     self._process.told_addresses = {**self._process.told_addresses, number: address}
 
+    def on_traits(self, ask: Callable[[Sequence[int]], bytes]) -> None:
+        """Have ``ask`` called for what :meth:`Guests.traits` says at the controller."""
+        self._process.ask_traits = lambda numbers: loads(ask(numbers))
+
     def on_flush(self, flush: Callable[[], object]) -> None:
         """Have ``flush`` called to show what processes have printed: when some have stopped, and before this script leaves."""
         self._process.hooks.flush.append(flush)
@@ -289,6 +315,7 @@ class Joined:
             mesh._location,
             mesh._root,
             dumps(mesh)[0] if owner == 0 else b"",
+            _saved(mesh, actor_id) if owner == 0 else "",
         )
         self._tell(thing)
         if owner == 0:
@@ -311,24 +338,64 @@ class Joined:
         target = Target.one(0, 0, Placement.on(0))
         self._process.runtime.sender(target, 0, Control.RECORD, Request.EXTENSION, False).tell(what)
 
-    def _take_over(self, things: list[tuple[bytes, int, list[tuple[int, int, tuple[int, int]]]]]) -> None:
-        """Own what other scripts have left (GST-3)."""
+    def _take_over(
+        self, things: list[tuple[bytes, int, list[tuple[int, int, tuple[int, int]]], Making | str]]
+    ) -> None:
+        """Own what other scripts have left (GST-3), and be able to make it again (GST-5)."""
         process = self._process
         owned = process.owners.of(0)
         watched: list[Target] = []
-        for reference, actor_id, dead in things:
+        recipes: dict[int, ProcMesh] = {}
+        for reference, actor_id, dead, making in things:
             mesh = loads(reference)
             holding = Holding(mesh, actor_id, None)
             for procs_id, rank, ended in dead:
                 if (here := holding.place(procs_id, rank)) is not None:
                     holding.loses(ended, here, locate(process.runtime, procs_id, rank, 0)[:2] != ended)
             owned.add(holding)
+            try:
+                _restore(mesh, holding, making, recipes)
+            except MeshError as error:
+                process.cannot_make = {**process.cannot_make, (mesh._procs_id, actor_id): str(error)}
             self._know(mesh, actor_id)
             if actor_id == 0:
                 watched += _now(process, mesh)
         process.notices.start()
         for target in watched:
             process.runtime.watch_procs(target)
+
+
+def _saved(mesh: Any, actor_id: int) -> Making | str:
+    """What another script needs to make processes or actors again, or why it has none of it."""
+    what = (mesh._making.spawned, dict(mesh._making.lives)) if actor_id else mesh._recipe.saved()
+    try:
+        data, buffers = dumps(what)
+    except Exception as error:  # noqa: BLE001 - nothing of the spawn itself fails for that
+        return f"what the script has spawned it with cannot be kept for another script: {error}"
+    size = len(data) + sum(each.nbytes for each in buffers)
+    if size > _LONGEST:
+        return f"the script has spawned it with arguments of {size} bytes, of which at most {_LONGEST} are kept for another script"
+    return data, [bytes(each) for each in buffers]
+
+
+def _restore(mesh: Any, holding: Holding, making: Making | str, procs: dict[int, ProcMesh]) -> None:
+    """Have a mesh that another script has spawned be repaired by its methods, as this script's own are."""
+    from mesh_core._meshes.spawning import Recipe
+
+    process = mesh._process
+    if isinstance(making, str):
+        raise MeshError(making)
+    data, buffers = making
+    # Writable, as what is sent is.
+    what = loads(data, [bytearray(each) for each in buffers])
+    if holding.actor_id == 0:
+        mesh._recipe = Recipe.restored(process, what, holding)
+        procs[mesh._procs_id] = mesh
+        return
+    spawned, lives = what
+    made = ActorMaking(spawned, 0, procs.get(mesh._procs_id))
+    made.lives, made.holding = lives, holding
+    mesh.__dict__["_making"] = made
 
 
 def _now(process: Process, mesh: ProcMesh) -> list[Target]:

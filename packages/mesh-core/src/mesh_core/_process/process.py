@@ -21,7 +21,7 @@ from mesh_core._process.notices import Notices
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from mesh_core._actors.endpoint import EndpointProperty
     from mesh_core._common.interrupts import Interrupts
@@ -113,6 +113,10 @@ class Process:
     told_addresses: Mapping[int, str] = MappingProxyType({})
     """Where hosts are reached that another process has attached."""
     _repairs_expected = False
+    ask_traits: Callable[[Sequence[int]], tuple[list[Any], list[int]]] | None = None
+    """Asks the controller what hosts have said of themselves, where this process is a script that is not the controller."""
+    cannot_make: Mapping[tuple[int, int], str] = MappingProxyType({})
+    """Why this script cannot make processes or actors again that another script has spawned."""
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
