@@ -287,11 +287,16 @@ impl<W: Wire> Gateway<W> {
     ) {
         let now = turn.now;
         let window = Terms::agree(self.window_of(host), terms);
-        let of_no_use = self.over || self.standing(host) == Standing::Dead;
+        if self.over || self.standing(host) == Standing::Dead {
+            // It was dialed before that was known. Nobody looks after a connection to the dead.
+            self.peer(host).dialing = false;
+            turn.out.push(Action::Close { connection, farewell: None });
+            return;
+        }
         self.topology.reachable(host);
         self.back_again(now);
         let peer = self.peer(host);
-        let old = if of_no_use { Some(connection.clone()) } else { peer.connection.replace(connection.clone()) };
+        let old = peer.connection.replace(connection.clone());
         peer.dialing = false;
         // The controller's address is known only to who has dialed it at first; nobody else could make it again.
         peer.dials = dialed || host == 0 && peer.address.is_some();
