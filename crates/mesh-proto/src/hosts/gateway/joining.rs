@@ -7,9 +7,7 @@
 
 use super::{Action, Gateway, GatewayOptions, Missed, Pending, Turn, Wire};
 use crate::control::{Attachment, Report, Terms};
-use crate::hosts::{
-    Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
-};
+use crate::hosts::{Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome};
 use crate::{CallId, HostNo};
 use std::sync::Arc;
 use std::time::Duration;
@@ -293,7 +291,7 @@ impl<W: Wire> Gateway<W> {
             turn.out.push(Action::Close { connection, farewell: None });
             return;
         }
-        self.topology.reachable(host);
+        let was_apart = self.topology.reachable(host);
         self.back_again(now);
         let peer = self.peer(host);
         let old = peer.connection.replace(connection.clone());
@@ -316,7 +314,11 @@ impl<W: Wire> Gateway<W> {
             self.stand(turn.wire, host, Standing::Live, now);
         }
         let recovered = recovered && self.topology.children(self.me).contains(host);
-        let through = self.peer_streams.through(host);
+        let mut through = self.peer_streams.through(host);
+        if was_apart {
+            // What is for it has gone along the tree, and would go on to, whatever becomes of those in between.
+            through = through.union(&HostSet::one(host));
+        }
         self.reroute(turn.wire, &through, now);
         self.pump(turn.wire, host, now);
         self.look_soon();
