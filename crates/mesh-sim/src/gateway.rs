@@ -71,9 +71,9 @@ impl World {
                     };
                     self.post(host, &frame, hosts);
                 }
-                // What a host holds of others is asked for; one that has ended answers nobody.
+                // What a host holds of others is asked for.
                 Action::Died { .. } => {}
-                Action::End { .. } => self.nodes[host as usize].attached = false,
+                Action::End { .. } => self.ended(host),
             }
         }
     }

@@ -3,7 +3,8 @@
 use crate::model::Costs;
 use bytes::Bytes;
 use mesh_proto::hosts::{
-    Arrival, Cargo, HostMerge, HostSet, Lane, Packet, PacketDecoder, PeerStreams, RelayMerge, Share, Short, Topology, unmerge,
+    Arrival, Cargo, HostMerge, HostSet, Lane, Packet, PacketDecoder, PeerStreams, RelayMerge, Share, Short, Topology,
+    unmerge,
 };
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, HostNo, ProcAddr};

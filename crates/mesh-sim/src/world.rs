@@ -67,6 +67,7 @@ pub struct World {
     pub(crate) calls: HashMap<CallId, Call>,
     /// The hosts that were killed.
     killed: Vec<HostNo>,
+    ended: Vec<HostNo>,
     /// How many have heard how each host stands, and when the last has.
     pub(crate) told: HashMap<(HostNo, Standing), (u32, Duration)>,
     /// Numbers from a seed, the same with every run.
@@ -88,6 +89,7 @@ impl World {
             connections: 0,
             calls: HashMap::new(),
             killed: Vec::new(),
+            ended: Vec::new(),
             told: HashMap::new(),
             dice: 1,
         }
@@ -173,10 +175,35 @@ impl World {
 
     /// A host stops: its connections end at once if `closed`, else it is silent.
     pub fn kill(&mut self, host: HostNo, closed: bool) {
-        let node = &mut self.nodes[host as usize];
-        (node.alive, node.silent) = (false, !closed);
+        self.nodes[host as usize].silent = !closed;
         self.killed.push(host);
-        self.alive -= 1;
+        self.gone(host);
+        self.hang_up(host, closed);
+    }
+
+    /// A host has ended its work by itself, since nobody above it could reach it, or was told to.
+    pub(crate) fn ended(&mut self, host: HostNo) {
+        self.ended.push(host);
+        self.gone(host);
+        self.hang_up(host, true);
+    }
+
+    /// The hosts that were not killed, and have ended all the same: those that nobody above could reach for the window.
+    #[must_use]
+    pub fn ended_alone(&self) -> &[HostNo] {
+        &self.ended
+    }
+
+    /// It does nothing more, and what it held of others does not count.
+    fn gone(&mut self, host: HostNo) {
+        let node = &mut self.nodes[host as usize];
+        if std::mem::replace(&mut node.alive, false) {
+            self.alive -= 1;
+        }
+    }
+
+    fn hang_up(&mut self, host: HostNo, closed: bool) {
+        let node = &self.nodes[host as usize];
         let mut peers: Vec<End> = node.net.open.borrow().iter().map(|(peer, signs)| (*peer, signs.id)).collect();
         peers.sort_unstable();
         for (peer, id) in peers.into_iter().filter(|_| closed) {

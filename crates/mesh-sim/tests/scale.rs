@@ -1,6 +1,6 @@
 //! What the tree promises of many hosts, in virtual time.
 
-use mesh_proto::hosts::Standing;
+use mesh_proto::hosts::{Standing, Topology};
 use mesh_sim::{Model, Purpose, World, figures};
 use std::time::Duration;
 
@@ -132,7 +132,15 @@ fn whoever_dies_when_in_some_calls_those_that_live_answer_each_once() {
                 assert_eq!(world.answered(call, host), 8, "seed {seed}: call {call} at host {host}");
             }
         }
-        for dead in (1..=hosts).filter(|host| !world.lives(*host)) {
+        // Who hangs on two hosts that have died at one time is out of reach for longer than the window, and ends (GTW-3).
+        let mut tree = Topology::new(0);
+        tree.add_group(1, hosts, fan_out);
+        let killed: Vec<u32> = (1..=hosts).filter(|host| !world.lives(*host)).collect();
+        for ended in world.ended_alone() {
+            let above = killed.iter().filter(|host| tree.is_above(**host, *ended)).count();
+            assert!(above > 1, "seed {seed}: {ended} has ended below {above} dead hosts");
+        }
+        for dead in killed.into_iter().filter(|host| !world.ended_alone().contains(host)) {
             let (told, living) = (world.told(dead, Standing::Dead).0, world.living());
             assert!(told >= living, "seed {seed}: {told} of {living} know of the death of {dead}");
         }

@@ -100,14 +100,23 @@ pub(crate) struct Setup {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// Something that is under way reaches the end of this host.
-    Arrives { end: End },
+    Arrives {
+        end: End,
+    },
     /// This end takes more.
-    Takes { end: End },
+    Takes {
+        end: End,
+    },
     Tick,
     /// An attempt to connect has come to the other side.
-    Knocks { to: HostNo, until: Duration },
+    Knocks {
+        to: HostNo,
+        until: Duration,
+    },
     /// Time is up for it.
-    Missed { to: HostNo },
+    Missed {
+        to: HostNo,
+    },
     Resumes,
 }
 

@@ -1,8 +1,8 @@
 //! How connections between hosts come about: dialing, being dialed, and who is taken in. What is said and answered, the
 //! machine decides (`mesh_proto::hosts::gateway`).
 
-use super::connection::HostConnection;
 use super::Event;
+use super::connection::HostConnection;
 use super::visits::{self, Place};
 use crate::error::RuntimeError;
 use crate::reactor::timespec;

@@ -49,7 +49,11 @@ impl Runtime {
                 };
                 held.into_iter().map(post).max().unwrap_or(0)
             };
-            let queued = if machine.merges_replies() && frame.header.kind == Kind::Reply && !shares && !frame.header.is_distant() {
+            let queued = if machine.merges_replies()
+                && frame.header.kind == Kind::Reply
+                && !shares
+                && !frame.header.is_distant()
+            {
                 let ready = machine.merge_reply(frame.clone(), now);
                 posted(machine, ready)
             } else {

@@ -286,7 +286,13 @@ impl<W: Wire> Gateway<W> {
 
     /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
     /// Returns whether it was the one in use.
-    pub(super) fn closed(&mut self, turn: &mut Turn<'_, W>, host: HostNo, connection: &W::Connection, why: &str) -> bool {
+    pub(super) fn closed(
+        &mut self,
+        turn: &mut Turn<'_, W>,
+        host: HostNo,
+        connection: &W::Connection,
+        why: &str,
+    ) -> bool {
         if self.over {
             return false;
         }

@@ -7,9 +7,7 @@
 
 use super::{Action, Gateway, GatewayOptions, Missed, Pending, Turn, Wire};
 use crate::control::{Attachment, Report, Terms};
-use crate::hosts::{
-    Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
-};
+use crate::hosts::{Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome};
 use crate::{CallId, HostNo};
 use std::sync::Arc;
 use std::time::Duration;
@@ -287,11 +285,16 @@ impl<W: Wire> Gateway<W> {
     ) {
         let now = turn.now;
         let window = Terms::agree(self.window_of(host), terms);
-        let of_no_use = self.over || self.standing(host) == Standing::Dead;
-        self.topology.reachable(host);
+        if self.over || self.standing(host) == Standing::Dead {
+            // It was dialed before that was known. Nobody looks after a connection to the dead.
+            self.peer(host).dialing = false;
+            turn.out.push(Action::Close { connection, farewell: None });
+            return;
+        }
+        let was_apart = self.topology.reachable(host);
         self.back_again(now);
         let peer = self.peer(host);
-        let old = if of_no_use { Some(connection.clone()) } else { peer.connection.replace(connection.clone()) };
+        let old = peer.connection.replace(connection.clone());
         peer.dialing = false;
         // The controller's address is known only to who has dialed it at first; nobody else could make it again.
         peer.dials = dialed || host == 0 && peer.address.is_some();
@@ -311,7 +314,11 @@ impl<W: Wire> Gateway<W> {
             self.stand(turn.wire, host, Standing::Live, now);
         }
         let recovered = recovered && self.topology.children(self.me).contains(host);
-        let through = self.peer_streams.through(host);
+        let mut through = self.peer_streams.through(host);
+        if was_apart {
+            // What is for it has gone along the tree, and would go on to, whatever becomes of those in between.
+            through = through.union(&HostSet::one(host));
+        }
         self.reroute(turn.wire, &through, now);
         self.pump(turn.wire, host, now);
         self.look_soon();

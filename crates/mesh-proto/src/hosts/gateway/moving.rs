@@ -25,7 +25,8 @@ impl<W: Wire> Gateway<W> {
     ) -> usize {
         let me = self.me;
         // A host that only the controller knows of is not known here until it has told of it.
-        let is_lost = |host: &HostNo| self.standing(*host) == Standing::Dead || (me == 0 && !self.topology.knows(*host));
+        let is_lost =
+            |host: &HostNo| self.standing(*host) == Standing::Dead || (me == 0 && !self.topology.knows(*host));
         let lost: HostSet = hosts.iter().filter(is_lost).collect();
         if !lost.is_empty() {
             hosts.reduce_by(&lost);
@@ -109,6 +110,9 @@ impl<W: Wire> Gateway<W> {
 
     /// There is something for a host that is not connected.
     fn want(&mut self, wire: &W, via: HostNo, now: Duration) {
+        if self.standing(via) == Standing::Dead {
+            return;
+        }
         let peer = self.peer(via);
         if peer.connection.is_none() && peer.lost_since.is_none() {
             peer.lost_since = Some(now);
@@ -269,7 +273,9 @@ impl<W: Wire> Gateway<W> {
             return;
         };
         let well = header.kind == Kind::Standing
-            && Frame::from_pieces(&packet.body).and_then(|frame| HostStanding::read(&frame)).is_none_or(|told| told.live);
+            && Frame::from_pieces(&packet.body)
+                .and_then(|frame| HostStanding::read(&frame))
+                .is_none_or(|told| told.live);
         if let Some(host) = host_of(&header)
             && host != self.me
             && !well
