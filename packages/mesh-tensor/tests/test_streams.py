@@ -20,6 +20,7 @@ from mesh_tensor import (  # noqa: E402
     RemoteException,
     Stream,
     StreamError,
+    _stream,
     activate,
     capture,
     current_stream,
@@ -37,7 +38,6 @@ from mesh_tensor import (  # noqa: E402
     to_mesh,
     usage,
 )
-from mesh_tensor import _stream  # noqa: E402, PLC2701 - how messages are sent
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
