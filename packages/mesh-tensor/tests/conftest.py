@@ -9,9 +9,6 @@ import pytest
 
 from mesh_core import ProcMesh, shutdown, this_host
 
-# Once for all processes, and not in each of them when a tensor is first spread over a mesh.
-PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
-
 
 @pytest.fixture(scope="module", autouse=True)
 def runtime() -> Iterator[None]:
@@ -20,17 +17,23 @@ def runtime() -> Iterator[None]:
     shutdown()
 
 
+@pytest.fixture(scope="session")
+def preload() -> list[str]:
+    """What fork servers import, once for all processes. Meshes with the same list share a fork server, and do not wait for PyTorch again."""
+    return ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
+
+
 @pytest.fixture(scope="module")
-def procs(runtime: None) -> Iterator[ProcMesh]:
+def procs(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes, which no test ends."""
-    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, name="pair") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="pair") as procs:
         yield procs
 
 
 @pytest.fixture(scope="module")
-def grid(runtime: None) -> Iterator[ProcMesh]:
+def grid(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Four processes in two dimensions."""
-    with this_host().spawn_procs({"data": 2, "model": 2}, preload=PRELOAD, name="grid") as procs:
+    with this_host().spawn_procs({"data": 2, "model": 2}, preload=preload, name="grid") as procs:
         yield procs
 
 

@@ -31,8 +31,6 @@ from mesh_tensor import (  # noqa: E402
     usage,
 )
 
-# As the other tests have it, so that they share what has imported it.
-PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
 # Importing PyTorch takes a busy machine its time.
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -209,8 +207,8 @@ def test_a_tensor_that_has_failed_is_an_error_of_the_call(procs: ProcMesh, model
     assert models.total.call(share(torch.ones(1), procs)).get(timeout=60).values() == [("Tensor", 1.0)] * 2
 
 
-def test_an_actor_elsewhere_cannot_have_it(procs: ProcMesh) -> None:
-    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, name="others") as others:
+def test_an_actor_elsewhere_cannot_have_it(procs: ProcMesh, preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="others") as others:
         elsewhere = others.spawn("models", Model)
         x = share(torch.ones(3), procs)  # the line that made it
         for call in (elsewhere.total, elsewhere.later_total):
@@ -324,8 +322,8 @@ def test_no_gradient_flows_through_an_endpoint(procs: ProcMesh, models: Any) -> 
         assert float(fetch(remote(models.shift)(x)["moved"]).item(gpus=0)) == 2.0
 
 
-def test_an_actor_that_dies_with_its_process_leaves_nobody_waiting() -> None:
-    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, name="mortal") as procs:
+def test_an_actor_that_dies_with_its_process_leaves_nobody_waiting(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="mortal") as procs:
         models = procs.spawn("models", Model)
         x = share(torch.ones(()), procs)
         with pytest.raises((MeshError, ActorError)):

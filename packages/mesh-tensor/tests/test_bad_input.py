@@ -68,6 +68,17 @@ PER_RANK: dict[str, tuple[Callable[[Any, ProcMesh], Any], type[Exception], str]]
         "no dimension 'gpu'.*did you mean 'gpus'",
     ),
     "no such place": (lambda x, _: slice_mesh(x, gpus=5), IndexError, "5 is out of range for gpus=2"),
+    "a value at no such place": (
+        lambda x, _: fetch_shard(x, gpus=5),
+        IndexError,
+        "5 is out of range for gpus=2",
+    ),
+    "a value at a place of an unknown dimension": (
+        lambda x, _: fetch_shard(x, gpu=0),
+        ValueError,
+        "no dimension 'gpu'.*did you mean 'gpus'",
+    ),
+    "shared twice": (share, TypeError, "is on a mesh already"),
     "uneven parts": (lambda x, _: reduce(x, "gpus", scatter=True), ValueError, "a multiple of 2 elements"),
     "uneven parts to all": (lambda x, _: all_to_all(x, "gpus"), ValueError, "a multiple of 2 elements"),
     "pickling": (lambda x, _: pickle.dumps(x), TypeError, r"cannot be pickled.*fetch\(\)"),
@@ -131,6 +142,22 @@ GLOBAL: dict[str, tuple[Callable[[Any, Mesh], Any], type[Exception], str]] = {
         ValueError,
         r"a tensor of this process, \(5, 3\) .* meets .*distribute\(\)",
     ),
+    "a value at no such place": (lambda x, _: fetch_shard(x, gpus=5), IndexError, "5 is out of range"),
+    "a value at a place of an unknown dimension": (
+        lambda x, _: fetch_shard(x, gpu=0),
+        ValueError,
+        "no dimension 'gpu'.*did you mean 'gpus'",
+    ),
+    "laid out along an unknown dimension": (
+        lambda x, _: x.redistribute(["gpu", None]),
+        ValueError,
+        "no dimension 'gpu'; it has 'gpus'",
+    ),
+    "laid out with too few entries": (
+        lambda x, mesh: distribute(x, mesh, ["gpus"]),
+        ValueError,
+        "1 entries and the tensor 2 dimensions",
+    ),
     "the other view's function": (lambda x, _: reduce(x, "gpus"), TypeError, "is of the global view"),
     "pickling": (lambda x, _: pickle.dumps(x), TypeError, r"cannot be pickled.*fetch\(\)"),
 }
@@ -159,8 +186,20 @@ def test_uneven_shards_and_shapes_that_depend_on_values_work_in_the_global_view(
     x = distribute(torch.arange(15.0).view(5, 3), mesh, ["gpus", None])
     assert torch.equal(fetch((x * 2).sum(0)), torch.tensor([60.0, 70, 80]))
     assert torch.nonzero(x).shape == (14, 2)
-    with pytest.raises(ValueError, match="no dimension 'gpu'; it has 'gpus'"):
-        distribute(torch.ones(5), mesh, ["gpu"])
+
+
+def test_a_tensor_of_this_process_that_cannot_be_distributed(mesh: Mesh) -> None:
+    for sharding, kind, why in (
+        (["gpu"], ValueError, "no dimension 'gpu'; it has 'gpus'"),
+        (["gpus", None], ValueError, "2 entries and the tensor 1 dimensions"),
+        ("gpus", TypeError, "a list with an entry for each dimension"),
+    ):
+        with pytest.raises(kind, match=why) as caught:
+            distribute(torch.ones(5), mesh, sharding)  # type: ignore[arg-type]  # this one
+        assert re.search(
+            r"\(5,\) of torch\.float32, was to be distributed over Mesh\(gpus=2\), at .*test_bad_input\.py.*# this one",
+            str(caught.value),
+        )
 
 
 def test_a_mesh_that_was_stopped_with_tensors_alive() -> None:

@@ -29,7 +29,6 @@ from mesh_tensor import (  # noqa: E402
 )
 from mesh_tensor._network import Where, meeting_places  # noqa: E402
 
-PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
@@ -47,13 +46,13 @@ def cluster(runtime: None) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture
-def spread(cluster: LocalCluster) -> Iterator[ProcMesh]:
+def spread(cluster: LocalCluster, preload: list[str]) -> Iterator[ProcMesh]:
     """A process on each, which may end."""
     # Addresses of each host's own, as on a real network.
     script = current_proc().host
     allow_clear_text({"host-0": "127.0.0.2", "host-1": "127.0.0.3", script: "127.0.0.4"})
     set_fault_handler(lambda failure: None)
-    with cluster.attach().spawn_procs(per_host={"gpus": 1}, preload=PRELOAD, name="spread") as procs:
+    with cluster.attach().spawn_procs(per_host={"gpus": 1}, preload=preload, name="spread") as procs:
         yield procs
     set_fault_handler(None)
 

@@ -19,8 +19,6 @@ from mesh_tensor import spmd  # noqa: E402
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
 LIMIT = 120
-# As that of the fixtures: imported once for all processes.
-PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
 
 TRAINING = """
 import json
@@ -278,8 +276,8 @@ def test_an_actor_whose_constructor_fails_leaves_its_group(job: spmd.SPMD) -> No
     assert job.run(total, 1).get(timeout=LIMIT).values() == [3, 3]
 
 
-def test_a_dead_rank(runtime: None) -> None:
-    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, supervise=lambda _: True) as procs:
+def test_a_dead_rank(runtime: None, preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, supervise=lambda _: True) as procs:
         with pytest.raises(MeshError, match=r"call spmd\.setup"):
             procs.spawn("early", Trainer, supervise=lambda _: True).initialized.get(timeout=LIMIT)
         job = spmd.setup(procs)

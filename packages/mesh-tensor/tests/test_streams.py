@@ -20,6 +20,7 @@ from mesh_tensor import (  # noqa: E402
     RemoteException,
     Stream,
     StreamError,
+    _stream,
     activate,
     capture,
     current_stream,
@@ -383,6 +384,35 @@ def test_gradients_flow_through_a_borrow(procs: ProcMesh) -> None:
         one.drop()
     # On the process of rank 1: 2 * weight * rank, in the sums of both processes.
     assert lists(weight.grad) == [[1.0] * 3, [9.0] * 3]
+
+
+def test_what_one_stream_gives_is_sent_with_what_the_other_one_takes(
+    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """STM-7."""
+    with activate(procs):
+        x = torch.ones(2)
+        lent, borrow = comm.borrow(x)
+        borrow.drop()
+        fetch(x)
+        # From here on nothing is sent because time has passed.
+        monkeypatch.setattr(_stream, "_PACE", float("inf"))
+        monkeypatch.setattr(_stream.Flusher, "wake", lambda *_: None)
+        sent: list[Any] = []
+        send = _stream.Stream.send
+        monkeypatch.setattr(
+            _stream.Stream, "send", lambda self, messages: (sent.append(self), send(self, messages))
+        )
+        for _ in range(3):
+            lent, borrow = comm.borrow(x, mutable=True)
+            with comm.activate():
+                lent.add_(1)
+            borrow.drop()
+        streams = {lent.descriptor.stream, x.descriptor.stream}
+        assert fetch_shard(x, timeout=60).tolist() == [4.0, 4.0]
+        assert set(sent) == streams
+        # What waited was sent whole, at both.
+        assert not any(each.holds_back() for each in streams)
 
 
 def test_a_part_of_the_mesh_has_streams_too(procs: ProcMesh) -> None:

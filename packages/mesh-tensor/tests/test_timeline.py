@@ -24,6 +24,7 @@ from mesh_tensor import (  # noqa: E402
     reduce,
     remote,
     share,
+    slice_mesh,
     timeline,
     to_mesh,
 )
@@ -183,3 +184,39 @@ def test_moves_between_meshes_and_to_actors_are_spans_with_their_lines(procs: Pr
         assert any(span.kind == "issue" and span.line == moves[0].line for span in recorded.script)
         assert "move ms" in str(recorded)
     taker.stop().get(timeout=60)
+
+
+def test_what_is_done_on_slices_has_its_own_lines(procs: ProcMesh, tmp_path: Path) -> None:
+    with timeline(procs) as recorded:
+        x = rank_tensor(procs, "gpus").float().view(1)
+        for _ in range(3):
+            x = x + 1
+        first = slice_mesh(x, gpus=0)
+        moved = to_mesh(first, procs.slice(gpus=1))
+        total = reduce(moved)
+        assert fetch(total, timeout=60).item().tolist() == [3.0]
+    found = {}
+    for point, spans in recorded.processes:
+        for span in spans:
+            if span.queued is not None:
+                found[point["gpus"], span.name] = span.line or ""
+    assert found[0, "to_mesh: send"].endswith("moved = to_mesh(first, procs.slice(gpus=1))")
+    assert found[1, "to_mesh: receive"].endswith("moved = to_mesh(first, procs.slice(gpus=1))")
+    assert found[1, "mesh_tensor.reduce"].endswith("total = reduce(moved)")
+    assert found[1, "aten.add.Tensor"].endswith("x = x + 1")
+    recorded.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {
+        each["args"]["line"].rpartition(": ")[2] for each in events if each["name"] == "mesh_tensor.reduce"
+    } == {"total = reduce(moved)"}
+    with (
+        timeline(procs),
+        pytest.raises(RuntimeError, match="one timeline of a mesh at a time"),
+        timeline(procs.slice(gpus=1)),
+    ):
+        pass
+    # Nothing is recorded any longer.
+    x = slice_mesh(x, gpus=0) + 1
+    with timeline(procs.slice(gpus=0)) as later:
+        x = x * 2
+    assert [span.name for span in later.processes[0][1] if span.queued is not None] == ["aten.mul.Tensor"]

@@ -32,16 +32,14 @@ from mesh_tensor import (  # noqa: E402
     usage,
 )
 
-# As the other tests have it, so that they share what has imported it.
-PRELOAD = ["torch.distributed.tensor", "torch.distributed.checkpoint", "torch._dynamo"]
 # Importing PyTorch takes a busy machine its time.
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
-def others(runtime: None) -> Iterator[ProcMesh]:
+def others(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes beside the pair."""
-    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, name="others") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="others") as procs:
         yield procs
 
 
@@ -232,10 +230,10 @@ def dies(x: Any, rank: Any, gate: str) -> Any:
 
 
 @pytest.fixture
-def mortals(runtime: None) -> Iterator[ProcMesh]:
+def mortals(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes that may end without the script's being stopped by that."""
     set_fault_handler(lambda failure: None)
-    with this_host().spawn_procs({"gpus": 2}, preload=PRELOAD, name="mortals") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="mortals") as procs:
         yield procs
     set_fault_handler(None)
 

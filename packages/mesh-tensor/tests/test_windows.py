@@ -52,8 +52,8 @@ class Windows(Actor):
 
 
 @pytest.fixture(scope="module")
-def trio(runtime: None) -> Iterator[ProcMesh]:
-    with this_host().spawn_procs({"gpus": 3}, preload=["torch.distributed"], name="trio") as procs:
+def trio(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
+    with this_host().spawn_procs({"gpus": 3}, preload=preload, name="trio") as procs:
         yield procs
 
 
@@ -116,7 +116,7 @@ def test_a_list_is_reduced_in_place_of_its_copy(trio: ProcMesh) -> None:
     assert torch.equal(fetch_shard(x, gpus=2, timeout=60), each[2])
 
 
-def test_a_process_that_dies_in_a_large_reduction_keeps_nobody_waiting() -> None:
+def test_a_process_that_dies_in_a_large_reduction_keeps_nobody_waiting(preload: list[str]) -> None:
     @remote(propagate=lambda x, rank: x)
     def mortal(x: Any, rank: Any) -> Any:
         if rank == 1:
@@ -126,7 +126,7 @@ def test_a_process_that_dies_in_a_large_reduction_keeps_nobody_waiting() -> None
             os.kill(os.getpid(), signal.SIGKILL)
         return x + 0
 
-    with this_host().spawn_procs({"gpus": 3}, preload=["torch.distributed"], name="mortals") as procs:
+    with this_host().spawn_procs({"gpus": 3}, preload=preload, name="mortals") as procs:
         x, rank = share(torch.ones(LEAST), procs), rank_tensor(procs, "gpus")
         fetch(reduce(x), timeout=60)
         with pytest.raises(DeviceMeshError):
@@ -136,7 +136,7 @@ def test_a_process_that_dies_in_a_large_reduction_keeps_nobody_waiting() -> None
         assert fetch_shard(reduce(again), gpus=1, timeout=60)[0] == 3
 
 
-def test_windows_are_mapped_where_all_can_and_by_nobody_where_one_cannot() -> None:
+def test_windows_are_mapped_where_all_can_and_by_nobody_where_one_cannot(preload: list[str]) -> None:
     @remote(propagate=lambda x: x)
     def refuse(rank: Any) -> Any:
         import os
@@ -148,7 +148,7 @@ def test_windows_are_mapped_where_all_can_and_by_nobody_where_one_cannot() -> No
             os.memfd_create = none
         return rank
 
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch.distributed"], name="seeing") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="seeing") as procs:
         windows = procs.spawn("windows", Windows)
         x = share(torch.ones(LEAST), procs)
         assert fetch_shard(reduce(x[:8]), gpus=1, timeout=60)[0] == 2
@@ -156,7 +156,7 @@ def test_windows_are_mapped_where_all_can_and_by_nobody_where_one_cannot() -> No
         assert fetch_shard(reduce(x), gpus=1, timeout=60)[0] == 2
         assert list(windows.mapped.call().get(timeout=60).values()) == [2, 2]
         assert list(windows.descriptors.call().get(timeout=60).values()) == [0, 0]
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch.distributed"], name="blind") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="blind") as procs:
         windows = procs.spawn("windows", Windows)
         fetch(refuse(rank_tensor(procs, "gpus")), timeout=60)
         x = share(torch.ones(LEAST), procs)

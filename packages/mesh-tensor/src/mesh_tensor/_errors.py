@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import linecache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mesh_core import MeshError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mesh_core import ProcMesh
 
 
 class RemoteException(MeshError):
@@ -53,6 +58,14 @@ def line_of(place: tuple[Any, int] | None) -> str:
 def described(tensor: Any) -> str:
     """Name a tensor, its mesh, and the line that has made it."""
     return f"{tensor!r}, made at {tensor.descriptor.stream.made_at(tensor.ref)}"
+
+
+def part_of(tensor: Any, procs: ProcMesh, coords: Mapping[str, int | slice]) -> ProcMesh:
+    """Return the processes at these coordinates of a tensor's mesh."""
+    try:
+        return procs.slice(**coords)
+    except (ValueError, IndexError, TypeError) as error:
+        raise type(error)(f"{error}. It is the mesh of {described(tensor)}") from None
 
 
 def among(values: Any) -> Any:

@@ -13,6 +13,7 @@ import traceback
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._sums import Sums
     from mesh_tensor._groups import Group
     from mesh_tensor._propagate import Issuer
-    from mesh_tensor._stream import Flusher
+    from mesh_tensor._stream import Flusher, Stream
     from mesh_tensor._timing import Timing
 
 IN_PLACE_SHAPE = 1
@@ -459,6 +460,9 @@ class Tensors(Extension):
         self.numbers = itertools.count(1)
         self.templates = itertools.count(1)
         self.groups = itertools.count(1)
+        self.firsts = itertools.count()
+        self.streams: WeakSet[Stream] = WeakSet()
+        """All, of both views."""
         self.refuses = threading.local()
         self.guard = Guard()
         self.backends: dict[tuple[ProcMesh, str], str] = {}
@@ -523,7 +527,13 @@ class Tensors(Extension):
                 carry(MeshTensor)
                 self.install_on(procs).get()
                 found = self._streams[procs] = Issuer(Stream(self, procs, MeshTensor), MeshTensor)
+                self.have_recorded(found.stream)
             return found
+
+    def have_recorded(self, stream: Stream) -> None:
+        """Have timelines of meshes that share processes with a new stream's record it too."""
+        for each in {one.timeline for one in list(self.streams) if one.timeline is not None}:
+            each.join(stream)
 
     def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
         """Do what a controller says."""

@@ -57,6 +57,8 @@ BATCH = 512
 """Instructions that wait for company at most."""
 _HANDED = "exchange"
 """The kind of messages by which something goes from one stream to another, or to others."""
+_ROOM = 40
+"""Bits of the number of an instruction that count those of one stream."""
 PLACES = 1 << 16
 """Of so many instructions it is known which line has issued them."""
 INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
@@ -97,7 +99,8 @@ class Stream:
         """Those that name the same tensors."""
         self.freed: list[int] = []
         self.places: deque[tuple[Any, int]] = deque(maxlen=PLACES)
-        self.issued = 0
+        # Processes note down what they do by number, whatever stream it comes from.
+        self.issued = next(tensors.firsts) << _ROOM
         self.waiting = 0
         self._code = array("q")
         self._scalars: list[Any] = []
@@ -132,6 +135,7 @@ class Stream:
         self.broken = False
         """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
         self._watch = watch(procs, self._ended)
+        tensors.streams.add(self)
 
     def _ended(self, end: ProcEnd) -> None:
         self.broken = True
@@ -257,7 +261,7 @@ class Stream:
             self.flush()
         elif self.waiting == 1:
             if self.timeline is not None:
-                self.timeline.issuing()
+                self.timeline.issuing(self)
             self.tensors.flusher.wake(self)
 
     def flush(self) -> None:
@@ -280,7 +284,7 @@ class Stream:
             self.issued += self.waiting
             self.waiting = 0
             if self.timeline is not None:
-                self.timeline.sent(first, self.issued - first)
+                self.timeline.sent(self, first, self.issued - first)
             self._tell("run", first, code, scalars, freed)
 
     def _send_sources(self) -> None:
@@ -311,8 +315,8 @@ class Stream:
         self.issued += 1
         self.places.append((frame.f_code, frame.f_lasti))
         if self.timeline is not None:
-            self.timeline.issuing()
-            self.timeline.sent(count, 1)
+            self.timeline.issuing(self)
+            self.timeline.sent(self, count, 1)
         self._replays.append((_HANDED, what, count, *rest))
         self._partners[other] = None
 
@@ -333,8 +337,8 @@ class Stream:
             self.issued += 1
             self.places.append((frame.f_code, frame.f_lasti))
             if self.timeline is not None:
-                self.timeline.issuing()
-                self.timeline.sent(count, 1)
+                self.timeline.issuing(self)
+                self.timeline.sent(self, count, 1)
             self._tell("exchange", what, count, *rest)
 
     def made_at(self, ref: Ref) -> str:
@@ -367,8 +371,8 @@ class Stream:
             self.issued += 1
             self.places.append((frame.f_code, frame.f_lasti))
             if self.timeline is not None:
-                self.timeline.issuing()
-                self.timeline.sent(count, 1)
+                self.timeline.issuing(self)
+                self.timeline.sent(self, count, 1)
             self._replays.append(("replay", program.number, freed, count, inputs, made, numbers))
             if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= self.pace:
                 self.flush()

@@ -21,6 +21,7 @@ from mesh_tensor._tensor import issuer_of
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
     from mesh_tensor._global._mesh import Mesh
+    from mesh_tensor._groups import Address
     from mesh_tensor._stream import Stream
 
 KINDS = ("compute", "collective", "other", "move")
@@ -59,19 +60,64 @@ class Timeline:
         """What each process has done."""
         self.left_out = 0
         """Spans of the process that has most of them, for which there was no room."""
-        self._first = self.begun
-        self._sent: list[tuple[int, int, float]] = []
+        self._firsts: dict[Stream, float] = {}
+        self._sent: list[tuple[Stream, int, int, float]] = []
+        self._streams: list[Stream] = []
+        """Those that are recorded: of the mesh, and of others with which it shares processes, such as its slices."""
+        self._places: set[Address] = set()
 
-    def issuing(self) -> None:
+    def begin(self) -> None:
+        """Record, from now on, all streams to processes of the mesh."""
+        stream = self._stream
+        self._places = set(stream.groups.ranks())
+        # One that is broken says so when it is used next.
+        others = [each for each in stream.tensors.streams if each is not stream and not each.broken]
+        shared = [each for each in others if not self._places.isdisjoint(each.groups.ranks())]
+        for each in [stream, *shared]:
+            running = each.timeline
+            if running is not None and not self._places.isdisjoint(running._places):  # noqa: SLF001 - of this class
+                raise RuntimeError(
+                    f"{stream.procs} is being recorded already, or shares processes with {each.procs}, which is: there can be one "
+                    "timeline of a mesh at a time"
+                )
+        with stream.lock, _disable_current_modes():
+            for each in [stream, *shared]:
+                each.flush()
+                if each.timeline is None:
+                    self._add(each)
+            stream._tell("time")  # noqa: SLF001 - one of the words that all processes know
+
+    def join(self, stream: Stream) -> None:
+        """Record a stream that is new, if it is to processes of the mesh."""
+        if stream.timeline is None and not self._places.isdisjoint(stream.groups.ranks()):
+            self._add(stream)
+
+    @property
+    def streams(self) -> list[Stream]:
+        """What is recorded."""
+        return list(self._streams)
+
+    def end(self) -> None:
+        """Record no longer."""
+        for each in self._streams:
+            each.timeline = None
+        self._streams.clear()
+
+    def _add(self, stream: Stream) -> None:
+        stream.timeline = self
+        self._streams.append(stream)
+
+    def issuing(self, stream: Stream) -> None:
         """Note that the first of a batch of instructions is issued now."""
-        self._first = time.time()
+        self._firsts[stream] = time.time()
 
-    def sent(self, first: int, count: int) -> None:
+    def sent(self, stream: Stream, first: int, count: int) -> None:
         """Note that these instructions are sent now."""
         if count:
             now = time.time()
-            self._sent.append((first, count, now))
-            self.script.append(Span(f"issue {count:,}", "issue", self._first, now, self._line(first)))
+            self._sent.append((stream, first, count, now))
+            begun = self._firsts.get(stream, now)
+            self.script.append(Span(f"issue {count:,}", "issue", begun, now, _line(stream, first)))
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -150,9 +196,13 @@ class Timeline:
         """Take what the processes have noted down."""
         self.ended = time.time()
         sent_at: dict[int, float] = {}
-        for first, count, when in self._sent:
-            sent_at.update(dict.fromkeys(range(first, first + count), when))
-        lines = {number: self._line(number) for number in sent_at}
+        lines: dict[int, str | None] = {}
+        for stream, first, count, when in self._sent:
+            numbers = range(first, first + count)
+            sent_at.update(dict.fromkeys(numbers, when))
+            lines.update((number, _line(stream, number)) for number in numbers)
+        self._sent.clear()
+        self._firsts.clear()
         for point, (spans, left_out) in answers:
             self.left_out = max(self.left_out, left_out)
             made = [
@@ -168,9 +218,10 @@ class Timeline:
             ]
             self.processes.append((point, made))
 
-    def _line(self, instruction: int) -> str | None:
-        place = self._stream.source(instruction)
-        return None if place is None else line_of(place)
+
+def _line(stream: Stream, instruction: int) -> str | None:
+    place = stream.source(instruction)
+    return None if place is None else line_of(place)
 
 
 @contextmanager
@@ -190,30 +241,28 @@ def timeline(procs: ProcMesh | Mesh) -> Iterator[Timeline]:
     """
     stream = issuer_of(procs).stream
     stream.check()
-    if stream.timeline is not None:
-        raise RuntimeError(
-            f"{procs} is being recorded already: there can be one timeline of a mesh at a time"
-        )
-    with stream.lock, _disable_current_modes():
-        stream.flush()
-        stream._tell("time")  # noqa: SLF001 - one of the words that all processes know
-        recorded = stream.timeline = Timeline(stream)
+    recorded = Timeline(stream)
+    recorded.begin()
     try:
         yield recorded
     except BaseException:
         # What is wrong is told by this exception.
         with suppress(MeshError, TimeoutError):
-            recorded.fill(_end(stream, _LEAVING))
+            recorded.fill(_end(recorded, stream, _LEAVING))
         raise
-    recorded.fill(_end(stream))
+    recorded.fill(_end(recorded, stream))
 
 
-def _end(stream: Stream, timeout: float | None = None) -> list[tuple[Point, Any]]:
+def _end(recorded: Timeline, stream: Stream, timeout: float | None = None) -> list[tuple[Point, Any]]:
     with stream.lock, _disable_current_modes():
         try:
+            for each in recorded.streams:
+                # What was issued in slices is done before.
+                with suppress(MeshError):
+                    each.flush()
             asked = stream.ask("timed")
         finally:
-            stream.timeline = None
+            recorded.end()
         return [(point, stream.value(point, answer)) for point, answer in stream.wait(asked, timeout)]
 
 

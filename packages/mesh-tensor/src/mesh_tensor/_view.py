@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from mesh_core import ValueMesh
 from mesh_core.extensions import find, install
 from mesh_tensor._descriptors import HERE
-from mesh_tensor._errors import RanksDisagree, StreamError, described
+from mesh_tensor._errors import RanksDisagree, StreamError, described, part_of
 from mesh_tensor._extension import Tensors
 from mesh_tensor._placing import device_named, unseen
 from mesh_tensor._stream import _same as same
@@ -130,7 +130,9 @@ def activate(procs: ProcMesh | Mesh, *, device: str | torch.device | None = None
 def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
     """Send a tensor to all processes of a mesh, and return it as a mesh tensor."""
     if type(tensor) is MeshTensor:
-        raise TypeError(f"the tensor is on {tensor.procs} already")
+        raise TypeError(
+            f"share() takes a tensor of this process, and it is on a mesh already: {described(tensor)}"
+        )
     issuer = issuer_of(procs)
     issuer.stream.tensors.recorded(lambda recorder: recorder.spreads())
     with _disable_current_modes():
@@ -152,10 +154,7 @@ def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
     [tensor(3), tensor(3)]
     """
     tensor = of_mesh(tensor)
-    try:
-        part = tensor.procs.slice(**coords)
-    except (ValueError, IndexError) as error:
-        raise type(error)(f"{error}. It is the mesh of {described(tensor)}") from None
+    part = part_of(tensor, tensor.procs, coords)
     with _disable_current_modes():
         result: MeshTensor = issuer_of(part).alias(tensor)
         return result
@@ -206,8 +205,9 @@ def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords:
         stream.tensors.guard.check_value("fetch_shard", tensor)
     procs = stream.procs
     place = {dim: coords.get(dim, 0) for dim in procs.sizes} | coords
+    chosen = part_of(tensor, procs, place)
     with _disable_current_modes():
-        asked = stream.ask("get", tensor.ref.number, of=procs.slice(**place))
+        asked = stream.ask("get", tensor.ref.number, of=chosen)
         ((_, answer),) = stream.wait(asked, timeout)
         # In the mesh of one process that was asked it has no coordinates.
         point = next(each for each, _ in procs if all(each[dim] == at for dim, at in place.items()))

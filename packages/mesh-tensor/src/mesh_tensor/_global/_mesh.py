@@ -15,10 +15,12 @@ from torch.utils._pytree import tree_map, tree_unflatten
 
 from mesh_core import MeshError, this_host
 from mesh_core.extensions import find, install
+from mesh_tensor._errors import described, line_of
 from mesh_tensor._extension import Tensors
 from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._global._tensor import GlobalTensor, stream_of
+from mesh_tensor._streams._loans import user_frame
 from mesh_tensor._tensor import MeshTensor
 
 if TYPE_CHECKING:
@@ -175,11 +177,22 @@ def distribute(tensor: torch.Tensor, mesh: Mesh, sharding_spec: Sharding = None)
     """
     if isinstance(tensor, GlobalTensor):
         if tensor.mesh is not mesh:
-            raise ValueError(f"the tensor is on {tensor.mesh} already, not on {mesh}: fetch() it first")
+            raise ValueError(
+                f"a tensor of one mesh cannot be distributed over another one, {mesh}: fetch() it first. It is {described(tensor)}"
+            )
         return tensor.redistribute(sharding_spec)
     if isinstance(tensor, MeshTensor):
-        raise TypeError(f"{tensor!r} is of the per-rank view: fetch() what is to be distributed")
-    placements = placements_of(sharding_spec, mesh.mesh_dim_names, tensor.shape)
+        raise TypeError(
+            f"a tensor of the per-rank view cannot be distributed: fetch() what is to be. It is {described(tensor)}"
+        )
+    try:
+        placements = placements_of(sharding_spec, mesh.mesh_dim_names, tensor.shape)
+    except (ValueError, TypeError) as error:
+        frame = user_frame()
+        raise type(error)(
+            f"{error}. A tensor of this process, {tuple(tensor.shape)} of {tensor.dtype}, was to be distributed over {mesh}, at "
+            f"{line_of((frame.f_code, frame.f_lasti))}"
+        ) from None
     mesh.issuer.stream.tensors.recorded(lambda recorder: recorder.spreads())
     result = mesh.issuer.distribute(tensor, placements)
     result.requires_grad_(tensor.requires_grad)

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_core import DeviceMeshError, MeshError
 from mesh_tensor._actors import carry
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._errors import RemoteException, among, described
+from mesh_tensor._errors import RemoteException, among, described, part_of
 from mesh_tensor._extension import NUMBER, SPECIAL
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._propagate import Issuer
@@ -68,8 +68,11 @@ class GlobalTensor(torch.Tensor):
         return placed
 
     def redistribute(self, sharding: Sharding = None) -> GlobalTensor:
-        """Return the same tensor in another layout. Gradients flow through."""
-        placements = placements_of(sharding, self.mesh.mesh_dim_names, self.shape)
+        """Return the same tensor, in another layout. Gradients flow through."""
+        try:
+            placements = placements_of(sharding, self.mesh.mesh_dim_names, self.shape)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{error}. The tensor is {described(self)}") from None
         result: GlobalTensor = _Redistribute.apply(self, placements)
         return result
 
@@ -154,7 +157,7 @@ def part(tensor: GlobalTensor, coords: dict[str, int], timeout: float | None = N
     """Wait for it, and return what the process at these coordinates has of it."""
     stream = _stream_of(tensor)
     sizes = stream.procs.sizes
-    chosen = stream.procs.slice(**{dim: coords.get(dim, 0) for dim in sizes} | coords)
+    chosen = part_of(tensor, stream.procs, {dim: coords.get(dim, 0) for dim in sizes} | coords)
     value: torch.Tensor = stream.answers("part_of", tensor.ref.number, of=chosen, timeout=timeout)[0]
     return value
 
@@ -346,4 +349,6 @@ def stream_of(tensors: Tensors, mesh: Mesh, procs: ProcMesh) -> GlobalStream:
         raise MeshError(f"{procs} has no processes")
     carry(GlobalTensor)
     tensors.install_on(procs).get()
-    return GlobalStream(tensors, mesh)
+    made = GlobalStream(tensors, mesh)
+    tensors.have_recorded(made)
+    return made

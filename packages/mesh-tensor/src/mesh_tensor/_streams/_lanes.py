@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from mesh_core.extensions import find, install
 from mesh_tensor._extension import Bench, Tensors
@@ -40,6 +41,7 @@ class Lane(Tensors):
         self._lock = threading.Lock()
         self.lock = main.lock
         self.numbers, self.templates, self.groups = main.numbers, main.templates, main.groups
+        self.firsts, self.streams = main.firsts, WeakSet()
         self.refuses, self.recorders = main.refuses, main.recorders
         self.guard, self.handover, self.backends = main.guard, main.handover, main.backends
 
