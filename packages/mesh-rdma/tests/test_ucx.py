@@ -306,6 +306,30 @@ def test_a_reader_that_is_killed_does_not_take_the_owner_with_it(library, tmp_pa
     assert done.returncode == 0, done.stderr
 
 
+HALTED = """
+from mesh_rdma.testing._ends import Process
+
+owner = Process()
+try:
+    buffer = owner.offer("it", b"there")
+    buffer.read_into(copy := bytearray(5), transport="ucx").get(timeout=40)
+    with owner.halted():
+        buffer.read_into(copy := bytearray(5), transport="ucx", timeout=20).get(timeout=40)
+        buffer.write_from(b"where", transport="ucx", timeout=20).get(timeout=40)
+    print(copy, owner.look("it"))
+finally:
+    owner.end()
+"""
+
+
+@wheel
+@pytest.mark.slow
+def test_by_cma_the_owner_does_nothing(tmp_path):
+    """LSE-1: UCX uses it where it is told that keys can be revoked, for which there are leases."""
+    done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "posix,cma"}, "-c", HALTED)
+    assert done.stdout.splitlines() == ["bytearray(b'there') b'where'"], done.stderr
+
+
 REFUSED = """
 from mesh_rdma.testing._ends import Process
 
