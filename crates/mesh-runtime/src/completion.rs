@@ -91,6 +91,9 @@ struct State {
     listeners: Vec<(Listener, u64, usize)>,
 }
 
+/// Whom to wake. Listeners come with their number, and with how many tokens they have seen.
+type ToWake = (Vec<Arc<Waiter>>, Vec<(Listener, u64, usize)>);
+
 /// Something that any thread can finish, and others wait for.
 #[derive(Debug)]
 pub struct Completion {
@@ -208,12 +211,11 @@ impl Completion {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
             self.finished.store(u64::try_from(now).unwrap_or(u64::MAX), Ordering::Relaxed);
         }
-        let (waiters, listeners) = self.show();
-        self.wake(waiters, listeners);
+        self.wake(self.show());
     }
 
     /// Shows the outcome, and says whom to wake.
-    pub(crate) fn show(&self) -> (Vec<Arc<Waiter>>, Vec<(Listener, u64, usize)>) {
+    pub(crate) fn show(&self) -> ToWake {
         let mut state = self.lock();
         self.done.store(true, Ordering::SeqCst);
         (std::mem::take(&mut state.waiters), std::mem::take(&mut state.listeners))
@@ -230,12 +232,11 @@ impl Completion {
 
     /// Something that this listens to has progressed.
     pub(crate) fn push(&self, token: u64) {
-        let (waiters, listeners) = self.add(token);
-        self.wake(waiters, listeners);
+        self.wake(self.add(token));
     }
 
     /// Takes a token in, and says whom to wake.
-    pub(crate) fn add(&self, token: u64) -> (Vec<Arc<Waiter>>, Vec<(Listener, u64, usize)>) {
+    pub(crate) fn add(&self, token: u64) -> ToWake {
         let mut state = self.lock();
         state.tokens.push(token);
         let arrived = state.tokens.len();
@@ -245,7 +246,7 @@ impl Completion {
         (waiters, state.listeners.extract_if(.., |(_, _, seen)| arrived > *seen).collect())
     }
 
-    fn wake(&self, waiters: Vec<Arc<Waiter>>, listeners: Vec<(Listener, u64, usize)>) {
+    fn wake(&self, (waiters, listeners): ToWake) {
         if waiters.is_empty() && listeners.is_empty() {
             return;
         }
@@ -283,7 +284,7 @@ impl Completion {
             return;
         }
         drop(state);
-        self.wake(Vec::new(), vec![(listener, token, seen)]);
+        self.wake((Vec::new(), vec![(listener, token, seen)]));
     }
 
     /// Has an event loop told when it is finished, or has more than `seen` tokens; at once if so.

@@ -28,7 +28,7 @@ pub(crate) struct SpinBoard {
 }
 
 thread_local! {
-    static PRESENCE: Presence = Presence { counts_on: Cell::new(None) };
+    static PRESENCE: Presence = const { Presence { counts_on: Cell::new(None) } };
 }
 
 /// Whether this thread counts among its process's running ones, and where. It begins to with its first wait, and

@@ -3,13 +3,24 @@
 pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 pub(crate) use loom::sync::{Mutex, MutexGuard};
 pub(crate) use loom::thread::yield_now;
-pub(crate) use loom::thread_local;
 
 use loom::sync::Condvar;
 use std::sync::Arc;
 use std::time::Duration;
 
-thread_local! {
+/// Loom's own takes no initializers that are `const`.
+macro_rules! model_local {
+    (static $name:ident: $type:ty = const $init:block;) => {
+        loom::thread_local! { static $name: $type = $init; }
+    };
+    ($($other:tt)*) => {
+        loom::thread_local! { $($other)* }
+    };
+}
+
+pub(crate) use model_local as thread_local;
+
+loom::thread_local! {
     static ME: Thread = Thread(Arc::new((Mutex::new(false), Condvar::new())));
 }
 
