@@ -645,7 +645,9 @@ impl World {
     /// All is well again: who lives agrees with the controller before long, and has heard everything.
     pub(crate) fn settles(&mut self) {
         // What was lost behind a relay is sent again after two seconds, or after four or eight.
-        let end = self.now + ms(30_000 + 3 * self.setup.window + self.setup.hold);
+        // In a chain of hosts that are dead each counts from the end of the one above it.
+        let holds = u64::from(self.hosts()) * self.setup.hold;
+        let end = self.now + ms(30_000 + 3 * self.setup.window + holds);
         while let Err(why) = self.disagreement() {
             assert!(self.now < end, "{}: {why}", self.name);
             self.run(500);
