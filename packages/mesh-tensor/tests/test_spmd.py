@@ -14,7 +14,7 @@ from mesh_core import Actor, ActorError, MeshError, ProcMesh, SupervisionError, 
 
 torch = pytest.importorskip("torch")
 
-from mesh_tensor import spmd  # noqa: E402
+from mesh_tensor import Mesh, distribute, fetch, spmd  # noqa: E402
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
@@ -313,3 +313,16 @@ def test_bad_arguments(job: spmd.SPMD) -> None:
         spmd.setup(job.procs, timeout=0)
     with pytest.raises(FileNotFoundError):
         job.main("/no/such/script.py").get(timeout=LIMIT)
+
+
+def test_a_mesh_of_the_global_view_goes_on_when_its_processes_have_left_their_default_group() -> None:
+    """PyTorch then forgets the names of all groups."""
+    with (
+        this_host().spawn_procs({"data": 2}, preload=["torch.distributed.tensor"]) as procs,
+        Mesh((2,), ("data",), procs) as mesh,
+    ):
+        x = distribute(torch.arange(4.0), mesh, ["data"])
+        assert float(fetch(x.sum() * 1)) == 6
+        ranks = spmd.setup(procs)
+        assert ranks.run(torch.distributed.get_rank).get(timeout=LIMIT).values() == [0, 1]
+        assert float(fetch((x + 1).sum() * 1)) == 10

@@ -150,9 +150,4 @@ impl Runtime {
     pub fn attach_loop(&self, inbox: &Inbox, waker: &Arc<LoopWaker>, token: u64) {
         inbox.attach(&self.reactor, Arc::clone(waker), token);
     }
-
-    /// Makes a token ready by hand.
-    pub fn push_loop(&self, waker: &LoopWaker, token: u64) {
-        waker.push(&self.reactor, token);
-    }
 }

@@ -189,6 +189,7 @@ class Bench:
 
     def run(self, first: int, code: Any, scalars: Iterable[Any], freed: list[int]) -> None:
         """Carry out a batch."""
+        self.meet()
         env, templates = self.env, self.templates
         numbers = iter(scalars)
         at, end, count = 0, len(code), first
@@ -213,6 +214,11 @@ class Bench:
             count += 1
         self.finish()
         self.free(freed)
+
+    def meet(self) -> None:
+        """Have the groups of all meshes found."""
+        for mesh in self._meshes.values():
+            mesh.meet()
 
     def finish(self) -> None:
         """Wait for what was put off."""
@@ -245,6 +251,7 @@ class Bench:
 
     def replay(self, number: int, freed: list[int], *what: Any) -> None:
         """Carry a program out."""
+        self.meet()
         self.programs[number].replay(*what)
         self.finish()
         if freed:
@@ -278,6 +285,7 @@ class Bench:
 
     def within(self, number: int, what: str, *rest: Any) -> Any:
         """Do something in a mesh of the global view."""
+        self.meet()
         return getattr(self._meshes[number], what)(*rest)
 
     def put(self, number: int, value: Any) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import (
     ProcessGroup,
     _register_process_group,
+    _resolve_process_group,
     _unregister_process_group,
 )
 from torch.distributed.device_mesh import DeviceMesh
@@ -115,6 +116,17 @@ class Worker:
         self._results: dict[int, list[Any]] = {}
         self.failures = False
         """Whether any tensor was marked as failed."""
+
+    def meet(self) -> None:
+        """Have PyTorch find the mesh's groups by their names. Destroying the default group, as programs for torchrun do, makes it forget them."""
+        groups: dict[str, ProcessGroup] = self.mesh._pg_registry  # noqa: SLF001 - as above
+        try:
+            for name in groups:
+                _resolve_process_group(GroupName(name))
+                return  # All are forgotten together.
+        except (RuntimeError, LookupError, ValueError):
+            for name, group in groups.items():
+                _register_process_group(GroupName(name), group)
 
     def close(self) -> None:
         """Free the mesh's tensors, and leave its groups."""
