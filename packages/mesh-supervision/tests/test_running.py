@@ -181,6 +181,9 @@ def test_a_crash_loop_ends_at_its_intensity_with_a_report(
         report = told.next().report()
         with pytest.raises(Exception, match=r"stopped|not|no longer"):
             workers.slice(gpus=0).who.call_one().get(timeout=WITHIN)
+        if way == "exit":
+            with pytest.raises(SupervisionError, match="one_for_one gave up"):
+                workers.slice(gpus=1).who.call_one().get(timeout=WITHIN)
     assert told.empty(), "it escalates once"
     headline, *attempts = report[report.index("one_for_one gave up") :].splitlines()[:5]
     assert headline == "one_for_one gave up: 3 restarts are allowed within 60 s, and this would be number 4"

@@ -8,6 +8,7 @@ all others on the event loop of actors. Who is asked in which order stands in :m
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import logging
 import sys
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _MOMENT = 0.2
+_REMEMBERED = 1024
+"""So many failures at most whose reasons are kept."""
 
 
 class Supervision:
@@ -54,6 +57,8 @@ class Supervision:
         """One for each actor here whose policies are being asked just now."""
         self._repairs: weakref.WeakKeyDictionary[PolicyRun, asyncio.Lock] = weakref.WeakKeyDictionary()
         """One for each policy that has something made again."""
+        self._given_up: dict[ledger.Key, tuple[str, ...]] = {}
+        """Why policies have passed failures on, the latest last."""
 
     # Notices.
 
@@ -106,6 +111,18 @@ class Supervision:
         keys = [each.failure._key for each in errors if each.failure is not None]
         for key in (*error._deaths, *keys):
             self._on(ledger.Raised(key, threading.get_ident()))
+
+    def with_reasons(self, failure: MeshFailure) -> MeshFailure:
+        """Return the failure with the reasons for which a policy here has given it up, for calls that come later."""
+        chain = self._given_up.get(failure._key)
+        return failure if chain is None else dataclasses.replace(failure, chain=chain)
+
+    def _remember(self, given_up: Iterable[MeshFailure]) -> None:
+        for failure in given_up:
+            if failure.chain:
+                self._given_up[failure._key] = failure.chain
+        while len(self._given_up) > _REMEMBERED:
+            del self._given_up[next(iter(self._given_up))]
 
     def take_back(self, error: SupervisionError) -> None:
         """What was raised could not be caught by the script."""
@@ -237,6 +254,7 @@ class Supervision:
                 self._on(ledger.Answered(action, bool(verdict), cell.describe(), cell.owner))
 
     def _decided(self, asked: ledger.Consult, decision: Decision) -> None:
+        self._remember(decision.passed_on)
         _note(asked, decision)
         self._on(ledger.Decided(asked, decision))
 
@@ -303,6 +321,7 @@ class Supervision:
         if returns is not None:
             returns.repaired(was, event, lost=lost)
         if outcome is not None:
+            self._remember(outcome.passed_on)
             self._on(ledger.Decided(asked, outcome))
         if event is not None:
             self._ask(asked._replace(event=event))
