@@ -342,7 +342,7 @@ def test_a_script_that_was_taken_over_from_does_nothing_any_more(tmp_path: Path)
     script.go()
     os.kill(script.process.pid, signal.SIGCONT)
     for _ in range(3):
-        assert "no part in its job any more" in script.heard()
+        assert "no longer part of its job" in script.heard()
     assert counters.add.call(0).get(timeout=LIMIT).values() == [6, 6]
     script.go()
     assert script.end()[0] == 0
@@ -380,7 +380,7 @@ def test_the_death_of_the_keeper_ends_all(tmp_path: Path, jobs_folder: Path) -> 
     os.kill(int(keeper.stdout), signal.SIGKILL)
     until(lambda: not any(map(lives, pids)), "the processes end")
     script.go()
-    assert "no part in its job any more" in script.heard()
+    assert "no longer part of its job" in script.heard()
     assert script.end()[0] == 0
     jobs()
 

@@ -286,7 +286,7 @@ def test_a_deadline_passes_while_a_call_waits() -> None:
         kill(pids[0])
         policy.wait()
         call = teller.hear.with_options(timeout=0.05).call_one(1)
-        with pytest.raises(ActorTimeout, match=r"tellers\.hear .*0\.05 s.*made again"):
+        with pytest.raises(ActorTimeout, match=r"tellers\.hear .*0\.05 s.*to be respawned"):
             call.get()
         policy.go.set()
         # It was not sent later.

@@ -107,7 +107,7 @@ def test_a_fork_of_the_script_spawns(script: Any) -> None:
         """
     )
     out, err = run.finish()
-    assert "which uses Mesh already" in out, err
+    assert "which already uses Mesh" in out, err
     assert "Spawn after the fork instead of before it" in out
 
 

@@ -614,7 +614,10 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
             out, err = end_of_swallowed(victim)
     assert watch.wait() == []
     assert set(family()) <= before
-    if mode == "raise":
+    if err.endswith("asyncio.exceptions.CancelledError\n"):
+        # `asyncio.run()` forgets an interrupt that comes after it has installed its handler and before it begins to count.
+        assert victim.returncode == 1, err
+    elif mode == "raise":
         assert victim.returncode == -signal.SIGINT, err
     elif twice:
         assert victim.returncode in {0, -signal.SIGINT}, err

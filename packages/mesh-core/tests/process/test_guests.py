@@ -173,7 +173,7 @@ print(has_joined(), len(this_host().spawn_procs({"gpus": 1}).pids), flush=True)
     os.kill(first.process.pid, signal.SIGCONT)
     for _ in range(2):
         said = first.heard()
-        assert "no part in its job any more" in said and said.endswith("True")
+        assert "no longer part of its job" in said and said.endswith("True")
     assert first.heard() == "False 1" and first.end() == 0
     second.say()
     assert second.heard() == "6 6" and second.end() == 0

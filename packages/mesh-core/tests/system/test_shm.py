@@ -353,7 +353,7 @@ def test_a_part_that_cannot_be_opened_names_the_limit_of_files(procs: ProcMesh) 
         echo.echo.call_one(1).get()
         limit = echo.call.call_one(use_up_files).get()
         with pytest.raises(
-            MeshError, match=rf"may \({limit}; RLIMIT_NOFILE, EMFILE\). Raise the limit"
+            MeshError, match=rf"its limit of open files \({limit}; RLIMIT_NOFILE, EMFILE\). Raise the limit"
         ) as caught:
             echo.call.call_one(len, bytearray(MIB)).get()
         assert not isinstance(caught.value, SpawnError)
