@@ -12,6 +12,8 @@ from typing import Any
 from cluster import Network, Process, wait_until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "squeue", "sinfo")
+SPOOL = "/run/slurm"
+"""Each machine has its own. A job's socket lies there, and the path of a folder of tests may be longer than that of a socket may be."""
 
 
 def missing() -> str | None:
@@ -29,7 +31,7 @@ class Slurm:
         nodes = len(network.hosts) - 1
         (folder / "state").mkdir(parents=True)
         for host in network.hosts:
-            (folder / f"spool.{host.name}").mkdir()
+            host.run(["mkdir", "-p", SPOOL])
         (folder / "cgroup.conf").write_text("")
         (folder / "slurm.conf").write_text(
             "\n".join(
@@ -41,7 +43,7 @@ class Slurm:
                     f"AuthType=auth/{'munge' if munge else 'none'}",
                     f"CredType=cred/{'munge' if munge else 'none'}",
                     f"StateSaveLocation={folder}/state",
-                    f"SlurmdSpoolDir={folder}/spool.%n",
+                    f"SlurmdSpoolDir={SPOOL}",
                     f"SlurmctldPidFile={folder}/ctld.pid",
                     f"SlurmdPidFile={folder}/slurmd.%n.pid",
                     f"SlurmctldLogFile={folder}/ctld.log",

@@ -75,7 +75,7 @@ impl Context {
 /// How long a request of the library is. It is the same for all contexts of one library, and a process opens one.
 static REQUEST: AtomicUsize = AtomicUsize::new(0);
 
-/// UCX-6: UCX makes a request without setting all of it. Answers to a reader that could not be sent are dropped with the worker,
+/// UCX makes a request without setting all of it (UCX-6). Answers to a reader that could not be sent are dropped with the worker,
 /// and UCX then looks at the kind of their data, which nobody has said: left over from what the memory was used for before, it
 /// takes that for pointers and follows them. Of zeros it takes nothing.
 ///
