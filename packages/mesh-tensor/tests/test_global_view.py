@@ -253,7 +253,7 @@ def test_what_does_not_mix_says_so(mesh: Mesh, grid: ProcMesh) -> None:
     with Mesh((4,), procs=grid) as other:
         with pytest.raises(ValueError, match="an operator works on one mesh"):
             x + distribute(A, other)
-        with pytest.raises(ValueError, match=r"already, not on Mesh\(dim_0=4\)"):
+        with pytest.raises(ValueError, match=r"over another one, Mesh\(dim_0=4\)"):
             distribute(x, other)
     with pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(x)
