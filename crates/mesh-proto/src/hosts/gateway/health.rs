@@ -245,10 +245,15 @@ impl<W: Wire> Gateway<W> {
                     peer.lost_since = Some(now);
                     continue;
                 }
-                if !children.contains(host) && !parent && host != 0 {
+                if !children.contains(host) && host != 0 && (!parent || self.is_connected_above(host)) {
                     // There is another way.
+                    let Some(peer) = self.peers.get_mut(&host) else { continue };
                     peer.lost_since = None;
                     peer.redial_at = None;
+                    if parent && standing == Standing::Live {
+                        // It would have dialed. Word of its end may be lost for want of this side's acks, which wait for it.
+                        self.stand(wire, host, Standing::Suspect, now);
+                    }
                     if self.topology.unreachable(host) {
                         self.reroute(wire, &HostSet::one(host), now);
                     }
@@ -282,6 +287,12 @@ impl<W: Wire> Gateway<W> {
                 due.orphan = now.saturating_sub(since) >= self.orphan_limit();
             }
         }
+    }
+
+    /// Whether there is a connection to another of those above this host than `host`.
+    fn is_connected_above(&self, host: HostNo) -> bool {
+        let connected = |above: &HostNo| self.peers.get(above).is_some_and(|peer| peer.connection.is_some());
+        self.topology.ancestors(self.me).iter().any(|above| *above != host && connected(above))
     }
 
     /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
