@@ -137,7 +137,9 @@ impl<W: Wire> Gateway<W> {
             };
             last + half <= now && !silent.iter().any(later)
         };
-        if silent.iter().any(|(host, _, last)| *last + self.window <= now && alone(*host, *last)) {
+        // Half a window without any of them is enough: the first to be heard again may be so before the window is over.
+        let all_silent = silent.iter().filter_map(|(_, heard, _)| *heard).max().is_some_and(|at| at + half <= now);
+        if all_silent || silent.iter().any(|(host, _, last)| *last + self.window <= now && alone(*host, *last)) {
             self.cut_off = Some(now);
         }
         let held = |&&(host, _, last): &&(HostNo, Option<Duration>, Duration)| just_back || alone(host, last);
