@@ -631,7 +631,8 @@ mod tests {
         (first.lost_since, first.heard) = (None, Some(now));
         assert_eq!(gateway.peers[&2].lost_since, Some(now));
         assert!(gateway.held(&Cut, now).contains(2));
-        // No longer than the window.
+        // No longer than the window, in which the first goes on to be heard.
+        gateway.peers.get_mut(&1).unwrap().heard = Some(now + SECOND);
         gateway.held(&Cut, now + SECOND);
         assert!(!gateway.held(&Cut, now + 2 * SECOND).contains(2));
     }
