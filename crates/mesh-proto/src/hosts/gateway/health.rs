@@ -137,7 +137,9 @@ impl<W: Wire> Gateway<W> {
             };
             last + half <= now && !silent.iter().any(later)
         };
-        if silent.iter().any(|(host, _, last)| *last + self.window <= now && alone(*host, *last)) {
+        // Half a window without any of them is enough: the first to be heard again may be so before the window is over.
+        let all_silent = silent.iter().filter_map(|(_, heard, _)| *heard).max().is_some_and(|at| at + half <= now);
+        if all_silent || silent.iter().any(|(host, _, last)| *last + self.window <= now && alone(*host, *last)) {
             self.cut_off = Some(now);
         }
         let held = |&&(host, _, last): &&(HostNo, Option<Duration>, Duration)| just_back || alone(host, last);
@@ -245,10 +247,15 @@ impl<W: Wire> Gateway<W> {
                     peer.lost_since = Some(now);
                     continue;
                 }
-                if !children.contains(host) && !parent && host != 0 {
+                if !children.contains(host) && host != 0 && (!parent || self.is_connected_above(host)) {
                     // There is another way.
+                    let Some(peer) = self.peers.get_mut(&host) else { continue };
                     peer.lost_since = None;
                     peer.redial_at = None;
+                    if parent && standing == Standing::Live {
+                        // It would have dialed. Word of its end may be lost for want of this side's acks, which wait for it.
+                        self.stand(wire, host, Standing::Suspect, now);
+                    }
                     if self.topology.unreachable(host) {
                         self.reroute(wire, &HostSet::one(host), now);
                     }
@@ -282,6 +289,12 @@ impl<W: Wire> Gateway<W> {
                 due.orphan = now.saturating_sub(since) >= self.orphan_limit();
             }
         }
+    }
+
+    /// Whether there is a connection to another of those above this host than `host`.
+    fn is_connected_above(&self, host: HostNo) -> bool {
+        let connected = |above: &HostNo| self.peers.get(above).is_some_and(|peer| peer.connection.is_some());
+        self.topology.ancestors(self.me).iter().any(|above| *above != host && connected(above))
     }
 
     /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
@@ -618,7 +631,8 @@ mod tests {
         (first.lost_since, first.heard) = (None, Some(now));
         assert_eq!(gateway.peers[&2].lost_since, Some(now));
         assert!(gateway.held(&Cut, now).contains(2));
-        // No longer than the window.
+        // No longer than the window, in which the first goes on to be heard.
+        gateway.peers.get_mut(&1).unwrap().heard = Some(now + SECOND);
         gateway.held(&Cut, now + SECOND);
         assert!(!gateway.held(&Cut, now + 2 * SECOND).contains(2));
     }

@@ -313,7 +313,8 @@ impl<W: Wire> Gateway<W> {
         if recovered {
             self.stand(turn.wire, host, Standing::Live, now);
         }
-        let recovered = recovered && self.topology.children(self.me).contains(host);
+        // Also where another relays to it: that one may be dead, and who takes its place finds nothing to mend.
+        let recovered = recovered && self.topology.is_above(self.me, host);
         let mut through = self.peer_streams.through(host);
         if was_apart {
             // What is for it has gone along the tree, and would go on to, whatever becomes of those in between.
