@@ -66,7 +66,7 @@ pub fn table(model: &Model, all: &[Figures]) -> String {
             line(&format!("| {} | {controller} | {busiest} | {median} |", count(figures.hosts.into())));
         }
     }
-    line("\n## HostConnections of a host\n");
+    line("\n## Connections of a host\n");
     line("| hosts | controller | busiest other host | median host |");
     line("| ---: | ---: | ---: | ---: |");
     for figures in all {
