@@ -210,6 +210,7 @@ def test_what_an_actor_has_taken_and_not_begun_is_counted(own: ProcMesh, method:
     fifo = tmp_path / "turns"
     os.mkfifo(fifo)
     turnstile = own.slice(gpus=0).spawn("turnstile", Turnstile, str(fifo))
+    neighbour = own.slice(gpus=0).spawn("neighbour", Echo)
     enter = getattr(turnstile, method)
 
     def waiting(count: int) -> bool:
@@ -225,6 +226,7 @@ def test_what_an_actor_has_taken_and_not_begun_is_counted(own: ProcMesh, method:
         # The other three were taken together, and one of them has begun.
         assert waiting(2)
         calls[2].cancel()
+        neighbour.echo.call_one(1).get()  # what was sent to the process before has arrived
         turns.write(b"+")
         calls[1].get()
         # The cancelled one was skipped.

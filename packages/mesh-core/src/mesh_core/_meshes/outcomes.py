@@ -212,7 +212,9 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failures.failure import of_loss
 
     failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank)
-    died = raised_for(who.mesh._process.supervision.with_reasons(failure))
+    if who.mesh is not None:
+        failure = who.mesh._process.supervision.with_reasons(failure)
+    died = raised_for(failure)
     if failure.kind is FailureKind.BOOTSTRAP_FAILED:
         died.__cause__ = _bootstrap_error(who.mesh)
     return died
