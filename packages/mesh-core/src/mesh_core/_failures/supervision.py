@@ -305,8 +305,8 @@ class Supervision:
                 for repair in decision.repairs:
                     await carry_out(holding.mesh, repair)
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
-            if run.closed:
-                return  # its mesh is being stopped
+            if run.closed or self._process.ending:
+                return  # its mesh is being stopped, or all are, at the end of the script
             said = str(error).partition("\n")[0]
             reason = f"{type(repair).__name__} did not succeed: {said}"
             failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
