@@ -311,14 +311,19 @@ class Stream:
             self._before()
             if self._code:
                 self.flush()
+        count = self._number(frame)
+        self._replays.append((_HANDED, what, count, *rest))
+        self._partners[other] = None
+
+    def _number(self, frame: FrameType) -> int:
+        """Number an instruction that travels by itself, and note which line issued it."""
         count = self.issued
         self.issued += 1
         self.places.append((frame.f_code, frame.f_lasti))
         if self.timeline is not None:
             self.timeline.issuing(self)
             self.timeline.sent(self, count, 1)
-        self._replays.append((_HANDED, what, count, *rest))
-        self._partners[other] = None
+        return count
 
     def send_soon(self) -> None:
         """Send what waits at once if nothing was sent for a moment, or if it is much; otherwise in a moment. To be called with the lock."""
@@ -333,12 +338,7 @@ class Stream:
             self.check()
             self._before()
             self.flush()
-            count = self.issued
-            self.issued += 1
-            self.places.append((frame.f_code, frame.f_lasti))
-            if self.timeline is not None:
-                self.timeline.issuing(self)
-                self.timeline.sent(self, count, 1)
+            count = self._number(frame)
             self._tell("exchange", what, count, *rest)
 
     def made_at(self, ref: Ref) -> str:
@@ -367,12 +367,7 @@ class Stream:
             if self._code:
                 self.flush()
             freed, self.freed = self.freed, []
-            count = self.issued
-            self.issued += 1
-            self.places.append((frame.f_code, frame.f_lasti))
-            if self.timeline is not None:
-                self.timeline.issuing(self)
-                self.timeline.sent(self, count, 1)
+            count = self._number(frame)
             self._replays.append(("replay", program.number, freed, count, inputs, made, numbers))
             if len(self._replays) >= _REPLAYS or time.monotonic() - self.told >= self.pace:
                 self.flush()
