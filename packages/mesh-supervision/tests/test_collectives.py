@@ -87,7 +87,7 @@ def test_messages_are_followed_to_the_rank_that_sends_none() -> None:
     assert "has not sent what rank 1 waits for (recv with rank 2, float32[4])" in culprit.text
     found = reason_of(first, second, at(2, 0, "recv", 0))
     assert not found.culprits
-    assert "a circle of messages between ranks" in found.circles[0]
+    assert "a cycle of messages between ranks" in found.circles[0]
 
 
 def test_what_was_shown_for_a_blink_is_left_out() -> None:

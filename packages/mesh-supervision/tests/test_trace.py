@@ -142,7 +142,7 @@ def test_a_process_that_is_made_again_goes_on_in_its_rows() -> None:
     )
     assert spans(entries, "state")[:2] == [("running", 0, 500), ("stopped", 500, 0)]
     assert [each["name"] for each in entries if each["ph"] == "i"] == [
-        "made again, life 2",
+        "restarted, life 2",
         "failure_handled trainers[0]",
         "ended",
     ]
@@ -153,7 +153,7 @@ def test_a_process_that_was_away_before_it_was_made_again() -> None:
     entries = recorded(
         snap(proc(0), at=100.0), snap(at=100.5), snap(proc(0, pid=9, incarnation=1), at=101.0), snap(at=101.5)
     )
-    assert [each["name"] for each in entries if each["ph"] == "i"] == ["ended", "made again, life 2", "ended"]
+    assert [each["name"] for each in entries if each["ph"] == "i"] == ["ended", "restarted, life 2", "ended"]
 
 
 def test_a_host_that_was_let_go_before_the_recording_is_not_shown() -> None:
@@ -275,7 +275,7 @@ def test_a_kill_and_a_restart_are_seen(tmp_path: Path) -> None:
     entries = checked(json.loads((tmp_path / "job.json").read_text())["traceEvents"])
     assert [name for name, _, _ in spans(entries, "call")] == ["sleep"]
     names = [each["name"] for each in entries if each["ph"] == "i"]
-    assert "made again, life 2" in names
+    assert "restarted, life 2" in names
     assert "proc_died workers[0]" in names
 
 

@@ -1,4 +1,4 @@
-"""Why a job does not go on: real hangs, each of which is named with who causes it, and where."""
+"""Why a job makes no progress: real hangs, each of which is named with who causes it, and where."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Supervision policies for Mesh: what is restarted when something has died, how often, and who is told.
+"""Supervision policies for Mesh: what is restarted when something has died, how often, and who is notified.
 
-A policy is given to a spawn. Its words are those of Erlang/OTP.
+A policy is passed to a spawn. Its terms are those of Erlang/OTP.
 
 >>> from mesh_core import Actor, this_host
 >>> from mesh_supervision import Backoff, Ignore, OneForOne
@@ -77,7 +77,7 @@ __all__ = [
     "whole",
 ]
 
-# Workers import the package for its extensions, and a restarted one is waited for: what it does not use it does not import.
+# Workers import the package for its extensions, and somebody waits for a restarted one, so unused parts are not imported.
 _LATER = {
     "Backoff": "mesh_supervision._backoff",
     "Circuit": "mesh_supervision._breaker",

@@ -35,9 +35,9 @@ class Circuit(enum.Enum):
     CLOSED = "closed"
     """The policy decides."""
     OPEN = "open"
-    """What has died stays dead."""
+    """Dead ranks stay dead."""
     TRIAL = "trial"
-    """Everything was made again, and has to prove itself."""
+    """Everything was restarted, and is on trial."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CircuitBreaker:
 
     If anything fails within ``cooldown`` seconds after that, the circuit opens again. When it has opened more than ``trips`` times in a
     row, the failure is passed on as ``policy`` decided. Meanwhile calls to dead ranks fail at once, and the surviving ranks
-    go on.
+    continue.
 
     >>> from mesh_core import FailureKind
     >>> from mesh_supervision import OneForOne
@@ -66,7 +66,7 @@ class CircuitBreaker:
     """The state it is in."""
     _members: Members = field(init=False, repr=False, compare=False)
     _primary: Failed | None = field(default=None, init=False, repr=False, compare=False)
-    """The failure that has opened it, and comes back when the time is over."""
+    """The failure that opened it, which comes back when the time is over."""
     _opened: int = field(default=0, init=False, repr=False)
     _quiet_from: float = field(default=0.0, init=False, repr=False)
     """If nothing fails until then, the circuit is closed again."""

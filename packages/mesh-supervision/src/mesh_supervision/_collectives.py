@@ -1,11 +1,11 @@
-"""Which collective of torch.distributed each process is in, told to those who look into the job.
+"""Which collective of torch.distributed each process is in, shown to those who look into the job.
 
 Each member of a watched group counts the collectives that it begins; a member of the same group has the same number for the
-same collective. What lasts for a while is shown as a promise with a name, which the runtime tells without Python: who looks
-hears of it while the process waits in C++ code. Nothing is sent between members.
+same collective. One that lasts for a while is shown as a promise with a name, which the runtime reports without Python, so
+it is seen while the process waits in C++ code. Nothing is sent between members.
 
 CLV-1: a collective is shown only while it has lasted for more than :data:`LATE_S` and has not ended.
-CLV-2: while a process is in a collective the clock of its actors stands: that time counts as waiting, whichever rank is late.
+CLV-2: while a process is in a collective, the clock of its actors stands still: that time counts as waiting, whichever rank is late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LATE_S = 0.2
 """How long a collective lasts before it is shown, and how often that is looked at."""
 _END_S = 1.0
 _HOOK = 0x6D657368
-"""By which PyTorch knows our hooks of a group."""
+"""The name under which PyTorch knows our hooks of a group."""
 _RUN = re.compile(r"^(?P<mesh>.*)\[(?P<first>\d+)(?:\.\.(?P<last>\d+))?\]$", re.DOTALL)
 _TEXT = re.compile(
     r"^(?:collective (?P<number>\d+)|(?P<pairwise>message)) of group (?P<group>\S+) <(?P<members>.*)> as rank (?P<rank>\d+): "
@@ -37,20 +37,20 @@ _TEXT = re.compile(
 
 @dataclass(frozen=True)
 class At:
-    """What a member of a group is in."""
+    """The collective that a member of a group is in."""
 
     number: int
-    """Which collective of the group, from 1; 0 for a message from one member to another."""
+    """The number of the collective in the group, from 1; 0 for a message from one member to another."""
     op: str
-    """As ``allreduce``, ``broadcast``, ``recv``."""
+    """The operation, as ``allreduce``, ``broadcast``, ``recv``."""
     root: int | None
     """The rank that a collective is about, or that a message comes from or goes to."""
     what: str
     """Type and shape of the tensors, as ``float32[4, 2]``."""
     rank: int
-    """Which member this is."""
+    """The rank of this member."""
     group: str
-    """What PyTorch calls the group."""
+    """PyTorch's name of the group."""
     members: str
     """The processes of the group in the order of their ranks, as :func:`shortened`."""
 
@@ -115,7 +115,7 @@ def shortened(procs: Sequence[str]) -> str:
 
 
 def members_of(text: str) -> list[str]:
-    """What was shortened.
+    """Undo :func:`shortened`.
 
     >>> members_of("workers[0..2]; others[5]")
     ['workers[0]', 'workers[1]', 'workers[2]', 'others[5]']
@@ -142,17 +142,17 @@ class _Begun:
     shape: tuple[int, ...]
     dtype: Any
     operation: int
-    """By which PyTorch knows it."""
+    """PyTorch's number of it."""
     since: float
     clock: ClockStop
-    """CLV-2. Its end comes by the work's future, at the latest with this object's."""
+    """CLV-2. It ends with the work's future, at the latest with this object."""
     work: Any = None
-    """Knows whether it has ended; there once it was issued."""
+    """Knows whether it has ended; set once it was issued."""
 
 
 @dataclass(eq=False)
 class Watched:
-    """A group that this process is a member of. Kept alive by the hooks of the group alone."""
+    """A group that this process is a member of. Kept alive only by the hooks of the group."""
 
     group: str
     rank: int
@@ -161,9 +161,9 @@ class Watched:
     begun: deque[_Begun] = field(default_factory=deque)
 
     def before(self, args: Any) -> None:
-        """PyTorch is about to issue an operation. On its way, so that it does no more than it must."""
+        """PyTorch is about to issue an operation. This is on its path, so it does no more than it must."""
         begun = self.begun
-        # What ends is seen here, so that nothing piles up between two looks; what was never issued has raised.
+        # Ended ones are removed here, so that nothing piles up between two looks; one that was never issued has raised.
         while begun and ((work := begun[0].work) is None or work.is_completed()):
             begun.popleft()
         op = args.name.name
@@ -189,7 +189,7 @@ class Watched:
         )
 
     def after(self, args: Any) -> None:
-        """It was issued."""
+        """The operation was issued."""
         for each in reversed(self.begun):
             if each.operation == args.op_id:
                 if args.work is None:
@@ -201,7 +201,7 @@ class Watched:
                 return
 
     def late(self, now: float) -> At | None:
-        """The oldest that has lasted for too long, if any has."""
+        """Return the oldest one that has lasted for too long, if any."""
         for each in list(self.begun):
             if each.work is not None and each.work.is_completed():
                 continue
@@ -218,11 +218,11 @@ class Watched:
         return None
 
     def close(self) -> None:
-        """The group is left. Its works keep its connections open, whoever still holds this object."""
+        """The group was left. Its works keep its connections open, whatever still refers to this object."""
         self.begun.clear()
 
     def release(self) -> None:
-        """Let go of what has ended: PyTorch's works keep tensors."""
+        """Drop those that have ended: PyTorch's works keep tensors."""
         while self.begun and (work := self.begun[0].work) is not None and work.is_completed():
             try:
                 self.begun.popleft()
@@ -231,16 +231,16 @@ class Watched:
 
 
 def _on_end(work: Any, clock: ClockStop) -> None:
-    """Have the clock go on when a collective is over. PyTorch calls back before whoever waits for it is woken."""
+    """Restart the clock when a collective is over. PyTorch calls back before it wakes those who wait for it."""
     try:
         work.get_future().add_done_callback(lambda _: clock.end())
     except RuntimeError:
-        # A backend whose works have no future. Better too much time than the time between two looks.
+        # A backend whose works have no future. Too much time is better than the time between two looks.
         clock.end()
 
 
 class Collectives(Extension):
-    """Shows, in each process, the collectives that last."""
+    """Shows, in each process, collectives that last."""
 
     name = "supervision.collectives"
 
@@ -261,7 +261,7 @@ class Collectives(Extension):
             self._thread.join(_END_S)
 
     def watch(self, group: Any, members: Sequence[str], rank: int) -> Watched:
-        """Count the collectives of a group of PyTorch's from now on; every member has to begin at the same one."""
+        """Count the collectives of a PyTorch group from now on; every member must begin at the same one."""
         watched = Watched(str(group.group_name), rank, shortened(members))
         group.register_pre_hook(_HOOK, watched.before)
         group.register_post_hook(_HOOK, watched.after)
@@ -279,7 +279,7 @@ class Collectives(Extension):
             promise.set_result(None)
 
     def _show_all(self) -> None:
-        # A function of its own: a group is gone with the last reference to it, and none may stay in a loop's variable.
+        # A separate function: a group is freed with the last reference to it, and none may stay in a loop's variable.
         with self._lock:
             watched = list(self._watched)
         for each in watched:
@@ -294,13 +294,13 @@ class Collectives(Extension):
             shown[1].set_result(None)
         if at is not None and (shown is None or shown[0] != at):
             promise = Promise[None](str(at))
-            # The runtime tells of promises that somebody waits for.
+            # The runtime reports promises that somebody waits for.
             promise.future.add_done_callback(lambda _: None)
             self._shown[watched] = at, promise
 
 
 def has_hooks(group: Any) -> bool:
-    """Whether this PyTorch tells of the collectives of a group."""
+    """Return whether this PyTorch reports the collectives of a group."""
     return hasattr(group, "register_pre_hook") and hasattr(group, "register_post_hook")
 
 

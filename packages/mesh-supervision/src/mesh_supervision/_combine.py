@@ -53,7 +53,7 @@ class Levels:
         found = self._members.find(event)
         if found is not None:
             if found.stale:
-                # The level above has the whole restarted.
+                # The level above restarts everything.
                 actions = (Ignore(),) if isinstance(event, Failed) else ()
                 return _next(self, found.members), actions
             return self._climb(found.members, found.member, found.event, now)
@@ -81,7 +81,7 @@ class Levels:
             above = _as_failure(event)
             if not passes or above is None or index + 1 == len(members.first):
                 if escalate is not None and reasons:
-                    # Read from the top: what led to it stands below.
+                    # Read from the top: the earlier reasons stand below.
                     whole = Escalate("\n".join([escalate.reason, *reversed(reasons)]))
                     actions = tuple(whole if each is escalate else each for each in actions)
                 return _next(self, members), actions
@@ -99,10 +99,10 @@ class _Chosen(ABC):
 
     @abstractmethod
     def _choose(self, event: Event | RepairEvent) -> int:
-        """The place of the policy that an event which none has caused is for."""
+        """The index of the policy for an event that no policy has caused."""
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Ask the policy that the event is for."""
+        """Pass an event to its policy."""
         found = self._members.find(event)
         if found is None:
             members, actions = self._members.ask(self._choose(event), event, now)
@@ -111,7 +111,7 @@ class _Chosen(ABC):
         return _next(self, members), actions
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Tell the policy that wanted it."""
+        """Notify the policy that requested the repair."""
         found = self._members.find(event)
         if found is None:
             return self, ()
@@ -182,7 +182,7 @@ def _next(policy: Any, members: Members) -> Any:
 
 
 def _as_failure(event: Event | RepairEvent) -> Failed | None:
-    """What the next level is asked about."""
+    """Return the event for the next level."""
     if isinstance(event, Failed):
         return event
     if isinstance(event, RepairFailed) and event.failures:

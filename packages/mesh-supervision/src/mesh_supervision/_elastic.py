@@ -3,7 +3,7 @@
 ELA-1: the members change in :meth:`ElasticMesh.safe_point`, and nowhere else; what it returns is whole.
 ELA-2: all members have one state after a change: that of one that stays, or else of one that leaves, or else the last snapshot.
 ELA-3: a host that is about to go gets no members; those that it has leave at the next safe point, before their processes are
-stopped. The script hears of such hosts from their agents, and from whatever calls `leaving` or `notice`.
+stopped. The script is notified of such hosts by their agents, and by whatever calls `leaving` or `notice`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mesh_supervision._snapshots import Snapshots, is_kept, keep_snapshots
 
 A = TypeVar("A")
 _TRIES = 10
-"""So often a change begins again as more members die meanwhile."""
+"""How often a change starts over as more members die."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Notice:
 
     host: str
     deadline: float
-    """When it goes, by ``time.monotonic()`` of the process that has the mesh."""
+    """When it leaves, by ``time.monotonic()`` of the process that has the mesh."""
     reason: str = ""
 
 
 @dataclass(frozen=True)
 class _Going:
-    """A message: this host is about to go."""
+    """A message: this host is about to leave."""
 
     host: str
     grace: float
@@ -46,24 +46,24 @@ class _Going:
 
 
 class _Notices(Extension):
-    """Tells the process that has elastic meshes of hosts that are about to go."""
+    """Notifies the process that has elastic meshes of hosts that are about to leave."""
 
     name = "supervision.notices"
     payload: Proc
 
     def start(self) -> None:
-        """Have no meshes yet; in the script, follow what agents say of their hosts."""
+        """Begin without meshes; in the script, follow what agents report about their hosts."""
         self._lock = threading.Lock()
         self._meshes: list[ElasticMesh[Any]] = []
         self._leaving: dict[str, Notice] = {}
-        """What agents have said, for meshes that are made later."""
+        """The notices of agents, for meshes that are made later."""
         self._is_over = False
         if self.proc == self.payload and self.proc.is_controller:
             events = inspect.events(past=True, actors=False)
             threading.Thread(target=self._follow, args=(events,), name="mesh-leaving", daemon=True).start()
 
     def stop(self) -> None:
-        """Tell nobody any more; the thread ends with the next event, or with the job."""
+        """Notify nobody from now on; the thread ends with the next event, or with the job."""
         self._is_over = True
 
     def _follow(self, events: inspect.Events) -> None:
@@ -74,7 +74,7 @@ class _Notices(Extension):
                 with self._lock:
                     self._leaving.pop(event.host, None)
             elif event.kind == "host_leaving":
-                # The time that the notice took to arrive is over already, if the two clocks agree.
+                # The time that the notice took to arrive has passed already, if the two clocks agree.
                 grace = max(0.0, (event.grace or 0.0) - max(0.0, time.time() - event.time))
                 with self._lock:
                     self._leaving[event.host] = Notice(event.host, time.monotonic() + grace, event.text)
@@ -83,7 +83,7 @@ class _Notices(Extension):
                     mesh.notice(event.host, grace, event.text)
 
     def add(self, mesh: ElasticMesh[Any]) -> None:
-        """Tell that mesh too."""
+        """Notify that mesh too."""
         with self._lock:
             self._meshes.append(mesh)
             before = list(self._leaving.values())
@@ -91,7 +91,7 @@ class _Notices(Extension):
             mesh.notice(each.host, each.deadline - time.monotonic(), each.reason)
 
     def remove(self, mesh: ElasticMesh[Any]) -> None:
-        """Tell it no more."""
+        """Stop notifying it."""
         with self._lock:
             self._meshes.remove(mesh)
 
@@ -149,19 +149,19 @@ class ElasticMesh(Generic[A]):
 
     Args:
         actor: the class of the actors.
-        *args: for its constructor.
+        *args: arguments of its constructor.
         minimum: with fewer members :meth:`safe_point` waits for hosts.
         maximum: there are never more.
-        members: how many there are to be at first, where there is room; without it as many as there is room for.
-        hosts: where they are; without it this machine.
+        members: the number at first, as far as there is room; without it as many as there is room for.
+        hosts: the hosts of members; without it this machine.
         per_host: how many members a host has room for; without it any number.
         sizes: the processes of one member, for example ``{"gpus": 8}``; without it one.
         dim: the dimension along which the members lie in the mesh.
-        group: whether all processes are a group of ``torch.distributed``, formed anew with every change.
+        group: whether all processes are a group of ``torch.distributed``, formed again with every change.
         spawn: options for ``spawn_procs``, such as ``{"preload": ["torch"]}``.
         warm: whether hosts that have no member are kept ready for one (:meth:`ProcMesh.prepare`).
         on_change: called in :meth:`safe_point` with each change, once the mesh is whole again.
-        **kwargs: for the constructor.
+        **kwargs: arguments of the constructor.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ElasticMesh(Generic[A]):
         self.minimum = minimum
         self.maximum = maximum
         self.changes: list[Change] = []
-        """What safe points have done, in order."""
+        """What the safe points did, in order."""
         self._name = actor.__qualname__
         self._per_host = per_host
         self._warm: set[str] | None = set() if warm else None
@@ -198,9 +198,9 @@ class ElasticMesh(Generic[A]):
         self._on_change = on_change
         self._wanted = maximum if members is None else self._checked(members)
         self._lock = threading.RLock()
-        """Of a change."""
+        """Held during a change."""
         self._news = threading.Condition()
-        """Something has happened that may matter to who waits for hosts."""
+        """Something has happened that may matter to those who wait for hosts."""
         self._hosts: dict[str, HostMesh] = {}
         self._notices: dict[str, Notice] = {}
         self._stopped = False
@@ -214,7 +214,7 @@ class ElasticMesh(Generic[A]):
         self.add_hosts(this_host() if hosts is None else hosts)
         self._told.add(self)
 
-    # What the world says. From any thread.
+    # Called from any thread, about the outside world.
 
     def add_hosts(self, hosts: HostMesh) -> None:
         """Add hosts. A host that had been about to leave can be used again."""
@@ -254,11 +254,11 @@ class ElasticMesh(Generic[A]):
             )
         return members
 
-    # What the program does.
+    # Called by the program.
 
     @property
     def is_settled(self) -> bool:
-        """Whether, as far as is known, the next safe point would change nothing."""
+        """Return whether, as far as is known, the next safe point would change nothing."""
         with self._lock:
             return self._plan() is None
 
@@ -318,7 +318,7 @@ class ElasticMesh(Generic[A]):
                 )
 
     def _plan(self) -> Plan | None:
-        """What is due; none if nothing is."""
+        """Return what is due, or ``None``."""
         with self._news:
             going = set(self._notices)
             wanted = self._wanted
@@ -334,7 +334,7 @@ class ElasticMesh(Generic[A]):
         return Plan(stay, [*leave, *surplus], lost, hosts)
 
     def _room(self, members: Sequence[Member]) -> list[tuple[str, HostMesh]]:
-        """The hosts of the next members that there is room for, the emptiest first."""
+        """Return the hosts of the next members for which there is room, the emptiest first."""
         with self._news:
             hosts = {
                 name: host
@@ -352,13 +352,13 @@ class ElasticMesh(Generic[A]):
         return found
 
     def _prepare(self) -> None:
-        """Have hosts that have no member ready for one, without waiting for them."""
+        """Prepare hosts without a member for one, and do not wait for them."""
         members = self._members.all
         if self._warm is None or not members:
             return
         used = {each.host for each in members}
         with self._news:
-            # Where one has been, the fork server waits.
+            # Where there was a member, the fork server is waiting.
             self._warm |= used
             fresh = {
                 name: host
@@ -367,7 +367,7 @@ class ElasticMesh(Generic[A]):
             }
             self._warm |= fresh.keys()
         for host in fresh.values():
-            # One that cannot be prepared is found out when it is needed.
+            # One that cannot be prepared is noticed when it is needed.
             members[0].procs.prepare(host).add_done_callback(lambda done: done.exception())
 
     def stop(self) -> None:
@@ -395,7 +395,7 @@ class ElasticMesh(Generic[A]):
 
 
 def _is_there(host: HostMesh) -> bool:
-    """Whether a host is not known to be dead."""
+    """Return whether a host is not known to be dead."""
     try:
         host.select(lambda _: True)
     except ValueError:

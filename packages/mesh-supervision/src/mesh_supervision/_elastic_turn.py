@@ -17,7 +17,7 @@ from mesh_supervision._store import Kept, Owner, Store
 
 R = TypeVar("R")
 _LEAVE_S = 2.0
-"""How long members have to leave a collective before it is looked at whether they can."""
+"""How long members have to leave a collective before it is checked whether they can."""
 _GRACE_S = 1.0
 """How long an error waits for the news of the death that may have caused it."""
 
@@ -36,12 +36,12 @@ class Member:
         return bool(self.procs.failed()) or (self.actors is not None and bool(self.actors.failed()))
 
     def owners(self) -> list[Owner]:
-        """By which snapshots of its actors are kept."""
+        """The keys of its actors' snapshots."""
         number = actor_id(self.actors)
         return [Owner(number, rank) for rank in actor_ranks(self.actors)]
 
     def ranks(self) -> Iterator[Any]:
-        """Each of its actors, as a mesh of one."""
+        """Return each of its actors, as a mesh of one."""
         extent = self.actors.extent
         for place in range(len(self.actors)):
             point = extent.point(place)
@@ -50,7 +50,7 @@ class Member:
 
 @dataclass
 class Members:
-    """An elastic mesh as it is: what changes carry from one to the next."""
+    """The state of an elastic mesh, which changes carry from one to the next."""
 
     dim: str
     sizes: Mapping[str, int]
@@ -59,12 +59,12 @@ class Members:
     """Spawns a member's actors."""
     with_group: bool
     store: Store | None
-    """Where snapshots are kept; none if the actors have none."""
+    """Where snapshots are kept; ``None`` if the actors have none."""
     all: list[Member] = field(default_factory=list)
     mesh: Any = None
     group: Group | None = None
     state: list[Kept] | None = None
-    """What the actors of a member had when that was last looked at, for the next ones (ELA-2)."""
+    """The state of a member's actors when it was last read, for the next members (ELA-2)."""
 
 
 @dataclass(frozen=True)
@@ -72,35 +72,35 @@ class Change:
     """What a safe point has changed about the members."""
 
     size: int
-    """How many there are now."""
+    """The number of members now."""
     joined: tuple[str, ...] = ()
-    """The hosts of those that are new."""
+    """The hosts of new members."""
     left: tuple[str, ...] = ()
-    """The hosts of those that were let go."""
+    """The hosts of members that left."""
     lost: tuple[str, ...] = ()
-    """The hosts of those that had died."""
+    """The hosts of members that had died."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is due."""
+    """The changes that are due."""
 
     stay: list[Member]
     leave: list[Member]
     lost: list[Member]
     hosts: list[tuple[str, HostMesh]]
-    """For new members."""
+    """Hosts for new members."""
 
     @property
     def change(self) -> Change:
-        """The same in words."""
+        """Return a description of it."""
         joined = tuple(name for name, _ in self.hosts)
         left, lost = (tuple(each.host for each in some) for some in (self.leave, self.lost))
         return Change(len(self.stay) + len(joined), joined, left, lost)
 
 
 class Turn:
-    """Carries out a plan; or nothing of it, as far as the members are concerned."""
+    """Carries out a plan, or, as far as the members are concerned, nothing of it."""
 
     def __init__(self, members: Members, plan: Plan, until: float) -> None:
         self._members = members
@@ -109,7 +109,7 @@ class Turn:
         self._fresh: list[Member] = []
         self._snapshots = find(Snapshots)
         self.bad_hosts: dict[str, str] = {}
-        """Hosts on which no member could be made, and why."""
+        """Hosts on which no member could be started, and why."""
 
     def _wait(self, future: Future[R]) -> R:
         return result_of(future, max(0.0, self._until - time.monotonic()))
@@ -135,14 +135,14 @@ class Turn:
         stop([*plan.leave, *plan.lost])
 
     def undo(self) -> None:
-        """Give up what was made for it."""
+        """Stop what was started for it."""
         if self._members.group is not None:
-            # Nobody may think that it is whole.
+            # It must not look whole.
             self._members.group.abort()
         stop(self._fresh)
 
     def may_be_tried_again(self, error: Exception) -> bool:
-        """Whether others would do better: a host is bad, or a process has died, or is soon known to have."""
+        """Return whether another attempt is worthwhile: a host is bad, or a process has died, or will soon be known to have."""
         if self.bad_hosts:
             return True
         news = threading.Event()
@@ -162,7 +162,7 @@ class Turn:
                 each.cancel()
 
     def _settle(self) -> None:
-        """Wait until the living have handled what they were sent; one that cannot leave a collective is ended."""
+        """Wait until the survivors have handled their messages; one that cannot leave a collective is ended."""
         group = self._members.group
         asked: dict[int, Future[None]] = {}
         place = 0
@@ -183,7 +183,7 @@ class Turn:
                     group.give_up(group.members[each])
 
     def _find_state(self) -> None:
-        """Have the state of one that stays, or else of one that leaves, or else what was kept last (ELA-2)."""
+        """Return the state of one that stays, or else of one that leaves, or else the last snapshot (ELA-2)."""
         members, snapshots = self._members, self._snapshots
         if members.store is None or snapshots is None:
             return
@@ -235,7 +235,7 @@ class Turn:
             members.group = form_group(procs)
 
     def _share(self, following: list[Member]) -> None:
-        """Give all of them the state: those that stay too are told in this way to begin anew."""
+        """Give the state to all of them; those that stay start over in this way too."""
         members, snapshots = self._members, self._snapshots
         if members.state is None or members.store is None or snapshots is None:
             return
@@ -250,7 +250,7 @@ class Turn:
 
 
 def stop(members: list[Member]) -> None:
-    """Stop processes, whatever has become of them."""
+    """Stop processes, whatever state they are in."""
     waits = []
     for member in members:
         try:
@@ -259,10 +259,10 @@ def stop(members: list[Member]) -> None:
             # It was stopped with its host, or the runtime was.
             continue
     for each in waits:
-        # What is wrong with them is no concern of who goes on without.
+        # Their problems do not concern those who continue without them.
         each.exception()
 
 
 def ignoring(spawn: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Options for `spawn_procs`; who dies is replaced by the next change, and by nobody else."""
+    """Options for `spawn_procs`; a dead member is replaced by the next change, and by nothing else."""
     return {"supervise": Ignore(), **(spawn or {})}

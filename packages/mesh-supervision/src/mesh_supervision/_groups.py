@@ -1,6 +1,6 @@
 """Process groups of torch.distributed over the processes of a mesh, which survivors leave when one of them dies.
 
-GRP-1: when a process of a group has died, the others are told to leave it at once; nobody waits for a timeout.
+GRP-1: when a process of a group has died, the others are ordered to leave it at once; nobody waits for a timeout.
 GRP-2: a group has a number; an order to leave is for that one and those before, never for the next.
 """
 
@@ -26,7 +26,7 @@ _JOIN_S = 30.0
 """How long members wait for each other while a group is formed."""
 _TIMEOUT_S = 1800.0
 _STUCK_S = 3.0
-"""How long members of a group that was given up have to answer before it is looked at whether they can."""
+"""How long members of a group that was given up have to answer before it is checked whether they can."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class _Join:
     generation: int
     members: tuple[tuple[int, int, int], ...]
     names: tuple[str, ...]
-    """What the members are called."""
+    """The names of the members."""
     owner: Proc
-    """Who forms it."""
+    """The process that forms it."""
     seconds: float
     is_local: bool
 
 
 @dataclass(frozen=True)
 class _Ask:
-    """A message: what a member wants of the store."""
+    """A message: a request of a member to the store."""
 
     generation: int
     operation: str
@@ -60,7 +60,7 @@ class _Ask:
 
 @dataclass(frozen=True)
 class _Open:
-    """A message: members of a group will ask."""
+    """A message: expect requests of a group's members."""
 
     generation: int
 
@@ -74,36 +74,36 @@ class _Abort:
 
 @dataclass(frozen=True)
 class _GiveUp(_Abort):
-    """The same, some time after it: end the process if it has not left."""
+    """The same, some time later: end the process if it has not left."""
 
 
 class Groups(Extension):
-    """Has a process serve and join; one message after the other."""
+    """Lets a process serve and join; one message after the other."""
 
     name = "supervision.groups"
 
     def start(self) -> None:
-        """Be in no group yet."""
+        """Begin without a group."""
         self.group = TorchGroup()
         self.watched: Watched | None = None
         """Counts the collectives of that group."""
         self.formed: dict[ProcMesh, Group] = {}
-        """What this process has formed."""
+        """The groups that this process has formed."""
         self.lock = threading.Lock()
         self._generations = itertools.count(1)
 
     def next_generation(self) -> int:
-        """A number that no group of this process's has had."""
+        """Return a number that no group of this process has had."""
         return next(self._generations)
 
     def receive(self, message: Any, sender: Proc) -> Any:
-        """Do what the process wants that forms groups."""
+        """Carry out a request of the process that forms groups."""
         match message:
             case _Who():
                 return self.proc
             case _Join(generation, members, names, owner, seconds, is_local):
                 meeting, collectives = find(Meeting), find(Collectives)
-                assert meeting is not None  # it is brought along
+                assert meeting is not None  # it comes with the message
                 rank = members.index(self.proc.address)
                 if self.watched is not None:
                     self.watched.close()
@@ -120,29 +120,29 @@ class Groups(Extension):
                         self.watched = collectives.watch(made, names, rank)
                     return None
                 except BaseException:
-                    # The others must not wait for what this one will never say.
+                    # The others must not wait for an answer that will never come.
                     meeting.tell(owner, _Abort(generation))
                     raise
         raise TypeError(f"not a message of groups: {message!r}")
 
 
 class Meeting(Extension):
-    """Keeps what members tell each other while they join, in the process that forms the group."""
+    """Keeps what members exchange while they join, in the process that forms the group."""
 
     name = "supervision.meeting"
 
     def start(self) -> None:
-        """Know of no group yet."""
+        """Begin without a group."""
         self._keys: dict[int, dict[str, bytes]] = {}
         self._waiting: dict[int, dict[str, asyncio.Future[None]]] = {}
 
     def ask(self, owner: Proc, generation: int, operation: str, key: str, value: bytes) -> bytes:
-        """Ask the one who forms the group; for any thread."""
+        """Ask the process that forms the group; from any thread."""
         asked = self.call(owner, _Ask(generation, operation, key, value), timeout=_JOIN_S)
         return result_of(asked).item()  # type: ignore[no-any-return]
 
     async def receive(self, message: Any, sender: Proc) -> bytes | None:
-        """Answer a member, or, from this very process, begin and end."""
+        """Answer a member, or, for this very process, begin and end."""
         match message:
             case _Ask(generation, operation, key, value):
                 if generation not in self._keys:
@@ -194,7 +194,7 @@ class Meeting(Extension):
 
 
 class Aborts(Extension):
-    """Has a process leave its group: beside :class:`Groups`, as that may be waiting for others."""
+    """Makes a process leave its group: separate from :class:`Groups`, which may be waiting for others."""
 
     name = "supervision.aborts"
 
@@ -236,7 +236,7 @@ class Group:
         groups, here = self._groups, current_proc()
         asked = groups.call(procs, _Who(), timeout=_JOIN_S)
         if self.is_broken and wait([asked], timeout=_STUCK_S)[1]:
-            # It may still connect to one that has died meanwhile, and gloo has no other way out of that.
+            # It may still connect to one that has just died, and gloo has no other way out of that.
             for proc in self._members:
                 self.give_up(proc)
         members = tuple(proc for _, proc in result_of(asked).items())
@@ -286,7 +286,7 @@ class Group:
         return self._members
 
     def close(self) -> None:
-        """Stop watching over it."""
+        """Stop watching it."""
         if self._watch is not None:
             self._watch.cancel()
 
@@ -318,6 +318,6 @@ def form_group(mesh: Any, *, timeout: float = _TIMEOUT_S) -> Group:
 
 
 def group_of(procs: ProcMesh) -> Group | None:
-    """The group that was formed of these processes by this one."""
+    """Return the group that this process has formed of these processes."""
     groups = find(Groups)
     return None if groups is None else groups.formed.get(procs)

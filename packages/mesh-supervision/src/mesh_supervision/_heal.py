@@ -1,8 +1,8 @@
-"""Meshes that have lost ranks, made whole again: :func:`heal_mesh`.
+"""Restore meshes that have lost ranks: :func:`heal_mesh`.
 
-HEA-1: what comes back has lost nothing, as far as is known by then; otherwise the error says what.
-HEA-2: replicas have one state after a heal: that of one that lives, or else the snapshot that was kept last.
-HEA-3: a heal that has raised is not forgotten: the next one takes up what that one has left.
+HEA-1: a mesh that is returned has lost nothing, as far as is known by then; otherwise the error says what it has lost.
+HEA-2: replicas have one state after a heal: that of a survivor, or else the snapshot that was kept last.
+HEA-3: a heal that has raised is not forgotten: the next one continues with what is left of it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ from mesh_supervision._store import Kept, Owner, Store
 
 M = TypeVar("M")
 _TRIES = 10
-"""So often a heal begins again as more ranks die meanwhile."""
+"""How often a heal starts over as more ranks die."""
 _LEAVE_S = 2.0
-"""How long survivors have to leave a collective before it is looked at whether they can."""
+"""How long survivors have to leave a collective before it is checked whether they can."""
 _GRACE_S = 1.0
-"""How long an error of a rank waits for the news of the death that may have caused it."""
+"""How long an error of a rank waits for the news of a death that may have caused it."""
 
 
 class _Subject:
-    """What is healed: a mesh as it was spawned, or those places of one dimension that are left of it."""
+    """A mesh to heal: as it was spawned, or the places of one dimension that are left of it."""
 
     def __init__(
         self, spawned: Any, dim: str = "", places: Sequence[int] = (), group: Group | None = None
@@ -63,10 +63,10 @@ class _Subject:
         """Processes or actors that this process has spawned."""
         self.dim = dim
         self.places = tuple(places)
-        """Those of the dimension that are left, in order; none without a dimension, where all are."""
+        """The places of the dimension that are left, in order; none without a dimension, if all are left."""
         self.is_actors = not isinstance(spawned, ProcMesh)
         self.below: ProcMesh = procs_of(spawned) if self.is_actors else spawned
-        """The processes of what was spawned, place by place."""
+        """The processes of the spawned mesh, place by place."""
         self.group = group or group_of(self.below)
 
     def _left_of(self, mesh: Any) -> Any:
@@ -77,7 +77,7 @@ class _Subject:
 
     @cached_property
     def mesh(self) -> Any:
-        """What is healed, as a mesh without gaps."""
+        """The mesh to heal, without gaps."""
         return self._left_of(self.spawned)
 
     @cached_property
@@ -87,7 +87,7 @@ class _Subject:
         return procs
 
     def origin(self, place: int) -> int:
-        """The place in what was spawned of a place in what is left."""
+        """The place in the spawned mesh of a place in what is left."""
         if not self.dim:
             return place
         point = dict(self.mesh.extent.point(place))
@@ -100,7 +100,7 @@ class _Subject:
         return self.spawned.slice(**point) if len(point) else self.spawned
 
     def owner(self, place: int) -> Owner:
-        """By which the snapshots of an actor are kept."""
+        """The key of an actor's snapshots."""
         return Owner(actor_id(self.spawned), actor_ranks(self.one(place))[0])
 
     def lost(self) -> list[int]:
@@ -109,7 +109,7 @@ class _Subject:
         return [place for place in range(len(self.mesh)) if self.origin(place) in lost]
 
     def smaller(self, lost: Sequence[int]) -> _Subject:
-        """What is left without these."""
+        """The same without these places."""
         extent = self.mesh.extent
         points = [extent.point(place) for place in lost]
         best: tuple[int, str, list[int]] | None = None
@@ -137,7 +137,7 @@ def _runs(places: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class _Healed(Extension):
-    """Knows, in the process that heals, of what the meshes are that it has put together of survivors."""
+    """Knows, in the process that heals, which meshes it has put together from survivors, and of what."""
 
     name = "supervision.healed"
 
@@ -146,7 +146,7 @@ class _Healed(Extension):
         return NOT_CARRIED
 
     def start(self) -> None:
-        """Know none yet."""
+        """Begin without any."""
         self.subjects: weakref.WeakKeyDictionary[Any, _Subject] = weakref.WeakKeyDictionary()
         self.unfinished: weakref.WeakSet[Any] = weakref.WeakSet()
         """Meshes as they were spawned, whose last heal has raised (HEA-3)."""
@@ -160,7 +160,7 @@ class _Healer:
     ) -> None:
         self.subject = subject
         self._is_continued = is_continued
-        """Whether the heal before this one has raised."""
+        """Whether the previous heal has raised."""
         self._on = on
         self._until = until
         self._snapshots = find(Snapshots) if subject.is_actors else None
@@ -168,20 +168,20 @@ class _Healer:
         self._replicas = replicas and self._store is not None
         self._state: Kept | None = None
         self.carried: Kept | None = None
-        """What a try before has had from one that lived then."""
+        """The state that an earlier attempt got from a rank that was alive then."""
         self.is_joining = False
-        """Whether the group is being formed, which fails wherever one of its members cannot go on."""
+        """Whether the group is being formed, which fails if one of its members cannot continue."""
 
     @property
     def state(self) -> Kept | None:
-        """What the replicas are given, as far as that is known."""
+        """The state for the replicas, as far as it is known."""
         return self._state or self.carried
 
     def _wait(self, future: Future[M]) -> M:
         return result_of(future, max(0.0, self._until - time.monotonic()))
 
     def replace(self, lost: Sequence[int]) -> None:
-        """Make again what is lost, in its place."""
+        """Restart the lost ranks in their places."""
         subject = self.subject
         if subject.group is not None:
             subject.group.abort()
@@ -193,7 +193,7 @@ class _Healer:
                 self._wait(future)
         self._join()
         if subject.is_actors:
-            # A process that was made again has none of its actors.
+            # A restarted process has none of its actors.
             lost = sorted({*subject.lost(), *broken})
             self._plant(lost)
             if lost:
@@ -201,7 +201,7 @@ class _Healer:
             self._share(lost)
 
     def shrink(self, lost: Sequence[int]) -> None:
-        """Go on with the others."""
+        """Continue with the survivors."""
         if self.subject.group is not None:
             self.subject.group.abort()
         self.subject = self.subject.smaller([*lost, *self._find_broken(lost)])
@@ -216,16 +216,16 @@ class _Healer:
             self.is_joining = False
 
     def _find_broken(self, lost: Sequence[int]) -> list[int]:
-        """Which actors an earlier heal could not restore. They are there, and their mesh does not know that they have failed."""
+        """Return the actors that an earlier heal could not restore. They exist, and their mesh does not know that they have failed."""
         if not (self._is_continued and self.subject.is_actors):
             return []
         alive = [place for place in range(len(self.subject.mesh)) if place not in lost]
         return self._settle({place: settled(self.subject.one(place)) for place in alive}, may_be_broken=True)
 
     def _find_state(self, lost: Sequence[int]) -> None:
-        """Wait for those that live to have left all that was begun; take the state of one of them, or the last snapshot."""
+        """Wait until the survivors have left everything in progress; take the state of one of them, or the last snapshot."""
         if self.subject.is_actors:
-            # What was sent before must not run in the next group.
+            # Earlier messages must not run in the next group.
             alive = [place for place in range(len(self.subject.mesh)) if place not in lost]
             self._settle({place: settled(self.subject.one(place)) for place in alive})
         if not self._replicas:
@@ -249,9 +249,9 @@ class _Healer:
             self._state = self.carried or self._snapshots.fetched(last, str(subject.spawned))
 
     def _settle(self, asked: dict[int, Future[None]], *, may_be_broken: bool = False) -> list[int]:
-        """Wait until those that live have handled what they were sent; one that cannot leave a collective is ended.
+        """Wait until the survivors have handled their messages; one that cannot leave a collective is ended.
 
-        Returns the places of those that were never constructed, where that may be.
+        Return the places of those that were never constructed, if that is allowed.
         """
         group, broken = self.subject.group, []
         while asked:
@@ -277,7 +277,7 @@ class _Healer:
                 self._store.plant(self.subject.owner(place), self._state)
 
     def _share(self, made: Sequence[int]) -> None:
-        """Give the state to those that have not just begun with it, its owner too: all are told in one way to begin anew."""
+        """Give the state to those that have not just started with it, including its owner, so that all of them start over in the same way."""
         if self._state is None or self._store is None or self._snapshots is None:
             return
         subject = self.subject
@@ -292,7 +292,7 @@ class _Healer:
 
 
 def _respawned(procs: ProcMesh, ranks: Sequence[int], on: HostMesh | None) -> list[Future[None]]:
-    """Have processes made again on their own hosts, or on ``on`` where their hosts are dead."""
+    """Restart processes on their own hosts, or on ``on`` if their hosts are dead."""
     if on is None:
         return [procs.respawn(ranks)]
     homeless, waits = [], []
@@ -410,7 +410,7 @@ def whole(mesh: Any) -> Iterator[None]:
 
 
 def _loses(mesh: Any, lost: Callable[[], list[int]], error: Exception, before: Sequence[int]) -> bool:
-    """Whether ranks were lost beside those known before, or will be known to be soon, which an error may come from."""
+    """Return whether more ranks were lost than those known before, or soon will be, which may have caused an error."""
     news = threading.Event()
 
     def on_end(_: ProcEnd) -> None:

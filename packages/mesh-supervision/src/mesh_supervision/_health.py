@@ -1,6 +1,6 @@
-"""What is wrong with a job that has not failed: handlers that do not end, ranks that fall behind, processes that do not answer.
+"""Problems of a job that has not failed: handlers that do not end, ranks that fall behind, processes that do not answer.
 
-A machine over snapshots: no clock, no thread. HLT-1: a trouble is told once, and again only after it was over.
+A state machine over snapshots, without a clock or a thread. HLT-1: a trouble is reported once, and again only after it was over.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from enum import StrEnum
 from mesh_core.inspect import ActorState, ProcState, Snapshot
 
 _FEWEST_RANKS = 3
-"""Of fewer nobody can say which one is slow."""
+"""With fewer ranks nobody can say which one is slow."""
 _FEWEST_MESSAGES = 3
-"""So many a rank must have handled for its mean to count."""
+"""The number of messages that a rank must have handled for its mean to count."""
 _LEAST_S = 1e-3
 """Differences below this are noise of the machine."""
 
 
 class TroubleKind(StrEnum):
-    """What is wrong."""
+    """The kind of a problem."""
 
     STUCK = "stuck"
     """An actor has been handling one message for too long."""
     STRAGGLER = "straggler"
-    """A rank takes much longer than the others of its mesh for the same."""
+    """A rank takes much longer than the others of its mesh for the same work."""
     SILENT = "silent"
-    """A process does not answer, though it runs."""
+    """A process does not answer, although it runs."""
     STOPPED = "stopped"
     """A signal has stopped a process."""
     MEMORY = "memory"
@@ -38,7 +38,7 @@ class TroubleKind(StrEnum):
 
 
 _Key = tuple[TroubleKind, str, int, int]
-"""By which a trouble is known again: its kind, the process, the actor, and which message of it."""
+"""Identifies a trouble: its kind, the process, the actor, and which message of it."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Trouble:
     """The process, as `ProcState.name`: ``workers[2]``."""
     pid: int | None
     text: str
-    """What is wrong, in words."""
+    """A description in words."""
     actor: str = ""
     rank: int | None = None
-    """The actor's, in its mesh."""
+    """The rank of the actor in its mesh."""
     stack: str = ""
-    """Where the thread of the culprit stands, of a handler that does not end."""
+    """Where the thread of a handler that does not end is in its code."""
     is_fatal: bool = False
-    """Whether the process is ended for it."""
+    """Whether the process is ended because of it."""
 
     def __str__(self) -> str:
         return self.text + (f"\n{self.stack}" if self.stack else "")
@@ -73,13 +73,13 @@ class Limits:
     """How many times the median of its mesh a rank's mean may be; it must stand out from the spread of the others too. Time in
     watched collectives does not count (:func:`watch_collectives`)."""
     silent: int | None = 3
-    """Looks in a row that a process may leave unanswered."""
+    """The number of successive looks that a process may leave unanswered."""
     memory: int | None = None
-    """Bytes that a process may have in place; one that has more is ended."""
+    """Bytes of resident memory that a process may have; one that exceeds this is ended."""
     files: int | None = None
-    """Files that a process may have open; one that has more is ended."""
+    """Files that a process may have open; one that exceeds this is ended."""
     warning: float = 0.8
-    """At this part of `memory` and `files` there is a warning."""
+    """The part of `memory` and `files` at which there is a warning."""
 
     def __post_init__(self) -> None:
         for name in ("stuck", "straggler", "silent", "memory", "files"):
@@ -96,7 +96,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Health:
-    """What is known of a job's troubles.
+    """What is known about a job's troubles.
 
     >>> from mesh_core import inspect, this_host
     >>> from mesh_supervision import Health, Limits
@@ -109,9 +109,9 @@ class Health:
 
     limits: Limits = Limits()
     _told: frozenset[_Key] = frozenset()
-    """What was told and is not over."""
+    """Troubles that were reported and are not over."""
     _silent: tuple[tuple[str, int], ...] = ()
-    """How many looks processes have left unanswered."""
+    """The number of looks that each process has left unanswered."""
 
     def on(self, snap: Snapshot) -> tuple[Health, tuple[Trouble, ...]]:
         """Evaluate the next snapshot; return the troubles that have begun since the previous one (HLT-1)."""
@@ -132,7 +132,7 @@ class Health:
                 yield _of(
                     TroubleKind.STOPPED,
                     proc,
-                    f"process {proc.name} (pid {proc.pid}) was stopped by a signal; SIGCONT lets it go on",
+                    f"process {proc.name} (pid {proc.pid}) was stopped by a signal; SIGCONT continues it",
                 )
             elif self.limits.silent is not None and silent.get(proc.name, 0) >= self.limits.silent:
                 text = f"process {proc.name} (pid {proc.pid}) has not answered {silent[proc.name]} times"
@@ -148,7 +148,7 @@ class Health:
         longest = max(actor.running, key=lambda each: each.seconds)
         if longest.seconds > limit:
             text = f"{actor.name}[{actor.rank}] in {proc.name} has run {longest.endpoint} for {longest.seconds:.1f} s, called by {longest.caller}"
-            # Another message is another trouble: it is told apart by how many were handled before it.
+            # Another message is another trouble; the number of messages handled before it tells them apart.
             key = (TroubleKind.STUCK, proc.name, actor.actor_id, actor.handled)
             yield key, Trouble(TroubleKind.STUCK, proc.name, proc.pid, text, actor.name, actor.rank)
 
@@ -163,10 +163,10 @@ class Health:
         for ranks in meshes.values():
             if len(ranks) < _FEWEST_RANKS:
                 continue
-            # Whoever waits in a collective waits for the straggler, and is none.
+            # An actor that waits in a collective waits for the straggler, and is not one.
             means = [actor.mean - actor.waited for _, actor in ranks]
             middle = statistics.median(means)
-            # The median of the distances from it: a few that are far off do not change what is usual.
+            # The median distance from the median: a few outliers do not change what is usual.
             spread = statistics.median(abs(each - middle) for each in means)
             most = max(self.limits.straggler * middle, middle + 5 * spread, middle + _LEAST_S)
             for (proc, actor), mean in zip(ranks, means, strict=True):

@@ -1,4 +1,4 @@
-"""Watches over the health of a job: a thread that takes snapshots, and in each process one that looks at what that uses."""
+"""Watches a job's health: a thread that takes snapshots, and in each process one that checks what the process uses."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LOG = "mesh"
 
 
 class _Usage(Extension):
-    """Looks at what its process uses, and ends it where that is too much: nobody else can do so on every host."""
+    """Checks what its process uses, and ends it if that is too much: only the process itself can do so on every host."""
 
     name = "supervision.usage"
     payload: tuple[Limits, float, Proc]
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start checking."""
         self.watch: HealthWatch | None = None
         self._over = threading.Event()
         self._limits, self._interval, self._owner = self.payload
@@ -37,11 +37,11 @@ class _Usage(Extension):
             threading.Thread(target=self._look, name="mesh-usage", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._over.set()
 
     def receive(self, message: Trouble, sender: Proc) -> None:
-        """Pass on what another process has told."""
+        """Pass on what another process has reported."""
         if self.watch is not None:
             self.watch.tell(message)
 
@@ -60,7 +60,7 @@ class _Usage(Extension):
         if used > limit:
             text = f"process {name} (pid {pid}) has {used:,} {what}, more than its limit of {limit:,}: it is ended"
             trouble = Trouble(kind, name, pid, text, is_fatal=True)
-            # The last words of a process are in the error of who waits for it.
+            # The last words of a process are in the error of those who wait for it.
             sys.stderr.write(f"mesh: {text}\n")
             sys.stderr.flush()
             try:
@@ -100,7 +100,7 @@ class HealthWatch:
         self._thread.start()
 
     def tell(self, trouble: Trouble) -> None:
-        """Tell of a trouble; one after the other."""
+        """Report a trouble; one after the other."""
         with self._lock:
             try:
                 self._on_trouble(trouble)
@@ -139,7 +139,7 @@ class HealthWatch:
 
 
 def _with_stack(trouble: Trouble) -> Trouble:
-    """Say where the culprit stands, if it is stuck."""
+    """Add where the thread is in its code, if it is stuck."""
     if trouble.kind is not TroubleKind.STUCK:
         return trouble
     try:

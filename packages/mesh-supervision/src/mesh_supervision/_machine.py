@@ -1,13 +1,13 @@
-"""A supervisor as a state machine: what is restarted when something has died. No clock, no I/O, no mesh.
+"""A supervisor as a state machine: what is restarted after a death. No clock, no I/O, no mesh.
 
-Ranks are numbers in start order. Each transition takes a plan, a state, the time and what has happened, and returns the
-next state and what is to be done.
+Ranks are numbers in start order. Each transition takes a plan, a state, the time and an event, and returns the
+next state and an action.
 
 RST-1: within any ``period`` seconds, at most ``intensity`` restarts begin.
 RST-2: what is stopped is stopped in reverse start order, and what is started is started in start order.
 RST-3: a temporary rank that has died, or was stopped, is never started again.
 RST-4: it gives up once; after that nothing is restarted.
-RST-5: a death that a restart covers which has not begun yet is part of that restart.
+RST-5: a death covered by a restart that has not begun yet is part of that restart.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Strategy(enum.Enum):
     """Which ranks are restarted when one has died."""
 
     ONE_FOR_ONE = "one_for_one"
-    """The one that has died."""
+    """The one that died."""
     ONE_FOR_ALL = "one_for_all"
     """All of them."""
     REST_FOR_ONE = "rest_for_one"
-    """The one that has died, and those with higher numbers."""
+    """The one that died, and those with higher numbers."""
 
 
 class RestartType(enum.Enum):
@@ -39,14 +39,14 @@ class RestartType(enum.Enum):
     PERMANENT = "permanent"
     """Always."""
     TRANSIENT = "transient"
-    """If it has failed: not if it has ended in order, or exited with status 0."""
+    """If it has failed, but not if it has ended in order or exited with status 0."""
     TEMPORARY = "temporary"
     """Never."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a supervisor was told to do; it never changes."""
+    """The settings of a supervisor; immutable."""
 
     strategy: Strategy
     intensity: int
@@ -58,10 +58,10 @@ class Plan:
     per_rank: bool = False
     """Whether each rank has an intensity of its own."""
     settle: float = 0.05
-    """For so long a group is waited for before it is restarted, and a restart that has failed before it is tried again."""
+    """How long a group is given to die together before it is restarted, and how long a failed restart waits before the next attempt."""
 
     is_plain: bool = field(init=False, repr=False)
-    """Whether every death is a restart of that rank, at once, counted for the mesh: what :func:`restarted` is for."""
+    """Whether every death restarts that rank, at once, counted for the mesh: the case of :func:`restarted`."""
 
     def __post_init__(self) -> None:
         is_plain = (
@@ -72,20 +72,20 @@ class Plan:
         object.__setattr__(self, "is_plain", is_plain)
 
     def type_of(self, rank: int | None) -> RestartType:
-        """The restart type of a rank; that of the whole where none is named."""
+        """Return the restart type of a rank; that of the mesh if none is given."""
         return self.restart if rank is None else self.types.get(rank, self.restart)
 
 
 Ranks: TypeAlias = tuple[int, ...] | None
-"""In start order; ``None`` for whatever has failed."""
+"""In start order; ``None`` stands for whatever has failed."""
 
 
 class Attempt(NamedTuple):
-    """One restart that was decided on."""
+    """One restart that was decided."""
 
     number: int
     when: float
-    """When the death was heard of."""
+    """When the death was reported."""
     rank: int | None
     cause: str
     at: float
@@ -93,34 +93,34 @@ class Attempt(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """A restart that waits for its time."""
+    """A restart that is delayed."""
 
     token: object
-    """What comes back when it is time; told apart by identity."""
+    """Comes back when it is time; compared by identity."""
     ranks: Ranks
     number: int
 
 
 class Death(NamedTuple):
-    """A rank has ended, or a restart for which its death was the cause did not succeed."""
+    """A rank has ended, or a restart caused by its death has failed."""
 
     rank: int | None
     cause: str
     token: object = None
-    """Comes back to :func:`due` if its restart has to wait."""
+    """Comes back to :func:`due` if its restart is delayed."""
     normal: bool = False
     """Whether it has ended in order."""
     size: int = 0
-    """The number of ranks there are."""
+    """The number of ranks."""
     salt: int = 0
-    """Tells its jitter from those of other supervisors."""
+    """Makes its jitter differ from that of other supervisors."""
 
 
 class State(NamedTuple):
-    """What a supervisor knows."""
+    """The state of a supervisor."""
 
     attempts: tuple[Attempt, ...] = ()
-    """Those that may count; the oldest decision first."""
+    """Those that may count, the oldest decision first."""
     waiting: tuple[Waiting, ...] = ()
     running: tuple[Ranks, ...] = ()
     """Restarts that have begun and not ended, the oldest first."""
@@ -134,7 +134,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Stop those of the first that live, in that order; then start the second, in that order."""
+    """Stop those of the first that are alive, in that order; then start the second, in that order."""
 
     stop: tuple[int, ...]
     start: Ranks
@@ -142,28 +142,28 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Have the token come back, to :func:`due`."""
+    """Let the token come back, to :func:`due`."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Stop everything, and tell whoever is above."""
+    """Stop everything, and notify the level above."""
 
     report: str
 
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """It stays dead, or a restart that is under way brings it back."""
+    """It stays dead, or a restart in progress brings it back."""
 
 
 Action: TypeAlias = Begin | Wait | GiveUp | Nothing
 START = State()
 NOTHING = Nothing()
 new_tuple = tuple.__new__
-"""Makes named tuples without the detour over their own ``__new__``, which costs half as much again."""
+"""Makes named tuples without their own ``__new__``, which takes half as much time again."""
 
 
 def died(plan: Plan, state: State, death: Death, now: float) -> tuple[State, Action]:
@@ -179,7 +179,7 @@ def died(plan: Plan, state: State, death: Death, now: float) -> tuple[State, Act
             return state, NOTHING
         if death.normal:
             return state, NOTHING
-    # The first restart under way may be the one that has made what has died now; those after it have not begun.
+    # The first restart in progress may be the one that made the process that has died now; those after it have not begun.
     if (state.waiting or state.running) and _covered(state, rank, state.running[1:]):
         return state, NOTHING
     least = 0.0 if plan.strategy is Strategy.ONE_FOR_ONE else plan.settle
@@ -187,9 +187,9 @@ def died(plan: Plan, state: State, death: Death, now: float) -> tuple[State, Act
 
 
 def restarted(plan: Plan, state: State, rank: int, cause: str, now: float) -> State | None:
-    """The same as :func:`died` in the most frequent case, without its detours: the next state, in which ``(rank,)`` restarts.
+    """The same as :func:`died` in the most frequent case, on a short path: the next state, in which ``(rank,)`` restarts.
 
-    For a plain plan. ``None`` where this is another case: something waits or runs, or the intensity may be reached.
+    For a plain plan. ``None`` in any other case: something is delayed or in progress, or the intensity may be reached.
     """
     attempts, waiting, running, gone, over, count = state
     if waiting or running or over:
@@ -208,7 +208,7 @@ def restarted(plan: Plan, state: State, rank: int, cause: str, now: float) -> St
 
 
 def failed_to_start(plan: Plan, state: State, ranks: Ranks, death: Death, now: float) -> tuple[State, Action]:
-    """Decide about a restart of ``ranks`` that did not succeed. It is tried again, and that counts."""
+    """Decide about a restart of ``ranks`` that failed. It is tried again, and the attempt counts."""
     state = started(state, ranks)
     if state.over or ((state.waiting or state.running) and _covered(state, death.rank, state.running)):
         return state, NOTHING
@@ -227,7 +227,7 @@ def started(state: State, ranks: Ranks) -> State:
 
 
 def due(plan: Plan, state: State, token: object, now: float) -> tuple[State, Action] | None:
-    """Begin the restart that ``token`` stands for; ``None`` if it stands for none."""
+    """Begin the restart that ``token`` stands for; ``None`` if there is none."""
     found = next((each for each in state.waiting if each.token is token), None)
     if found is None:
         return None
@@ -240,19 +240,19 @@ def due(plan: Plan, state: State, token: object, now: float) -> tuple[State, Act
 
 
 def _covered(state: State, rank: int | None, running: tuple[Ranks, ...]) -> bool:
-    """Whether a death is part of a restart that waits, or is one of these (RST-5)."""
+    """Return whether a death is part of a delayed restart, or is one of these (RST-5)."""
     return any(
         ranks is None or rank in ranks for ranks in (*(each.ranks for each in state.waiting), *running)
     )
 
 
 def _attempt(plan: Plan, state: State, death: Death, now: float, least: float) -> tuple[State, Action]:
-    """Count a restart; begin it, have it wait for at least so long, or give up (RST-1)."""
+    """Count a restart; then begin it, delay it by at least this time, or give up (RST-1)."""
     attempts, waiting, running, gone, _, count = state
     rank = death.rank
     before = attempts
     if attempts and (len(attempts) >= plan.intensity or plan.backoff is not None or plan.per_rank):
-        # What waits counts whatever the time, as it will begin later than now.
+        # A delayed restart counts whatever the time, since it begins later than now.
         since = now - plan.period
         before = attempts = tuple([each for each in attempts if each.at >= since])
         if plan.per_rank:
@@ -276,7 +276,7 @@ def _attempt(plan: Plan, state: State, death: Death, now: float, least: float) -
 
 
 def _concerned(plan: Plan, rank: int | None, size: int) -> Ranks:
-    """The ranks that a death of ``rank`` is about, by the strategy."""
+    """Return the ranks that restart with ``rank``, by the strategy."""
     if plan.strategy is Strategy.ONE_FOR_ONE:
         return None if rank is None else (rank,)
     if rank is None:
@@ -301,7 +301,7 @@ def _begin_single(ranks: Ranks) -> Begin:
 
 
 def report(plan: Plan, attempts: tuple[Attempt, ...]) -> str:
-    """Tell every attempt; the last one is the one too many."""
+    """List every attempt; the last one is the one too many."""
     now = attempts[-1].when
     allowed = "restart is" if plan.intensity == 1 else "restarts are"
     whose = " for each rank" if plan.per_rank else ""

@@ -1,7 +1,7 @@
-"""Several policies that share one mesh: what comes back is given to the one that has asked for it.
+"""Several policies that share one mesh: an event that comes back is given to the policy that caused it.
 
-MEM-1: a timer, a failure that was put off, and the news of a repair go to the policy that has caused them.
-MEM-2: what was caused before a policy was reset is nobody's any more.
+MEM-1: a timer, a postponed failure, and the outcome of a repair go to the policy that caused them.
+MEM-2: events caused before a policy was reset go to nobody.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from mesh_core.policies import (
 
 
 class Owed(NamedTuple):
-    """A timer that runs for a policy."""
+    """A running timer of a policy."""
 
     comes: Due | Failed
-    """What will come; told apart by identity."""
+    """The event that will come; compared by identity."""
     meant: Due | Failed
-    """What the policy waits for."""
+    """The event that the policy waits for."""
     member: int
     life: int
 
@@ -45,17 +45,17 @@ class Flight(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Whose an event is."""
+    """The policy that an event belongs to."""
 
     members: Members
     event: Event | RepairEvent
     member: int
     stale: bool
-    """Whether that policy was reset since."""
+    """Return whether that policy was reset since."""
 
 
 class Members(NamedTuple):
-    """The policies, and what is under way for each. It never changes."""
+    """The policies, and what is in progress for each. Immutable."""
 
     first: tuple[Policy, ...]
     """As they were given."""
@@ -68,11 +68,11 @@ class Members(NamedTuple):
 
     @classmethod
     def of(cls, policies: Sequence[Policy]) -> Members:
-        """Policies that nothing has happened to."""
+        """Policies without any events so far."""
         return cls(tuple(policies), tuple(policies), (0,) * len(policies))
 
     def find(self, event: Event | RepairEvent) -> Found | None:
-        """Whose an event is that comes back; ``None`` for what is new (MEM-1)."""
+        """Return which policy an event that comes back belongs to; ``None`` for a new event (MEM-1)."""
         if isinstance(event, (Repaired, RepairFailed)):
             for at, flight in enumerate(self.flights):
                 wanted = flight.actions
@@ -87,14 +87,14 @@ class Members(NamedTuple):
         return None
 
     def busy(self, index: int) -> bool:
-        """Whether something is under way for a policy."""
+        """Return whether something is in progress for a policy."""
         mine = (index, self.lives[index])
         return any((each.member, each.life) == mine for each in self.owed) or any(
             (each.member, each.life) == mine for each in self.flights
         )
 
     def reset(self, index: int) -> Members:
-        """Have a policy begin anew (MEM-2)."""
+        """Reset a policy (MEM-2)."""
         current = list(self.current)
         lives = list(self.lives)
         current[index] = self.first[index]
@@ -102,7 +102,7 @@ class Members(NamedTuple):
         return self._replace(current=tuple(current), lives=tuple(lives))
 
     def ask(self, index: int, event: Event | RepairEvent, now: float) -> tuple[Members, tuple[Action, ...]]:
-        """Ask one of them, and note what it has begun."""
+        """Pass an event to one of them, and note what it has begun."""
         policy = self.current[index]
         if isinstance(event, (Repaired, RepairFailed)):
             on_repair = getattr(policy, "on_repair", None)

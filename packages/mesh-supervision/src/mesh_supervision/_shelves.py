@@ -1,11 +1,11 @@
-"""Snapshots in the memory of hosts: a copy on the host of the actor, and one on a neighbour.
+"""Snapshots in the memory of hosts: one copy on the actor's host, and one on a neighbour.
 
 The process that has called ``keep_snapshots`` decides which snapshot is the newest, and knows where its copies are. A
 host's own process has the copies. It takes a snapshot from an actor of its host, hands a copy to the neighbour, and has
-the keeper decide; only then the actor hears that the snapshot is kept.
+the keeper decide. Only then is the actor told that the snapshot is kept.
 
-SNP-4: a snapshot is acknowledged once it has a copy on a second host, or at the keeper where there is no other host. Until
-then the copies of the one before stay.
+SNP-4: a snapshot is acknowledged once it has a copy on a second host, or at the keeper if there is no other host. Until
+then the copies of the previous one stay.
 SNP-5: a life begins with the newest acknowledged snapshot or not at all; a copy of any other version is never used.
 """
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from mesh_core.extensions import Proc
 
 COPY_S = 60.0
-"""How long a copy may take to be handed over."""
+"""The time limit for handing over a copy."""
 
 
 @dataclass(frozen=True)
 class Here:
-    """To the keeper: this host's process has begun, and can take copies."""
+    """To the keeper: this host's process has started, and can take copies."""
 
 
 @dataclass(frozen=True)
 class Keep:
-    """To the process of the actor's host: keep a snapshot; answered with whether it counts."""
+    """To the process of the actor's host: keep a snapshot; the answer is whether it counts."""
 
     owner: Owner
     kept: Kept
@@ -41,7 +41,7 @@ class Keep:
 
 @dataclass(frozen=True)
 class Copy:
-    """To a neighbour: have a copy."""
+    """To a neighbour: store a copy."""
 
     owner: Owner
     kept: Kept
@@ -49,7 +49,7 @@ class Copy:
 
 @dataclass(frozen=True)
 class Get:
-    """Answer with the copy of a version; with nothing if it is not here."""
+    """Answer with the copy of a version, or with nothing if it is not here."""
 
     owner: Owner
     version: Version
@@ -73,14 +73,14 @@ class Remove:
 
 @dataclass(frozen=True)
 class Neighbour:
-    """To the keeper: who else is to have a copy? These could not be reached."""
+    """To the keeper: which host is to get the second copy? These could not be reached."""
 
     lost: tuple[Proc, ...] = ()
 
 
 @dataclass(frozen=True)
 class Commit:
-    """To the keeper: these have a snapshot; answered with whether it counts, and who is the neighbour from now on."""
+    """To the keeper: these hosts have a snapshot; the answer is whether it counts, and which host is the neighbour from now on."""
 
     placed: Placed
 
@@ -101,12 +101,12 @@ class Shelf:
         self._copies: dict[Owner, dict[Version, Kept]] = {}
 
     def put(self, owner: Owner, kept: Kept) -> None:
-        """Have a copy, beside those of other versions."""
+        """Store a copy, beside those of other versions."""
         with self._lock:
             self._copies.setdefault(owner, {})[kept.version] = kept
 
     def get(self, owner: Owner, version: Version) -> Kept | None:
-        """The copy of exactly this version (SNP-5)."""
+        """Return the copy of exactly this version (SNP-5)."""
         with self._lock:
             return self._copies.get(owner, {}).get(version)
 
@@ -126,12 +126,12 @@ class Shelf:
 
     @property
     def nbytes(self) -> int:
-        """How much memory they take."""
+        """The memory that they take."""
         with self._lock:
             return sum(kept.nbytes for copies in self._copies.values() for kept in copies.values())
 
     def handle(self, message: Copy | Get | Drop | Remove) -> Kept | None:
-        """Do what another process wants."""
+        """Carry out a request of another process."""
         match message:
             case Copy(owner, kept):
                 self.put(owner, kept)
@@ -145,23 +145,23 @@ class Shelf:
 
 
 class Ring:
-    """Which hosts can take copies, as the keeper knows; a neighbour is the host with the next higher number, around."""
+    """The hosts that can take copies, as the keeper knows them. A host's neighbour is the one with the next higher number, in a ring."""
 
     def __init__(self, keeper: Proc) -> None:
         self._keeper = keeper
         self._hosts: dict[int, Proc] = {}
 
     def add(self, proc: Proc) -> None:
-        """A host's process has begun."""
+        """A host's process has started."""
         self._hosts[proc.address[2]] = proc
 
     def lose(self, proc: Proc) -> None:
-        """It could not be reached. It is a neighbour again once it has begun anew."""
+        """A host could not be reached. It is a neighbour again once its process has started anew."""
         if self._hosts.get(proc.address[2]) == proc:
             del self._hosts[proc.address[2]]
 
     def neighbour(self, proc: Proc) -> Proc:
-        """Who has the second copy of what a host has; the keeper itself where there is no other host."""
+        """Return the host with the second copy of a host's snapshots; the keeper itself if there is no other host."""
         own = proc.address[2]
         others = sorted(number for number in self._hosts if number != own)
         if not others:
@@ -170,7 +170,7 @@ class Ring:
 
 
 class Holder:
-    """The process of a host, which keeps what the actors of that host send."""
+    """The process of a host, which keeps the snapshots that the actors of that host send."""
 
     def __init__(self, proc: Proc, keeper: Proc, ask: Callable[[Proc, Any], Awaitable[Any]]) -> None:
         self._proc = proc
@@ -197,7 +197,7 @@ class Holder:
             return False
         before = Version(kept.version.life, kept.version.number - 1)
         self.shelf.drop(owner, before)
-        # A neighbour that has died meanwhile has nothing to drop.
+        # A neighbour that has died in the meantime has nothing to drop.
         try:
             await self._ask(neighbour, Drop(owner, before))
         except MeshError:

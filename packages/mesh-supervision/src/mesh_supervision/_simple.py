@@ -1,4 +1,4 @@
-"""Policies without a restart: one that handles all failures, and one that passes all on."""
+"""Policies that restart nothing: one handles all failures, the other passes all of them on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mesh_core.policies import Action, Event, Failed, Policy
 
 @dataclass(frozen=True)
 class Ignore:
-    """Handles every failure without restarting anything. The mesh goes on without its dead ranks.
+    """Handles every failure without restarting anything. The mesh continues without its dead ranks.
 
     >>> from mesh_core import FailureKind
     >>> Ignore().on(core.Failed("workers", 2, FailureKind.KILLED), now=0.0)[1]

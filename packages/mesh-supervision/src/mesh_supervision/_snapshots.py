@@ -1,8 +1,8 @@
-"""Actors whose state outlives their process: an extension takes snapshots of them, and gives the last to their next life.
+"""Actors whose state outlives their process: an extension takes snapshots of them, and gives the last one to their next life.
 
-Each process has an instance, which makes the actors of that process. The instance of the process that has called
-:func:`keep_snapshots`, the keeper, lives as long as the job. It decides which snapshot is the newest, and has those of actors
-on its own host. Those of other hosts are kept by hosts' own instances (``_shelves.py``).
+Each process has an instance, which makes the actors of that process. The instance in the process that has called
+:func:`keep_snapshots`, the keeper, lives as long as the job. It decides which snapshot is the newest, and keeps those of
+actors on its own host. Those of other hosts are kept by the hosts' own instances (``_shelves.py``).
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ from mesh_supervision._store import Entry, Kept, Owner, Placed, Store, Version
 
 R = TypeVar("R")
 _ANSWER_S = 60.0
-"""How long the process that keeps snapshots may take to answer."""
+"""The time limit for an answer of the process that keeps snapshots."""
 _END_S = 1.0
 
 
 @dataclass(frozen=True)
 class _Settings:
-    """What every instance is told."""
+    """The payload of every instance."""
 
     keeper: Proc
     every: float | None
     on_hosts: bool
-    """Whether what is on other hosts than the keeper's is kept there."""
+    """Whether snapshots of other hosts than the keeper's are kept on those hosts."""
 
 
 @dataclass(frozen=True)
@@ -90,19 +90,19 @@ class Take:
 
 @dataclass(frozen=True)
 class Fetch:
-    """A message: answer with the actor's present state; with nothing if it has none that could be kept."""
+    """A message: answer with the actor's present state, or with nothing if it has no state to keep."""
 
     actor: int
 
 
 @dataclass(frozen=True)
 class Adopt:
-    """A message: give those actors that are named, and live, another state."""
+    """A message: give another state to those of the named actors that are alive."""
 
     actor: int
     kept: Kept
     lives: dict[int, int]
-    """By rank: which life it is from now on."""
+    """By rank: the life that it is in from now on."""
 
 
 class _Local:
@@ -113,13 +113,13 @@ class _Local:
         self.owner = owner
         self.life = 0
         self.is_pending = False
-        """Whether a snapshot that the interval asked for is under way."""
+        """Whether a snapshot that the interval asked for is in progress."""
         self.complained = False
         self._lock = threading.Lock()
         self.number = 0
 
     def pack(self, state_of: Any) -> Kept:
-        """Take a snapshot; where the actor's code may run."""
+        """Take a snapshot. Must be called where the actor's code may run."""
         state = state_of.__snapshot__()
         if inspect.isawaitable(state):
             raise TypeError(
@@ -132,7 +132,7 @@ class _Local:
         return Kept(version, data, tuple(bytes(each) for each in buffers))
 
     def adopt(self, state_of: Any, kept: Kept, life: int) -> None:
-        """Put another state in the place of the actor's own."""
+        """Replace the actor's state."""
         restore(state_of, kept)
         with self._lock:
             self.life, self.number = life, 0
@@ -155,7 +155,7 @@ class Snapshots(Extension):
         """Start keeping or taking snapshots."""
         keeper = self.payload.keeper
         self.store = Store(dropped=self._dropped) if self.proc == keeper else None
-        """What is kept, in the keeper."""
+        """The snapshots, in the keeper."""
         self._ring = Ring(keeper)
         self._holder = Holder(self.proc, keeper, self._asked)
         self._sends_to_host = self.payload.on_hosts and self.proc.host != keeper.host
@@ -172,7 +172,7 @@ class Snapshots(Extension):
         if self._timer is not None:
             self._timer.join(_END_S)
 
-    # For users.
+    # Called by users.
 
     def take(self, mesh: Any) -> Future[ValueMesh[Version]]:
         """Take and keep a snapshot of each actor of a mesh, between two of its messages; the future has their versions.
@@ -182,13 +182,13 @@ class Snapshots(Extension):
         return self.call(mesh, Take(actor_id(mesh)))
 
     def newest(self, mesh: Any) -> list[Version | None]:
-        """The version kept of each actor. Only in the process that keeps snapshots."""
+        """Return the version of each actor that is kept. Only in the process that keeps snapshots."""
         store, actor = self._keeping(), actor_id(mesh)
         kept = [store.newest(Owner(actor, rank)) for rank in actor_ranks(mesh)]
         return [None if each is None else each.version for each in kept]
 
     def places(self, mesh: Any) -> list[tuple[str, ...]]:
-        """The hosts that have the newest snapshot of each actor, its own host first. Only in the process that keeps snapshots."""
+        """Return the hosts that have the newest snapshot of each actor, its own host first. Only in the process that keeps snapshots."""
         store, actor = self._keeping(), actor_id(mesh)
         return [self._hosts_of(store.newest(Owner(actor, rank))) for rank in actor_ranks(mesh)]
 
@@ -202,7 +202,7 @@ class Snapshots(Extension):
         self._keeping().forget(actor_id(mesh))
 
     def fetched(self, entry: Entry | None, whose: str) -> Kept | None:
-        """A snapshot itself, from one of the hosts that have it (SNP-5)."""
+        """Return a snapshot, from one of the hosts that have it (SNP-5)."""
         if not isinstance(entry, Placed):
             return entry
         errors = []
@@ -219,14 +219,14 @@ class Snapshots(Extension):
             errors.append(f"{place}: it was started again since, and has no copy")
         raise MeshError(
             f"the newest snapshot of {whose}, {entry.version}, cannot be read from any host that kept it "
-            f"({'; '.join(errors)}). It does not go on from an older one; forget() lets it begin with its constructor"
+            f"({'; '.join(errors)}). It does not continue from an older one; after forget() it starts with its constructor"
         )
 
     def _settle_in(self, local: _Local, kept: Kept) -> None:
-        """Have a snapshot that came from other hosts kept on this one: it is the first of this life."""
+        """Keep a snapshot that came from other hosts on this one: it is the first of this life."""
         local.number = 1
         promise = Promise[Version](f"a copy of the snapshot of {local.actor!r}")
-        # If that fails the copies that it came from are still there.
+        # If that fails, the original copies are still there.
         promise.future.add_done_callback(lambda done: done.exception())
         self._send(local, Kept(Version(local.life, 1), kept.data, kept.buffers), promise)
 
@@ -235,7 +235,7 @@ class Snapshots(Extension):
 
     def _dropped(self, owner: Owner, version: Version, places: tuple[Proc, ...]) -> None:
         for place in places:
-            # One that has died has nothing to drop.
+            # A dead host has nothing to drop.
             with contextlib.suppress(MeshError):
                 self.tell(place, Drop(owner, version))
 
@@ -247,7 +247,7 @@ class Snapshots(Extension):
     # Hooks.
 
     def actor_class(self, cls: type) -> type:
-        """Refuse a class that could not be restored."""
+        """Refuse a class whose state could be kept but not restored."""
         if is_kept(cls) and not hasattr(cls, "__restore__"):
             raise TypeError(
                 f"{cls.__qualname__} has __snapshot__ and no __restore__(state), which takes what it returns"
@@ -255,7 +255,7 @@ class Snapshots(Extension):
         return cls
 
     def make_actor(self, actor: LocalActor) -> Any:
-        """Construct an actor, or restore it from what is kept."""
+        """Construct an actor, or restore it from its snapshot."""
         if not is_kept(actor.cls):
             return actor.construct()
         owner = Owner(actor.id, actor.point.rank)
@@ -278,7 +278,7 @@ class Snapshots(Extension):
         return made
 
     def actor_ended(self, end: ActorEnd) -> None:
-        """Have what was kept of it go, unless it is made again."""
+        """Let what is kept of an ended actor be dropped, unless it is restarted."""
         with self._lock:
             ended = [each for each in self._locals.values() if each.actor.has_ended]
             for each in ended:
@@ -357,7 +357,7 @@ class Snapshots(Extension):
         return found
 
     def _pack(self, actor: LocalActor, made: Any) -> tuple[_Local, Kept]:
-        # Only here it is known to be constructed.
+        # Only here is it certain that the actor has been constructed.
         local = self._local(actor.id)
         return local, local.pack(made)
 
@@ -403,7 +403,7 @@ class Snapshots(Extension):
             promise.set_exception(error)
 
     def _tick(self) -> None:
-        """Take snapshots at intervals; on a thread of its own."""
+        """Take snapshots at intervals, on a thread of its own."""
         while not self._over.wait(self.payload.every):
             with self._lock:
                 due = [each for each in self._locals.values() if not each.is_pending]
@@ -494,7 +494,7 @@ def snapshot() -> Future[Version]:
 
 
 def is_kept(cls: type) -> bool:
-    """Whether actors of a class have their state kept."""
+    """Return whether the state of a class's actors is kept."""
     return hasattr(cls, "__snapshot__")
 
 
@@ -504,7 +504,7 @@ def restore(made: Any, kept: Kept) -> None:
 
 
 def result_of(future: Future[R], timeout: float | None = None) -> R:
-    """Wait for a future, and for nothing else: what else fails meanwhile is for the script's own calls to raise."""
+    """Wait for this future only: other failures in the meantime are for the script's own calls to raise."""
     error = future.exception(timeout)
     if error is not None:
         raise error
@@ -513,5 +513,5 @@ def result_of(future: Future[R], timeout: float | None = None) -> R:
 
 def _stale(local: _Local) -> MeshError:
     return MeshError(
-        f"a snapshot of {local.actor!r} is not kept: a newer one is, or the actor was made again elsewhere"
+        f"a snapshot of {local.actor!r} is not kept: a newer one is, or the actor was restarted elsewhere"
     )

@@ -1,8 +1,8 @@
-"""Which snapshots of actors are kept, and which count. No clock, no I/O.
+"""Which snapshots of actors are kept, and which one counts. No clock, no I/O.
 
 SNP-1: the version of an actor's snapshot never goes back.
-SNP-2: a life that another one has followed keeps nothing any more.
-SNP-3: a snapshot is there as a whole or not at all; until a newer one is, the older one stays.
+SNP-2: a life that was followed by another one keeps no more snapshots.
+SNP-3: a snapshot is stored as a whole or not at all; until a newer one is, the older one stays.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Owner(NamedTuple):
-    """Whose state it is: a rank of a mesh of actors, in whichever life."""
+    """The owner of a state: a rank of a mesh of actors, in any of its lives."""
 
     actor: int
     """The number of the mesh of actors."""
@@ -32,9 +32,9 @@ class Version(NamedTuple):
     """
 
     life: int
-    """In which life of the actor it was taken, from 1."""
+    """The life of the actor in which it was taken, counted from 1."""
     number: int
-    """Which one of that life."""
+    """The number of the snapshot in that life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,30 +47,30 @@ class Kept:
 
     @property
     def nbytes(self) -> int:
-        """How much memory it takes."""
+        """The memory that it takes."""
         return len(self.data) + sum(map(len, self.buffers))
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A snapshot that other processes keep, each of them a whole copy."""
+    """A snapshot that other processes keep, each with a whole copy."""
 
     owner: Owner
     version: Version
     nbytes: int
     places: tuple[Proc, ...]
-    """The processes that have it: those of the owner's host first."""
+    """The processes that have it, those of the owner's host first."""
 
 
 Entry: TypeAlias = Kept | Placed
 Dropped: TypeAlias = "Callable[[Owner, Version, tuple[Proc, ...]], None]"
-"""Told of copies that nobody will ask for any more: whose, up to which version, and where they are."""
+"""Called with copies that nobody will ask for again: whose they are, up to which version, and where."""
 
 
 class Store:
     """The newest snapshot of each actor, or where it is, in the memory of one process. Thread-safe.
 
-    Of actors that were stopped, which may be made again, at most ``ended_bytes`` are kept: the oldest go first.
+    At most ``ended_bytes`` are kept for actors that were stopped, since they may be restarted. The oldest are dropped first.
 
     >>> store, owner = Store(), Owner(7, 0)
     >>> life, found = store.begin(owner)
@@ -87,21 +87,21 @@ class Store:
         self._lock = threading.Lock()
         self._lives: dict[Owner, int] = {}
         self._kept: dict[Owner, Entry] = {}
-        """What was kept last is the last."""
+        """In the order in which they were kept."""
         self._dropped = dropped
         self._ended: dict[Owner, None] = {}
-        """Those that were stopped, the oldest first."""
+        """Actors that were stopped, the oldest first."""
         self._ended_bytes = ended_bytes
 
     def begin(self, owner: Owner) -> tuple[int, Entry | None]:
-        """A new life of an actor begins: its number, and the newest snapshot (SNP-2)."""
+        """Begin a new life of an actor: return its number, and the newest snapshot (SNP-2)."""
         with self._lock:
             life = self._lives[owner] = self._lives.get(owner, 0) + 1
             self._ended.pop(owner, None)
             return life, self._kept.get(owner)
 
     def save(self, owner: Owner, kept: Entry) -> bool:
-        """Keep a snapshot; false if it is older than what is there, or its life is over (SNP-1, SNP-2)."""
+        """Keep a snapshot; false if it is older than the present one, or its life is over (SNP-1, SNP-2)."""
         with self._lock:
             known = self._kept.get(owner)
             if kept.version.life != self._lives.get(owner) or (known and known.version >= kept.version):
@@ -112,7 +112,7 @@ class Store:
         return True
 
     def plant(self, owner: Owner, kept: Kept) -> Version:
-        """Have the next life of an actor begin with this state, another's perhaps; what its present one sends is refused."""
+        """Let the next life of an actor begin with this state, perhaps another actor's. Snapshots of its present life are refused."""
         with self._lock:
             life = self._lives[owner] = self._lives.get(owner, 0) + 1
             planted = Version(life, 0)
@@ -137,7 +137,7 @@ class Store:
             self._drop(each, known)
 
     def forget(self, actor: int) -> None:
-        """Drop all that is kept of a mesh of actors."""
+        """Drop all snapshots of a mesh of actors."""
         with self._lock:
             owners = [each for each in self._lives if each.actor == actor]
             gone = [(owner, self._forget(owner)) for owner in owners]
@@ -149,7 +149,7 @@ class Store:
         return self._kept.pop(owner, None)
 
     def _drop(self, owner: Owner, known: Entry | None, now: Entry | None = None) -> None:
-        """Tell of the copies of what was known that what is known now does not have."""
+        """Report copies that were known before and are no longer."""
         if self._dropped is None or not isinstance(known, Placed):
             return
         still = now.places if isinstance(now, Placed) else ()
@@ -158,11 +158,11 @@ class Store:
             self._dropped(owner, known.version, places)
 
     def last(self, actor: int) -> Entry | None:
-        """The snapshot of any rank of a mesh of actors that was kept last."""
+        """Return the snapshot that was kept last of any rank of a mesh of actors."""
         with self._lock:
             return next((kept for owner, kept in reversed(self._kept.items()) if owner.actor == actor), None)
 
     def newest(self, owner: Owner) -> Entry | None:
-        """What is kept of an actor."""
+        """The snapshot of an actor."""
         with self._lock:
             return self._kept.get(owner)

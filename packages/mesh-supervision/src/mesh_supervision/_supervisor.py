@@ -70,10 +70,10 @@ class Supervisor:
     strategy: Strategy | Literal["one_for_one", "one_for_all", "rest_for_one"] = field(kw_only=False)
     """Which ranks are restarted when one has died."""
     intensity: int
-    """So many restarts may begin within ``period`` seconds; one more, and it gives up."""
+    """The number of restarts that may begin within ``period`` seconds. With one more, it gives up."""
     period: float
     backoff: Backoff | None = None
-    """How long restarts wait; without it they do not."""
+    """The delays of restarts; without it there are none."""
     restart: Type = RestartType.PERMANENT
     """Whether a rank that has ended is restarted."""
     ranks: Mapping[int, Type] = field(default_factory=dict)
@@ -81,13 +81,13 @@ class Supervisor:
     scope: Literal["mesh", "rank"] = "mesh"
     """Whether ``intensity`` counts the restarts of the mesh, or those of each rank."""
     settle: float = 0.05
-    """For so many seconds one_for_all and rest_for_one wait for others that die of the same cause, and all wait before they
-    try a restart again that did not succeed."""
+    """The number of seconds that one_for_all and rest_for_one wait for ranks that die of the same cause, and that all wait
+    before they retry a restart that failed."""
     size: int = 0
-    """The number of ranks. A failure tells it, so that it matters only for a mesh whose processes end in order before any
+    """The number of ranks. A failure includes it, so it only matters for a mesh whose processes end in order before any
     fails."""
     plan: Plan = field(init=False, repr=False, compare=False)
-    """All of that, checked."""
+    """All of these, checked."""
 
     def __post_init__(self) -> None:
         if isinstance(self.intensity, bool) or not isinstance(self.intensity, int) or self.intensity < 0:
@@ -169,17 +169,17 @@ class RestForOne(Supervisor):
 
 
 class _About(NamedTuple):
-    """What is known of the mesh."""
+    """What is known about the mesh."""
 
     size: int
     procs: bool = False
     """Whether it is a mesh of processes."""
     sure: bool = False
-    """Whether that is known, and not only supposed: ends in order do not tell it."""
+    """Whether that is known and not only assumed: orderly ends do not say it."""
 
 
 class _Supervising(NamedTuple):
-    """A supervisor at work. It never changes."""
+    """A supervisor in use. It is immutable."""
 
     plan: Plan
     state: State
@@ -215,15 +215,15 @@ class _Supervising(NamedTuple):
             if plan.type_of(event.rank) is not RestartType.PERMANENT or state.over:
                 return self, ()
             if any(each is None or event.rank in each for each in state.running):
-                return self, ()  # a restart that is under way has stopped it
-            # There is no failure that could be passed on if it cannot be restarted, so one is made, and comes back at once.
+                return self, ()  # a restart in progress has stopped it
+            # There is no failure to pass on if it cannot be restarted, so one is made, and comes back at once.
             return self, (Later(0.0, _made_up(event.mesh, event.rank)),)
         return self, ()
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
         plan, state, about = self
         if isinstance(event, Repaired):
-            # The most frequent case, without detours: the only restart under way has succeeded.
+            # The most frequent case, on a short path: the only restart in progress has succeeded.
             attempts, waiting, running, gone, over, made = state
             actions = event.actions
             if len(running) == 1 == len(actions) and running[0] == actions[0].ranks and about[2]:
@@ -235,7 +235,7 @@ class _Supervising(NamedTuple):
                 about = about._replace(sure=True)
             return new_tuple(_Supervising, (plan, state, about)), ()
         if not about.sure:
-            # The supposition may have been wrong.
+            # The assumption may have been wrong.
             about = about._replace(procs=isinstance(event.action, Restart))
         ranks = event.action.ranks
         if event.failures:
@@ -250,13 +250,13 @@ class _Supervising(NamedTuple):
 
 _IGNORE = (Ignore(),)
 _SINGLE: tuple[dict[int, Sequence[Action]], dict[int, Sequence[Action]]] = ({}, {})
-"""What restarts one rank, of a mesh of actors and of one of processes: the same objects again and again."""
+"""Return what restarts one rank of a mesh of actors and of one of processes, as the same objects each time."""
 
 
 def _restarted(
     plan: Plan, state: State, about: _About, event: Failed, now: float
 ) -> tuple[Policy, Sequence[Action]] | None:
-    """Decide about the most frequent death, of one rank that is restarted at once, without detours; ``None`` for all others."""
+    """Decide about the most frequent death, of one rank that is restarted at once, on a short path; ``None`` for all others."""
     rank, failure = event.rank, event.failure
     size, procs, is_sure = about
     mesh = failure.mesh
@@ -277,7 +277,7 @@ def _restarted(
 def _answer(
     plan: Plan, about: _About, step: tuple[State, machine.Action], token: Failed
 ) -> tuple[Policy, Sequence[Action]]:
-    """The next policy, and the actions of mesh-core that mean what the machine wants."""
+    """Return the next policy, and the machine's actions as those of mesh-core."""
     state, action = step
     following = new_tuple(_Supervising, (plan, state, about))
     if isinstance(action, Begin):
@@ -305,7 +305,7 @@ def _made_up(mesh: str, rank: int | None) -> Failed:
 
 
 def _cause(failure: MeshFailure, kind: FailureKind) -> str:
-    """Say in a few words how it died."""
+    """Return in a few words how it died."""
     if failure.signal is not None:
         return _killed(failure.signal, kind is FailureKind.OUT_OF_MEMORY)
     exception = failure.exception

@@ -1,9 +1,9 @@
-"""The process group of torch.distributed that a process is in, and the way out of it from another thread.
+"""The process group of torch.distributed that a process is in, and a way to leave it from another thread.
 
-PyTorch offers no way to leave a gloo collective: a rank that waits for one that lives, but has given up, waits until the
-timeout. Here the connections of the group are shut down, so that all that waits on them raises at once. They are known by
-what was opened while the group was joined. A collective that begins in the very moment in which they are shut down may miss
-that, inside gloo; such a process has to be ended. PyTorch is imported by the first that joins.
+PyTorch offers no way to leave a gloo collective: a rank that waits for another one that lives, but has given up, waits
+until the timeout. Here the connections of the group are shut down, so everything that waits on them raises at once. They
+are known by which sockets were opened while the group was joined. A collective that begins at the very moment of the
+shutdown may miss it, inside gloo; such a process has to be ended. PyTorch is imported by the first member that joins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from mesh_core import MeshError
 
 Ask = Callable[[str, str, bytes], bytes]
-"""Asks the meeting of a group: an operation, a key and a value. It may wait for a key, and raises when the group is given up."""
+"""A request to the meeting of a group: an operation, a key and a value. It may wait for a key, and raises when the group is given up."""
 
 
 class TorchGroup:
@@ -31,13 +31,13 @@ class TorchGroup:
         self._lock = threading.Lock()
         self._generation = -1
         self._connections: dict[int, int] = {}
-        """Of the group: the inodes of sockets, and their descriptors."""
+        """The group's sockets: inodes and descriptors."""
         self._aborted = -1
-        """Up to which generation groups are given up."""
+        """The latest generation of groups that was given up."""
         self._store: Any = None
 
     def join(self, generation: int, rank: int, size: int, ask: Ask, *, seconds: float, is_local: bool) -> Any:
-        """Leave the group before, and be part of the next, which is returned; waits for the other members."""
+        """Leave the previous group, and join the next, which is returned; waits for the other members."""
         dist = _distributed()
         self.leave()
         with self._lock:
@@ -45,7 +45,7 @@ class TorchGroup:
         before = _connections()
         self._store = _store(dist, ask)
         with _on_loopback(is_local):
-            # A timeout for this alone cannot be had: gloo keeps to it in collectives.
+            # There can be no timeout for this alone: gloo applies it to collectives too.
             dist.init_process_group(
                 "gloo", store=self._store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds)
             )
@@ -60,21 +60,21 @@ class TorchGroup:
         return dist.group.WORLD
 
     def leave(self) -> None:
-        """Be in no group; what waits in one raises."""
+        """Leave the group; whatever waits in it raises."""
         dist = _distributed()
         self.abort(self._generation)
         if dist.is_available() and dist.is_initialized():
             dist.destroy_process_group()
         elif dist.is_available():
-            # PyTorch numbers groups, and counts one that could not be joined. One that has just begun would wait for the others
-            # under another number. No function of PyTorch begins anew without a group.
+            # PyTorch numbers groups, and also counts those that could not be joined. A member that has just started would wait for
+            # the others under another number. No function of PyTorch resets the numbers without a group.
             dist.distributed_c10d._world.group_count = 0  # noqa: SLF001
         with self._lock:
             self._connections = {}
         self._store = None
 
     def abort(self, generation: int) -> int:
-        """Have all that waits in this group, or an earlier one, raise; returns how many connections were shut down."""
+        """Make everything raise that waits in this group or an earlier one; return the number of connections that were shut down."""
         with self._lock:
             self._aborted = max(self._aborted, generation)
             if generation < self._generation:
@@ -84,7 +84,7 @@ class TorchGroup:
 
 
 def in_collective() -> bool:
-    """Whether a thread of this process is in a function of torch.distributed."""
+    """Return whether a thread of this process is in a function of torch.distributed."""
     for frame in sys._current_frames().values():  # noqa: SLF001 - the interpreter's documented way
         each: FrameType | None = frame
         while each is not None:
@@ -101,7 +101,7 @@ def _distributed() -> Any:
 
 
 def _connections() -> dict[int, int]:
-    """The TCP connections of this process: inodes and descriptors."""
+    """Return the TCP connections of this process: inodes and descriptors."""
     found: dict[int, int] = {}
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names, and no paths
         with contextlib.suppress(OSError, ValueError):
@@ -116,9 +116,9 @@ def _connections() -> dict[int, int]:
 
 
 def _store(dist: Any, ask: Ask) -> Any:
-    """A store as PyTorch wants one, whose keys lie with whoever forms the group.
+    """A store with PyTorch's interface, whose keys are kept by the process that forms the group.
 
-    PyTorch's own would need a server in one of the processes, which may die, and resolves names, which may take seconds.
+    PyTorch's own store needs a server in one of the processes, which may die, and resolves names, which may take seconds.
     """
 
     class Store(dist.Store):  # type: ignore[misc]
@@ -153,7 +153,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 @contextlib.contextmanager
 def _looked_at(inode: int, number: int) -> Iterator[socket.socket | None]:
-    """A socket beside its owner's descriptor; nothing if that means another one by now."""
+    """Return a second descriptor of a socket; nothing if the number means another socket by now."""
     mine = os.dup(number)
     if os.fstat(mine).st_ino != inode:
         os.close(mine)
@@ -181,7 +181,7 @@ def _shut_down(inode: int, number: int) -> bool:
 
 @contextlib.contextmanager
 def _on_loopback(is_local: bool) -> Iterator[None]:
-    """Have gloo use the loopback device where all members are on this machine, unless the user has said what it uses."""
+    """Make gloo use the loopback device if all members are on this machine, unless the user has set a device."""
     name = "GLOO_SOCKET_IFNAME"
     if not is_local or name in os.environ:
         yield

@@ -1,4 +1,4 @@
-"""Commands and servers that show a running job. They read what `mesh_core.inspect` tells, and change nothing.
+"""Commands and servers that show a running job. They read `mesh_core.inspect`, and change nothing.
 
-Imported by nothing else of the package: who restarts workers has no use for it.
+Nothing else in the package imports this: code that restarts workers does not need it.
 """

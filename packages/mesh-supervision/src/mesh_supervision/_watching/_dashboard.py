@@ -1,11 +1,11 @@
 """``mesh dashboard``: a running job as a page, for a browser on this machine.
 
-The page and its two files are the same for everybody and hold no secret. What they ask for is answered to who shows the token,
-which is in the part of the address that browsers keep to themselves. The job is looked at when somebody asks, and no more often
-than once in an interval, however many do.
+The page and its two files are the same for everybody and hold no secret. The data that they ask for requires the token,
+which is in the part of the address that browsers do not send. The job is queried when somebody asks, and no more often
+than once per interval, however many people look.
 
-DSH-1: without the token nothing of the job is told, and a page of another origin cannot show it, as it travels in a header.
-DSH-2: who asks under another name than this machine's own, as a rebound name of the net would, is refused.
+DSH-1: without the token nothing about the job is revealed, and a page of another origin cannot get it, as it travels in a header.
+DSH-2: a request under another name than this machine's own, such as a rebound DNS name, is refused.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ _LINES_AT_ONCE = 500
 
 
 class Job(Protocol):
-    """What is needed of a running job."""
+    """The part of a running job that is needed."""
 
     @property
     def info(self) -> JobInfo:
-        """What it tells of itself."""
+        """A description of the job."""
 
     def snapshot(self, timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
         """The tree."""
@@ -63,11 +63,11 @@ class Job(Protocol):
         """What workers print."""
 
 
-# What the page is told.
+# The data of the page.
 
 
 def view(snap: Snapshot, before: Snapshot | None = None) -> dict[str, Any]:
-    """Return a snapshot as the page wants it; the one before says how much processor time was used since."""
+    """Return a snapshot as the page needs it; the previous one says how much processor time was used since."""
     used = {(proc.name, proc.pid): proc.cpu for proc in before.procs} if before is not None else {}
     passed = snap.time - before.time if before is not None else 0.0
 
@@ -133,7 +133,7 @@ def _actor(actor: ActorState) -> dict[str, Any]:
 
 
 class _Watcher:
-    """Asks the job on behalf of all who look at the page."""
+    """Queries the job for everybody who looks at the page."""
 
     def __init__(self, job: Job, interval: float) -> None:
         self._job = job
@@ -146,7 +146,7 @@ class _Watcher:
         self._listens = False
 
     def look(self) -> bytes:
-        """What the job does, as JSON; of those who ask at once one has it looked at."""
+        """Return what the job does, as JSON; simultaneous requests share one query."""
         with self._lock:
             now = time.monotonic()
             if self._snap is None or now - self._taken >= self._interval:
@@ -160,18 +160,18 @@ class _Watcher:
             return self._said
 
     def stacks(self, proc: str) -> bytes:
-        """Where the threads of a process stand."""
+        """Return where the threads of a process are in their code."""
         mesh = proc.partition("[")[0]
         found = [each for each in self._job.stacks(mesh) if each.proc == proc]
         return json.dumps({"proc": proc, "text": "\n\n".join(map(str, found))}).encode()
 
     def lines(self, after: int) -> bytes:
-        """What workers have printed since a line; they are listened to from the first question on."""
+        """Return what workers have printed since a line; output is followed from the first request on."""
         with self._lock:
             if not self._listens:
                 self._listens = True
                 threading.Thread(target=self._listen, name="mesh-dashboard-logs", daemon=True).start()
-            # Those that are about to come may push out the first.
+            # Lines that are about to come may push out the first ones.
             found = [each for each in tuple(self._lines) if each[0] > after][-_LINES_AT_ONCE:]
         return json.dumps([{"number": n, "text": text, "error": error} for n, text, error in found]).encode()
 
@@ -251,11 +251,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def version_string(self) -> str:
-        """Say nothing of versions."""
+        """Reveal no versions."""
         return "mesh"
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: a request every second is no news."""
+        """Log nothing: there is a request every second."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -291,8 +291,8 @@ class Dashboard:
 
     Args:
         job: the job that is shown; :func:`mesh_core.inspect.connect` finds it.
-        port: where to listen; 0 has the system choose.
-        interval: the job is looked at no more often than once in so many seconds.
+        port: the port to listen on; 0 lets the system choose.
+        interval: the job is queried at most once in so many seconds.
     """
 
     def __init__(self, job: Job, port: int = 0, *, interval: float = 1.0) -> None:

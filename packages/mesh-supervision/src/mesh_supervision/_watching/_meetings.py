@@ -1,4 +1,4 @@
-"""The collectives that ranks wait in, put together of what each process tells of itself: who has not come, who does another one."""
+"""The collectives that ranks wait in, put together from what each process reports: who has not arrived, who does another one."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from mesh_core.inspect import Snapshot
 from mesh_supervision._collectives import At, members_of
 
 _BRIEF_S = 0.3
-"""What was shown for less may be about to end."""
+"""Collectives that were shown for a shorter time may be about to end."""
 _ENDLESS_S = 5.0
-"""With all ranks in it, a collective that lasts for so long is worth a word."""
+"""With all ranks in it, a collective that lasts for so long is reported."""
 _ONE_SHAPE = frozenset(
     ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "allgather", "allgather_base", "reduce_scatter", "reduce_scatter_base")
 )  # fmt: skip
-"""Collectives in which the tensors of all ranks have one type and shape."""
+"""Collectives in which the tensors of all ranks have the same type and shape."""
 
 
 @dataclass(frozen=True)
 class Meeting:
-    """A process group, members of which wait in a collective."""
+    """A process group with members that wait in a collective."""
 
     members: tuple[str, ...]
     """The processes, in the order of their ranks."""
     at: dict[int, tuple[At, float]]
-    """By rank, what those are in that wait, and for how long."""
+    """By rank, what the waiting members are in, and for how long."""
 
     @property
     def about(self) -> str:
-        """Which group and collective it is."""
+        """Identifies the group and the collective."""
         at = max((at for at, _ in self.at.values()), key=lambda at: at.number)
         return f"{at.group} {at.members} {at.number}"
 
     def proc(self, rank: int) -> str:
-        """The process of a rank."""
+        """Return the process of a rank."""
         return self.members[rank] if rank < len(self.members) else ""
 
     def causes(self) -> tuple[dict[int, str], str]:
-        """Which ranks keep the others waiting, and why; and a circle of ranks that wait for messages of each other."""
+        """Return the ranks that keep the others waiting, and why; and a cycle of ranks that wait for messages of each other."""
         collective = {rank: at for rank, (at, _) in self.at.items() if at.number}
         if not collective:
             return self._of_messages()
@@ -59,7 +59,7 @@ class Meeting:
         return missing or _mismatched(there) or self._endless(said, last), ""
 
     def _endless(self, said: str, number: int) -> dict[int, str]:
-        """All are there and agree: the network, or a backend of PyTorch's, does not bring it to an end."""
+        """All are there and agree: the network, or PyTorch's backend, does not complete it."""
         seconds = min(seconds for _, seconds in self.at.values())
         if seconds < _ENDLESS_S:
             return {}
@@ -70,7 +70,7 @@ class Meeting:
         return {min(self.at): text}
 
     def _of_messages(self) -> tuple[dict[int, str], str]:
-        """Who waits for a message of another rank, or to send one, followed to the rank that does neither."""
+        """Follow ranks that wait for a message of another rank, or to send one, to the rank that does neither."""
         causes: dict[int, str] = {}
         for start, (at, _) in self.at.items():
             way, rank = [start], at.root
@@ -86,7 +86,7 @@ class Meeting:
                 names = " -> ".join(f"{self.proc(each)} ({self.at[each][0].said})" for each in around)
                 return (
                     {},
-                    f"a circle of messages between ranks, in which none can go on: {names} -> {self.proc(around[0])}",
+                    f"a cycle of messages between ranks, in which none can continue: {names} -> {self.proc(around[0])}",
                 )
             before = self.at[way[-1]][0]
             what = "has not sent what" if before.op == "recv" else "has not received what"
@@ -96,7 +96,7 @@ class Meeting:
 
 
 def _mismatched(there: dict[int, At]) -> dict[int, str]:
-    """Those that do another collective than most, where all are in the same number."""
+    """Return those that do another collective than most, if all are at the same number."""
     does = {rank: (at.op, at.root, at.what if at.op in _ONE_SHAPE else "") for rank, at in there.items()}
     counts = Counter(does.values())
     if len(counts) == 1:
@@ -118,7 +118,7 @@ def _mismatched(there: dict[int, At]) -> dict[int, str]:
 
 
 def meetings(snap: Snapshot) -> list[Meeting]:
-    """The groups in which somebody waits."""
+    """Return the groups in which ranks wait."""
     found: dict[tuple[str, str], dict[int, tuple[At, float]]] = {}
     for proc in snap.procs:
         for promise in proc.promises:

@@ -17,12 +17,12 @@ from mesh_core.inspect import ActorState, HostState, ProcState, Snapshot
 Labels = dict[str, str]
 Sample = tuple[Labels, float]
 _FRESH_S = 1.0
-"""Instruments that are read within so long are read from one snapshot."""
+"""Instruments that are read within this time share one snapshot."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of each of several things."""
+    """One number for each of several things."""
 
     name: str
     text: str
@@ -100,7 +100,7 @@ METRICS = (
     Metric("mesh_process_resident_bytes", "Memory in place.", False, "By", _procs(lambda proc: proc.rss)),
     Metric(
         "mesh_process_restarts",
-        "How often it was made again.",
+        "How often it was restarted.",
         False,
         "",
         _procs(lambda proc: proc.incarnation),
@@ -128,7 +128,7 @@ METRICS = (
     ),
     Metric(
         "mesh_actor_received_total",
-        "Messages that have come.",
+        "Messages received.",
         True,
         "",
         _actors(lambda actor: actor.received),
@@ -200,7 +200,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing: a scrape every few seconds is no news."""
+        """Log nothing: there is a scrape every few seconds."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -229,9 +229,9 @@ class MetricsServer:
     mesh_process_up{process="workers[1]",mesh="workers",rank="1",host="..."} 1
 
     Args:
-        port: where to listen; 0 has the system choose.
-        host: the address to listen at.
-        snapshot: takes a snapshot; without it of the job of this process.
+        port: the port to listen on; 0 lets the system choose.
+        host: the address to listen on.
+        snapshot: takes a snapshot; by default of the job of this process.
     """
 
     def __init__(
@@ -273,8 +273,8 @@ def export_metrics(meter: Any, snapshot: Callable[[], Snapshot] = inspect.snapsh
     A snapshot is taken when the meter's reader collects, at most once a second. While the job does not answer, there are no values.
 
     Args:
-        meter: one of your provider's, ``opentelemetry.metrics.get_meter("mesh")`` for example.
-        snapshot: takes a snapshot; without it of the job of this process.
+        meter: a meter of your provider, such as ``opentelemetry.metrics.get_meter("mesh")``.
+        snapshot: takes a snapshot; by default of the job of this process.
     """
     observation = importlib.import_module("opentelemetry.metrics").Observation
     latest = _Latest(snapshot)
@@ -291,7 +291,7 @@ def export_metrics(meter: Any, snapshot: Callable[[], Snapshot] = inspect.snapsh
 
 
 class _Latest:
-    """The latest snapshot, which several instruments read one after the other."""
+    """Return the latest snapshot, which several instruments read one after the other."""
 
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         self._take = snapshot

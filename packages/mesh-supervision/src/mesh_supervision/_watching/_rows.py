@@ -1,4 +1,4 @@
-"""What `mesh top` shows of a snapshot: rows of text, in the order that is asked for. No terminal here."""
+"""What `mesh top` shows of a snapshot: rows of text, in the requested order. No terminal here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = ("", "pid", "does", "queue", "handled", "failed", "rate", "mean", "cpu", 
 
 
 class Order(Enum):
-    """How rows are ordered; all but the tree show actors alone, the most of it first."""
+    """The order of rows; all but the tree show only actors, the largest first."""
 
     TREE = "tree"
     QUEUE = "queue"
@@ -22,7 +22,7 @@ class Order(Enum):
 
     @property
     def next(self) -> Order:
-        """The one after it."""
+        """The next order."""
         every = list(Order)
         return every[(every.index(self) + 1) % len(every)]
 
@@ -32,7 +32,7 @@ class Row:
     """One line."""
 
     key: str
-    """By which it is known again in the next snapshot."""
+    """Identifies it in the next snapshot."""
     cells: tuple[str, ...]
     is_bad: bool
     proc: str
@@ -50,9 +50,9 @@ _BY: dict[Order, Callable[[ActorState], float]] = {
 def rows(
     snap: Snapshot, before: Snapshot | None = None, order: Order = Order.TREE, wanted: str = ""
 ) -> list[Row]:
-    """Return the rows of a snapshot; those only in which the wanted text is, and in a tree those above them.
+    """Return the rows of a snapshot; with a filter, only those that contain its text, and in a tree those above them.
 
-    The snapshot before says how much processor time was used since.
+    The previous snapshot says how much processor time was used since.
     """
     used = {(proc.name, proc.pid): proc.cpu for proc in before.procs} if before is not None else {}
     passed = snap.time - before.time if before is not None else 0.0
@@ -73,7 +73,7 @@ def rows(
 
 
 def summary(snap: Snapshot) -> str:
-    """Return the whole in one line."""
+    """Return a summary in one line."""
     counts = ((len(snap.hosts), "host"), (len(snap.procs), "process"), (len(snap.actors), "actor"))
     said = [f"{count:,} {word if count == 1 else _many(word)}" for count, word in counts]
     waiting = sum(actor.queue for actor in snap.actors)
@@ -103,7 +103,7 @@ def _indented(row: Row) -> Row:
 
 
 def _host(host: HostState) -> Row:
-    # Short, as they are in the last columns: on a terminal of 130 characters both are to be seen.
+    # Short, as these are the last columns: both fit on a terminal of 130 characters.
     memory = (
         f"{(host.memory - host.memory_free) / host.memory:.0%} of {_size(host.memory)}" if host.memory else ""
     )

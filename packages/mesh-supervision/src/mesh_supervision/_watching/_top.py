@@ -19,11 +19,11 @@ from mesh_supervision._watching._rows import HEAD, Order, Row, news, rows, summa
 
 
 class Job(Protocol):
-    """What is needed of a running job."""
+    """The part of a running job that is needed."""
 
     @property
     def info(self) -> JobInfo:
-        """What it tells of itself."""
+        """A description of the job."""
 
     def snapshot(self, timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
         """The tree."""
@@ -36,7 +36,7 @@ class Job(Protocol):
 
 
 class Stacks(ModalScreen[None]):
-    """Where the threads of a process stand."""
+    """Shows where the threads of a process are in their code."""
 
     BINDINGS: ClassVar = [("escape,q,enter", "dismiss", "close")]
     DEFAULT_CSS = """
@@ -55,7 +55,7 @@ class Stacks(ModalScreen[None]):
 
 
 class Top(App[str]):
-    """The screen. It ends with what there is to say then."""
+    """The screen. Returns the last message when it ends."""
 
     TITLE = "mesh top"
     ENABLE_COMMAND_PALETTE = False
@@ -97,7 +97,7 @@ class Top(App[str]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to ask."""
+        """Start querying."""
         self.query_one(DataTable).add_columns(*HEAD)
         self.query_one(DataTable).focus()
         self._look()
@@ -144,34 +144,34 @@ class Top(App[str]):
         self.query_one("#news", Static).update(Text("\n".join(list(news(snap))[:4])))
 
     def action_quit_now(self) -> None:
-        """Leave."""
+        """Quit."""
         self.exit("")
 
     def action_pause(self) -> None:
-        """Stand still, or go on."""
+        """Pause or continue."""
         self._is_paused = not self._is_paused
         self._draw()
 
     def action_sort(self) -> None:
-        """Order by the next."""
+        """Change to the next order."""
         self._order = self._order.next
         self._draw()
 
     def action_filter(self) -> None:
-        """Ask what to show."""
+        """Ask for a filter."""
         find = self.query_one("#find", Input)
         find.add_class("shown")
         find.focus()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Show that only."""
+        """Show only rows that match."""
         self._wanted = event.value
         event.input.remove_class("shown")
         self.query_one(DataTable).focus()
         self._draw()
 
     def action_logs(self) -> None:
-        """Show what workers print, or hide it."""
+        """Show or hide what workers print."""
         log = self.query_one("#logs", RichLog)
         log.toggle_class("shown")
         if log.has_class("shown"):
@@ -192,11 +192,11 @@ class Top(App[str]):
                 self.call_from_thread(log.write, Text(str(error), "red"))
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Enter on a row."""
+        """Handle Enter on a row."""
         self.action_stacks()
 
     def action_stacks(self) -> None:
-        """Show where the threads of the chosen row's process stand."""
+        """Show where the threads of the chosen row's process are in their code."""
         at = self.query_one(DataTable).cursor_row
         proc = self._rows[at].proc if 0 <= at < len(self._rows) else ""
         if proc:

@@ -1,4 +1,4 @@
-"""What a job does as a timeline that Perfetto and Chrome show, put together of snapshots that follow each other."""
+"""What a job does as a timeline for Perfetto and Chrome, put together from successive snapshots."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from mesh_core import MeshError, inspect
 from mesh_core.inspect import ActorState, Event, HostState, ProcState, Running, Snapshot
 
 _LIMIT = 1_000_000
-"""Entries of one timeline: about 150 MB in a file."""
+"""The most entries of one timeline: about 150 MB in a file."""
 _PATIENCE = 3
-"""So many looks in a row without an answer, and the job is taken to have ended."""
+"""After so many successive looks without an answer, the job is taken to have ended."""
 _SLACK_S = 0.001
-"""By so much two looks may differ in when a message was begun, besides what the looks took."""
+"""How much two looks may differ about when a message was begun, besides the duration of the looks."""
 _TELLING = ("running", "stopping")
-"""States in which a process tells of its actors."""
+"""States in which a process reports its actors."""
 
 Entry = dict[str, Any]
 
 
 @dataclass
 class _Span:
-    """Something that goes on, as far as it was seen."""
+    """A span that has not ended, as far as it was seen."""
 
     name: str
     kind: str
@@ -39,7 +39,7 @@ class _Span:
 
 @dataclass
 class _Lane:
-    """A row of the timeline, on which one span follows the other (TRL-1)."""
+    """A row of the timeline, with one span after the other (TRL-1)."""
 
     tid: int
     ended: float = 0.0
@@ -66,11 +66,11 @@ class _Track:
     """The rows of each actor, in all lives of the process."""
     count: int = 1
     life: int | None = None
-    """Which life of its rank the process was, when it was seen last."""
+    """The life of its rank that the process was in when it was last seen."""
 
 
 class Timeline:
-    """The timeline of a job. Has no clock: it knows the time from the snapshots.
+    """The timeline of a job. It has no clock: it takes the time from the snapshots.
 
     TRL-1: spans of one row never overlap, and each lies within what was recorded.
     """
@@ -87,19 +87,19 @@ class Timeline:
         self._before = 0.0
 
     def add(self, snap: Snapshot, took: float = 0.0) -> None:
-        """Add what a snapshot tells, which was taken within so many seconds."""
+        """Add a snapshot, which took so many seconds."""
         if self._begun is None:
             self._begun = self._before = self._now = snap.time
             self._failures = {_key(event) for event in snap.failures}
             self._name(0, "process_name", "job")
-        # A clock that is set back must not have spans end before they begin.
+        # A clock that is set back must not make spans end before they begin.
         self._before, self._now = self._now, max(snap.time, self._now)
         slack = took + _SLACK_S
         here: set[str] = set()
         for host in snap.hosts:
             self._host(host)
             for proc in host.procs:
-                # Two meshes may have one name.
+                # Two meshes may have the same name.
                 key, count = proc.name, 1
                 while key in here:
                     count += 1
@@ -115,7 +115,7 @@ class Timeline:
                 self._failure(event)
 
     def entries(self) -> Iterator[Entry]:
-        """All of it, as objects of Chrome's trace format; what still goes on ends where it was last seen."""
+        """Return everything as objects of Chrome's trace format; spans that have not ended end where they were last seen."""
         yield from self._entries
         for track in self._tracks.values():
             for lane in [track.lane, *(lane for actor in track.actors.values() for lane in actor.lanes)]:
@@ -125,7 +125,7 @@ class Timeline:
     def _host(self, host: HostState) -> None:
         key = f"host {host.number}"
         if host.state == "stopped" and key not in self._tracks:
-            # One that the script had let go before anything was recorded.
+            # A host that the script had released before the recording.
             return
         track = self._track(key, f"host {host.name}", "agent")
         self._state(track, host.state, {"why": host.why} if host.why else {})
@@ -139,7 +139,7 @@ class Timeline:
             self._over(track, None)
             before = None
         if track.life not in (None, proc.incarnation):
-            self._instant(track, track.lane.tid, f"made again, life {proc.incarnation + 1}", "restart")
+            self._instant(track, track.lane.tid, f"restarted, life {proc.incarnation + 1}", "restart")
         track.state, track.life = proc, proc.incarnation
         self._state(track, proc.state, {"pid": proc.pid} if proc.pid else {})
         passed = self._now - self._before
@@ -178,7 +178,7 @@ class Timeline:
             )
 
     def _messages(self, track: _Track, actor: _Actor, messages: list[Running], slack: float) -> None:
-        """Go on with the spans of messages that were seen before, end those that are gone, and begin new ones."""
+        """Continue the spans of messages that were seen before, end those that are gone, and begin new ones."""
         new = []
         open_lanes = [lane for lane in actor.lanes if lane.span is not None]
         for message in sorted(messages, key=lambda each: -each.seconds):
@@ -233,7 +233,7 @@ class Timeline:
         track.lane.span = _Span(state, "state", self._now, self._now, more)
 
     def _over(self, track: _Track, why: str | None) -> None:
-        """A process is there no longer, or another one is in its place."""
+        """A process is gone, or another one is in its place."""
         for key in list(track.actors):
             self._drop(track, key)
         if why:
@@ -310,7 +310,7 @@ class Timeline:
 
 
 def _lane_slack(lane: _Lane) -> float:
-    """By how much the look that told of a lane's message may have been wrong about its begin."""
+    """Return by how much the look that showed a lane's message may have been wrong about its beginning."""
     return 0.0 if lane.span is None else float(lane.span.more["slack"])
 
 
@@ -339,8 +339,8 @@ class JobTrace:
     ['job', 'host', 'controller', 'workers[0]', 'workers[1]']
 
     Args:
-        interval: how many seconds lie between two looks. Each takes the script some milliseconds.
-        snapshot: takes a snapshot; without it of the job of this process.
+        interval: the number of seconds between two looks. Each takes the script some milliseconds.
+        snapshot: takes a snapshot; by default of the job of this process.
     """
 
     def __init__(
@@ -349,9 +349,9 @@ class JobTrace:
         if isinstance(interval, bool) or not interval > 0:
             raise ValueError(f"interval must be a positive number of seconds, got {interval!r}")
         self.missed = 0
-        """How many looks had no answer."""
+        """The number of looks without an answer."""
         self.why = ""
-        """Why it was over before it was closed: the job has ended, or does not answer."""
+        """Why it ended before it was closed: the job has ended, or does not answer."""
         self.over = threading.Event()
         """Set when nothing more is recorded."""
         self._interval = interval
@@ -380,7 +380,7 @@ class JobTrace:
     def __enter__(self) -> Self:
         if self._thread is not None:
             raise MeshError("a JobTrace records once: make another one")
-        # The first look is made here: what it says is wrong, the caller hears.
+        # The first look is taken here, so that the caller gets its errors.
         self._look()
         self._thread = threading.Thread(target=self._run, name="mesh-trace", daemon=True)
         self._thread.start()

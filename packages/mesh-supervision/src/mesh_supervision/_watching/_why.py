@@ -1,4 +1,4 @@
-"""Why a job does not go on: who waits is followed to who waits for nobody, and what that one does."""
+"""Why a job makes no progress: chains of waits are followed to those who wait for nobody, and what these do."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ _POOLED = " in a pool, for "
 _AGAIN_S = 0.3
 """How long after the first look the second is taken."""
 _MOVING_S = 5.0
-"""With all ranks in collectives, a handler that has run for less is taken to go on."""
+"""With all ranks in collectives, a handler that has run for less is assumed to make progress."""
 _BRIEF_S = 0.5
-"""What has waited for less may be about to go on."""
+"""Waits that are shorter may be about to end."""
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """Somebody whom others wait for, and who waits for nobody that Mesh knows of."""
+    """An actor or process that others wait for, and that waits for nobody that Mesh knows of."""
 
     who: str
     """The actor, as ``trainers[3]``, or the process."""
     proc: str
     text: str
-    """What is the matter with it, in words."""
+    """A description of the problem."""
     line: str = ""
-    """The line of the program that it stands at, if it stands at one."""
+    """The line of the program where it is, if it is at one."""
     waiting: int = 0
     """How many wait for it, one behind the other."""
     chain: tuple[str, ...] = ()
-    """How those who have waited longest come to wait for it: each waits for the next."""
+    """The chain of the longest wait: each waits for the next."""
     stack: str = ""
     about: str = ""
-    """In which collective others wait for it, if they do in one; two looks that differ in that have seen two collectives."""
+    """The collective in which others wait for it, if they do so in one; two looks that differ in it saw two collectives."""
 
     def __str__(self) -> str:
         lines = [f"{self.who}: {self.text}"]
@@ -66,26 +66,26 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why a job does not go on."""
+    """Why a job makes no progress."""
 
     culprits: tuple[Culprit, ...]
     """The most waited for first."""
     circles: tuple[str, ...] = ()
-    """Those who wait for each other, so that none can go on."""
+    """Actors that wait for each other, so that none can continue."""
 
     def __str__(self) -> str:
         if not self.circles and not self.culprits:
-            return "nobody waits for long, and nothing runs: the job goes on, or has nothing to do"
+            return "nobody waits for long, and nothing runs: the job makes progress, or has nothing to do"
         return "\n".join([*self.circles, *map(str, self.culprits)])
 
 
 def why(snap: Snapshot, waits: Waits, stacks: Iterable[ProcStacks]) -> Reason:
-    """Say why a job does not go on, by what it tells of itself at one moment."""
+    """Explain why a job makes no progress, from what it reports about itself at one moment."""
     return _Search(snap, waits, stacks).run()
 
 
 def confirmed(ask: Callable[[], Reason], wait: Callable[[float], object] = time.sleep) -> Reason:
-    """Look, and where somebody is named look again: what goes on by itself in between is nobody's fault."""
+    """Look, and if there is a culprit look again: one that makes progress in between is not at fault."""
     first = ask()
     if not first.culprits and not first.circles:
         return first
@@ -103,7 +103,7 @@ class _Search:
         self.waits = [
             wait
             for wait in waits.waits
-            # What a process says of its collectives is read from the snapshot.
+            # A process's collectives are read from the snapshot.
             if wait.seconds >= _BRIEF_S
             and wait.kind != "runtime"
             and not (wait.kind == "promise" and At.read(wait.text.removeprefix("for ")))
@@ -125,7 +125,7 @@ class _Search:
         for circle in self.circles:
             around = " -> ".join([*(wait.waiter for wait in circle.waits), circle.waits[0].waiter])
             longest = max(wait.seconds for wait in circle.waits)
-            circles.append(f"a circle, in which none can go on, for {longest:.1f} s: {around}")
+            circles.append(f"a cycle, in which none can continue, for {longest:.1f} s: {around}")
         inside = {wait.waiter for circle in self.circles for wait in circle.waits}
         ends: dict[str, list[list[str]]] = {}
         for wait in self.waits:
@@ -141,7 +141,7 @@ class _Search:
         if not found and not circles:
             found = self._unasked()
         if any(each.chain for each in found):
-            # Who has submitted a task waits for the pool, and the pool for the one that is named.
+            # The submitter of a task waits for the pool, and the pool for the replica.
             found = [each for each in found if not (_POOLED in each.text and not each.waiting)]
         for meeting in meetings(self.snap):
             found, more = self._of_meeting(meeting, found)
@@ -151,7 +151,7 @@ class _Search:
         return Reason(tuple(found), tuple(circles))
 
     def _chains(self, start: str, wait: Wait, inside: set[str]) -> list[list[str]]:
-        """The ways from one that waits to all that wait for nobody; none goes twice through the same."""
+        """Return the chains from a waiter to all who wait for nobody; none passes the same place twice."""
         found: list[list[str]] = []
         todo = [([start], wait)]
         seen = {start}
@@ -178,7 +178,7 @@ class _Search:
         proc, actor = self.actors.get(who, (self.procs.get(who) or self._dumb(who), None))
         name = proc.name if proc is not None else ""
         if own:
-            # What it waits for nobody of the job has been asked for: a value from a channel, a promise.
+            # Nobody in the job was asked for what it waits for: a value of a channel, a promise.
             text = f"waits {own[0].text}, for {own[0].seconds:.1f} s, and nobody is known who would give it"
             thread = self._thread(proc, actor)
             return Culprit(
@@ -201,7 +201,7 @@ class _Search:
             )
         if proc.state in ("stopped", "silent", "starting"):
             said = {
-                "stopped": f"its process {proc.name} (pid {proc.pid}) was stopped by a signal; SIGCONT lets it go on",
+                "stopped": f"its process {proc.name} (pid {proc.pid}) was stopped by a signal; SIGCONT continues it",
                 "silent": f"its process {proc.name} (pid {proc.pid}) runs and does not answer",
                 "starting": f"its process {proc.name} is being started",
             }
@@ -218,7 +218,7 @@ class _Search:
         )
 
     def _dumb(self, who: str) -> ProcState | None:
-        """The process of an actor that does not tell of its actors: where its mesh has it, going by the other ranks."""
+        """Return the process of an actor that does not report its actors, by where the mesh has its other ranks."""
         name, _, rank = who.rstrip("]").partition("[")
         meshes = {proc.mesh for proc in self.snap.procs for actor in proc.actors if actor.name == name}
         dumb = [proc for proc in self.snap.procs if proc.state in ("stopped", "silent", "starting")]
@@ -245,7 +245,7 @@ class _Search:
         return "has nothing to do: it has handled what it was sent, and the answer is with somebody else, or lost"
 
     def _of_meeting(self, meeting: Meeting, found: list[Culprit]) -> tuple[list[Culprit], list[str]]:
-        """Put who keeps a collective up in the place of those that wait in it, where processes have told what they are in."""
+        """Replace ranks that wait in a collective by those that keep it from completing, if processes have reported what they are in."""
         causes, circle = meeting.causes()
         if not causes and not circle:
             return found, []
@@ -254,7 +254,7 @@ class _Search:
         for rank, reason in causes.items():
             who, name = self._name_of(meeting.proc(rank)), meeting.proc(rank)
             if rank not in meeting.at and (ends := self._ends(who)):
-                # It waits for somebody else in turn.
+                # It waits for another one in turn.
                 left.update((each.who, each) for each in ends if each.who not in left)
                 continue
             actor, thread = self._actor_of(name)
@@ -271,7 +271,7 @@ class _Search:
         return list(left.values()), [circle] if circle else []
 
     def _ends(self, who: str) -> list[Culprit]:
-        """Those that one waits for in the end, if it waits for others."""
+        """Return those that it finally waits for, if it waits for others."""
         made = []
         for wait in self.by.get(who, []):
             for chain in self._chains(who, wait, set()) if wait.whom else ():
@@ -281,7 +281,7 @@ class _Search:
         return made
 
     def _actor_of(self, name: str) -> tuple[ActorState | None, ThreadStack | None]:
-        """The actor of a process that has been at work for longest, or any, and its thread."""
+        """Return the actor of a process that has been busy for longest, or any, and its thread."""
         proc = self.procs.get(name)
         if proc is None or not proc.actors:
             return None, self._thread(proc, None)
@@ -289,14 +289,14 @@ class _Search:
         return actor, self._thread(proc, actor)
 
     def _name_of(self, name: str) -> str:
-        """What people call a process: the actor in it."""
+        """Return the name of a process that people use: the actor in it."""
         actor, _ = self._actor_of(name)
         if actor is None:
             return name
         return f"{actor.name}[{actor.rank}]" if actor.point else actor.name
 
     def _of_collectives(self, found: list[Culprit]) -> list[Culprit]:
-        """Where ranks wait in a collective: those of their mesh that have not come."""
+        """If ranks wait in a collective, return those of their mesh that have not arrived."""
         added: list[Culprit] = []
         done: set[int] = set()
         for culprit in found:
@@ -329,14 +329,14 @@ class _Search:
                     )
                 )
         if added or done:
-            # Who waits in it is no culprit; where all ranks do, one collective follows the other.
+            # A rank that waits in it is not the culprit; if all ranks do, one collective follows the other.
             stays = self._long if not added else ()
             found[:] = [one for one in found if "waits in a collective" not in one.text or one.who in stays]
         return added
 
     @property
     def _long(self) -> set[str]:
-        """The actors that handle a message for so long that it may not end."""
+        """Return the actors that have handled a message for so long that it may not end."""
         return {
             f"{actor.name}[{actor.rank}]"
             for proc in self.snap.procs
@@ -345,7 +345,7 @@ class _Search:
         }
 
     def _unasked(self) -> list[Culprit]:
-        """What runs for long though nobody waits for it."""
+        """Return what has been running for long though nobody waits for it."""
         found = []
         for proc in self.snap.procs:
             if proc.state in ("stopped", "silent"):
@@ -383,7 +383,7 @@ class _Search:
 
 
 def _own_lines(thread: ThreadStack | None) -> list[StackFrame]:
-    """The frames of the program itself, the most recent first."""
+    """Return the frames of the program itself, the most recent first."""
     frames = thread.own if thread is not None else ()
     mine = [frame for frame in frames if not any(each in frame.file for each in _LIBRARIES)]
     return mine or list(frames)

@@ -1,4 +1,4 @@
-"""For tests of policies: the conformance suite that an author subclasses, and a mesh that exists on paper only.
+"""For tests of policies: the conformance suite that an author subclasses, and a simulated mesh.
 
 >>> from mesh_supervision import OneForAll
 >>> from mesh_supervision.testing import Rehearsal

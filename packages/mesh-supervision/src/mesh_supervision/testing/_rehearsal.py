@@ -1,7 +1,7 @@
-"""A mesh that is only told about: policies are tried on it without processes, with a clock that tests advance.
+"""A simulated mesh: policies are tried on it without processes, with a clock that tests advance.
 
 It carries actions out as Mesh does: one repair after the other, timers that come back, failures that are handled, passed on
-or put off.
+or postponed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from mesh_core.policies import (
 
 @dataclass(frozen=True)
 class Began:
-    """A restart has begun: these ranks are made again."""
+    """A restart has begun of these ranks."""
 
     at: float
     ranks: tuple[int, ...]
@@ -51,7 +51,7 @@ class PassedOn:
 
 
 class PaperMesh:
-    """What stands for the mesh in a failure: it has a length."""
+    """Stands for the mesh in a failure: it has a length."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -62,7 +62,7 @@ class PaperMesh:
 
 @dataclass
 class Rehearsal:
-    """A policy at work for ``size`` ranks that exist on paper only.
+    """A policy in use by ``size`` simulated ranks.
 
     >>> from mesh_supervision import OneForOne
     >>> mesh = Rehearsal(OneForOne(intensity=1, period=60.0), size=3)
@@ -78,18 +78,18 @@ class Rehearsal:
     policy: Policy
     size: int = 4
     repair_seconds: float = 0.01
-    """How long a repair takes."""
+    """The duration of a repair."""
     starts: Callable[[int], bool] = lambda rank: True
-    """Asked for each rank that is made again: whether that succeeds."""
+    """Called with each rank that is restarted: whether that succeeds."""
     name: str = "mesh"
     epoch: float = 0.0
-    """What the failures' ``since`` counts from: the time of day at which it begins, in seconds since 1970."""
+    """The time of day at the start, in seconds since 1970, from which ``since`` of the failures counts."""
 
     now: float = field(default=0.0, init=False)
     events: list[tuple[float, Event | RepairEvent, tuple[Action, ...]]] = field(
         default_factory=list, init=False
     )
-    """What the policy was asked, and its answers."""
+    """The events that the policy was given, and its answers."""
     restarts: list[Began] = field(default_factory=list, init=False)
     passed_on: list[PassedOn] = field(default_factory=list, init=False)
     handled: list[MeshFailure] = field(default_factory=list, init=False)
@@ -108,16 +108,16 @@ class Rehearsal:
 
     @property
     def alive(self) -> list[int]:
-        """The ranks that live."""
+        """The living ranks."""
         return [] if self.stopped else [rank for rank in range(self.size) if rank not in self.dead]
 
     def failures(self) -> list[MeshFailure]:
-        """All failures that there were, wherever they are by now."""
+        """All failures so far, whatever their state."""
         passed = [each.failure for each in self.passed_on]
         return [*self.handled, *passed, *self.put_off, *self.under_repair]
 
     def kill(self, *ranks: int, kind: FailureKind = FailureKind.KILLED, exitcode: int | None = None) -> None:
-        """Have ranks die, all before the policy hears of the first; dead ones stay as they are."""
+        """Let ranks die, all before the policy is given the first failure. Dead ranks stay as they are."""
         died = [rank for rank in dict.fromkeys(ranks) if rank in self.alive]
         self.dead.update(died)
         for rank in died:
@@ -135,13 +135,13 @@ class Rehearsal:
             self._ask(Failed(self.name, rank, kind, failure))
 
     def end(self, rank: int) -> None:
-        """Have a process end in order."""
+        """Let a process end in order."""
         if rank in self.alive:
             self.dead.add(rank)
             self._ask(Ended(self.name, rank))
 
     def advance(self, seconds: float) -> None:
-        """Let time pass, with all that happens in it."""
+        """Let time pass, with everything that happens in it."""
         until = self.now + seconds
         while self._agenda and self._agenda[0][0] <= until:
             self.now, _, then = heapq.heappop(self._agenda)
@@ -149,18 +149,18 @@ class Rehearsal:
         self.now = until
 
     def at(self, seconds: float, then: Callable[[], None]) -> None:
-        """Have something happen so many seconds from now."""
+        """Call a function so many seconds from now."""
         heapq.heappush(self._agenda, (self.now + seconds, next(self._order), then))
 
     def _due(self, event: Event) -> None:
-        # The timers of a mesh that is stopped are cancelled.
+        # The timers of a stopped mesh are cancelled.
         if not self.stopped:
             self._ask(event)
 
     def _ask(self, event: Event | RepairEvent) -> None:
         if self.stopped:
             if isinstance(event, Failed):
-                # What fails while it is being stopped ends with it.
+                # Failures while it is being stopped end with it.
                 self.handled.append(event.failure)
             return
         if isinstance(event, (Repaired, RepairFailed)):
@@ -214,7 +214,7 @@ class Rehearsal:
         self.passed_on += [PassedOn(self.now, each, reason) for each in failures]
 
     def _repair(self) -> None:
-        """Begin the repair whose turn it is: what lives among its ranks is stopped, and all are made again after a while."""
+        """Begin the next repair: its living ranks are stopped, and all are restarted after a while."""
         actions, _ = self._repairs[0]
         ranks = {
             rank for each in actions for rank in (sorted(self.dead) if each.ranks is None else each.ranks)

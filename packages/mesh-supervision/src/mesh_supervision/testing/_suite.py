@@ -1,4 +1,4 @@
-"""The conformance suite for supervision policies: what holds for each of them, on meshes that exist on paper only."""
+"""The conformance suite for supervision policies: rules for all policies, tried on simulated meshes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _STEPS = 60
 
 
 class PolicyConformance(PolicyPluginConformance):
-    """What holds for a policy that is offered under a name. An author sets two names, and pytest runs the rest.
+    """The rules for a policy that is offered under a name. An author sets two names, and pytest runs the rest.
 
-    Beside what :class:`mesh_core.testing.PolicyPluginConformance` asks, the policy is tried on meshes whose ranks die at random
+    In addition to the rules of :class:`mesh_core.testing.PolicyPluginConformance`, the policy is tried on meshes whose ranks die at random
     and in loops, whose repairs fail, and whose timers come back.
 
     >>> from mesh_core.plugins import POLICIES, PluginManager
@@ -31,13 +31,13 @@ class PolicyConformance(PolicyPluginConformance):
     """
 
     most_restarts: ClassVar[tuple[int, float] | None] = None
-    """So many restarts at most within so many seconds; ``None`` for a policy that restarts nothing."""
+    """The most restarts within so many seconds; ``None`` for a policy that never restarts."""
 
     repeats_forever: ClassVar[bool] = False
-    """Whether it may go on for ever with a rank that always dies, as long as it stays within ``most_restarts``."""
+    """Whether it may restart a rank that always dies forever, as long as it stays within ``most_restarts``."""
 
     def _rehearsals(self, *, broken_starts: bool = True) -> Iterator[tuple[Rehearsal, random.Random]]:
-        """Meshes in which ranks die and end at random, and repairs fail at times: the same in every run."""
+        """Meshes in which ranks die and end at random, and repairs sometimes fail: the same in every run."""
         for seed in _SEEDS:
             chance = random.Random(seed)
             fails = chance.choice((0.0, 0.1, 0.7)) if broken_starts else 0.0
@@ -56,7 +56,7 @@ class PolicyConformance(PolicyPluginConformance):
             yield mesh, chance
 
     def test_loses_no_failure(self) -> None:
-        """Each is handled, passed on, put off with a timer that runs, or under repair: one of these, and once."""
+        """Each failure is handled, passed on, postponed by a running timer, or under repair: exactly one of these."""
         for mesh, _ in self._rehearsals():
             pids = sorted(failure.pid for failure in mesh.failures() if failure.pid is not None)
             assert len(pids) == len(set(pids)), f"a failure was settled twice: {_told(mesh)}"
@@ -64,7 +64,7 @@ class PolicyConformance(PolicyPluginConformance):
             assert not died, f"the failures of processes {died} were lost: {_told(mesh)}"
 
     def test_puts_nothing_off_for_ever(self) -> None:
-        """If nothing else happens, what was put off is decided about within a day."""
+        """If nothing else happens, every postponed failure is decided within about a day."""
         seen: set[int] = set()
         for mesh, _ in self._rehearsals():
             if id(mesh) in seen:
@@ -76,7 +76,7 @@ class PolicyConformance(PolicyPluginConformance):
             assert not mesh.under_repair, f"still under repair after a day: {_told(mesh)}"
 
     def test_restarts_only_ranks_of_the_mesh(self) -> None:
-        """No rank that is not there, none twice in one action, and in ascending order."""
+        """Only existing ranks, none twice in one action, in ascending order."""
         for mesh, _ in self._rehearsals():
             for began in mesh.restarts:
                 assert all(0 <= rank < mesh.size for rank in began.ranks), f"{began} of {mesh.size} ranks"
@@ -86,7 +86,7 @@ class PolicyConformance(PolicyPluginConformance):
                         assert list(each.ranks) == sorted(set(each.ranks)), f"{each}"
 
     def test_stays_silent_after_a_stop(self) -> None:
-        """Once it has stopped the mesh nothing else is wanted of it, and at most one escalation comes with that."""
+        """Once it has stopped the mesh it wants nothing else, and at most one escalation comes with the stop."""
         for mesh, _ in self._rehearsals():
             stops = [
                 actions for _, _, actions in mesh.events if any(isinstance(each, Stop) for each in actions)
@@ -96,7 +96,7 @@ class PolicyConformance(PolicyPluginConformance):
                 assert sum(isinstance(each, Escalate) for each in actions) <= 1
 
     def test_restarts_no_more_than_it_says(self) -> None:
-        """Within any ``most_restarts`` seconds no more than that, whatever happens."""
+        """Never more than ``most_restarts``, whatever happens."""
         meshes = {id(mesh): mesh for mesh, _ in self._rehearsals()}
         for mesh in [*meshes.values(), self._crash_loop()]:
             times = [began.at for began in mesh.restarts]
@@ -108,20 +108,20 @@ class PolicyConformance(PolicyPluginConformance):
                 assert past - first > period, f"{most + 1} restarts within {past - first:g} s: {_told(mesh)}"
 
     def test_ends_a_crash_loop(self) -> None:
-        """A rank that dies whenever it is made again is left alone in the end, or the owner is told."""
+        """A rank that dies after every restart is eventually left alone, or the owner is notified."""
         mesh = self._crash_loop()
         if not self.repeats_forever:
             settled = mesh.stopped or mesh.passed_on or 0 in mesh.dead
-            assert settled, f"after {len(mesh.restarts)} restarts it still goes on: {_told(mesh)}"
+            assert settled, f"after {len(mesh.restarts)} restarts it still continues: {_told(mesh)}"
 
     def test_gives_a_reason_when_it_escalates(self) -> None:
-        """It is what the owner reads first."""
+        """The reason is what the owner reads first."""
         for mesh, _ in self._rehearsals():
             for passed in mesh.passed_on:
                 assert passed.reason.strip(), f"no reason for {passed.failure!r}"
 
     def test_serves_several_meshes_at_once(self) -> None:
-        """One policy object is given to many: what happens to one changes nothing for another."""
+        """One policy object may be given to many meshes: what happens to one does not affect another."""
         policy = self._policy()
         alone, first, second = (Rehearsal(policy, size=3) for _ in range(3))
         for rank in (0, 1, 2, 0, 1):
@@ -136,12 +136,12 @@ class PolicyConformance(PolicyPluginConformance):
             assert [each.reason for each in mesh.passed_on] == [each.reason for each in alone.passed_on]
 
     def test_is_shown_in_a_line_of_reasonable_length(self) -> None:
-        """Logs and debuggers show it, also after many events."""
+        """Logs and debuggers can show it, even after many events."""
         for mesh, _ in self._rehearsals():
             assert len(repr(mesh.policy)) <= 2000
 
     def _crash_loop(self) -> Rehearsal:
-        """A mesh whose rank 0 dies whenever it lives."""
+        """Return a mesh whose rank 0 dies whenever it is alive."""
         mesh = Rehearsal(self._policy(), size=2)
         for _ in range(200):
             mesh.kill(0)

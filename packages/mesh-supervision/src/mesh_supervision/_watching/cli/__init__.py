@@ -17,7 +17,7 @@ _ID = 16
 
 
 class TopCommand:
-    """Watch a job that runs on this machine, or through one of its hosts with credentials, on the screen."""
+    """Watch a job on the screen: one of this machine, or with credentials one that a host belongs to."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare arguments."""
@@ -46,7 +46,7 @@ class TopCommand:
 
 
 class WhyCommand:
-    """Say why a job does not go on: who is waited for, waits for nobody, and stands at which line."""
+    """Say why a job makes no progress: who is waited for, waits for nobody, and is at which line."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare arguments."""
@@ -57,7 +57,7 @@ class WhyCommand:
         )
 
     def run(self, args: Namespace) -> int:
-        """Ask, and say it."""
+        """Query the job, and print the answer."""
         from mesh_supervision._watching._why import Reason, confirmed, why
 
         job, limit = _job_of(args), args.timeout
@@ -104,7 +104,7 @@ class MetricsCommand:
 
 
 class DashboardCommand:
-    """Show a running job as a page, in a browser on this machine."""
+    """Show a running job as a page in a browser on this machine."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare arguments."""
@@ -132,7 +132,7 @@ class DashboardCommand:
 
 
 class TraceCommand:
-    """Record what a job does for a while, as a timeline that Perfetto and Chrome show."""
+    """Record what a job does for a while, as a timeline for Perfetto and Chrome."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare arguments."""
@@ -148,12 +148,12 @@ class TraceCommand:
         )
 
     def run(self, args: Namespace) -> int:
-        """Record until the time is over, the job ends, or Ctrl-C; then write it."""
+        """Record until the time is over, the job ends, or Ctrl-C; then write the file."""
         from mesh_supervision._watching._trace import JobTrace
 
         job = _job_of(args)
         try:
-            # Said before the recording, not after it.
+            # Printed before the recording, not after it.
             with args.output.open("a"):
                 pass
             trace = JobTrace(args.interval, snapshot=job.snapshot)
@@ -223,7 +223,7 @@ def _seconds(text: str) -> float:
 PLUGINS = (
     CommandPlugin(name="top", api_version=1, create=TopCommand, summary="watch a running job on the screen"),
     CommandPlugin(
-        name="why", api_version=1, create=WhyCommand, summary="say why a running job does not go on"
+        name="why", api_version=1, create=WhyCommand, summary="say why a running job makes no progress"
     ),
     CommandPlugin(
         name="metrics", api_version=1, create=MetricsCommand, summary="serve a job's numbers to Prometheus"
