@@ -1,4 +1,4 @@
-"""Hosts from wherever people have them: this machine, names that ssh knows, schedulers.
+"""Hosts for jobs: on this machine, on machines that ssh reaches, or from schedulers.
 
 >>> from mesh_launchers import launch
 >>> with launch("local", hosts=2) as job:

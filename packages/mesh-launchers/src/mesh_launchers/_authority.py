@@ -1,7 +1,7 @@
-"""The credentials of a script's jobs: its hosts are of one authority, whichever launcher has started them.
+"""The credentials of a script's jobs: all its hosts have the same authority, whichever launcher has started them.
 
-AUT-1: a folder of credentials is there as long as a script's runtime or a keeper uses it, each of which has a shared lock in it, which no process has that
-they fork. The last to go removes it, and what killed ones have left is removed by whoever launches next, or lists the jobs.
+AUT-1: a folder of credentials exists as long as a script's runtime or a keeper uses it. Each of these holds a shared lock in it, which processes that
+they fork do not have. The last one removes the folder; what killed processes have left is removed by the next launch or listing of jobs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOCK = "lock"
 
 
 class Use:
-    """That a folder of credentials is used here, until :meth:`end`."""
+    """Marks a folder of credentials as used here, until :meth:`end`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,14 +44,14 @@ class Use:
             try:
                 use = cls(path / "credentials")
             except FileNotFoundError:
-                continue  # somebody took it for one that was left
+                continue  # another process took it for an abandoned one
             if path.exists():
                 Credentials.new(use.path)
                 return use
             use.end()
 
     def end(self) -> None:
-        """Use it no longer."""
+        """Stop using it."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -59,14 +59,14 @@ class Use:
 
 
 class Authority(Extension):
-    """Has the credentials of this script's hosts, as long as its runtime runs."""
+    """Keeps the credentials of this script's hosts while its runtime runs."""
 
     name = "mesh_launchers"
     here: ClassVar[Authority | None] = None
-    """That of this script, while there is one: to look for it must not have Mesh begin."""
+    """The instance of this script, if there is one: looking for it must not start Mesh."""
 
     def start(self) -> None:
-        """Have none yet."""
+        """Begin without credentials."""
         self._use: Use | None = None
         Authority.here = self
 
@@ -75,24 +75,24 @@ class Authority(Extension):
         return NOT_CARRIED
 
     def closed(self) -> None:
-        """Use them no longer. Until then the runtime looks at them again and again."""
+        """Stop using them. Until then the runtime checks them repeatedly."""
         Authority.here = None
         if self._use is not None:
             self._use.end()
             self._use = None
 
     def uses(self, folder: Path) -> bool:
-        """Whether that is the folder of the script's own."""
+        """Return whether that is the script's own folder."""
         return self._use is not None and self._use.path.parent == folder
 
     def credentials(self) -> Path:
-        """Return the script's, which are made when they are first needed."""
+        """Return the script's folder, which is made when it is first needed."""
         if self._use is None:
             self._use = Use.of_new()
         return self._use.path
 
     def take(self, path: Path, job: str) -> None:
-        """Have those of a job that another script has launched, or that the user gives."""
+        """Use those of a job that another script has launched, or that the user gives."""
         if self._use is None:
             self._use = Use(path)
         elif self._use.path != path:
@@ -103,7 +103,7 @@ class Authority(Extension):
 
 
 def authority() -> Authority:
-    """Return that of this script."""
+    """Return the instance of this script."""
     return find(Authority) or install(Authority)
 
 

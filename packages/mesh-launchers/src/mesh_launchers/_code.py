@@ -1,4 +1,4 @@
-"""The script's own code, which hosts may have in another state: packages of its folder, or installed so that they can be edited."""
+"""The script's own code, of which hosts may have another version: packages of its folder, or editable installations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OURS = "mesh_"
 
 
 def own_code() -> dict[str, str]:
-    """Return the modules and packages that the script has imported and nobody has installed, with what their sources amount to."""
+    """Return the modules and packages that the script has imported and that are not installed, with fingerprints of their sources."""
     paths = sysconfig.get_paths()
     installed = [Path(paths[each]).resolve() for each in ("stdlib", "platstdlib", "purelib", "platlib")]
     found = {}

@@ -143,7 +143,7 @@ class LogsCommand:
                     return 0
                 time.sleep(_POLL_S)
         except JobNotFound:
-            # Followed to its end.
+            # Followed to the end of the job.
             return 0
         finally:
             door.close()
@@ -158,7 +158,7 @@ def _new(before: list[str], now: list[str]) -> list[str]:
 
 
 class ScaleCommand:
-    """Has more hosts, or fewer, in a job that no script uses."""
+    """Changes the number of hosts of a job that no script uses."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the options."""
@@ -167,7 +167,7 @@ class ScaleCommand:
         parser.add_argument("--mesh", help="in which mesh, where there are several")
 
     def run(self, args: Namespace) -> int:
-        """Do so."""
+        """Change it."""
         door = _open(args.job)
         try:
             state = JobState.of(door.ask("state"))
@@ -191,7 +191,7 @@ class ScaleCommand:
 
 
 class RunCommand:
-    """Starts hosts, runs a script with them, and ends them with it. The script has them by ``attach_job()``."""
+    """Starts hosts, runs a script with them, and ends them with it. The script gets them from ``attach_job()``."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the options."""
@@ -243,10 +243,10 @@ class RunCommand:
 
 
 def _waited(script: subprocess.Popen[bytes]) -> int:
-    """Wait for a script, which gets the signals that would end this command; returns its status as shells have it."""
+    """Wait for a script, and forward the signals that would end this command; return its status as shells report it."""
 
     def hand_on(number: int, _frame: object) -> None:
-        # A terminal gives Ctrl-C to both.
+        # A terminal sends Ctrl-C to both.
         if number != signal.SIGINT:
             script.send_signal(number)
 
@@ -260,7 +260,7 @@ def _waited(script: subprocess.Popen[bytes]) -> int:
 
 
 def _told(args: Namespace) -> dict[str, Any]:
-    """Return what is said, over what a target says."""
+    """Return the options of the command line, merged over those of a target."""
     told: dict[str, Any] = {} if args.target is None else dict(_target(args.target))
     for name in ("launcher", "name"):
         if getattr(args, name) is not None:
@@ -277,7 +277,7 @@ def _told(args: Namespace) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Return what TOML takes it for, or the text itself."""
+    """Return a value as TOML reads it, or the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""Whether hosts are like the script that has them: the same Python and mesh-core, and the same packages and code."""
+"""Whether hosts match the script that has them: the same Python and mesh-core, and the same packages and code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DIFFERENCES = 5
 
 
 def compare(there: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
-    """Return why hosts of this environment cannot be used, and in what else they are not like the script."""
+    """Return why hosts of this environment cannot be used, and how else they differ from the script."""
     refused = ""
     if there["python"].split(".")[:2] != here["python"].split(".")[:2]:
         refused = f"it has Python {there['python']} ({there['executable']}), and the script Python {here['python']}: functions and classes cannot be sent from one to the other"

@@ -19,11 +19,11 @@ class Phase(StrEnum):
     """The phase of a host's life."""
 
     WAITING = "waiting"
-    """Nobody has given it yet: a scheduler has it in its queue."""
+    """Not available yet: a scheduler has it in its queue."""
     STARTING = "starting"
     RUNNING = "running"
     ENDED = "ended"
-    """As it was asked to."""
+    """As requested."""
     FAILED = "failed"
     """It did not start, or it ended by itself."""
 
@@ -33,13 +33,13 @@ class HostSpec:
     """A host to be started."""
 
     number: int
-    """What the job calls it; no other host of the job ever has the same."""
+    """Its number in the job; no other host of the job ever has the same."""
     name: str
-    """What errors and listings call it."""
+    """Its name in errors and listings."""
     target: str | None = None
-    """Where to start it, as the user has named it, where hosts have names before they are started."""
+    """Where to start it, as the user named it, if hosts have names before they are started."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """What scripts select it by."""
+    """The labels by which scripts select it."""
 
 
 @dataclass(frozen=True)
@@ -49,29 +49,29 @@ class Report:
     number: int
     phase: Phase
     why: str = ""
-    """Why it waits, or why it has failed: in the words of who says so, with the last lines of what the host has written."""
+    """Why it waits, or why it has failed: in the scheduler's words, with the last lines of the host's output."""
     address: str | None = None
     """Where its agent listens, once it is running."""
     environment: Mapping[str, Any] | None = None
-    """What Python it has, and which packages."""
+    """Its version of Python, and its packages."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the process that keeps the job gives to a launcher."""
+    """What a launcher gets from the process that keeps the job."""
 
     job: str
     """The job's name."""
     folder: Path
     """A private folder of the launcher's own, which is removed with the job."""
     credentials: Path
-    """The hosts' credentials. They reach the hosts by a way that nobody else reads: never in arguments, never in logs."""
+    """The hosts' credentials. Pass them to hosts so that nobody else can read them: never in arguments, never in logs."""
     silence: float
-    """So many seconds hosts go on that hear nothing from here: what was cut off ends by itself."""
+    """The seconds of silence after which a host ends by itself, because it was cut off."""
     report: Callable[[Report], None]
-    """Says what has become of a host. To be called by the launcher's event loop."""
+    """Reports the state of a host. To be called on the launcher's event loop."""
     code: Mapping[str, Any] = field(default_factory=dict)
-    """Which modules of the script's own hosts are to look for, and on which path; :func:`mesh_launchers.agents.command` does."""
+    """Which modules of the script the hosts are to look for, and on which path; :func:`mesh_launchers.agents.command` does so."""
 
 
 @runtime_checkable
@@ -103,10 +103,10 @@ class DialingLauncher(Launcher, Protocol):
     """
 
     async def dial(self, number: int, visit: str, address: str) -> None:
-        """Have a host connect to a visitor that waits at HOST:PORT, and return once it can be connected to."""
+        """Let a host connect to a visitor that waits at HOST:PORT, and return once the visitor is known to be reachable."""
 
     async def leave(self, number: int, visit: str) -> None:
-        """End what a host does for a visitor."""
+        """End everything that a host does for a visitor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,11 +125,11 @@ class LauncherPlugin(Plugin[None]):
 
     create: Callable[[Place], Launcher]
     options: type
-    """A frozen dataclass: what users may give, with types and defaults."""
+    """A frozen dataclass: the options of users, with types and defaults."""
     is_named: bool = False
     """Whether hosts are names that the user gives, and not a number of them."""
     show: Callable[[Any, str, int, int], str] | None = None
-    """Gives what will be submitted to a scheduler, to be shown to the user before it is: of these options, the job's name, how many hosts, and
+    """Returns what will be submitted to a scheduler, so that it can be shown first. Its arguments are the options, the job's name, the number of hosts,
     the number of their mesh in the job."""
 
 
@@ -144,7 +144,7 @@ LAUNCHERS: Final = PluginKind(
 
 
 def options_of(plugin: LauncherPlugin, given: Mapping[str, Any]) -> Any:
-    """Make a launcher's options of what the user gives; an unknown one is an error that names the nearest."""
+    """Make a launcher's options from the user's; an unknown one is an error that names the nearest."""
     known = [each.name for each in dataclasses.fields(plugin.options) if each.init]
     for name in given:
         if name not in known:

@@ -1,6 +1,6 @@
-"""Hosts that connect to the script, where nobody can connect to them.
+"""Hosts that connect to the script, because nobody can connect to them.
 
-DIA-1: hosts are told apart by their names, in whichever order they come: each has its place in its mesh.
+DIA-1: hosts are identified by their names, in whatever order they connect: each has its place in its mesh.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from mesh_launchers._errors import LaunchError
 _LISTEN_S = 1.0
 _LOOK_S = 0.02
 _COME_S = 60.0
-"""After so long a host that can connect to the script, and has not offered itself, will not."""
+"""A host that can connect to the script but has not done so after this time will not."""
 
 
 def check_dial(dial: str) -> None:
-    """Raise if that is no address that hosts can connect to."""
+    """Raise if hosts cannot connect to that address."""
     host, colon, port = dial.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ValueError(
@@ -33,7 +33,7 @@ def check_dial(dial: str) -> None:
 
 
 def listening(dial: str) -> str:
-    """Where to listen so that hosts can connect to that address."""
+    """Return where to listen so that hosts can connect to that address."""
     host, _, port = dial.rpartition(":")
     return f"[::]:{port}" if ":" in host else f"0.0.0.0:{port}"
 
@@ -48,7 +48,7 @@ def free_address(dial: str) -> str:
 
 
 def wait_listening(whole: HostMesh, dial: str) -> None:
-    """Wait until the process listens for hosts, which it begins behind ``attach_to_workers``; raises if it cannot."""
+    """Wait until the process listens for hosts, which starts after ``attach_to_workers`` returns; raise if it cannot."""
     host, _, port = dial.rpartition(":")
     here = "::1" if ":" in host else "127.0.0.1"
     while True:
@@ -62,14 +62,14 @@ def wait_listening(whole: HostMesh, dial: str) -> None:
 
 
 def in_order(whole: HostMesh, names: Sequence[str]) -> HostMesh:
-    """Return hosts by their names, in this order; they have come in another (DIA-1)."""
+    """Return hosts in the order of these names; they have connected in another (DIA-1)."""
     places = {name: at for at, name in enumerate(whole.names)}
     ones = [whole.slice(hosts=slice(places[each], places[each] + 1)) for each in names]
     return functools.reduce(HostMesh.join, ones)
 
 
 class Dialed:
-    """Hosts that are to come, all at one address."""
+    """Hosts that are expected to connect, all at one address."""
 
     def __init__(self, dial: str, meshes: Mapping[str, Sequence[str]], credentials: Path) -> None:
         self._dial = dial
@@ -80,11 +80,11 @@ class Dialed:
         self._whole = attach_to_workers(listen=listen, expect=count, credentials=credentials)
 
     def wait(self, changed: threading.Condition, look: Callable[[], bool]) -> dict[str, HostMesh]:
-        """Return the meshes, once all hosts have come.
+        """Return the meshes, once all hosts have connected.
 
         Args:
-            changed: notified when something is known of a host; held by the caller.
-            look: says whether all hosts run; raises if one has failed.
+            changed: notified when the state of a host changes; held by the caller.
+            look: returns whether all hosts run; raises if one has failed.
         """
 
         def come(_: object) -> None:
@@ -112,5 +112,5 @@ class Dialed:
 
     @property
     def whole(self) -> HostMesh:
-        """All of them, as they have come."""
+        """All of them, in the order in which they connected."""
         return self._whole

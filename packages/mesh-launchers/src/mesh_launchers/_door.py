@@ -1,4 +1,4 @@
-"""What scripts and commands ask a job's keeper, line by line."""
+"""Requests of scripts and commands to a job's keeper, line by line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 class Door:
-    """A connection to a job's keeper. Answers, and states for those who watch, come on a thread."""
+    """A connection to a job's keeper. Answers, and states for those who watch, arrive on a thread."""
 
     def __init__(
         self, name: str, connection: socket.socket, watch: Callable[[JobState | None], None] | None = None
@@ -46,7 +46,7 @@ class Door:
         self._thread.start()
 
     def ask(self, do: str, *, timeout: float = _LIMIT_S, **what: Any) -> Any:
-        """Ask for something, and return the answer."""
+        """Send a request, and return the answer."""
         answer = self.begin(do, **what)
         try:
             return answer.result(timeout)
@@ -54,7 +54,7 @@ class Door:
             raise LaunchError(f"job {self._name!r} has not answered within {timeout:g} s") from None
 
     def begin(self, do: str, **what: Any) -> Future[Any]:
-        """Ask for something that may take long."""
+        """Send a request that may take long."""
         answer: Future[Any] = Future()
         with self._lock:
             if self._closed:
@@ -107,12 +107,12 @@ class Door:
             answer.set_result(what["is"])
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until the keeper has ended; whether it has."""
+        """Wait until the keeper has ended; return whether it has."""
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         if threading.current_thread() is not self._thread:

@@ -1,4 +1,4 @@
-"""What can go wrong with jobs of hosts."""
+"""Errors of jobs of hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LaunchError(MeshError):
     def __init__(self, message: str, *, host: int | None = None) -> None:
         super().__init__(message)
         self.host = host
-        """Its number in the job, if the error is one host's."""
+        """The host's number in the job, if the error is about one host."""
 
     def __reduce__(self) -> Any:
         return _again, (type(self), str(self), self.host)

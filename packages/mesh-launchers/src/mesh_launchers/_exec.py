@@ -1,4 +1,4 @@
-"""``mesh exec``: a command on the hosts of a job, also while a script has the job."""
+"""``mesh exec``: a command on the hosts of a job, even while a script has the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mesh_launchers._state import HostState
 from mesh_launchers._visit import chosen, visited
 
 LOST = 255
-"""The status of a host that was lost, or could not be reached: ssh has the same."""
+"""The status of a host that was lost, or could not be reached; ssh uses the same."""
 _INTERRUPTED = 130
 _GRACE_S = 5.0
 
@@ -57,7 +57,7 @@ class ExecCommand:
 
 
 def add_dial(parser: ArgumentParser) -> None:
-    """Declare the option that both commands have for hosts that connect to the script."""
+    """Declare the option of both commands for hosts that connect to the script."""
     parser.add_argument(
         "--dial",
         metavar="HOST:PORT",
@@ -66,7 +66,7 @@ def add_dial(parser: ArgumentParser) -> None:
 
 
 def running(hosts: list[HostState], *, is_named: bool) -> list[HostState]:
-    """Return those that run. Others are an error where the user has named them, else a line on stderr."""
+    """Return the hosts that run. Others are an error if the user has named them, else a line on stderr."""
     there = [each for each in hosts if each.phase is Phase.RUNNING]
     for each in hosts:
         if each not in there:
@@ -79,12 +79,12 @@ def running(hosts: list[HostState], *, is_named: bool) -> list[HostState]:
 
 
 def run_on(hosts: HostMesh, argv: list[str]) -> tuple[list[int | BaseException], bool]:
-    """Run a command on some hosts; returns their exit statuses, or errors, and whether Ctrl-C has interrupted it.
+    """Run a command on some hosts; return their exit statuses, or errors, and whether Ctrl-C has interrupted it.
 
     Ctrl-C interrupts the commands there; a second one, or some seconds, kills them.
     """
     procs = hosts.spawn_procs(name="exec")
-    # Every line with its host in front, as it comes.
+    # Every line with its host in front, as it arrives.
     procs.logging_option(aggregate_window_sec=None)
     runners = procs.spawn("exec", Runner)
     run = runners.run.call(argv)
@@ -99,6 +99,6 @@ def run_on(hosts: HostMesh, argv: list[str]) -> tuple[list[int | BaseException],
         except (KeyboardInterrupt, TimeoutError):
             runners.send.broadcast(signal.SIGKILL)
             outcomes = run.get(timeout=_GRACE_S, return_exceptions=True)
-    # Lost hosts are not waited for.
+    # Do not wait for lost hosts.
     procs.stop().exception(_GRACE_S)
     return list(outcomes.values()), interrupted

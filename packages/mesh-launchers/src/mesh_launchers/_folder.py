@@ -1,7 +1,7 @@
-"""Where jobs are found by their names: a private folder for each, which goes with it.
+"""Where jobs are found by their names: a private folder for each, which is removed with the job.
 
-FLD-1: a job has a lock in its folder from before its keeper starts until the folder is removed: one without a lock is what a killed
-keeper has left. The lock is on a file, as file systems of other machines have none on folders.
+FLD-1: a job holds a lock in its folder from before its keeper starts until the folder is removed: a folder without a lock was left by a killed
+keeper. The lock is on a file, because network file systems have no locks on folders.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from mesh_launchers._errors import JobExists, JobNotFound
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DOOR = "door"
 LINK = "link"
-"""By which scripts join a job that is kept."""
+"""The socket by which scripts join a kept job."""
 _LOCK = "lock"
 _LOOK_S = 0.2
 _PAUSE_S = 0.01
 
 
 def base() -> Path:
-    """Return the folder that holds those of all jobs of this user."""
+    """Return the folder with those of all jobs of this user."""
     given = os.environ.get("MESH_JOBS")
     if given:
         return Path(given)
@@ -51,12 +51,12 @@ class JobFolder:
 
     @property
     def log(self) -> Path:
-        """What the keeper writes."""
+        """The keeper's log."""
         return self.path / "keeper.log"
 
     @classmethod
     def of(cls, name: str) -> JobFolder:
-        """Return that of a job of this name, whether it is there or not."""
+        """Return the folder of a job of this name, whether it exists or not."""
         if _NAME.fullmatch(name) is None:
             raise ValueError(
                 f"a job's name has up to 64 letters, digits, '.', '_' or '-', and begins with a letter or digit, got {name!r}"
@@ -65,7 +65,7 @@ class JobFolder:
 
     @classmethod
     def make(cls, name: str) -> tuple[JobFolder, int]:
-        """Make one for a new job; returns it, and the descriptor that holds its lock."""
+        """Make a folder for a new job; return it, and the descriptor that holds its lock."""
         folder = cls.of(name)
         folder.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         until = time.monotonic() + _LOOK_S
@@ -75,15 +75,15 @@ class JobFolder:
             try:
                 lock = folder.lock()
             except FileNotFoundError:
-                continue  # somebody took it for one that was left
+                continue  # another process took it for an abandoned one
             if lock is not None:
                 if folder.is_at(lock):
                     folder.empty()
                     return folder, lock
-                # Its last owner has removed it meanwhile.
+                # Its last owner has just removed it.
                 os.close(lock)
             elif time.monotonic() > until:
-                # Not just somebody who looks whether it runs.
+                # And not a process that only checks whether it runs.
                 raise JobExists(
                     f"job {name!r} runs already: attach_job({name!r}) has it, `mesh stop {name}` ends it; or choose another name"
                 )
@@ -92,7 +92,7 @@ class JobFolder:
 
     @classmethod
     def all(cls) -> Iterator[JobFolder]:
-        """Yield those of all jobs that run; what killed ones have left is removed."""
+        """Yield the folders of all running jobs; those of killed ones are removed."""
         if not base().is_dir():
             return
         for path in sorted(base().iterdir()):
@@ -101,7 +101,7 @@ class JobFolder:
                 yield folder
 
     def runs(self) -> bool:
-        """Whether there is a job that runs."""
+        """Return whether the job runs."""
         try:
             lock = self.lock()
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class JobFolder:
         return False
 
     def write(self, what: dict[str, Any]) -> None:
-        """Keep what the job is made of."""
+        """Store the plan of the job."""
         (self.path / "job.json").write_text(json.dumps(what))
 
     def read(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class JobFolder:
         return told
 
     def listen(self, name: str = DOOR) -> socket.socket:
-        """Have a socket at which others ask, or by which scripts join the job."""
+        """Make a socket for requests, or for scripts that join the job."""
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         with self._short() as path:
             door.bind(f"{path}/{name}")
@@ -146,12 +146,12 @@ class JobFolder:
         return door
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
+        """Remove it with everything in it."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     @contextlib.contextmanager
     def _short(self) -> Iterator[str]:
-        """Yield a path that sockets can have, however long the folder's own is."""
+        """Yield a path that is short enough for a socket, however long the folder's own is."""
         at = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             yield f"/proc/self/fd/{at}"
@@ -159,7 +159,7 @@ class JobFolder:
             os.close(at)
 
     def lock(self) -> int | None:
-        """Take the lock; its descriptor, or none if somebody has it (FLD-1)."""
+        """Take the lock; return its descriptor, or ``None`` if another process has it (FLD-1)."""
         at = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -169,7 +169,7 @@ class JobFolder:
         return at
 
     def is_at(self, lock: int) -> bool:
-        """Whether a lock is on the folder that is there now."""
+        """Return whether the lock is on the folder that is there now."""
         try:
             return os.fstat(lock).st_ino == (self.path / _LOCK).stat().st_ino
         except FileNotFoundError:

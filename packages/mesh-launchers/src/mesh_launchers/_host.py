@@ -1,4 +1,4 @@
-"""A host's program (`_program.py`), as launchers start it and hear it."""
+"""A host's program (`_program.py`) as launchers start it and follow it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST_LINES = 12
 _STOP_S = 10.0
 _UNSPOKEN_S = 1.0
 _TIMES = 6
-"""So often something is said in the time after which silence is an end."""
+"""How many messages are sent within the time after which silence is an end."""
 
 
 def command(python: str, name: str) -> list[str]:
@@ -46,12 +46,12 @@ def told(
     """Return the line that the program reads first.
 
     Args:
-        place: what the launcher works with.
-        hosts: those that read this line.
-        variable: where several programs read this line, what in the environment of each says which host it is; else one program has all.
-        logs: what the agent of each host writes to, where it is not the output of the program.
-        beat: a file that changes as long as the launcher is there, for hosts without a standard input.
-        grace: seconds between the SIGTERM that says that a host will be taken away, and its end; without any, SIGTERM ends it.
+        place: the launcher's place.
+        hosts: the hosts that read this line.
+        variable: if several programs read this line, the environment variable that says which host each is; otherwise one program has all.
+        logs: the log of each host's agent, if it is not the output of the program.
+        beat: a file that changes while the launcher is alive, for hosts without a standard input.
+        grace: seconds between the SIGTERM that announces the end of a host, and that end; without it, SIGTERM ends it.
         options: of ``run_worker_loop_forever``.
     """
     files = {
@@ -81,7 +81,7 @@ def told(
 
 
 class HostProcess:
-    """The program of one host, or what has it run elsewhere, as a process of this machine."""
+    """The program of one host, or a command that runs it elsewhere, as a process of this machine."""
 
     def __init__(self, heard: Callable[[Mapping[str, Any]], None], log: Path, silence: float) -> None:
         self._heard = heard
@@ -94,7 +94,7 @@ class HostProcess:
     async def start(
         self, arguments: Sequence[str], line: bytes, env: Mapping[str, str] | None = None
     ) -> None:
-        """Start it; what it says goes to `heard`, and what it writes besides into the log."""
+        """Start it; its messages go to `heard`, and its other output into the log."""
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *arguments,
@@ -118,7 +118,7 @@ class HostProcess:
         assert process.stdout is not None
         parts: dict[int, bytes] = {}
         while line := await process.stdout.readline():
-            # What a command has written besides is none of these.
+            # Other output of a command is not a message.
             with suppress(ValueError):
                 number, _, rest = line.partition(b":")
                 parts[int(number)] = parts.get(int(number), b"") + rest[1:].rstrip(b"\n")
@@ -129,14 +129,14 @@ class HostProcess:
         self._heard({"ended": await process.wait()})
 
     async def say(self, line: str) -> None:
-        """Tell the hosts something."""
+        """Send the hosts a message."""
         if self._process is not None and self._process.stdin is not None:
             with suppress(ConnectionError):
                 self._process.stdin.write(f"{line}\n".encode())
                 await self._process.stdin.drain()
 
     async def _be_heard(self, process: asyncio.subprocess.Process) -> None:
-        """Say that this end is there (HST-2)."""
+        """Say that this end is alive (HST-2)."""
         assert process.stdin is not None
         with suppress(ConnectionError):
             while process.returncode is None:
@@ -146,11 +146,11 @@ class HostProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process, once it was started."""
+        """Its process, once started."""
         return None if self._process is None else self._process.pid
 
     async def stop(self) -> None:
-        """End it, in order if it can."""
+        """End it, in order if possible."""
         process = self._process
         if process is None:
             return
@@ -160,25 +160,25 @@ class HostProcess:
             with suppress(ProcessLookupError):
                 process.send_signal(signal.SIGCONT)
                 if not self._has_spoken:
-                    # It is no host yet, and may never look at what it is told; nor may what it has begun.
+                    # It is not a host yet, and may never read a message; nor may what it has started.
                     os.killpg(process.pid, signal.SIGTERM)
             try:
-                # Where nothing of a host is there yet, nothing has to end in order.
+                # If nothing of a host exists yet, nothing has to end in order.
                 await asyncio.wait_for(process.wait(), _STOP_S if self._has_spoken else _UNSPOKEN_S)
             except TimeoutError:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                # Nor is something waited for that has left the group, and has its output.
+                # Do not wait either for processes that have left the group, and hold its output.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _STOP_S)
         hears, is_heard = self._tasks
         is_heard.cancel()
-        # Longer only where something strange has its output.
+        # It only takes longer if a stray process holds its output.
         await asyncio.wait([hears, is_heard], timeout=_STOP_S)
         hears.cancel()
 
     def last_lines(self, lines: int = LAST_LINES) -> str:
-        """Return the last lines of what it has written."""
+        """Return the last lines of its output."""
         try:
             with self.log.open("rb") as file:
                 return tail(file, lines)

@@ -29,7 +29,7 @@ _CONNECT_S = 10.0
 _JOIN_S = 120.0
 _FLUSH_S = 5.0
 _QUIET_S = 1.0
-"""What is there so soon is not worth a word."""
+"""Progress that is shorter than this is not shown."""
 
 
 class Job:
@@ -48,15 +48,15 @@ class Job:
         self._ended = False
         self._said = ""
         self._warned: set[int] = set()
-        """Hosts that are not like the script, which has been told so."""
+        """Hosts that differ from the script, which has been warned."""
         self._addresses: dict[int, Future[str]] = {}
         self._numbers: dict[str, list[int]] = {}
         """The hosts of each mesh, in its order."""
         self._meshes: dict[str, HostMesh] = {}
         self._dialed: Dialed | None = None
-        """Hosts that connect to this script, until all have come."""
+        """Hosts that connect to this script, until all have connected."""
         self._attached: list[HostMesh] = []
-        """As they were attached, whatever has been joined with them, or taken from them, since."""
+        """The hosts as they were attached, whatever has joined or left since."""
         self._joined: Joined | None = None
         """This script's part in a job that outlives it."""
         self._door: Door
@@ -66,7 +66,7 @@ class Job:
         self._door = door
         state = JobState.of(door.ask("hold", take_over=take_over))
         if not is_new:
-            # What another script has lost is none of this one's.
+            # What another script has lost does not count for this one.
             door.ask("end", hosts=[each.number for each in state.hosts if each.phase is Phase.FAILED])
         for host in state.hosts:
             if host.is_there or is_new:
@@ -79,7 +79,7 @@ class Job:
         else:
             self._dialed = self._await(state, self._numbers)
         with self._changed:
-            # What was said since is newer.
+            # Later reports are newer.
             self._state = self._state or state
             self._give(self._state)
             self._changed.notify_all()
@@ -90,7 +90,7 @@ class Job:
         return self
 
     def _join(self) -> Joined:
-        """Take part in a job that outlives this script."""
+        """Join a job that outlives this script."""
         link = self._folder.connect(_CONNECT_S, LINK)
         try:
             told: dict[str, str] = self._door.ask("join", timeout=_JOIN_S)
@@ -106,7 +106,7 @@ class Job:
         return joined
 
     def _flush(self) -> None:
-        """Have all shown that processes have printed."""
+        """Let everything be shown that processes have printed."""
         with suppress(LaunchError):
             self._door.ask("flush", timeout=_FLUSH_S)
 
@@ -119,7 +119,7 @@ class Job:
         return hosts
 
     def _await(self, state: JobState, numbers: Mapping[str, Sequence[int]]) -> Dialed:
-        """Wait for hosts that connect to this script, on threads of others."""
+        """Wait for hosts that connect to this script, for other threads."""
         assert state.dial is not None and self._credentials is not None
         names = {each.number: each.name for each in state.hosts}
         meshes = {mesh: [names[each] for each in mine] for mesh, mine in numbers.items()}
@@ -128,7 +128,7 @@ class Job:
         return dialed
 
     def _come(self) -> None:
-        """Have the meshes of hosts that connect to this script; waits for all of them."""
+        """Return the meshes of hosts that connect to this script; waits for all of them."""
         if self._dialed is not None:
             with self._changed:
                 self._meshes.update(self._dialed.wait(self._changed, self._all_run))
@@ -142,7 +142,7 @@ class Job:
         return self._settled()
 
     def _release(self, why: str) -> None:
-        """Let all hosts go, with what runs on them."""
+        """Release all hosts, with everything that runs on them."""
         self._give_up(why)
         for each in self._attached:
             # The runtime may have been shut down.
@@ -205,7 +205,7 @@ class Job:
             return self._state
 
     def _knows(self, numbers: Sequence[int]) -> bool:
-        """Whether something was said of these hosts, or nothing will be any more."""
+        """Return whether all these hosts have been reported, or never will be."""
         return self._state is None or {*numbers} <= {each.number for each in self._state.hosts}
 
     def wait(self, timeout: float | None = None) -> Self:
@@ -256,7 +256,7 @@ class Job:
             begun = self._door.ask("start", mesh=name, targets=new, timeout=_JOIN_S)
             numbers: list[int] = begun["numbers"]
             with self._changed:
-                # What is said of the new hosts comes by itself, and perhaps after the answer.
+                # Reports about the new hosts come separately, and perhaps after the answer.
                 self._changed.wait_for(lambda: self._ended or self._knows(numbers))
             now = self.state()
             if self._joined is not None:
@@ -283,13 +283,13 @@ class Job:
         return names[0]
 
     def _let_go(self, name: str, gone: Sequence[int]) -> None:
-        """End hosts of a mesh: first what runs there, so that it is no failure."""
+        """End hosts of a mesh: first what runs there, so that this is not a failure."""
         if not gone:
             return
         numbers, whole = self._numbers[name], self._meshes[name]
         stays = [at for at, number in enumerate(numbers) if number not in gone]
         if self._joined is not None:
-            # Its keeper has attached them, and lets them go.
+            # Its keeper has attached them, and releases them.
             self._numbers[name] = [numbers[at] for at in stays]
             if stays:
                 singles = [whole.slice(hosts=slice(at, at + 1)) for at in stays]
@@ -331,7 +331,7 @@ class Job:
     def detach(self) -> None:
         """Leave the job running: :func:`attach_job` can attach it again, within the time given by ``keep``.
 
-        Processes and actors that this script has spawned go on. Actors in the script's own process end, and the next use of Mesh in
+        Processes and actors that this script has spawned continue. Actors in the script's own process end, and the next use of Mesh in
         this process starts afresh.
         """
         if self.state().keep is None:
@@ -355,7 +355,7 @@ class Job:
             known = f"job {self.name}: has ended" if self._ended or self._state is None else str(self._state)
         return f"<{known}>"
 
-    # What the keeper says, on the door's thread.
+    # Messages of the keeper, on the door's thread.
 
     def _hear(self, state: JobState | None) -> None:
         with self._changed:
@@ -369,7 +369,7 @@ class Job:
             self._give_up("the job has ended")
 
     def _give(self, state: JobState) -> None:
-        """Tell who waits for addresses."""
+        """Notify those who wait for addresses."""
         logger = logging.getLogger("mesh_launchers")
         for host in state.hosts:
             if host.phase is Phase.RUNNING and host.differs and host.number not in self._warned:
@@ -404,7 +404,7 @@ class Job:
             each.set_exception(LaunchError(why))
 
     def _show(self) -> None:
-        """Say how far it is, each time that this changes, until all hosts run."""
+        """Show the progress, whenever it changes, until all hosts run."""
         while True:
             with self._changed:
                 if self._ended or self._state is None:
@@ -425,5 +425,5 @@ SPARES = "spares"
 
 
 def wants_progress(progress: bool | None) -> bool:
-    """Whether somebody looks."""
+    """Return whether somebody is watching."""
     return os.isatty(2) if progress is None else progress

@@ -1,9 +1,9 @@
-"""The process that keeps a job: it has the launcher, and ends the hosts when nobody has them any more.
+"""The process that keeps a job: it runs the launcher, and ends the hosts when they are no longer in use.
 
-KPR-1: hosts end with the script that has them, or, where they are kept, when none has come for them in time and nobody visits them (VST-1); and
-with this process in any case.
+KPR-1: hosts end with the script that has them or, if they are kept, when no script has attached them in time and nobody visits them (VST-1); and
+always with this process.
 KPR-2: at most one script has a job's hosts.
-KPR-3: when it has ended, its folder is gone, and so is all that its launcher has made.
+KPR-3: when it has ended, its folder is gone, and so is everything that its launcher has made.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ class Keeper:
         self._clients: set[_Client] = set()
         self._holder: _Client | None = None
         self._offers: _Client | None = None
-        """Who has the job for others, and takes it back from them (``mesh run``)."""
+        """The client that has the job on behalf of others, and takes it back from them (``mesh run``)."""
         self._left_at: float | None = None
         self._kept: Kept | None = None
-        """What keeps processes and actors, where they outlive the script."""
+        """Keeps processes and actors, if they outlive the script."""
         self._settings: dict[str, Any] = job["settings"]
         self._links: socket.socket | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self._is_late = False
-        """Whether a kept job is over, but for those who visit it."""
+        """Whether a kept job is over except for its visitors."""
         self._over = asyncio.Event()
         self._is_attached = asyncio.Event()
         self._told = False
         self._ending: list[asyncio.Future[None]] = []
-        """Hosts that are refused, on their way out."""
+        """Hosts that are refused, and are being ended."""
         self._launcher: Launcher
         self._plugin: LauncherPlugin
 
@@ -132,7 +132,7 @@ class Keeper:
         self._plugin = plugin
         folder = self._folder.path / "launcher"
         folder.mkdir(mode=0o700)
-        # Kept hosts are to be there still when a machine that slept has woken.
+        # Kept hosts must still be there when a machine that slept has woken.
         silence = max(_SILENCE_S, self._keep or 0.0)
         place = Place(
             self._folder.name,
@@ -143,7 +143,7 @@ class Keeper:
             self._code,
         )
         self._launcher = plugin.create(place)
-        # All are known before any is started: who has the job hears of all of them at once.
+        # All are known before any is started, so the client is notified of all of them at once.
         meshes = {mesh: self._known(mesh, targets) for mesh, targets in self._first.items()}
         self._attach(list(self._hosts.values()))
         for mesh, specs in meshes.items():
@@ -153,13 +153,13 @@ class Keeper:
         """Attach hosts of a job that outlives its script."""
         if self._kept is None:
             return
-        # Of those that connect to this machine nobody knows which comes first.
+        # For hosts that connect to this machine, nobody knows which one connects first.
         for mesh in dict.fromkeys(each.mesh for each in hosts) if self._dial is None else ("hosts",):
             self._kept.attach(mesh, [each for each in hosts if each.mesh == mesh or self._dial is not None])
         self._is_attached.set()
 
     def _meshes(self) -> dict[str, list[HostState]]:
-        """The hosts that there are of each mesh."""
+        """Return the present hosts of each mesh."""
         found: dict[str, list[HostState]] = {}
         for each in self._hosts.values():
             if each.is_there:
@@ -167,11 +167,11 @@ class Keeper:
         return found
 
     def _show(self, what: dict[str, Any]) -> bool:
-        """Tell the script something that it shows; whether there is one."""
+        """Send the script a message to show; return whether there is a script."""
         return self._holder is not None and self._holder.joined and self._holder.show(what)
 
     def _known(self, mesh: str, targets: list[str | None]) -> list[HostSpec]:
-        """Have hosts of a mesh that are to be started."""
+        """Add hosts to a mesh, to be started."""
         specs = []
         for target in targets:
             number = len(self._hosts)
@@ -182,7 +182,7 @@ class Keeper:
         return specs
 
     async def _start(self, mesh: str, specs: list[HostSpec]) -> list[int]:
-        """Start them; returns their numbers."""
+        """Start them; return their numbers."""
         try:
             await self._launcher.start(options_of(self._plugin, self._given[mesh]), specs)
         except Exception as error:
@@ -193,17 +193,17 @@ class Keeper:
         return [each.number for each in specs]
 
     def _report(self, report: Report) -> None:
-        """A launcher's word of a host."""
+        """A launcher's report about a host."""
         before = self._hosts[report.number]
         if before.phase in (Phase.ENDED, Phase.FAILED) and report.phase is not Phase.ENDED:
-            # What has ended stays so, whatever is on its way still.
+            # A host that has ended stays so, whatever reports are still on their way.
             return
         phase, why, differs = report.phase, report.why, before.differs
         if report.environment is not None:
             refused, differs = compare(report.environment, self._environment)
             if refused and phase is Phase.RUNNING:
                 phase, why = Phase.FAILED, refused
-                # It has come, and is of no use.
+                # It has connected, and cannot be used.
                 self._ending.append(asyncio.ensure_future(self._launcher.stop([report.number])))
         self._hosts[report.number] = HostState(
             before.number,
@@ -229,7 +229,7 @@ class Keeper:
             self._report(Report(each, Phase.FAILED, why=why))
 
     def _changed(self) -> None:
-        """Tell those who watch, once for all that happens in a turn of the loop."""
+        """Notify those who watch, once for everything that happens in a turn of the loop."""
         if not self._told:
             self._told = True
             asyncio.get_running_loop().call_soon(self._tell)
@@ -242,7 +242,7 @@ class Keeper:
                 each.say(state)
 
     def state(self) -> JobState:
-        """Return what is known."""
+        """Return the state of the job."""
         left = None
         if self._left_at is not None and self._keep is not None:
             left = max(0.0, self._keep - (time.monotonic() - self._left_at))
@@ -250,7 +250,7 @@ class Keeper:
         hosts = tuple(self._hosts.values())
         return JobState(self._folder.name, self._launcher_name, hosts, used_by, self._keep, left, self._dial)
 
-    # Those who ask.
+    # Clients.
 
     async def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_first: bool = False
@@ -259,19 +259,19 @@ class Keeper:
         if uid not in {os.getuid(), 0}:
             writer.close()
             return
-        # Who has launched the job may end before it has said that it has the hosts.
+        # The client that has launched the job may end before it has confirmed that it has the hosts.
         client = _Client(writer, pid, counts=is_first)
         self._clients.add(client)
         try:
             while line := await reader.readline():
                 question = json.loads(line)
                 if question.get("do") in ("attached", "dial"):
-                    # What is asked next, and the end of who asks, need not wait for hosts.
+                    # Its next request, and its end, need not wait for hosts.
                     client.asks(self._answer(client, question))
                 else:
                     await self._answer(client, question)
         except (ConnectionError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # it has ended, or is none of ours
+            pass  # it has ended, or belongs to somebody else
         finally:
             self._clients.discard(client)
             await client.close()
@@ -337,7 +337,7 @@ class Keeper:
         raise LaunchError(f"job {self._folder.name!r} cannot do {question.get('do')!r}")
 
     async def _do_kept(self, kept: Kept, client: _Client, question: dict[str, Any]) -> Any:
-        """What the script of a kept job asks."""
+        """Requests of the script of a kept job."""
         match question:
             case {"do": "join"}:
                 return await self._join(client, kept)
@@ -348,7 +348,7 @@ class Keeper:
         return await kept.flush()
 
     async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
-        """Start hosts beside those that there are."""
+        """Start more hosts."""
         specs = self._known(mesh, targets)
         self._attach([self._hosts[each.number] for each in specs])
         numbers = await self._start(mesh, specs)
@@ -358,7 +358,7 @@ class Keeper:
         return {"numbers": numbers, "hosts": self._kept.pack([self._hosts[each] for each in numbers])}
 
     async def _dial_visitor(self, client: _Client, numbers: list[int], address: str) -> None:
-        """Have hosts that connect to the script connect to a visitor too."""
+        """Let hosts that connect to the script connect to a visitor too."""
         launcher = self._launcher
         if not isinstance(launcher, DialingLauncher):
             raise LaunchError(
@@ -373,7 +373,7 @@ class Keeper:
             raise LaunchError("; ".join(str(each) for each in failed)) from failed[0]
 
     async def _end_visits(self, client: _Client) -> None:
-        """Have hosts end what they do for a visitor that has gone (VST-1)."""
+        """Let hosts end what they do for a visitor that has left (VST-1)."""
         launcher = self._launcher if client.dialed else None
         if isinstance(launcher, DialingLauncher):
             await asyncio.gather(*[launcher.leave(number, visit) for number, visit in client.dialed])
@@ -387,7 +387,7 @@ class Keeper:
             self._report(Report(each, Phase.ENDED))
 
     async def _join(self, client: _Client, kept: Kept) -> dict[str, Any]:
-        """Let the script that has the job take part in it."""
+        """Let the script that has the job join it."""
         await self._is_attached.wait()
         await kept.come(self._names())
         assert self._links is not None
@@ -407,7 +407,7 @@ class Keeper:
             and before is not client
             and (take_over or before.has_ended())
         ):
-            # From here on it can do nothing, whether it hears of that or not.
+            # From here on it can do nothing, whether it is notified or not.
             self._kept.dismiss()
             before.counts, self._holder = False, None
             before.end()
@@ -430,7 +430,7 @@ class Keeper:
         return self.state().as_dict()
 
     def _leave(self) -> None:
-        """The script has ended, or has let go (KPR-1)."""
+        """The script has ended, or has detached (KPR-1)."""
         if self._keep is None:
             self._over.set()
             return
@@ -439,7 +439,7 @@ class Keeper:
         self._changed()
 
     def _expire(self) -> None:
-        """End the job, as nobody has come for it in time; not before those have gone who visit it."""
+        """End the job, because no script has attached it in time; not before its visitors have left."""
         self._is_late = True
         if not any(each.visits for each in self._clients):
             self._over.set()
@@ -458,7 +458,7 @@ class Keeper:
 
 
 class _Client:
-    """Somebody who asks."""
+    """A connected client."""
 
     def __init__(self, writer: asyncio.StreamWriter, pid: int, *, counts: bool) -> None:
         self._writer = writer
@@ -467,9 +467,9 @@ class _Client:
         self.joined = False
         """Whether it takes part in the job, whose processes and actors outlive it."""
         self.visits = False
-        """Whether it runs something on the hosts, beside the script that has them."""
+        """Whether it runs something on the hosts beside the script that has them."""
         self.dialed: list[tuple[int, str]] = []
-        """Hosts that were told to connect to it, and by which names of the visit."""
+        """Hosts that were told to connect to it, and the names of these visits."""
         self.counts = counts
         """Whether it has, or has had, the hosts."""
         self._tasks: set[asyncio.Future[None]] = set()
@@ -477,39 +477,39 @@ class _Client:
         """A descriptor of the process, once it has the hosts."""
 
     def asks(self, answering: Coroutine[Any, Any, None]) -> None:
-        """Answer it while it asks on."""
+        """Answer its requests until it leaves."""
         task = asyncio.ensure_future(answering)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def say(self, what: dict[str, Any]) -> None:
-        """Tell it something; one that does not read is told nothing more."""
+        """Send it a message; one that does not read gets no more."""
         if self._writer.transport.get_write_buffer_size() > _LINE:
             self._writer.transport.abort()
         else:
             self._writer.write(json.dumps(what).encode() + b"\n")
 
     def show(self, what: dict[str, Any]) -> bool:
-        """Tell it something that it may miss if it does not read; whether it was told."""
+        """Send it a message that it may miss if it does not read; return whether it was sent."""
         if self._writer.is_closing() or self._writer.transport.get_write_buffer_size() > _SHOWN:
             return False
         self._writer.write(json.dumps(what).encode() + b"\n")
         return True
 
     def watch_process(self) -> None:
-        """Take it for gone when its process is, though a child of that may have the connection still."""
+        """Take it for gone when its process is, even if a child of that process still has the connection."""
         self._forget_process()
         with suppress(OSError):
             self._process = os.pidfd_open(self.pid)
             asyncio.get_running_loop().add_reader(self._process, self._ended)
 
     def end(self) -> None:
-        """Hear it no longer."""
+        """Stop listening to it."""
         self._forget_process()
         self._writer.transport.abort()
 
     def has_ended(self) -> bool:
-        """Whether its process has, also where nobody has been told so far."""
+        """Return whether its process has ended, even if nobody was notified so far."""
         return self._process is not None and bool(select.select([self._process], [], [], 0)[0])
 
     def _ended(self) -> None:
@@ -533,7 +533,7 @@ class _Client:
 
 
 def main(path: str, door: int) -> None:
-    """Keep the job of a folder, whose lock this process has got; `door` is its first client's socket."""
+    """Keep the job of a folder, whose lock was passed to this process; `door` is its first client's socket."""
     folder = JobFolder(Path(path))
     asyncio.run(Keeper(folder).run(socket.socket(fileno=door)))
 

@@ -1,9 +1,9 @@
-"""The hosts of a job that is kept, at its keeper: attached there, so that what runs on them outlives scripts.
+"""The hosts of a kept job, at its keeper: attached there, so that what runs on them outlives scripts.
 
-KPT-1: what a script has spawned on the hosts stays when the script ends, however it ends, until the job does; the script that
-comes next has it.
-KPT-2: one script at a time is let in: the process that has the job's hosts, by its own connection (KPR-2).
-KPT-3: what processes print while there is no script is told to the next one, as far as it fits.
+KPT-1: what a script has spawned on the hosts stays when the script ends, however it ends, until the job does; the next script
+has it.
+KPT-2: one script at a time is admitted: the process that has the job's hosts, by its own connection (KPR-2).
+KPT-3: what processes print while there is no script is shown to the next one, up to a limit.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LAST_S = 1.0
 
 
 class Kept:
-    """What a keeper does for a job whose processes and actors outlive scripts."""
+    """The part of a keeper for a job whose processes and actors outlive scripts."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Kept:
         self._hold = hold
         self._dial = dial
         self._say = say
-        """Tells the script something; whether there is one."""
+        """Sends the script a message; returns whether there is a script."""
         self._loop = asyncio.get_running_loop()
         self._unheard: deque[tuple[bool, str]] = deque()
         self._size = 0
@@ -60,14 +60,14 @@ class Kept:
         self._attached: list[tuple[list[int], HostMesh]] = []
         """Hosts as they were attached, by their numbers in the job."""
         self._streams = sys.stdout, sys.stderr
-        # What processes print is shown where a script would show it.
+        # Output of processes is shown where a script would show it.
         sys.stdout, sys.stderr = _Told(self._show_soon, False), _Told(self._show_soon, True)
         self._guests = Guests(name)
 
     # Hosts.
 
     def attach(self, mesh: str, states: Sequence[HostState]) -> None:
-        """Have hosts of a mesh, which are on their way."""
+        """Add the hosts of a mesh, which are being started."""
         numbers = [each.number for each in states]
         if self._dial is None:
             futures = [self._addresses.setdefault(each, Future()) for each in numbers]
@@ -83,7 +83,7 @@ class Kept:
         self._attached.append((numbers, whole))
 
     def heard(self, host: HostState) -> None:
-        """Something is known of a host."""
+        """The state of a host has changed."""
         address = self._addresses.get(host.number)
         if address is None or address.done():
             return
@@ -93,7 +93,7 @@ class Kept:
             address.set_exception(LaunchError(host.why or str(host.phase)))
 
     async def come(self, names: Mapping[int, str]) -> None:
-        """Wait until the hosts that connect to this machine have: only then it is known which is which."""
+        """Wait until the hosts that connect to this machine have done so: only then is it known which is which."""
         if self._dial is None:
             return
         for at, (_, whole) in enumerate(self._attached):
@@ -102,7 +102,7 @@ class Kept:
             self._attached[at] = ([by_name[each] for each in whole.names], whole)
 
     async def attached(self, numbers: Sequence[int]) -> None:
-        """Wait until these hosts are attached; raises if one cannot be."""
+        """Wait until these hosts are attached; raise if one cannot be."""
         for mine, whole in self._attached:
             if not set(mine).isdisjoint(numbers):
                 try:
@@ -111,7 +111,7 @@ class Kept:
                     raise LaunchError(str(error)) from None
 
     def mesh(self, hosts: Sequence[HostState]) -> HostMesh | None:
-        """Some hosts as a mesh, in this order."""
+        """Return some hosts as a mesh, in this order."""
         numbers = [each.number for each in hosts]
         for mine, whole in self._attached:
             if mine == numbers:
@@ -124,11 +124,11 @@ class Kept:
         return functools.reduce(HostMesh.join, [found[each] for each in numbers]) if numbers else None
 
     async def end(self, numbers: Sequence[int]) -> None:
-        """Let hosts go, with what runs on them."""
+        """Release hosts, with everything that runs on them."""
         for mine, whole in self._attached:
             for at, number in enumerate(mine):
                 if number in numbers:
-                    # One that has died has nothing to end.
+                    # A dead host has nothing to end.
                     with suppress(MeshError):
                         await whole.detach(whole.slice(hosts=slice(at, at + 1)))
 
@@ -137,7 +137,7 @@ class Kept:
     async def join(
         self, links: socket.socket, pid: int, meshes: Mapping[str, Sequence[HostState]]
     ) -> dict[str, Any]:
-        """Let the script in that has the job (KPT-2)."""
+        """Admit the script that has the job (KPT-2)."""
         async with asyncio.timeout(_JOIN_S):
             while True:
                 link, _ = await self._loop.sock_accept(links)
@@ -163,15 +163,15 @@ class Kept:
         return base64.b64encode(self._guests.pack(mesh, [each.name for each in hosts])).decode()
 
     def dismiss(self) -> None:
-        """The script that had the job has it no longer, from this moment on."""
+        """The script that had the job no longer has it, from this moment on."""
         self._guests.dismiss()
 
     def has_gone(self) -> None:
-        """The script that had the job has ended. What it has sent is taken first: the end of its link comes behind that."""
+        """The script that had the job has ended. Its messages are taken first: the end of its link comes after them."""
         joins = self._joins
 
         def late() -> None:
-            # A child that it has forked may have the link still.
+            # A child that it has forked may still have the link.
             if joins == self._joins:
                 self._guests.dismiss()
 
@@ -182,7 +182,7 @@ class Kept:
         return base64.b64encode(self._guests.traits(hosts)).decode()
 
     async def flush(self) -> None:
-        """Have all shown that processes have printed so far."""
+        """Let everything be shown that processes have printed so far."""
         await self._loop.run_in_executor(None, self._guests.flush)
 
     def tell(self) -> None:
@@ -191,7 +191,7 @@ class Kept:
             self._size -= len(self._unheard.popleft()[1])
 
     def _show_soon(self, is_error: bool, text: str) -> None:
-        """On any thread."""
+        """Called on any thread."""
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._show, is_error, text)
 
@@ -222,20 +222,20 @@ class Kept:
 
 
 class _Told:
-    """Takes what would go to a stream."""
+    """Takes the place of a stream."""
 
     def __init__(self, tell: Callable[[bool, str], None], is_error: bool) -> None:
         self._tell = tell
         self._is_error = is_error
 
     def write(self, text: str) -> int:
-        """Take it."""
+        """Pass it on."""
         self._tell(self._is_error, text)
         return len(text)
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: nothing is buffered here."""
 
     def isatty(self) -> bool:
-        """It is none."""
+        """Return false."""
         return False

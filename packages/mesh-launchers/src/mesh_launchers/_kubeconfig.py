@@ -1,7 +1,7 @@
-"""A kubeconfig that says plainly where the API server is, and who asks: by a token or a certificate.
+"""A simple kubeconfig: it names the API server, and authenticates by a token or a certificate.
 
 The official client reads any kubeconfig, but takes 0.6 s of processor time to import, a third of what three pods take to start. So it is
-left to what only it can: plugins that get tokens, proxies, several files, and whatever else stands in the file that is not known here.
+only used for what it alone can do: plugins that get tokens, proxies, several files, and whatever else in the file is not known here.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _USER = {"token", "client-certificate", "client-certificate-data", "client-key",
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach an API server, as a namespace's user."""
+    """How to reach an API server, for the user of a namespace."""
 
     server: str
     namespace: str | None
     token: str | None
     authority: bytes | None
-    """Who signs the server's certificate, in PEM; anybody whom this machine trusts if nothing is said."""
+    """The authority that signs the server's certificate, in PEM; if empty, those that this machine trusts."""
     certificate: bytes | None
     key: bytes | None
 
     def pool(self, size: int) -> Any:
-        """Return connections to the server, of which so many are kept."""
+        """Return connections to the server; so many are kept."""
         import urllib3
 
         options: dict[str, Any] = {"cert_reqs": "CERT_REQUIRED", "maxsize": size}
@@ -43,7 +43,7 @@ class Access:
 
 
 def plain_access(file: str | None, context: str | None) -> Access | None:
-    """Read a kubeconfig, or the one that is used where none is named; ``None`` if the official client has to."""
+    """Read a kubeconfig, or the default one if none is named; ``None`` if the official client has to do it."""
     paths = (file or os.environ.get("KUBECONFIG") or str(Path.home() / ".kube" / "config")).split(os.pathsep)
     if len(paths) != 1 or any(os.environ.get(each) for each in _PROXIES):
         return None
@@ -56,7 +56,7 @@ def plain_access(file: str | None, context: str | None) -> Access | None:
     try:
         return _access(yaml.safe_load(path.read_text()), context, path.parent)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
-        # The official client says what is wrong.
+        # The official client reports what is wrong.
         return None
 
 
@@ -90,14 +90,14 @@ def _named(entries: list[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
 
 
 def _content(of: Mapping[str, str], key: str, folder: Path) -> bytes | None:
-    """Return what stands in the file, or in one that it names; what stands in it comes first."""
+    """Return a value of the file, or of one that it names; inline data takes precedence."""
     if (data := of.get(f"{key}-data")) is not None:
         return base64.b64decode(data, validate=True)
     return None if (name := of.get(key)) is None else (folder / name).read_bytes()
 
 
 def _in_memory(data: bytes) -> str:
-    """Return a path to this content, which is in no folder: Python's TLS reads keys from files alone."""
+    """Return a path to this content, which is in no folder: Python's TLS reads keys from files only."""
     file = os.memfd_create("mesh-kubeconfig", os.MFD_CLOEXEC)
     os.write(file, data)
     return f"/proc/self/fd/{file}"

@@ -20,11 +20,11 @@ from mesh_launchers._kubernetes_objects import Names
 from mesh_launchers._kubernetes_options import KubernetesOptions
 
 _DEADLINE_S = 1200.0
-"""That of a Job whose hosts are not kept."""
+"""The Job's time limit for hosts that are not kept."""
 
 
 class KubernetesLauncher:
-    """Starts agents as pods: a Job for each mesh, and for the hosts that come later."""
+    """Starts agents as pods: a Job for each mesh, and for hosts that are added later."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -59,7 +59,7 @@ class KubernetesLauncher:
         return ""
 
     async def close(self) -> None:
-        """End all hosts, and remove all that was made for them."""
+        """End all hosts, and remove everything that was made for them."""
         done = await asyncio.gather(
             *[each.stop(list(each.hosts)) for each in self._groups], return_exceptions=True
         )
@@ -72,7 +72,7 @@ class KubernetesLauncher:
 
 
 def _apart(work: Callable[[], Cluster]) -> asyncio.Future[Cluster]:
-    """Do something in a thread that nobody waits for: the client takes long to import, and a user's plugin for tokens may never end."""
+    """Run a function in a thread that nobody waits for: the client takes long to import, and a user's plugin for tokens may never end."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Cluster] = loop.create_future()
 
@@ -128,5 +128,5 @@ KUBERNETES = LauncherPlugin(
 
 @hookimpl
 def mesh_register_launchers() -> Iterable[LauncherPlugin]:
-    """The one of this module."""
+    """The plugin of this module."""
     yield KUBERNETES

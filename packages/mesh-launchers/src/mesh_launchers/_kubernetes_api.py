@@ -1,7 +1,7 @@
 """The Kubernetes API, as the launcher uses it: JSON requests and streams, from threads.
 
-Configuration and authentication are the official client's (`kubernetes`), but for a kubeconfig that is plain (`_kubeconfig.py`). Objects stay JSON here, as it has come or as it will be
-sent: the client's own classes know the fields of one version, and drop those that a user's pod template has besides.
+Configuration and authentication are the official client's (`kubernetes`), except for a simple kubeconfig (`_kubeconfig.py`). Objects stay JSON here, as received or as they
+will be sent: the client's own classes know the fields of one version, and drop others that a user's pod template has.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _T = TypeVar("_T")
 _CONNECT_S = 10.0
 _ANSWER_S = 15.0
 _AT_ONCE = 8
-"""So many requests at once."""
+"""The most requests at once."""
 _CONNECTIONS = 4 * _AT_ONCE
-"""Watches and requests each have a connection of their own."""
+"""Each watch and each request has a connection of its own."""
 _WATCH_S = 240
-"""After so long the server ends a watch, and another one begins: a connection that was lost without a word is noticed by then."""
+"""The server ends a watch after this time, and another one begins: a connection that was lost silently is noticed by then."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _PATCH = "application/merge-patch+json"
 
@@ -41,11 +41,11 @@ class ApiError(Exception):
     def __init__(self, message: str, *, status: int = 0, reason: str = "", was_sent: bool = True) -> None:
         super().__init__(message)
         self.was_sent = was_sent
-        """Whether the server may have got the request."""
+        """Whether the server may have received the request."""
         self.status = status
-        """Of HTTP; 0 if there was no answer."""
+        """The status of HTTP; 0 if there was no answer."""
         self.reason = reason
-        """The server's word for it, such as ``AlreadyExists``."""
+        """The server's reason, such as ``AlreadyExists``."""
 
     @property
     def is_final(self) -> bool:
@@ -68,7 +68,7 @@ class Cluster:
 
     @classmethod
     def of(cls, kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-        """Find a cluster: that of a kubeconfig, or else the one that this process runs in."""
+        """Find a cluster: that of a kubeconfig, or else the one in which this process runs."""
         if (access := plain_access(kubeconfig, context)) is not None:
             signed = {} if access.token is None else {"authorization": f"Bearer {access.token}"}
             pool = access.pool(_CONNECTIONS)
@@ -77,7 +77,7 @@ class Cluster:
 
     @classmethod
     def _of_official(cls, kubeconfig: str | None, context: str | None, namespace: str | None) -> Cluster:
-        """Have the official client find it."""
+        """Let the official client find it."""
         from kubernetes import config
         from kubernetes.client import Configuration
         from kubernetes.client.rest import RESTClientObject
@@ -113,7 +113,7 @@ class Cluster:
         return cls(configuration.host, namespace or found or "default", pool, authorization)
 
     def path(self, kind: str, name: str = "", below: str = "") -> str:
-        """Return where objects of a kind are, in this namespace."""
+        """Return the path of objects of a kind in this namespace."""
         group = "/apis/batch/v1" if kind == "jobs" else "/api/v1"
         return "/".join(each for each in (f"{group}/namespaces/{self.namespace}/{kind}", name, below) if each)
 
@@ -122,7 +122,7 @@ class Cluster:
     def request(
         self, method: str, path: str, body: Json | None = None, query: Mapping[str, Any] | None = None
     ) -> Json:
-        """Ask for something, and return the answer."""
+        """Send a request, and return the answer."""
         data = self._read(method, path, body, query)
         try:
             answer: Json = json.loads(data)
@@ -169,7 +169,7 @@ class Cluster:
                 body=None if body is None else json.dumps(body).encode(),
                 timeout=urllib3.Timeout(connect=_CONNECT_S, read=patience),
                 preload_content=False,
-                # Whether to try again is decided by who asks.
+                # Whether to try again is decided by the caller.
                 retries=False,
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
@@ -183,15 +183,15 @@ class Cluster:
         return response
 
     def _authorization(self) -> dict[str, str]:
-        """Return the header that says who asks, with a new token where the last one has expired."""
-        # A plugin that gets tokens is to run once, and not in each thread.
+        """Return the header with the user's credentials, with a new token if the last one has expired."""
+        # A plugin that gets tokens must run once, and not in each thread.
         with self._signing:
             return self._sign()
 
     def watch(
         self, path: str, query: Mapping[str, Any], opened: Callable[[Callable[[], None]], None]
     ) -> Iterator[Json]:
-        """Give the events of a watch as they come. `opened` is told how to end it from another thread."""
+        """Yield the events of a watch. `opened` is called with a function that ends it from another thread."""
         import urllib3
 
         asked = {**query, "watch": "true", "timeoutSeconds": _WATCH_S}
@@ -221,11 +221,11 @@ class Cluster:
     async def ask(
         self, method: str, path: str, body: Json | None = None, query: Mapping[str, Any] | None = None
     ) -> Json:
-        """Ask for something. What has begun is finished, also when the one who waits for it is cancelled."""
+        """Send a request. Once sent it is completed, even if its caller is cancelled."""
         return await self._apart(lambda: self.request(method, path, body, query))
 
     async def text(self, path: str, query: Mapping[str, Any]) -> str:
-        """Return something that is no JSON."""
+        """Return an answer that is not JSON."""
         data = await self._apart(lambda: self._read("GET", path, None, query))
         return data.decode(errors="replace")
 
@@ -234,14 +234,14 @@ class Cluster:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # An object that is created meanwhile is to be known to whoever cleans up.
+            # Whoever cleans up must know about an object that is created in the meantime.
             await asyncio.wait([task])
             if not task.cancelled():
                 task.exception()
             raise
 
     def close(self) -> None:
-        """Let connections and threads go."""
+        """Close connections and threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._pool.clear()
 
@@ -256,7 +256,7 @@ def _namespace_of(file: str | None, context: str | None) -> str | None:
 
 
 def _refusal(response: Any) -> ApiError:
-    """Return what the server says, as an error."""
+    """Return the server's answer as an error."""
     data = response.read(decode_content=True).decode(errors="replace")
     response.release_conn()
     try:

@@ -54,7 +54,7 @@ class _Host:
         """Since when the scheduler has found no node."""
         self.runs = False
         self.address: str | None = None
-        """Where its agent listens, once it runs; none if it connects to the script."""
+        """Where its agent listens, once it runs; ``None`` if it connects to the script."""
         self.listening: asyncio.Task[None] | None = None
         self.over = False
         self.ending = False
@@ -87,10 +87,10 @@ class Group:
         self.hosts = {each.number: _Host(each) for each in specs}
         self._by_index = list(self.hosts.values())
         self._may_be_there = False
-        """Whether a Job was asked for, and it is not known what has become of it."""
+        """Whether a Job was requested, and the outcome is unknown."""
         self._begun = time.monotonic()
         self._made = 0.0
-        """When the Job was, by a clock that goes on while this machine sleeps: that of Kubernetes does."""
+        """When the Job was created, by a clock that continues while this machine sleeps, as Kubernetes' does."""
         self._beats = 0
         self._has_credentials = False
         self._trouble = ""
@@ -128,7 +128,7 @@ class Group:
 
     async def _live(self) -> None:
         try:
-            # It is that of other hosts too.
+            # Other hosts use it too.
             self._cluster = await asyncio.shield(self._found)
             await self._create()
             loop = asyncio.get_running_loop()
@@ -152,11 +152,11 @@ class Group:
                 await self._remove()
 
     async def _create(self) -> None:
-        """Make the Job and what it owns."""
+        """Create the Job and what it owns."""
         options, count = self._options, len(self.hosts)
         self._begun, self._made = time.monotonic(), _awake_or_asleep()
         manifest = objects.job(self._names, count, options, _DEADLINE * self._place.silence)
-        # What was submitted can be seen, as clusters have rules of their own.
+        # What was submitted can be read, since clusters have rules of their own.
         (self._place.folder / f"{self.name}.json").write_text(json.dumps(manifest, indent=2) + "\n")
         self._may_be_there = True
         try:
@@ -183,7 +183,7 @@ class Group:
             specs,
             variable=objects.INDEX_VARIABLE,
             beat=f"{objects.FOLDER}/{objects.BEAT}",
-            # A template may have said otherwise.
+            # A template may have changed it.
             grace=options.notice(
                 job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", options.grace)
             ),
@@ -334,7 +334,7 @@ class Group:
             running = [each for each in self._left() if each.runs]
             self._report(running, Phase.RUNNING, why)
 
-    # What pods say.
+    # Reports about pods.
 
     def _listed(self, items: list[Json]) -> None:
         for each in items:

@@ -1,4 +1,4 @@
-"""The objects that hosts are made of in Kubernetes: a Job, and a Secret and a Service that it owns.
+"""The objects of hosts in Kubernetes: a Job, and a Secret and a Service that it owns.
 
 K8S-1: the Job owns everything that was created for its hosts, so that deleting it leaves nothing. Kubernetes removes it some time after its hosts
 have ended, and ends it at its deadline, which the launcher keeps extending. Credentials are in the Secret only, until all hosts run.
@@ -37,25 +37,25 @@ _VOLUME = "mesh-host"
 _MEMORY = "mesh-memory"
 _REMOVED_AFTER_S = 300
 _LONGEST_NAME = 40
-"""Kubernetes makes pods' names of it, of 63 characters at most."""
+"""Kubernetes makes the names of pods from it, which have 63 characters at most."""
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort"}
 
 
 @dataclass(frozen=True)
 class Names:
-    """What the objects of some hosts are called."""
+    """The names of the objects of some hosts."""
 
     name: str
-    """That of the Job, its Secret and its Service."""
+    """The name of the Job, its Secret and its Service."""
     label: str
-    """What they have in common with the other hosts of the launched job."""
+    """A label that they share with the other hosts of the launched job."""
     run: str
-    """Who has made them: no other launcher has the same."""
+    """Identifies the launcher that has made them."""
 
     @classmethod
     def of(cls, job: str, group: int, run: str) -> Names:
-        """Return those of a job's hosts. Names that Kubernetes would not take are changed, and stay different.
+        """Return the names for a job's hosts. Names that Kubernetes would not accept are changed, and stay different.
 
         >>> Names.of("train", 0, "").name
         'mesh-train-0'
@@ -70,7 +70,7 @@ class Names:
 
     @property
     def labels(self) -> dict[str, str]:
-        """What the objects are found by."""
+        """The labels by which the objects are found."""
         return {"app.kubernetes.io/managed-by": "mesh", JOB_LABEL: self.label, GROUP_LABEL: self.name}
 
 
@@ -82,7 +82,7 @@ def job(names: Names, count: int, options: KubernetesOptions, after: float) -> J
     }
     if options.template is not None:
         pods = merge(pods, _template(options.template))
-    # The template may have labels of its own, but not take ours away.
+    # The template may add labels, but not remove ours.
     pods["metadata"]["labels"] = {**(pods["metadata"].get("labels") or {}), **names.labels}
     _check(pods)
     return {
@@ -97,7 +97,7 @@ def job(names: Names, count: int, options: KubernetesOptions, after: float) -> J
             "completions": count,
             "parallelism": count,
             "completionMode": "Indexed",
-            # A host that has ended is not restarted, and the others go on.
+            # A host that has ended is not restarted, and the others continue.
             "backoffLimitPerIndex": 0,
             "maxFailedIndexes": count,
             "activeDeadlineSeconds": int(after),
@@ -167,7 +167,7 @@ def _tolerations(options: KubernetesOptions) -> list[Json]:
 
 
 def secret(names: Names, owner: Json, told: bytes) -> Json:
-    """Return the Secret with what the hosts are told, credentials among it."""
+    """Return the Secret with the hosts' configuration, including the credentials."""
     return {
         **_owned("Secret", names, owner),
         "type": "Opaque",
@@ -228,8 +228,8 @@ def without_credentials() -> Json:
 def merge(ours: Any, theirs: Any) -> Any:
     """Return an object with a user's changes, as ``kubectl patch`` merges them.
 
-    Mappings are merged; a value of ``None`` takes a key away. In lists of things that have names (containers, variables, volumes) things of one
-    name are merged and others are added; of other lists the user's takes the place of ours.
+    Mappings are merged; a value of ``None`` removes a key. In lists of things with names (containers, variables, volumes), things with the same
+    name are merged and others are added; other lists are replaced by the user's.
 
     >>> merge({"a": 1, "b": [{"name": "x", "v": 1}]}, {"a": None, "b": [{"name": "x", "w": 2}, {"name": "y"}]})
     {'b': [{'name': 'x', 'v': 1, 'w': 2}, {'name': 'y'}]}
@@ -278,7 +278,7 @@ def _template(given: Mapping[str, Any] | str) -> Mapping[str, Any]:
 
 
 def _check(pods: Json) -> None:
-    """Check what a template may have removed."""
+    """Restore what a template may have removed."""
     container: Json = next(
         (each for each in pods["spec"].get("containers") or [] if each["name"] == CONTAINER), {}
     )

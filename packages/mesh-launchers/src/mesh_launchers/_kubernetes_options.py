@@ -1,4 +1,4 @@
-"""What users may say about hosts in Kubernetes."""
+"""Options of users for hosts in Kubernetes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mesh_launchers._dialing import check_dial
 from mesh_launchers._durations import seconds
 
 _ENDING_S = 5.0
-"""So long a host takes at most to end, as a rule."""
+"""The time that a host normally takes to end, at most."""
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,11 @@ class KubernetesOptions:
     """Options of the launcher ``kubernetes``."""
 
     image: str | None = None
-    """What the hosts run in: an image with Python and mesh-core of the script's version. Needed, unless the template names one."""
+    """The image of the hosts, with Python and mesh-core of the script's version. Required, unless the template names one."""
     python: str = "python3"
     """The interpreter in the image."""
     namespace: str | None = None
-    """By default that of the kubeconfig's context, or of the pod that the script runs in."""
+    """By default the namespace of the kubeconfig's context, or of the pod in which the script runs."""
     kubeconfig: str | None = None
     """A file; by default KUBECONFIG or ``~/.kube/config``, and without those the service account of the script's own pod."""
     context: str | None = None
@@ -36,7 +36,7 @@ class KubernetesOptions:
     resources: Mapping[str, str | float] = field(default_factory=dict)
     """More resources, requested and limited, such as ``{"rdma/hca": 1}``."""
     one_per_node: bool = False
-    """Never two hosts of the job on one node."""
+    """Whether two hosts of the job must never be on one node."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Mapping[str, Any]] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -44,34 +44,34 @@ class KubernetesOptions:
     annotations: Mapping[str, str] = field(default_factory=dict)
     """More annotations for the Job and its pods."""
     service_account: str | None = None
-    """That of the pods, whose token they then get; by default they get none."""
+    """The service account of the pods, whose token they then get; by default they get none."""
     image_pull_secrets: Sequence[str] = ()
     priority_class: str | None = None
     template: Mapping[str, Any] | str | None = None
     """Changes to the pods' template, or the name of a YAML file with them: mappings are merged, and so are lists of things with names."""
     service: bool = True
-    """Whether to make a headless Service, by which hosts find each other by names."""
+    """Whether to make a headless Service, by which hosts have names."""
     shared_memory: str | None = None
-    """How large ``/dev/shm`` may become, such as ``"16Gi"``; by default a container runtime gives 64 MiB."""
+    """The size limit of ``/dev/shm``, such as ``"16Gi"``; by default a container runtime gives 64 MiB."""
     queue_timeout: float | str | None = None
-    """A host whose container has not started after so long has failed, such as ``"2h"``; by default hosts wait for ever."""
+    """The time after which a host whose container has not started has failed, such as ``"2h"``; by default hosts wait forever."""
     unschedulable_timeout: float | str | None = None
-    """A host for which the scheduler has found no node for so long has failed; 0 fails at once. By default it waits, as nodes may be added."""
+    """The time after which a host for which the scheduler has found no node has failed; 0 fails at once. By default it waits, as nodes may be added."""
     start_timeout: float = 120.0
     """Seconds until a host's agent listens, once its container has started."""
     node_timeout: float = 30.0
-    """Seconds until the hosts of a node that Kubernetes has found dead are given up; Kubernetes' own default is 300."""
+    """Seconds until the hosts of a node that Kubernetes has declared dead are given up; Kubernetes' own default is 300."""
     grace: float = 15.0
-    """Seconds between SIGTERM and the kill (``terminationGracePeriodSeconds``), also where a pod is preempted, evicted or deleted."""
+    """Seconds between SIGTERM and the kill (``terminationGracePeriodSeconds``), also for pods that are preempted, evicted or deleted."""
     preemption_grace: float | None = None
-    """Seconds of those in which a host goes on, so that jobs can leave it; by default all but the last five, and 0 ends it at once."""
+    """Seconds of `grace` that a host uses so that jobs can leave it; by default all but the last five, and 0 ends it at once."""
     listen: str = "0.0.0.0:0"
-    """Where agents listen in their pods; ``"[::]:0"`` where pods have IPv6 addresses."""
+    """Where agents listen in their pods; ``"[::]:0"`` if pods have IPv6 addresses."""
     dial: str | None = None
     """HOST:PORT at which the script waits for hosts that it cannot connect to: an address of its machine, as pods reach it."""
 
     def __post_init__(self) -> None:
-        """Check what Kubernetes would not, or would say badly."""
+        """Check what Kubernetes would not check, or would report badly."""
         if self.dial is not None:
             check_dial(self.dial)
         if self.preemption_grace is not None and not 0 <= self.preemption_grace <= self.grace:
@@ -88,7 +88,7 @@ class KubernetesOptions:
             )
 
     def notice(self, grace: float) -> float:
-        """Return how long a host goes on after SIGTERM, where its pod is killed after `grace` seconds."""
+        """Return how long a host continues after SIGTERM, if its pod is killed after `grace` seconds."""
         if self.preemption_grace is not None:
             return float(self.preemption_grace)
         return max(0.0, grace - _ENDING_S)

@@ -1,4 +1,4 @@
-"""What the API says about a host's pod, interpreted: pure functions of what it has returned.
+"""Interpretation of what the API returns about a host's pod, as pure functions.
 
 K8S-2: why a host waits, and why it has failed, is reported in the words of the scheduler, kubelet or controller that decided it. Hosts that cannot
 start fail at once.
@@ -19,12 +19,12 @@ from mesh_launchers._kubernetes_objects import CONTAINER, INDEX_LABEL
 Json = Mapping[str, Any]
 
 _FINAL = {"InvalidImageName", "ErrImageNeverPull", "CreateContainerError", "RunContainerError"}
-"""Reasons for which a container does not start, and will not by itself."""
+"""Reasons why a container does not start, and will not by itself."""
 _PULLING = {"ErrImagePull", "ImagePullBackOff"}
 _NO_IMAGE = re.compile(
     r"not ?found|does not exist|denied|unauthorized|forbidden|invalid reference", re.IGNORECASE
 )
-"""Reasons for which pulling an image will fail again; a registry that is busy or down may answer later."""
+"""Reasons why pulling an image will fail again; a registry that is busy or down may answer later."""
 _LOST = {"DeletionByTaintManager", "NodeLost"}
 _SPOKEN = re.compile(r"^\d+:([+=])(.*)$")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([a-zA-Z]*)")
@@ -38,7 +38,7 @@ _UNITS = {
 
 @dataclass(frozen=True)
 class Seen:
-    """What a pod's status means for its host."""
+    """The meaning of a pod's status for its host."""
 
     phase: Phase
     """STARTING once the container runs."""
@@ -50,7 +50,7 @@ class Seen:
 
 
 def index_of(pod: Json) -> int | None:
-    """Return which host of its Job a pod is."""
+    """Return the index of a pod's host in its Job."""
     metadata = pod["metadata"]
     for said in (metadata.get("annotations") or {}, metadata.get("labels") or {}):
         if INDEX_LABEL in said:
@@ -59,7 +59,7 @@ def index_of(pod: Json) -> int | None:
 
 
 def look(pod: Json) -> Seen:
-    """Return what a pod's status means for its host."""
+    """Return the meaning of a pod's status for its host."""
     status = pod.get("status") or {}
     container = _container(status)
     state = container.get("state") or {}
@@ -95,13 +95,13 @@ def _waiting(waiting: Json, status: Json) -> Seen:
 
 
 def is_lost(pod: Json) -> bool:
-    """Whether Kubernetes has given a pod's node up, so that nobody there ends the pod."""
+    """Return whether Kubernetes has given up a pod's node, so that nobody there ends the pod."""
     status = pod.get("status") or {}
     return _LOST & {status.get("reason"), _condition(status, "DisruptionTarget").get("reason")} != set()
 
 
 def is_quiet(pod: Json) -> bool:
-    """Whether a pod waits without saying why; its events may say it."""
+    """Return whether a pod waits without saying why; its events may say it."""
     waiting = (_container(pod.get("status") or {}).get("state") or {}).get("waiting") or {}
     return waiting.get("reason") in {None, "ContainerCreating", "PodInitializing"} and not waiting.get(
         "message"
@@ -135,7 +135,7 @@ def _end(terminated: Json) -> str:
 
 
 def _unfinished(status: Json) -> str:
-    """Say which container before the host's own has not done its work."""
+    """Return which container before the host's own has not finished."""
     for each in status.get("initContainerStatuses") or []:
         for state in (each.get("state") or {}).values():
             if state and state.get("reason") not in {None, "Completed"}:
@@ -143,11 +143,11 @@ def _unfinished(status: Json) -> str:
     return ""
 
 
-# What the hosts have written.
+# Output of the hosts.
 
 
 def spoken(text: str) -> dict[str, Any]:
-    """Return what a host's program has said in its log; later words add to earlier ones."""
+    """Return the messages of a host's program in its log; later ones add to earlier ones."""
     said: dict[str, Any] = {}
     parts = ""
     for line in text.splitlines():
@@ -163,7 +163,7 @@ def spoken(text: str) -> dict[str, Any]:
 
 
 def written(text: str, lines: int) -> str:
-    """Return the last lines that a host has written, without those of its program.
+    """Return the last lines of a host's output, without those of its program.
 
     >>> written('0:={"over": 1}' + chr(10) + "listens", 5)
     'listens'
@@ -186,7 +186,7 @@ def refusal(events: Iterable[Json], hosts: int) -> tuple[str, bool]:
 
 
 def newest(events: Iterable[Json], reasons: set[str] | None = None) -> str:
-    """Return the words of the newest event that tells of something wrong."""
+    """Return the text of the newest event about a problem."""
     found = [
         each
         for each in events

@@ -1,4 +1,4 @@
-"""A watch over the pods of some hosts: a thread that lists them, and follows what changes, as long as it is wanted."""
+"""A watch over the pods of some hosts: a thread that lists them, and follows changes, as long as it is wanted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _LONGEST_PAUSE_S = 10.0
 
 
 class PodWatch:
-    """Tells of pods in an event loop, by `call`, which is that loop's ``call_soon_threadsafe``.
+    """Reports pods to an event loop, by `call`, which is that loop's ``call_soon_threadsafe``.
 
     A watch ends for many reasons, none of which means anything for the pods: the server's time limit, a version that it has forgotten (410) or
-    not heard of yet (504), a connection that has broken. Each time all pods are listed anew, and watched from there.
+    does not know yet (504), a broken connection. Each time all pods are listed again, and watched from there.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class PodWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Tell nothing any more."""
+        """Stop reporting."""
         with self._lock:
             self._closed.set()
             if self._cut is not None:
@@ -64,9 +64,9 @@ class PodWatch:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
     def _follow(self) -> None:
-        """List the pods, and tell what changes until the watch ends."""
+        """List the pods, and report changes until the watch ends."""
         pods, query = self._cluster.path("pods"), {"labelSelector": self._selector}
-        # Any version will do, as the watch goes on from it; the newest one is not always known to the server that is asked to watch.
+        # Any version will do, since the watch continues from it; the newest one is not always known to the server that is asked to watch.
         listing = self._cluster.request("GET", pods, query={**query, "resourceVersion": "0"})
         self._tell(self._listed, listing["items"])
         self._tell(self._trouble, "")

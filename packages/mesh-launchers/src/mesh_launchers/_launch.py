@@ -1,4 +1,4 @@
-"""How scripts come by hosts."""
+"""How scripts get hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mesh_launchers._plan import Plan
 from mesh_launchers._state import JobState
 
 JOB_VARIABLE = "MESH_JOB"
-"""What a script that ``mesh run`` starts finds its job by."""
+"""The variable by which a script that ``mesh run`` starts finds its job."""
 _CONNECT_S = 10.0
 
 
@@ -49,17 +49,17 @@ def launch(
     ['hello you', 'hello you']
 
     Args:
-        launcher: which one; ``mesh plugins`` lists those that are installed.
-        hosts: how many; or their names, for launchers that want names, such as ``ssh``.
-        name: what other terminals find the job by; by default the launcher's name and a number.
+        launcher: the name of the launcher; ``mesh plugins`` lists the installed ones.
+        hosts: how many; or their names, for launchers such as ``ssh`` that need names.
+        name: the name by which other terminals find the job; by default the launcher's name and a number.
         meshes: several meshes of hosts instead of one: ``{"trainers": 2, "generators": {"hosts": 4, "partition": "cheap"}}``, with options
             of their own.
-        spares: so many hosts more, which nothing runs on: ``job.spares``.
-        keep: for how long the job stays when no script has it, such as ``"8h"``: its hosts, and the processes and actors on them. By
-            default it ends with the script. :func:`attach_job` has it again. The script becomes a part of the job, so that it has
-            one such job at a time, and no other hosts beside it.
-        progress: whether to say on stderr how far it is, where hosts take longer than a second; by default on a terminal.
-        credentials: the folder that ``mesh credentials new`` has made; by default some are made, which go with the job.
+        spares: the number of additional hosts on which nothing runs: ``job.spares``.
+        keep: how long the job stays when no script has it, such as ``"8h"``: its hosts, and the processes and actors on them. By
+            default it ends with the script. :func:`attach_job` attaches it again. The script becomes a part of the job: it can have
+            one such job at a time, and no other hosts.
+        progress: whether to show the progress on stderr if hosts take longer than a second; by default on a terminal.
+        credentials: a folder that ``mesh credentials new`` has made; by default some are made, which are removed with the job.
         options: the launcher's own; an unknown one is a ``TypeError`` that names the nearest.
     """
     plan = Plan.of(
@@ -121,7 +121,7 @@ def jobs() -> list[JobState]:
         try:
             door = Door(folder.name, folder.connect(_CONNECT_S))
         except LaunchError:
-            continue  # it begins, or ends
+            continue  # it is starting, or ending
         try:
             found.append(JobState.of(door.ask("state")))
         except LaunchError:
@@ -132,7 +132,7 @@ def jobs() -> list[JobState]:
 
 
 def _check_free(name: str, *, is_kept: bool) -> None:
-    """Refuse what a process cannot do that takes part in a job already."""
+    """Refuse what a process cannot do that is part of a job already."""
     if is_kept:
         try:
             check_free()

@@ -22,15 +22,15 @@ class LocalOptions:
     """Options of the launcher ``local``."""
 
     python: str = sys.executable
-    """The interpreter of the hosts; that of the script if nothing is given. It must have mesh-core."""
+    """The interpreter of the hosts; by default that of the script. It must have mesh-core."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Changes to the environment of the hosts' processes."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """What each host says it has, such as ``{"gpus": 2}``, for ``hosts.select``; nobody checks or reserves it."""
+    """The resources that each host states, such as ``{"gpus": 2}``, for ``hosts.select``; nobody checks or reserves them."""
 
 
 class LocalLauncher(GroupLauncher["_LocalGroup"]):
-    """Starts agents on this machine, each listening on loopback: those that are started together by one process, which imports once for all."""
+    """Starts agents on this machine, each listening on loopback. One process starts those that are started together, and imports once for all."""
 
     async def start(self, options: LocalOptions, hosts: Sequence[HostSpec]) -> None:
         """Begin to start hosts."""
@@ -46,14 +46,14 @@ class _LocalGroup(Group):
         self._logs = {each: place.folder / f"{each}.log" for each in self.hosts}
 
     def log(self, number: int, lines: int = LAST_LINES) -> str:
-        """Return the last lines of a host's agent, behind those of the process that has started it."""
+        """Return the last lines of a host's agent, after those of the process that has started it."""
         first = super().log(number, lines)
         with suppress(FileNotFoundError), self._logs[number].open("rb") as file:
             return "\n".join(filter(None, [first, tail(file, lines)]))
         return first
 
     async def live(self) -> None:
-        """Start them, and see that they come."""
+        """Start them, and follow them."""
         self.report(self.hosts, Phase.STARTING)
         options = self._options
         line = told(
@@ -98,5 +98,5 @@ LOCAL = LauncherPlugin(
 
 @hookimpl
 def mesh_register_launchers() -> Iterable[LauncherPlugin]:
-    """The one of this module."""
+    """The plugin of this module."""
     yield LOCAL

@@ -140,7 +140,7 @@ class _Driver:
         self._process = HostProcess(self._heard, place.folder / f"ray{number}.log", place.silence)
 
     async def start(self, options: RayOptions, hosts: Sequence[HostSpec]) -> None:
-        """Have hosts started."""
+        """Start hosts."""
         self._hosts |= {each.number: each for each in hosts}
         self._report([each.number for each in hosts], Phase.WAITING, "connecting to Ray")
         if self._starting is None:
@@ -174,7 +174,7 @@ class _Driver:
             self._place.report(Report(each, phase, why, address, self._environments.get(each)))
 
     def _heard(self, what: Mapping[str, Any]) -> None:
-        """Take what the driver, or the program of a host, has said."""
+        """Handle a message of the driver, or of the program of a host."""
         number = what.get("host")
         if number is None:
             self.has_ended = True
@@ -257,7 +257,7 @@ class _Driver:
             self._end(each)
 
     async def close(self) -> None:
-        """End all. Ray removes what is left of a driver that has been killed."""
+        """End all. Ray removes what a killed driver has left."""
         self._ending |= self._hosts.keys()
         if self._starting is not None:
             await asyncio.wait([self._starting])
@@ -270,7 +270,7 @@ class _Driver:
 
 
 def _counted(options: RayOptions) -> dict[str, float]:
-    """Return what a host says it has, for ``hosts.select``."""
+    """Return the resources that a host states, for ``hosts.select``."""
     return {
         name: float(value) for name, value in {"cpus": options.cpus, "gpus": options.gpus}.items() if value
     }
@@ -310,5 +310,5 @@ RAY = LauncherPlugin(
 
 @hookimpl
 def mesh_register_launchers() -> Iterable[LauncherPlugin]:
-    """The one of this module."""
+    """The plugin of this module."""
     yield RAY

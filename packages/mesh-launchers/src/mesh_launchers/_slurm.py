@@ -1,7 +1,7 @@
-"""The launcher ``slurm``: hosts that Slurm gives, as tasks of one ``srun`` for each mesh.
+"""The launcher ``slurm``: hosts allocated by Slurm, as tasks of one ``srun`` for each mesh.
 
 SLR-1: hosts end with their srun, which is a child of the process that keeps the job: nothing is left in Slurm when that has ended.
-SLR-2: what Slurm says of a job that waits, or that it refuses, is told in its own words; what it will never start has failed at once.
+SLR-2: what Slurm reports about a job that waits, or that it refuses, is reported in its own words; what it will never start fails at once.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _POLL_S = 1.0
 _RUNNING_POLL_S = 5.0
 _END_POLL_S = 0.5
 _END_POLLS = 16
-"""While a job completes, what has ended it is not said."""
+"""While a job completes, Slurm does not say what has ended it."""
 _SOON_S = 120
-"""So long before its time is over it is said that Slurm will end a job."""
+"""How long before its time limit a job's end is announced."""
 _ENDING_S = 2.0
-"""So long before the kill hosts end by themselves."""
+"""How long before the kill hosts end by themselves."""
 _PLACE = "SLURM_PROCID"
 
 
 @dataclass(frozen=True)
 class SlurmOptions:
-    """Options of the launcher ``slurm``. Those without a word of their own are srun's of that name."""
+    """Options of the launcher ``slurm``. Those without a description are srun's of that name."""
 
     python: str = "python3"
     """The interpreter on the nodes, with mesh-core of the script's version."""
@@ -49,33 +49,33 @@ class SlurmOptions:
     nodelist: str | None = None
     exclude: str | None = None
     het_group: int | None = None
-    """In a heterogeneous job, which of its components has these hosts (``--het-group``); the first, if nothing is said."""
+    """In a heterogeneous job, the component that has these hosts (``--het-group``); by default the first."""
     time: str | int | None = None
     gres: str | None = None
     gpus_per_node: int | str | None = None
     cpus: int | None = None
-    """Processors of each host (``--cpus-per-task``); without it, and without ``exclusive``, Slurm may give a host one."""
+    """Processors of each host (``--cpus-per-task``); without it, and without ``exclusive``, Slurm may give a host only one."""
     mem: str | None = None
     exclusive: bool = False
     """Whole nodes."""
     arguments: Sequence[str] = ()
     """More arguments of srun, such as ``("--licenses=mesh",)``."""
     without: Sequence[str] = ()
-    """Arguments that this launcher would give, and the site does not take, such as ``("--no-kill",)``."""
+    """Arguments of this launcher that the site does not accept, such as ``("--no-kill",)``."""
     queue_timeout: float | str | None = None
-    """After so long in the queue hosts have failed, such as ``"2h"``; by default they wait for ever."""
+    """The time in the queue after which hosts have failed, such as ``"2h"``; by default they wait forever."""
     start_timeout: float = 120.0
     """Seconds until a host's agent listens, once Slurm has started the job."""
     preemption_grace: float | None = None
-    """Seconds that hosts go on when Slurm has sent SIGTERM, so that jobs can leave them; by default two less than Slurm waits before the kill
-    (``KillWait``, or the partition's ``GraceTime`` where that is longer), where ``scontrol`` tells that; 0 ends them at once."""
+    """Seconds that hosts continue after Slurm's SIGTERM, so that jobs can leave them; by default two less than Slurm waits before the kill
+    (``KillWait``, or the partition's ``GraceTime`` if that is longer), if ``scontrol`` shows it; 0 ends them at once."""
     folder: str | None = None
     """A folder that the nodes see, for a private file with the hosts' credentials; by default that of the job."""
     listen: str = "0.0.0.0:0"
     """Where agents listen."""
 
     def __post_init__(self) -> None:
-        """Check what Slurm would not."""
+        """Check what Slurm would not check."""
         if self.queue_timeout is not None:
             seconds(self.queue_timeout, "queue_timeout")
         if self.preemption_grace is not None and self.preemption_grace < 0:
@@ -120,9 +120,9 @@ class SlurmOptions:
 
 
 class SlurmLauncher(GroupLauncher["_Step"]):
-    """Starts agents by srun: a job of its own for each mesh, or a step where the script is in a job already.
+    """Starts agents by srun: a separate job for each mesh, or a step if the script is in a job already.
 
-    Nodes are Slurm's again when all hosts that were started together have ended.
+    Nodes return to Slurm when all hosts that were started together have ended.
     """
 
     async def start(self, options: SlurmOptions, hosts: Sequence[HostSpec]) -> None:
@@ -144,12 +144,12 @@ class _Step(Group):
         self._file = folder / f"{self._name}.json"
 
     def begin(self) -> None:
-        """Begin to start them, which may wait for long."""
+        """Begin to start them, which may take long."""
         self.report([*self.hosts], Phase.WAITING)
         super().begin()
 
     async def live(self) -> None:
-        """Start them, and watch what Slurm does with them."""
+        """Start them, and follow what Slurm does with them."""
         options = self._options
         try:
             grace = options.preemption_grace
@@ -160,20 +160,20 @@ class _Step(Group):
                 grace=await _grace(options.partition) if grace is None else grace,
                 address=options.listen,
             )
-            # Not one that somebody else has put there, where the folder is not ours alone.
+            # Not a file that somebody else has put there, if the folder is not ours alone.
             with os.fdopen(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
                 file.write(text)
             inside = os.environ.get("SLURM_JOB_ID")
             srun = options.command(self._name, len(self.hosts), inside)
-            # What is set for one job leaks into the next.
+            # Settings of one job leak into the next.
             env = {
                 name: value
                 for name, value in os.environ.items()
                 if inside or not name.startswith(("SLURM_", "SBATCH_", "SRUN_")) or name == "SLURM_CONF"
             }
-            # What was submitted can be seen, as sites have rules of their own.
+            # What was submitted can be read, since sites have rules of their own.
             self.process.log.write_text(f"$ {shlex.join(srun)}\n")
-            # One that waits in the queue does not look at its input: it ends with the process that keeps the job all the same.
+            # A job in the queue does not read its input: it ends with the process that keeps the job anyway.
             guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
             arguments = [*guard, *srun, *command(options.python, self.place.job), str(self._file)]
             await self.start_process(arguments, b"", env)
@@ -184,7 +184,7 @@ class _Step(Group):
             self._file.unlink(missing_ok=True)
 
     async def _watch(self) -> None:
-        """Say what Slurm says, until srun has ended."""
+        """Report what Slurm says, until srun has ended."""
         limit = self._options.queue_timeout
         late = None if limit is None else time.monotonic() + seconds(limit, "queue_timeout")
         begun: float | None = None
@@ -221,7 +221,7 @@ class _Step(Group):
             self.fail(left, await self._end_of_srun())
 
     async def _end_of_srun(self) -> str:
-        """Say why srun has ended: what a host has said, or Slurm."""
+        """Report why srun has ended: in the words of a host, or of Slurm."""
         said = next((text for number, text in self.failed.items() if number not in self.taken), "")
         if said:
             return said
@@ -229,8 +229,8 @@ class _Step(Group):
         return await self._in_slurms_words(how, until_ended=False)
 
     async def _in_slurms_words(self, how: str, *, until_ended: bool) -> str:
-        """Return what has happened, and what Slurm says of it."""
-        # In a job of somebody else's the step has no state of its own.
+        """Return what has happened, and what Slurm says about it."""
+        # In a job of another owner, the step has no state of its own.
         if os.environ.get("SLURM_JOB_ID"):
             return how
         now = await self._queue()
@@ -242,12 +242,12 @@ class _Step(Group):
         return f"{how}; Slurm says {now}" if now.has_ended else how
 
     async def _was_taken(self, number: int) -> None:
-        """Say why a host has ended that Slurm has sent SIGTERM to."""
+        """Report why a host has ended that Slurm has sent SIGTERM to."""
         why = await self._in_slurms_words(self.failed[number], until_ended=True)
         self.fail({number}, why)
 
     async def _queue(self) -> Queued:
-        """Return what Slurm says of the job."""
+        """Return what Slurm says about the job."""
         return queued(await _asked("squeue", "-h", "-t", "all", "-n", self._name, "-S", "i", "-o", FIELDS))
 
     async def _look_for_nodes(self) -> None:
@@ -255,7 +255,7 @@ class _Step(Group):
         if os.environ.get("SLURM_JOB_ID"):
             return
         now = await self._queue()
-        # A job that ends lets its nodes go one by one; that is told by its end.
+        # A job that ends releases its nodes one by one; its end reports that.
         if now.nodes and now.state != "COMPLETING" and not now.has_ended:
             there = hostnames(now.nodes)
             gone = {each for each in self.left() if self._nodes[each] not in there}
@@ -267,7 +267,7 @@ class _Step(Group):
                 self.report([each], Phase.RUNNING, why, self._addresses[each])
 
     def process_ended(self, status: int) -> None:
-        """The end of srun is looked into where it was waited for."""
+        """The end of srun is examined where it was waited for."""
         self._status = status
 
     def came(self, number: int, node: str) -> None:
@@ -281,7 +281,7 @@ class _Step(Group):
         return self._addresses[number]
 
     def host_ended(self, number: int, status: int) -> None:
-        """Ask Slurm why, where it has given notice."""
+        """Ask Slurm for the reason, if it has given notice."""
         if number in self.taken:
             self.tasks.append(asyncio.create_task(self._was_taken(number)))
         else:
@@ -295,7 +295,7 @@ class _Step(Group):
 
 
 async def _grace(partition: str | None) -> float:
-    """Return how long hosts may go on after Slurm's SIGTERM; nothing where it does not tell."""
+    """Return how long hosts may continue after Slurm's SIGTERM; ``None`` if that is unknown."""
     config = await _asked("scontrol", "show", "config")
     partitions = await _asked("scontrol", "-o", "show", "partition", *([partition] if partition else []))
     waits = grace_of(config, partitions)
@@ -303,7 +303,7 @@ async def _grace(partition: str | None) -> float:
 
 
 async def _asked(*words: str) -> str:
-    """Return what one of Slurm's commands says; nothing if it cannot be asked now."""
+    """Return the output of one of Slurm's commands; empty if it cannot be run now."""
     try:
         asked = await asyncio.create_subprocess_exec(
             *words,
@@ -346,5 +346,5 @@ SLURM = LauncherPlugin(
 
 @hookimpl
 def mesh_register_launchers() -> Iterable[LauncherPlugin]:
-    """The one of this module."""
+    """The plugin of this module."""
     yield SLURM

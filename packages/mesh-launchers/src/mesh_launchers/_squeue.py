@@ -1,4 +1,4 @@
-"""What ``squeue`` says, read by columns that were asked for: whole answers in JSON have another form in each version of Slurm."""
+"""The output of ``squeue``, read by columns that were asked for: complete answers in JSON have another form in each version of Slurm."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEVER = frozenset(
         "launch_failed_requeued_held",
     }
 )
-"""Why jobs wait that do not start by themselves. Not limits of users and accounts: those pass as other jobs end."""
+"""Reasons of jobs that do not start by themselves. Limits of users and accounts are not among them: they pass as other jobs end."""
 _ENDED = frozenset(
     {
         "BOOT_FAIL",
@@ -43,17 +43,17 @@ _LIST = re.compile(r"([^\[,]*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Queued:
-    """What Slurm says of a job; nothing, where it could not be asked, or does not know the job."""
+    """What Slurm says about a job; empty if it could not be asked, or does not know the job."""
 
     state: str = ""
     why: str = ""
     nodes: str = ""
     left: int | None = None
-    """Seconds until its time is over, where that is limited and it runs."""
+    """Seconds until its time limit, if it has one and runs."""
 
     @property
     def never_starts(self) -> bool:
-        """Whether it waits for something that somebody has to do."""
+        """Whether it waits for somebody to act."""
         return self.state == "PENDING" and self.why.replace(" ", "_") in _NEVER
 
     @property
@@ -106,7 +106,7 @@ def _seconds(left: str) -> int | None:
 def grace_of(config: str, partitions: str) -> float | None:
     """Return the seconds between SIGTERM and the kill, from what ``scontrol`` shows of the configuration and of partitions.
 
-    Several partitions are shown where the job's is not known: the default one counts.
+    Several partitions are shown if the job's is not known: the default one counts.
 
     >>> grace_of("KillWait                = 30 sec", "PartitionName=main Default=YES GraceTime=0 ...")
     30.0

@@ -1,4 +1,4 @@
-"""The launcher ``ssh``: hosts by their names, reached by OpenSSH's own client, with all that its configuration says of them."""
+"""The launcher ``ssh``: hosts by their names, reached by OpenSSH's own client with its whole configuration."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _AT_ONCE = 8
 _TRIES = 5
 _PAUSE_S = 0.5
 _OWN_STATUS = 255
-"""What ssh ends with for reasons of its own."""
+"""The exit status of ssh's own errors."""
 _NOT_FOUND = 127
 _PASSING = re.compile(r"kex_exchange_identification|Connection reset by|Connection closed by|banner exchange")
-"""What a server says, or does not, that has too many logins at once."""
+"""What ssh reports when a server has too many logins at once."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class SshOptions:
     """Options of the launcher ``ssh``."""
 
     python: str | Mapping[str, str] = "python3"
-    """The interpreter on the hosts, or that of each by its name. It must have mesh-core, of the script's version."""
+    """The interpreter on the hosts, or a mapping of interpreters by host. It must have mesh-core of the script's version."""
     config: str | None = None
     """A configuration file for ssh, in place of ``~/.ssh/config``."""
     arguments: Sequence[str] = ()
     """More arguments for ssh, such as ``("-J", "gate")``."""
     address: Mapping[str, str] = field(default_factory=dict)
-    """By which address the script reaches a host, where that is not the one that ssh connects to."""
+    """The address by which the script reaches a host, if it differs from the one that ssh connects to."""
     listen: str = "0.0.0.0:0"
     """Where agents listen on their hosts."""
     dial: str | None = None
@@ -48,7 +48,7 @@ class SshOptions:
     """Seconds until an agent listens, with the login."""
 
     def __post_init__(self) -> None:
-        """Check what would only be noticed on the hosts."""
+        """Check what would otherwise only be noticed on the hosts."""
         if self.dial is not None:
             check_dial(self.dial)
 
@@ -89,7 +89,7 @@ class SshLauncher(AgentLauncher):
             self.agents.begin(host, start)
 
     async def _name(self, ssh: Sequence[str], options: SshOptions, host: HostSpec) -> str:
-        """Return by which name or address others reach a host."""
+        """Return the name or address by which others reach a host."""
         assert host.target is not None
         given = options.address.get(host.target)
         if given is None:
@@ -99,7 +99,7 @@ class SshLauncher(AgentLauncher):
 
 
 def _ssh(options: SshOptions) -> list[str]:
-    """Return the client with what all hosts have alike. No terminal: it would show what goes in, and that is secret."""
+    """Return the client with the options of all hosts. No terminal: it would echo its input, which is secret."""
     config = [] if options.config is None else ["-F", options.config]
     settings = {
         "BatchMode": "yes",
@@ -107,7 +107,7 @@ def _ssh(options: SshOptions) -> list[str]:
         "ServerAliveInterval": "5",
         "ServerAliveCountMax": "3",
         "LogLevel": "ERROR",
-        # A connection of its own: one that is shared has few sessions, and may be stale.
+        # A separate connection: a shared one has few sessions, and may be stale.
         "ControlPath": "none",
         "ControlMaster": "no",
     }
@@ -169,5 +169,5 @@ SSH = LauncherPlugin(
 
 @hookimpl
 def mesh_register_launchers() -> Iterable[LauncherPlugin]:
-    """The one of this module."""
+    """The plugin of this module."""
     yield SSH

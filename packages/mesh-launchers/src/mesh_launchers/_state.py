@@ -1,4 +1,4 @@
-"""What is known of a job's hosts."""
+"""The state of a job's hosts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class HostState:
     why: str = ""
     address: str | None = None
     differs: tuple[str, ...] = ()
-    """In what its packages are not those of the script."""
+    """How its packages differ from those of the script."""
 
     @property
     def is_there(self) -> bool:
@@ -40,9 +40,9 @@ class JobState:
     used_by: int | None = None
     """The process of the script that has its hosts, if one has."""
     keep: float | None = None
-    """For so many seconds the hosts stay when no script has them; none if they end with the script."""
+    """How many seconds the hosts stay when no script has them; ``None`` if they end with the script."""
     left: float | None = None
-    """After so many seconds they end, as no script has them."""
+    """The seconds until they end, because no script has them."""
     dial: str | None = None
     """Where the script waits for its hosts, if these connect to it."""
 
@@ -68,7 +68,7 @@ class JobState:
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> JobState:
-        """Return what :meth:`as_dict` was made of."""
+        """Undo :meth:`as_dict`."""
         hosts = tuple(
             HostState(**{**each, "phase": Phase(each["phase"]), "differs": tuple(each["differs"])})
             for each in told["hosts"]

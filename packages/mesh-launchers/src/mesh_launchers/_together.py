@@ -1,4 +1,4 @@
-"""Hosts that one process starts together, and speaks for: what the launchers ``local`` and ``slurm`` have in common."""
+"""Hosts that one process starts together, and reports about: the common part of the launchers ``local`` and ``slurm``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mesh_launchers._host import LAST_LINES, HostProcess
 
 
 class Group(ABC):
-    """The hosts of one process. What it says of them becomes reports."""
+    """The hosts of one process. Its messages become reports."""
 
     def __init__(self, place: Place, hosts: Sequence[HostSpec], log: str) -> None:
         self.place = place
@@ -32,18 +32,18 @@ class Group(ABC):
         self.has_ended = False
         """Whether the process has."""
         self.begun = asyncio.Event()
-        """Whether the process can be told something."""
+        """Whether the process can be sent messages."""
         self.tasks: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Begin to start the hosts."""
         self.tasks.append(asyncio.create_task(self.live()))
 
-    # What each launcher does in its own way; it may have nothing to do.
+    # Overridden by each launcher; may do nothing.
 
     @abstractmethod
     async def live(self) -> None:
-        """Start the hosts, and see that they come."""
+        """Start the hosts, and follow them."""
 
     def log(self, number: int, lines: int = LAST_LINES) -> str:
         """Return the last lines of a host."""
@@ -53,32 +53,32 @@ class Group(ABC):
         """The process has ended."""
 
     def came(self, number: int, node: str) -> None:  # noqa: B027
-        """A host has said where it is, and what there is."""
+        """A host has reported its address and its environment."""
 
     def address_of(self, number: int, address: str) -> str:
         """Return where others reach a host that listens at an address."""
         return address
 
     def host_ended(self, number: int, status: int) -> None:
-        """A host has ended that nobody has asked to."""
+        """A host has ended that was not asked to."""
         self.fail([number], self.failed.get(number) or f"it has ended with status {status}")
 
     async def ended(self) -> None:  # noqa: B027
         """All hosts have ended, and the process with them."""
 
-    # What they have in common.
+    # Common to all launchers.
 
     def left(self) -> set[int]:
         """Return the hosts that have not ended."""
         return self.hosts.keys() - self.over
 
     def report(self, numbers: Iterable[int], phase: Phase, why: str = "", address: str | None = None) -> None:
-        """Say what has become of hosts."""
+        """Report the state of hosts."""
         for each in numbers:
             self.place.report(Report(each, phase, why, address, self.environments.get(each)))
 
     def fail(self, numbers: Iterable[int], why: str) -> None:
-        """Say that hosts have failed, with the last lines of each."""
+        """Report that hosts have failed, with the last lines of each."""
         for each in set(numbers) - self.over:
             self.over.add(each)
             lines = self.log(each)
@@ -86,7 +86,7 @@ class Group(ABC):
         self.changed.set()
 
     async def start_process(self, arguments: Sequence[str], line: bytes, env: Mapping[str, str]) -> None:
-        """Start the process. A cancellation waits for that: what it begins would be nobody's."""
+        """Start the process. A cancellation waits for that: otherwise nobody would own what it starts."""
         starting = asyncio.ensure_future(self.process.start(arguments, line, env))
         try:
             await asyncio.shield(starting)
@@ -123,7 +123,7 @@ class Group(ABC):
         await self.process.say(f"end {' '.join(map(str, numbers))}")
 
     async def stop(self, numbers: Sequence[int]) -> None:
-        """End hosts; the last of them end the process that has started them."""
+        """End hosts; with the last of them, the process that has started them ends."""
         mine = {each for each in numbers if each in self.hosts}
         if not mine:
             return
@@ -149,7 +149,7 @@ G = TypeVar("G", bound=Group)
 
 
 class GroupLauncher(Generic[G]):
-    """A launcher but for ``start``, which is to add to ``groups``."""
+    """A launcher except for ``start``, which has to add to ``groups``."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
@@ -165,7 +165,7 @@ class GroupLauncher(Generic[G]):
         await asyncio.gather(*[each.stop(numbers) for each in self.groups])
 
     async def log(self, number: int, lines: int) -> str:
-        """Return the last lines that a host has written, or what has started it."""
+        """Return the last lines of a host's output, or of the process that has started it."""
         return next((each.log(number, lines) for each in self.groups if number in each.hosts), "")
 
     async def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A process beside the script that has a job: it reaches the same hosts as a job of its own, by the same credentials.
+"""A process beside the script that has a job: it reaches the same hosts as a job of its own, with the same credentials.
 
-VST-1: the script notices nothing of it: agents serve several jobs, and what one of them runs ends with it, however it ends.
-VST-2: only the owner can: the keeper's socket and the credentials lie in private folders, and the keeper looks at the peer's user.
+VST-1: the script does not notice it: agents serve several jobs, and what one of them runs ends with it, however it ends.
+VST-2: only the owner can visit: the keeper's socket and the credentials lie in private folders, and the keeper checks the peer's user.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ENDS_S = 2.0
 
 
 class Visit:
-    """A job's hosts, as a process beside its script sees them. The job goes on for as long as it is visited, if it is kept."""
+    """A job's hosts, as seen by a process beside its script. A kept job does not end while it is visited."""
 
     def __init__(self, name: str) -> None:
         self._folder = JobFolder.of(name)
@@ -43,12 +43,12 @@ class Visit:
             self._ended.set()
 
     def state(self) -> JobState:
-        """Return what is known of the job, which does not expire before :meth:`close`."""
+        """Return the state of the job, which does not expire before :meth:`close`."""
         self._state = JobState.of(self._door.ask("visit"))
         return self._state
 
     def attach(self, hosts: Sequence[HostState], dial: str | None = None) -> HostMesh:
-        """Reach some of the hosts. Those that connect to the script connect to `dial`, or to a free port of the script's machine."""
+        """Attach some of the hosts. Those that connect to the script connect to `dial`, or to a free port of the script's machine."""
         authority().take(Path(self._folder.read()["credentials"]), self._folder.name)
         # Hosts need not have this package.
         cloudpickle.register_pickle_by_value(_remote)
@@ -58,7 +58,7 @@ class Visit:
         return attach_to_workers(addresses, credentials=authority().credentials(), name="hosts")
 
     def _await(self, hosts: Sequence[HostState], dial: str | None) -> HostMesh:
-        """Have hosts that nobody can connect to connect to this process."""
+        """Let hosts that nobody can connect to connect to this process."""
         of_script = self._state.dial
         assert of_script is not None
         address = free_address(of_script) if dial is None else dial
@@ -91,7 +91,7 @@ class Visit:
 
 @contextmanager
 def visited(name: str) -> Iterator[Visit]:
-    """Visit a job; an error that comes of its end says so."""
+    """Visit a job; an error that is caused by its end says so."""
     visit = Visit(name)
     try:
         yield visit
@@ -122,7 +122,7 @@ def chosen(state: JobState, mesh: str | None, on: str | None) -> list[HostState]
 
 
 def _some(hosts: Sequence[HostState], on: str) -> list[HostState]:
-    """Return those of a range, or those that are named."""
+    """Return the hosts of a range, or the named ones."""
     dim, equals, text = on.rpartition("=")
     named = {each.name: each for each in hosts}
     if not equals or dim in ("host", "hosts"):

@@ -1,7 +1,7 @@
-"""For launchers whose hosts are started by a command: on this machine, or by one that reaches another.
+"""For launchers whose hosts are started by a command: on this machine, or a command that reaches another.
 
-:func:`command` and :func:`shell` are what runs on a host: a program that wants nothing there but mesh-core. It gets the host's credentials on its
-standard input, and ends when that does. :class:`AgentLauncher` starts such commands, and reports what becomes of them.
+:func:`command` and :func:`shell` are what runs on a host: a program that needs nothing there but mesh-core. It reads the host's credentials from its
+standard input, and ends when that ends. :class:`AgentLauncher` starts such commands, and reports the states of hosts.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ class Start:
     """How a host is started."""
 
     arguments: Sequence[str]
-    """The command. Its standard input and output have to be those of :func:`command` on the host."""
+    """The command. It must pass standard input and output through to :func:`command` on the host."""
     listen: str | None = None
-    """Where the agent listens; port 0 is any."""
+    """Where the agent listens; port 0 stands for any."""
     dial: str | None = None
-    """Where the script waits, HOST:PORT as the host reaches it, for an agent that nobody can connect to; in place of `listen`."""
+    """Where the script waits, as HOST:PORT by which the host reaches it, for an agent that nobody can connect to; instead of `listen`."""
     resources: Mapping[str, float] = field(default_factory=dict)
-    """What the host says it has."""
+    """The resources that the host states."""
     preemption_grace: float = 0.0
-    """Seconds that the agent goes on after SIGTERM, where something sends that to :func:`command` before it kills it; without any, SIGTERM ends it."""
+    """Seconds that the agent continues after SIGTERM, if something sends that to :func:`command` before it kills it; without it, SIGTERM ends the agent."""
     env: Mapping[str, str] | None = None
-    """The environment of the command; that of this process if nothing is given."""
+    """The environment of the command; by default that of this process."""
     reached: Callable[[str], str] = lambda address: address
-    """Gives the address by which others reach what listens at one."""
+    """Returns the address by which others reach a port."""
     is_remote: bool = False
     """Whether to make sure that this machine can connect to the agent."""
     explain: Callable[[int, str], str] | None = None
-    """Says what an exit status and the last lines mean, where that is known; else an empty text."""
+    """Explains an exit status and the last lines, if their meaning is known; else returns an empty text."""
     again: Callable[[int, str], bool] | None = None
-    """Whether to try once more after such an end, before the host has said anything."""
+    """Whether to try once more after such an end, if the host has not reported anything."""
     limit: asyncio.Semaphore | None = None
-    """Who may be starting at once."""
+    """Limits how many start at once."""
     tries: int = 1
     pause: Callable[[int], float] = lambda _: 0.0
     """Seconds before a further try."""
     timeout: float = _START_S
-    """After so many seconds a host that does not listen has failed."""
+    """Seconds after which a host that does not listen has failed."""
 
 
 class Agents:
@@ -78,11 +78,11 @@ class Agents:
         await asyncio.gather(*[self._hosts[each].stop() for each in numbers if each in self._hosts])
 
     async def dial(self, number: int, visit: str, address: str) -> None:
-        """Have a host connect to a visitor."""
+        """Let a host connect to a visitor."""
         await self._hosts[number].dial(visit, address)
 
     async def leave(self, number: int, visit: str) -> None:
-        """End what a host does for a visitor."""
+        """End everything that a host does for a visitor."""
         await self._hosts[number].leave(visit)
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class Agents:
 
 
 class AgentLauncher:
-    """A launcher but for ``start``, which is to call ``self.agents.begin()`` for each host.
+    """A launcher except for ``start``, which has to call ``self.agents.begin()`` for each host.
 
     >>> class LocalLauncher(AgentLauncher):
     ...     async def start(self, options, hosts):
@@ -111,11 +111,11 @@ class AgentLauncher:
         return self.agents.log(number, lines)
 
     async def dial(self, number: int, visit: str, address: str) -> None:
-        """Have a host connect to a visitor too, where it connects to the script (:class:`~mesh_launchers.DialingLauncher`)."""
+        """Let a host connect to a visitor too, if it connects to the script (:class:`~mesh_launchers.DialingLauncher`)."""
         await self.agents.dial(number, visit, address)
 
     async def leave(self, number: int, visit: str) -> None:
-        """End what a host does for a visitor."""
+        """End everything that a host does for a visitor."""
         await self.agents.leave(number, visit)
 
     async def close(self) -> None:
@@ -133,7 +133,7 @@ class _Agent:
         self._environment: Mapping[str, Any] | None = None
         self._failed: str | None = None
         self._unreached = ""
-        """Why the host cannot connect to the script, where it is to."""
+        """Why the host cannot connect to the script, if it should."""
         self._reaching: asyncio.Task[None] | None = None
         self._listens = asyncio.Event()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -238,7 +238,7 @@ class _Agent:
             self._report(Phase.FAILED, why=f"{type(error).__name__}: {error}")
 
     def _may_try_again(self, status: int, lines: str) -> bool:
-        """Whether it has ended for a reason that may pass, before the host was reached."""
+        """Return whether it has ended for a reason that may pass, before the host was reached."""
         again = self._start.again
         return self._environment is None and again is not None and again(status, lines)
 
@@ -264,7 +264,7 @@ class _Agent:
             try:
                 await asyncio.shield(starting)
             except asyncio.CancelledError:
-                # Not in the middle: what it begins would be nobody's.
+                # Not in the middle of it: nobody would own what it starts.
                 await asyncio.wait([starting])
                 raise
             listens: asyncio.Future[Any] = asyncio.ensure_future(self._listens.wait())
@@ -285,7 +285,7 @@ class _Agent:
         return await asyncio.shield(self._ended)
 
     def _why(self, status: int, lines: str) -> str:
-        """Say why it has ended, in the words of who knows."""
+        """Explain why it has ended."""
         explain = self._start.explain
         why = self._failed or ("" if explain is None else explain(status, lines))
         if not why:

@@ -1,4 +1,4 @@
-"""What authors of launchers test with.
+"""Tests for authors of launchers.
 
 >>> from mesh_launchers import LAUNCHERS
 >>> from mesh_core.plugins import PluginManager
@@ -46,7 +46,7 @@ class _Greeter(Actor):
 
 
 class _Site:
-    """A launcher, with what it says and what it is given."""
+    """A launcher, with its reports and what it is given."""
 
     def __init__(self, plugin: LauncherPlugin, folder: Path, options: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -63,7 +63,7 @@ class _Site:
         self._changed.set()
 
     def phase(self, number: int) -> Phase | None:
-        """Return what was said last of a host."""
+        """Return the last report about a host."""
         return next((each.phase for each in reversed(self.reports) if each.number == number), None)
 
     def address(self, number: int) -> str:
@@ -87,18 +87,18 @@ class _Site:
 
 
 class LauncherConformance(PluginConformance):
-    """What holds for a :class:`LauncherPlugin`: hosts come, are reported, can be used, and leave nothing behind."""
+    """The rules for a :class:`LauncherPlugin`: hosts start, are reported, can be used, and leave nothing behind."""
 
     kind = LAUNCHERS
     options: ClassVar[Mapping[str, Any]] = {}
-    """What a user would give to ``launch``. An author sets this where the defaults do not do."""
+    """What a user would pass to ``launch``. An author sets this if the defaults are not enough."""
     targets: ClassVar[Sequence[str | None]] = (None, None)
-    """Two hosts; their names, for a launcher that wants names."""
+    """Two hosts; their names, for a launcher that needs names."""
     limit: ClassVar[float] = 60.0
-    """So many seconds may two hosts take to come or go."""
+    """The seconds that two hosts may take to start or end."""
 
     def kill(self, host: HostSpec) -> bool:
-        """Kill what runs as a host, with no word to the launcher. Returns whether that can be done here."""
+        """Kill what runs as a host, without notice to the launcher. Returns whether that can be done here."""
         return False
 
     def _plugin(self) -> LauncherPlugin:
@@ -130,7 +130,7 @@ class LauncherConformance(PluginConformance):
         await site.until(Phase.RUNNING, of=numbers, limit=self.limit - (time.monotonic() - begun))
 
     def test_options_are_a_frozen_dataclass_with_types(self) -> None:
-        """Each has a type, so that users and their editors know what it takes."""
+        """Each has a type, so that users and their editors know what it accepts."""
         options = self._plugin().options
         assert dataclasses.is_dataclass(options), "options must be a dataclass"
         assert options.__dataclass_params__.frozen, "options must be frozen"  # type: ignore[attr-defined]
@@ -142,7 +142,7 @@ class LauncherConformance(PluginConformance):
         assert not untyped, f"no type for {untyped}"
 
     def test_unknown_options_are_refused(self) -> None:
-        """With the nearest that there is."""
+        """With a suggestion of the nearest option."""
         name = next((each.name for each in dataclasses.fields(self._plugin().options)), None)
         why = ""
         try:
@@ -153,7 +153,7 @@ class LauncherConformance(PluginConformance):
         assert name is None or name in why, f"the error does not name {name!r}: {why}"
 
     def test_creates_a_launcher(self) -> None:
-        """Something with ``start``, ``stop``, ``log`` and ``close``, all coroutines; it starts nothing yet."""
+        """It has ``start``, ``stop``, ``log`` and ``close``, all coroutines; it starts nothing yet."""
 
         async def work(site: _Site) -> None:
             assert isinstance(site.launcher, Launcher), (
@@ -168,7 +168,7 @@ class LauncherConformance(PluginConformance):
         self._run(work)
 
     def test_hosts_come_and_can_be_used(self) -> None:
-        """They have the names and labels that they were given, and say which Python they have."""
+        """They have the names and labels that they were given, and report their Python."""
 
         def use(
             credentials: Credentials, addresses: list[str]
@@ -231,7 +231,7 @@ class LauncherConformance(PluginConformance):
         self._run(work)
 
     def test_close_leaves_nothing(self) -> None:
-        """Also what has just begun to start."""
+        """Including one that has just begun to start."""
 
         async def work(site: _Site) -> None:
             await self._started(site, self._specs()[:1])
@@ -258,7 +258,7 @@ class LauncherConformance(PluginConformance):
         self._run(work)
 
     def test_one_that_is_killed_is_told(self) -> None:
-        """With a reason; where the author says how to kill one."""
+        """With a reason; if the author says how to kill one."""
 
         async def work(site: _Site) -> None:
             await self._started(site, self._specs())
@@ -272,7 +272,7 @@ class LauncherConformance(PluginConformance):
         self._run(work)
 
     def test_credentials_are_in_no_argument_environment_or_log(self) -> None:
-        """Others read those."""
+        """Others can read those."""
 
         async def work(site: _Site) -> None:
             await self._started(site, self._specs())
@@ -304,7 +304,7 @@ class LauncherConformance(PluginConformance):
 
 
 def _refused(address: str) -> bool:
-    """Whether nobody listens there."""
+    """Return whether nobody listens there."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
@@ -314,7 +314,7 @@ def _refused(address: str) -> bool:
 
 
 def _secrets(folder: Path) -> list[bytes]:
-    """Return what of the hosts' keys is secret, in the forms in which it could be found."""
+    """Return the secret parts of the hosts' keys, in the forms in which they could be found."""
     found = []
     for path in folder.iterdir():
         text = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Hosts in a job of torchrun: rank 0 goes on as the script, and every node of the job is one of its hosts.
+"""Hosts in a job of torchrun: rank 0 continues as the script, and every node of the job is one of its hosts.
 
     torchrun --nnodes=4 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-endpoint=b1:29400 train.py
 
@@ -15,8 +15,8 @@ every other node serves there as the node's host, and exits with status 0 when r
 script needs no branches on its rank.
 
 TRN-1: addresses go through torchrun's own store, which anyone who can connect to it may read and write. Keys never do: they come from a folder.
-TRN-2: a serving rank polls and never blocks in the store, so torchrun's SIGTERM ends it at once, with its host; where there is a grace, it is a
-notice to the host's agent first (HST-5), and the end comes with that of the agent.
+TRN-2: a serving rank polls and never blocks in the store, so torchrun's SIGTERM ends it at once, with its host. With a grace, SIGTERM is first
+a notice to the host's agent (HST-5), and the rank ends with the agent.
 TRN-3: ranks identify each other by random numbers of their own, so nothing that an earlier attempt left in the store is taken for theirs.
 """
 
@@ -54,12 +54,12 @@ __all__ = ["hosts"]
 _POLL_S = 0.1
 _BEAT_S = 5.0
 _SILENCE_S = 600.0
-"""So long a rank serves that hears nothing from the script."""
+"""How long a rank serves without a message of the script."""
 _END_S = 30.0
 _ONE_S = 2.0
 """Within this time several SIGTERMs are one: a scheduler may send it to all processes of a node, and torchrun to its ranks."""
 _TERM_S = 10.0
-"""So long a rank waits for torchrun's SIGTERM, when the script has failed: its own status would hide that of the script."""
+"""How long a rank waits for torchrun's SIGTERM after the script has failed: its own status would hide that of the script."""
 _OWN = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
         "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 """What torchrun sets for its ranks: the processes of a host are none."""
@@ -89,8 +89,8 @@ def hosts(
             to. They stay there, as files of mode 0600, until all hosts have started. By default ``~/.local/state/mesh/torchrun``.
         listen: where agents listen, such as ``"0.0.0.0:7411"``; by default any port, on loopback if there is one node only.
         timeout: seconds until the hosts of all nodes have started.
-        preemption_grace: seconds that a host goes on after torchrun's SIGTERM, so that jobs can leave it: less than torchrun waits before it kills a
-            rank, which is 30 s. Without any, SIGTERM ends a host at once.
+        preemption_grace: seconds that a host continues after torchrun's SIGTERM, so that jobs can leave it: less than torchrun waits before it kills a
+            rank, which is 30 s. Without it, SIGTERM ends a host at once.
     """
     global _used
     place = _Rank.of(os.environ)
@@ -126,7 +126,7 @@ def _let_go(mesh: HostMesh) -> None:
 
 @dataclass(frozen=True)
 class _Rank:
-    """What torchrun says of this process."""
+    """The variables that torchrun sets for this process."""
 
     node: int
     nodes: int
@@ -135,7 +135,7 @@ class _Rank:
     address: str
     port: int
     serves_store: bool
-    """Whether nobody else serves the store."""
+    """Return whether this process itself serves the store."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> _Rank:
@@ -157,7 +157,7 @@ class _Rank:
 
 
 class _Store:
-    """torchrun's own store, for what is no secret (TRN-1)."""
+    """torchrun's own store, for what is not secret (TRN-1)."""
 
     def __init__(self, rank: _Rank, timeout: float) -> None:
         try:
@@ -180,11 +180,11 @@ class _Store:
             raise _StoreLost(f"torchrun's store cannot be used: {str(error).splitlines()[0]}") from error
 
     def put(self, key: str, what: Mapping[str, Any]) -> None:
-        """Say something."""
+        """Store a value."""
         self._call(lambda: self._store.set(f"{self._prefix}/{key}", json.dumps(what)))
 
     def get(self, key: str) -> Any:
-        """Return what has been said, or None; never waits, as Python takes no signal in there (TRN-2)."""
+        """Return a stored value, or ``None``; never waits, because Python handles no signal in there (TRN-2)."""
         full = f"{self._prefix}/{key}"
         if not self._call(lambda: self._store.check([full])):
             return None
@@ -199,16 +199,16 @@ class _Store:
 
 
 class _ScriptFailed(LaunchError):
-    """Rank 0 has."""
+    """Rank 0 has ended."""
 
 
 class _StoreLost(LaunchError):
-    """Whoever has the store has ended."""
+    """The process that has the store has ended."""
 
 
 @dataclass(frozen=True)
 class _Meeting:
-    """Where the ranks meet, and with what."""
+    """Where the ranks meet, and with which settings."""
 
     rank: _Rank
     store: _Store
@@ -305,7 +305,7 @@ class _Agent:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has, by itself or not."""
+        """Return whether it has ended, by itself or not."""
         return not self._reader.is_alive()
 
     def end(self) -> None:
@@ -362,7 +362,7 @@ class _Notice:
         self._heard_at: float | None = None
 
     def heard(self, number: int, _frame: object) -> None:
-        """Take the signal."""
+        """Handle the signal."""
         now = time.monotonic()
         if not self._grace or self.agent is None or (self._heard_at or now) + _ONE_S < now:
             sys.exit(128 + number)
@@ -372,9 +372,9 @@ class _Notice:
 
 
 def _served(meeting: _Meeting, ends: contextlib.ExitStack, notice: _Notice) -> str:
-    """Serve; returns why it was for nothing, if it was."""
+    """Serve; return why it failed, if it did."""
     store, rank = meeting.store, meeting.rank
-    # Of this process alone, so that nobody takes what an earlier one has said for its (TRN-3).
+    # Of this process alone, so that nobody takes an earlier one's messages for its own (TRN-3).
     me = secrets.token_hex(8)
     store.put(f"node/{rank.node}", {"me": me})
     token = str(_wait(lambda: store.get(f"welcome/{me}"), meeting.timeout, "rank 0")["token"])
@@ -402,7 +402,7 @@ def _served(meeting: _Meeting, ends: contextlib.ExitStack, notice: _Notice) -> s
 
 
 def _until_over(store: _Store, token: str, agent: _Agent) -> str:
-    """Wait for the end of the script; returns why it has failed, if it has."""
+    """Wait for the end of the script; return why it has failed, if it has."""
     beat, changed, said = None, time.monotonic(), time.monotonic()
     while (over := store.get(f"{token}/over")) is None:
         if agent.has_ended:
@@ -439,7 +439,7 @@ def _credentials_here(meeting: _Meeting, token: str) -> Path:
 
 
 def _wait(met: Callable[[], Any], timeout: float, what: str) -> Any:
-    """Look again until something is so; returns it."""
+    """Poll until a function returns something; return that."""
     end = time.monotonic() + timeout
     while not (found := met()):
         if time.monotonic() > end:
@@ -460,10 +460,10 @@ class _Controller:
         self._ends = ends
         self._token = secrets.token_hex(8)
         self._names: dict[int, str] = {}
-        """What the rank of each other node calls itself."""
+        """The random number of each other node's rank."""
 
     def begin(self) -> HostMesh:
-        """Wait for all nodes; returns them as hosts."""
+        """Wait for all nodes; return them as hosts."""
         self._ends.push(self._end)
         meeting = self._meeting
         if meeting.credentials is None:
@@ -495,7 +495,7 @@ class _Controller:
         return attach_to_workers([each["address"] for each in known], credentials=path, name="torchrun")
 
     def _meet(self) -> list[dict[str, Any]]:
-        """Return what the other nodes say of their hosts, in the order of the nodes (TRN-3)."""
+        """Return what the other nodes report about their hosts, in the order of the nodes (TRN-3)."""
         found: dict[int, dict[str, Any]] = {}
         others, store = range(1, self._meeting.rank.nodes), self._store
         end = time.monotonic() + self._meeting.timeout
@@ -523,7 +523,7 @@ class _Controller:
         return [found[node] for node in others]
 
     def _keep_saying(self, agent: _Agent) -> None:
-        """Say to all that this rank is there, until the end."""
+        """Report until the end that this rank is alive."""
         over, store = threading.Event(), self._store.again()
 
         def beat() -> None:
@@ -540,7 +540,7 @@ class _Controller:
         self._ends.callback(over.set)
 
     def _end(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
-        """Tell the others, and wait for their ends where all is well."""
+        """Notify the others, and wait for their ends if all is well."""
         with contextlib.suppress(_StoreLost):
             if error is not None:
                 why = f"rank 0 has failed: {type(error).__name__}: {error}"
@@ -556,7 +556,7 @@ class _Controller:
 
 @contextlib.contextmanager
 def _passed_on(host: Path, folder: Path | None) -> Iterator[None]:
-    """Have the hosts' credentials in a folder that only this user can read, where the other nodes find them."""
+    """Put the hosts' credentials into a folder that only this user can read, where the other nodes find them."""
     if folder is None:
         yield
         return
