@@ -1,6 +1,6 @@
 """Tensors of a mesh and actors: tensors as arguments of endpoints, and results of endpoints as tensors.
 
-TAR-1: an actor that is given a tensor of a mesh has a copy of its process's part, as the operators make it that were issued before the call,
+TAR-1: an actor that gets a tensor of a mesh receives a copy of its process's part, as computed by the operators that were issued before the call,
 whatever is issued after it.
 """
 
@@ -32,12 +32,12 @@ R = TypeVar("R")
 
 
 def carry(cls: type) -> None:
-    """Have tensors of a class go to actors as what they are there."""
+    """Send tensors of a class to actors as the local parts of their processes."""
     register_reducer(cls, _lent)
 
 
 def _lent(tensor: Any) -> Any:
-    """Have the processes keep a copy for whoever gets the message, and return what fetches that there."""
+    """Let the processes keep a copy for the receivers of the message, and return what fetches it there."""
     from mesh_tensor._stream import caller
 
     stream = tensor.descriptor.stream
@@ -70,7 +70,7 @@ class RemoteEndpoint(Generic[P, R]):
         return f"<remote endpoint {self._name}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it on every actor, and return what stands for the results."""
+        """Call it on every actor, and return mesh tensors for the results."""
         from mesh_tensor._tensor import issuer_of
 
         procs = procs_of(self._endpoint.actors)
@@ -132,7 +132,7 @@ class RemoteEndpoint(Generic[P, R]):
         return Hit(template, made, 0, True)
 
     def _known(self, issuer: Issuer, leaves: list[Any], spec: Any) -> tuple[list[Any], Any, list[Any]]:
-        """Find the forms of the results, by what was given for that."""
+        """Find the forms of the results, by the given `propagate`."""
         from mesh_tensor._descriptors import form_of
         from mesh_tensor._propagate import fake, fakes
         from mesh_tensor._remote import _key
@@ -159,13 +159,13 @@ _EMPTY = ((0,), (1,), 0, torch.float32, torch.device("cpu"))
 
 
 def _pass_on(exchange: Exchange, number: int, future: Future[ValueMesh[Any]]) -> None:
-    """Tell each process what has become of a call, now that it is done."""
+    """Tell each process the outcome of a call, now that it is done."""
     if future.exception() is None:
         exchange.returned(number, future.get().values())
         return
 
     def rest() -> None:
-        # Of a process that has died this is told before the others have answered.
+        # A dead process is reported before the others have answered.
         found: Any = future
         try:
             outcomes = found.get(return_exceptions=True).values()

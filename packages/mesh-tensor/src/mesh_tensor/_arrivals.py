@@ -1,8 +1,8 @@
-"""What reaches a process outside of the stream of instructions: tensors from other processes, results of actors, tensors for actors.
+"""Values that reach a process outside the stream of instructions: tensors from other processes, results of actors, tensors for actors.
 
 Such messages have an extension and a thread of their own: the thread that computes may be waiting for them.
 
-ARV-1: whoever waits here gets what it waits for, or the reason why it does not come. Each value is taken once.
+ARV-1: a waiter gets the value that it waits for, or the reason why it does not come. Each value is taken once.
 
 Imported in every process of a job, and therefore without PyTorch.
 """
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 Address = tuple[int, int, int]
 Key = tuple[Address, str, int]
-"""Which controller has made the number, what it is the number of, and the number."""
+"""The controller that made the number, the kind of number, and the number."""
 LENT = "lent"
 MOVED = "moved"
 RETURNED = "returned"
 KEPT = 1024
-"""So many tensors wait for actors at most, for each controller. What was meant for calls that were given up is among them."""
+"""The most tensors that wait for actors, for each controller, including those meant for calls that were given up."""
 
 
 class Arrivals(Extension):
-    """Has what has come, until somebody takes it."""
+    """Keeps what has arrived until it is taken."""
 
     name = "mesh_tensor.arrivals"
 
@@ -40,19 +40,19 @@ class Arrivals(Extension):
         self._lock = threading.Lock()
         self._there: dict[Key, Any] = {}
         self._awaited: dict[Key, tuple[Any, list[Promise[None]]]] = {}
-        """By what they wait for: where that comes from, and those that wait."""
+        """The waiters, by where their values come from."""
         self._lost: dict[Any, str] = {}
-        """What nothing comes from any longer, and why."""
+        """Senders from which nothing more comes, and why."""
         self._given_up: set[Key] = set()
         self._is_over = False
         self._places: dict[tuple[Address, int], int] = {}
         """This process's ranks in the meshes that it has tensors of."""
         self._controllers: dict[Address, Proc] = {}
         self.exchanges: dict[int, Exchange] = {}
-        """At a controller: those of its meshes."""
+        """At a controller: its meshes."""
 
     def stop(self) -> None:
-        """Let nobody wait any longer."""
+        """Release all waiters."""
         with self._lock:
             self._is_over = True
             waiting = [each for _, promises in self._awaited.values() for each in promises]
@@ -60,7 +60,7 @@ class Arrivals(Extension):
             each.set_result(None)
 
     def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
-        """Take what has come."""
+        """Store what has arrived."""
         kind, *rest = message
         return getattr(self, f"_on_{kind}")(sender, *rest)
 
@@ -70,14 +70,14 @@ class Arrivals(Extension):
         return self.proc.address
 
     def _on_places(self, sender: Proc, mesh: int, ranks: dict[Address, int]) -> None:
-        """It tells which rank of a mesh this process is."""
+        """The controller says which rank of a mesh this process is."""
         self._places[sender.address, mesh] = ranks[self.proc.address]
 
     def _on_value(self, _: Proc, key: Key, value: Any) -> None:
         self.put(key, value)
 
     def _on_lost(self, _: Proc, source: Any, why: str) -> None:
-        """Nothing comes from there any longer."""
+        """Nothing more comes from there."""
         with self._lock:
             self._lost[source] = why
             waiting = [
@@ -92,7 +92,7 @@ class Arrivals(Extension):
             exchange.taken(number, of)
 
     def _on_kept(self, sender: Proc) -> int:
-        """Return how much of what a controller has had sent here nobody has taken yet."""
+        """Return how many of a controller's values have not been taken yet."""
         with self._lock:
             return sum(key[0] == sender.address for key in self._there)
 
@@ -101,7 +101,7 @@ class Arrivals(Extension):
         return self._places.get((controller, mesh))
 
     def put(self, key: Key, value: Any) -> None:
-        """Have something that somebody will take."""
+        """Store a value that will be taken."""
         with self._lock:
             if key in self._given_up:
                 self._given_up.remove(key)
@@ -112,7 +112,7 @@ class Arrivals(Extension):
             each.set_result(None)
 
     def lend(self, key: Key, value: Any) -> None:
-        """Have a tensor for an actor; the oldest that nobody has taken goes if there are too many."""
+        """Store a tensor for an actor; if there are too many, the oldest that was not taken is dropped."""
         controller, kind, _ = key
         with self._lock:
             waiting = [each for each in self._there if each[1] == kind and each[0] == controller]
@@ -121,17 +121,17 @@ class Arrivals(Extension):
         self.put(key, value)
 
     def drop(self, key: Key) -> None:
-        """Have it no longer, as nobody will take it."""
+        """Drop it, because nobody will take it."""
         with self._lock:
             self._there.pop(key, None)
 
     def later(self, key: Key) -> Future[None] | None:
-        """Return what is done when it has come; ``None`` if it is there."""
+        """Return a future of its arrival; ``None`` if it is there."""
         with self._lock:
             return None if key in self._there else self._promise(key, None).future
 
     def take(self, key: Key, source: Any = None) -> Any:
-        """Wait for something, which comes from there, and take it."""
+        """Wait for a value from there, and take it."""
         while True:
             with self._lock:
                 if key in self._there:
@@ -150,6 +150,6 @@ class Arrivals(Extension):
         return promise
 
     def tell_taken(self, controller: Address, mesh: int, number: int, of: int) -> None:
-        """Tell the controller that an actor has taken a tensor, as so many will."""
+        """Tell the controller that an actor has taken a tensor, of so many that will."""
         with suppress(MeshError):
             self.tell(self._controllers[controller], ("taken", mesh, number, of))

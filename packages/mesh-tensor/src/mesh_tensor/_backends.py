@@ -1,4 +1,4 @@
-"""What PyTorch has for collectives besides gloo: NCCL, and whatever is registered under a name."""
+"""PyTorch's backends for collectives besides gloo: NCCL, and others that are registered."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def check(name: str) -> None:
 
 
 def connected(name: str, store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """Make this process's place in a group of a backend."""
+    """Create this process's place in a group of a backend."""
     import torch.distributed as dist
 
     if name == "nccl":

@@ -1,4 +1,4 @@
-"""What a controller knows of a tensor's form, kept once for all tensors of that form."""
+"""What a controller knows about a tensor's form, kept once for all tensors of that form."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _autocast(kind: str) -> dict[str, Any]:
 
 
 def form_of(tensor: torch.Tensor) -> Form:
-    """Return the form of a tensor that says itself."""
+    """Return the form of a tensor."""
     return (
         tuple(tensor.shape),
         tensor.stride(),

@@ -1,4 +1,4 @@
-"""Kinds of devices on which processes have tensors: the one place that knows what is particular about each.
+"""Kinds of devices on which processes have tensors: the only place that knows the particulars of each.
 
 `DEVICES` has an entry for each kind besides the CPU; a kind without one is used as PyTorch does by itself, and its tensors go through the CPU for collectives.
 Everything here but the table is called in the processes of a mesh, on the thread of a stream.
@@ -22,17 +22,17 @@ Mark = tuple[str, Any]
 
 
 class Device:
-    """What a kind of device has to be asked for. The base class is for devices that do at once what they are told."""
+    """The operations on a kind of device. The base class is for devices that carry out work immediately."""
 
     backend: str | None = None
-    """What PyTorch calls the collectives among such devices; without it, or where processes share one, tensors go through the CPU."""
+    """PyTorch's name of the collectives among such devices; without it, or if processes share one, tensors go through the CPU."""
 
     def count(self) -> int:
         """Return how many of them this process can see."""
         return 1
 
     def choose(self, index: int, *, own_queue: bool) -> str:
-        """Have this thread use one of them, in a queue of its own or the default one; returns what tells it from all others of the host."""
+        """Let this thread use one of them, in a queue of its own or the default one; return a key that is unique on the host."""
         return str(index)
 
     def mark(self) -> Any:
@@ -40,7 +40,7 @@ class Device:
         return None
 
     def wait(self, event: Any) -> None:
-        """Have the device do what this thread issues from now on after an event."""
+        """Let the device do what this thread issues from now on after an event."""
 
     def used_here(self, tensor: torch.Tensor) -> None:
         """Keep memory that another thread has made until what this one does with it is done."""
@@ -60,7 +60,7 @@ class Cuda(Device):
         return torch.cuda.device_count()
 
     def choose(self, index: int, *, own_queue: bool) -> str:
-        """Have it be this thread's device."""
+        """Make it this thread's device."""
         torch.cuda.set_device(index)
         if own_queue:
             torch.cuda.set_stream(torch.cuda.Stream())  # type: ignore[no-untyped-call]
@@ -73,7 +73,7 @@ class Cuda(Device):
         return event
 
     def wait(self, event: Any) -> None:
-        """Have this thread's stream wait."""
+        """Let this thread's stream wait."""
         torch.cuda.current_stream().wait_event(event)
 
     def used_here(self, tensor: torch.Tensor) -> None:
@@ -94,12 +94,12 @@ _here = threading.local()
 
 
 def device_of(kind: str) -> Device:
-    """Return what knows that kind."""
+    """Return the operations for that kind."""
     return DEVICES.get(kind) or Device()
 
 
 def enter(kind: str, *, own_queue: bool) -> tuple[str, str, bool]:
-    """Have this thread use this process's device of that kind; returns its host, its name there, and whether the kind's backend is there."""
+    """Let this thread use this process's device of that kind; return its host, its name there, and whether the kind's backend is there."""
     device = device_of(kind)
     used: dict[str, str] = _used()
     if kind not in used:
@@ -127,13 +127,13 @@ def _used() -> dict[str, str]:
 
 
 def marks() -> Sequence[Mark]:
-    """Return where this thread's devices have got to."""
+    """Return how far this thread's devices have got."""
     found = [(kind, device_of(kind).mark()) for kind in _used()]
     return [(kind, event) for kind, event in found if event is not None]
 
 
 def wait(marked: Sequence[Mark]) -> None:
-    """Have this thread's devices wait for that."""
+    """Let this thread's devices wait for that."""
     for kind, event in marked:
         device_of(kind).wait(event)
 

@@ -1,6 +1,6 @@
-"""What a process does to give its tensors to others and to actors, and to have theirs.
+"""How a process gives its tensors to other processes and to actors, and receives theirs.
 
-A function here takes the bench, the instruction's number for errors, and what the controller says. They run in the order of the stream.
+A function here takes the bench, the instruction's number for errors, and the controller's arguments. They run in the order of the stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def arrivals() -> Arrivals:
-    """Return this process's own."""
+    """Return this process's instance."""
     found = find(Arrivals)
     if found is None:
         raise MeshError("nothing can arrive in this process: its controller has not said so")
@@ -39,7 +39,7 @@ def lend(bench: Bench, count: int, number: int, ref: int) -> None:
 
 
 def unlend(bench: Bench, _: int, number: int) -> None:
-    """No actor of this process wants it. At the process's end arrivals are over before this is told."""
+    """No actor of this process wants it. At the process's end arrivals are over before this is called."""
     here = find(Arrivals)
     if here is not None:
         here.drop((bench.controller, LENT, number))
@@ -54,7 +54,7 @@ def send(  # noqa: PLR0917 - a message
     number: int,
     *tensors: Any,
 ) -> None:
-    """Send tensors, or why they are not there, to those processes of another mesh that have this one's place in the dimensions that both have."""
+    """Send tensors, or why they are missing, to those processes of another mesh that have this one's place in the common dimensions."""
     here = arrivals()
     rank = here.rank(bench.controller, mesh)
     assert rank is not None, "the controller has said so before"
@@ -62,7 +62,7 @@ def send(  # noqa: PLR0917 - a message
     for dim, size in reversed(sizes.items()):
         rank, place[dim] = divmod(rank, size)
     sent = [_sendable(bench, LOST if each is None else each) for each in tensors]
-    # Those that have ended are missed by their own mesh.
+    # Processes that have ended are reported by their own mesh.
     with suppress(MeshError):
         here.tell(
             to.slice(**{dim: place[of] for dim, of in rule.items()}),
@@ -71,7 +71,7 @@ def send(  # noqa: PLR0917 - a message
 
 
 def _sendable(bench: Bench, value: Any) -> Any:
-    """Return a tensor as it is sent; what raises here is told where it is waited for."""
+    """Return a tensor as it is sent; an error here is raised where it is waited for."""
     try:
         found = _shown(bench, bench.now, value, "to_mesh")
         return found if isinstance(found, Failed) else found.contiguous()
@@ -82,7 +82,7 @@ def _sendable(bench: Bench, value: Any) -> Any:
 def receive(  # noqa: PLR0917 - a message
     bench: Bench, source: int, here: int, name: str, count: int, number: int
 ) -> list[Any]:
-    """Return tensors that come from another mesh, once they are here, or why they have failed."""
+    """Return tensors from another mesh, once they are here, or why they have failed."""
     try:
         values: list[Any] = arrivals().take((bench.controller, MOVED, number), (source, here))
     except MeshError as error:
@@ -97,20 +97,20 @@ def receive(  # noqa: PLR0917 - a message
 
 
 def collect(bench: Bench, number: int) -> list[Any]:
-    """Wait for what an actor of this process has returned."""
+    """Wait for the result of an actor of this process."""
     from mesh_tensor._special import Results
 
     kind, value = arrivals().take((bench.controller, RETURNED, number))
     if kind == "failed":
         raise MeshError(value)
     leaves, shape = pytree.tree_flatten(value.get())
-    # The memory that the reference stands for is wanted for the next result.
+    # The memory of the reference is needed for the next result.
     own = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
     return [Results(own, shape)]
 
 
 def collected(bench: Bench, count: int, number: int) -> list[torch.Tensor]:
-    """Wait for what an actor of this process has returned, which is so many tensors."""
+    """Wait for the result of an actor of this process, which consists of so many tensors."""
     (found,) = collect(bench, number)
     tensors = [each for each in found.leaves if isinstance(each, torch.Tensor)]
     if len(tensors) != count:
@@ -164,12 +164,12 @@ def _is_on_loop() -> bool:
 
 
 def _there(bench: Bench, count: int, ref: int, operator: str) -> Any:
-    """Return this process's part of a tensor, or why it is not there."""
+    """Return this process's part of a tensor, or why it is missing."""
     return _shown(bench, count, bench.env.get(ref, LOST), operator)
 
 
 def _shown(bench: Bench, count: int, value: Any, operator: str) -> Any:
-    """Return this process's part of a tensor as it is now, or why it is not there."""
+    """Return a copy of this process's part of a tensor, or why it is missing."""
     if hasattr(value, "placements"):
         try:
             bench.refresh(value)

@@ -1,4 +1,4 @@
-"""What each process has for tensors: at a controller the streams to meshes, at a worker the tensors.
+"""Each process's extension for tensors: at a controller the streams to meshes, at a worker the tensors.
 
 Imported in every process of a job, and therefore without PyTorch until tensors are used.
 """
@@ -38,11 +38,11 @@ SPECIAL = "mesh_tensor"
 SENT, RECEIVED = "to_mesh: send", "to_mesh: receive"
 """Names of the two instructions that move tensors."""
 COLLECTIVES = {"reduce": 2, "reduce_all": 1, "reduce_scatter": 2, "all_gather": 1, "all_to_all": 1}
-"""Those of our functions that processes do together, and which of their arguments is the group's number."""
+"""Our own functions that processes do together, and which of their arguments is the group's number."""
 
 
 class Failed:
-    """Stands where a tensor would be, had its operator not failed; whatever depends on it fails likewise."""
+    """Takes the place of a tensor whose operator has failed; whatever depends on it fails likewise."""
 
     __slots__ = ("error", "instruction", "operator", "trace")
 
@@ -55,7 +55,7 @@ class Failed:
 
 
 class Instead(Exception):
-    """An operator has failed here; its results are of the form that they should have, for who goes on with them."""
+    """An operator has failed here; its results have the form that they should have, for those who continue with them."""
 
     def __init__(self, error: BaseException, results: Any, mark: Callable[[Failed], None]) -> None:
         super().__init__(str(error))
@@ -65,7 +65,7 @@ class Instead(Exception):
 
 
 LOST = "lost"
-"""In place of a tensor that was on a process which has been made again since."""
+"""Takes the place of a tensor of a process that was restarted since."""
 
 
 GONE = "the tensor is not there: it was on a process of the mesh that has ended since, or was being computed when one did"
@@ -94,7 +94,7 @@ NUMBER = _Number()
 
 
 class Template:
-    """An operator with the arguments that are always the same."""
+    """An operator with its constant arguments."""
 
     __slots__ = (
         "args",
@@ -129,21 +129,21 @@ class Template:
         self.set(what, func)
 
     def set(self, what: tuple[Any, ...], func: Callable[..., Any]) -> None:
-        """Be called so, and do this."""
+        """Run a function under this name."""
         (name, _), self.args, self.kwargs, self.refs, self.out, self.mode, self.written = what
-        # A function of the user's has a name of its own.
+        # A user's function has a name of its own.
         self.name = (name[0] == SPECIAL and name[2]) or ".".join(filter(None, name))
         self.func = func
         place = COLLECTIVES.get(name[1]) if name[0] == SPECIAL else None
         self.group: int | None = None if place is None else self.args[place]
         self.lenient = name[0] == SPECIAL and name[1] == "send"
-        """Called also if a tensor has failed, or is not there: others wait for what is said of it."""
-        # Tensors alone, as most: no list of arguments is to be put together.
+        """Called even if a tensor has failed, or is missing: others wait for an answer about it."""
+        # Only tensors, in most cases: avoid building a list of arguments.
         self.plain = not self.kwargs and all(each is HOLE for each in self.args) and not self.mode
 
 
 def _unknown(what: str, *_: Any, **__: Any) -> None:
-    """Stand for an operator that is not there."""
+    """Take the place of a missing operator."""
     raise MeshError(
         f"the operator is not known in this process ({what}): import the module that defines it there too, with bootstrap= of "
         "spawn_procs for example"
@@ -162,13 +162,13 @@ def _fill(what: Any, tensors: Any, numbers: Any) -> Any:
 
 
 class Bench:
-    """The tensors of one controller, and what it has taught. Its public methods are what a controller may say."""
+    """The tensors of one controller, and the templates that it has taught. Its public methods are what a controller may call."""
 
     def __init__(self, address: Any, controller: Any, *, is_side: bool = False) -> None:
         self.address = address
         """This process's own."""
         self.is_side = is_side
-        """It is of a stream besides the default one."""
+        """It belongs to a stream besides the default one."""
         self.controller = controller
         self._birth = (os.getpid(), time.monotonic_ns())
         self.groups: dict[int, Group] = {}
@@ -176,16 +176,16 @@ class Bench:
         self.env: dict[int, Any] = {}
         self.templates: dict[int, Template] = {}
         self.timing: Timing | None = None
-        """What notes down when what is done here, while somebody wants to know."""
+        """Records when each instruction runs here, while a timeline is taken."""
         self.programs: dict[int, Any] = {}
         self.now = 0
-        """The instruction that is carried out, if it is not one of the simplest."""
+        """The instruction in progress, if it is not one of the simplest."""
         self.replaying: tuple[int, int] | None = None
-        """Of the instructions that are carried out: which replay they belong to, and of which program."""
+        """The replay that the instructions in progress belong to, and its program."""
         self.loose: Failed | None = None
-        """The first failure that no tensor stands for: of an operator without results."""
+        """The first failure that has no tensor: of an operator without results."""
         self.unfinished: list[Sums] = []
-        """Sums that were put off, to be waited for at the end of the message."""
+        """Postponed sums, to be waited for at the end of the message."""
 
     def run(self, first: int, code: Any, scalars: Iterable[Any], freed: list[int]) -> None:
         """Carry out a batch."""
@@ -216,21 +216,21 @@ class Bench:
         self.free(freed)
 
     def meet(self) -> None:
-        """Have the groups of all meshes found."""
+        """Let the groups of all meshes be found."""
         for mesh in self._meshes.values():
             mesh.meet()
 
     def finish(self) -> None:
-        """Wait for what was put off."""
+        """Wait for postponed sums."""
         for each in self.unfinished[:]:
             each.finish()
 
     def instruction(self) -> int | tuple[Any, ...]:
-        """Return which instruction is carried out, if it is not one of the simplest; -1 if only the whole replay is known."""
+        """Return which instruction is in progress, if it is not one of the simplest; -1 if only the whole replay is known."""
         return self.now if self.replaying is None else (*self.replaying, self.now)
 
     def free(self, numbers: list[int]) -> None:
-        """Let go of tensors, and of programs, whose numbers are negative."""
+        """Drop tensors, and programs, whose numbers are negative."""
         env = self.env
         for number in numbers:
             if number < 0:
@@ -267,7 +267,7 @@ class Bench:
             self.templates.pop(number, None)
 
     def leave(self, groups: list[int]) -> None:
-        """Leave groups: some of their processes were made again."""
+        """Leave groups, because some of their processes were restarted."""
         for number in groups:
             self.groups.pop(number, None)
 
@@ -278,7 +278,7 @@ class Bench:
         self._meshes[number] = Worker(self, *what)
 
     def exit(self, number: int) -> None:
-        """Give that up, with all tensors of the mesh."""
+        """Leave it, with all tensors of the mesh."""
         mesh = self._meshes.pop(number, None)
         if mesh is not None:
             mesh.close()
@@ -289,7 +289,7 @@ class Bench:
         return getattr(self._meshes[number], what)(*rest)
 
     def put(self, number: int, value: Any) -> None:
-        """Have this tensor; its memory is this process's own."""
+        """Store this tensor; its memory is this process's own."""
         self.env[number] = value.clone()
 
     def get(self, number: int) -> Any:
@@ -301,7 +301,7 @@ class Bench:
         return self._loose() or _told([self.env.get(number, LOST) for number in numbers])
 
     def results(self, number: int) -> Any:
-        """Return how the results of a function belong together, and their forms, or values of those that are no tensors."""
+        """Return the structure of a function's results, and their forms, or values of those that are not tensors."""
         found = self.env.get(number, LOST)
         if found is LOST or type(found) is Failed:
             return _sent(found)
@@ -309,20 +309,20 @@ class Bench:
         return kind, (found.shape, told)
 
     def look(self, number: int) -> Any:
-        """Return what there is to see of a tensor."""
+        """Return a summary of a tensor."""
         from mesh_tensor._looking import looked
 
         found = self.env.get(number, LOST)
         return _sent(found) if found is LOST or type(found) is Failed else looked(found)
 
     def time(self) -> None:
-        """Begin to note down when what is done."""
+        """Start recording when each instruction runs."""
         from mesh_tensor._timing import Timing
 
         self.timing = Timing(self)
 
     def timed(self) -> Any:
-        """Return what was noted down, and end it."""
+        """Return the recording, and end it."""
         timing, self.timing = self.timing, None
         return "value", ([], 0) if timing is None else (timing.spans, timing.left_out)
 
@@ -336,7 +336,7 @@ class Bench:
         return "value", (len(tensors), storages if by_storage else sum(storages.values()))
 
     def device(self, kind: str) -> Any:
-        """Use the device of that kind that is this process's own; returns what tells it from those of others."""
+        """Use this process's own device of that kind; return a key that distinguishes it from those of others."""
         from mesh_tensor import _devices
 
         try:
@@ -349,7 +349,7 @@ class Bench:
         return "value", self.address
 
     def birth(self) -> Any:
-        """Return what tells this from what was there before the process was made again."""
+        """Return a number that changes when the process is restarted."""
         return self._birth
 
     def where(self) -> Any:
@@ -375,14 +375,14 @@ class Bench:
             return _sent(Failed(-1, "checkpoint", error))
 
     def exchange(self, what: str, count: int, *rest: Any) -> None:
-        """Give tensors to others, or have theirs: an instruction that is sent by itself."""
+        """Give tensors to others, or receive theirs: an instruction that is sent by itself."""
         from mesh_tensor import _exchange
         from mesh_tensor._streams import _worker
 
         getattr(_worker if what in _worker.BETWEEN_STREAMS else _exchange, what)(self, count, *rest)
 
     def refresh(self, tensor: Any) -> None:
-        """Have a tensor of the global view show what it is a view of, as that is now."""
+        """Refresh a tensor of the global view that shows another one."""
         for mesh in self._meshes.values():
             if mesh.mesh is tensor.device_mesh:
                 mesh.refresh([tensor])
@@ -393,7 +393,7 @@ class Bench:
 
     def _general(self, template: Template, out: int, refs: list[int], numbers: Any) -> None:
         env = self.env
-        # Numbers are taken even where a tensor has failed.
+        # Numbers are taken even if a tensor has failed.
         tensors = [env.get(ref) for ref in refs]
         supply = iter(tensors)
         args = [_fill(each, supply, numbers) for each in template.args]
@@ -413,7 +413,7 @@ class Bench:
         if template.mode == LIST or type(result) is tuple:
             at = out
             for place, each in enumerate(result):
-                # As the controller counts: neither what was there before, nor what is not there.
+                # As the controller counts: neither tensors that existed before, nor missing ones.
                 if each is None or (place < len(template.written) and template.written[place]):
                     continue
                 self.env[at] = each
@@ -444,14 +444,14 @@ class Bench:
         for each in range(out, out + template.out):
             env[each] = failed
         if any(template.written):
-            # What it was to write is neither as before nor as it was to become.
+            # The tensor that it was to write has neither its old nor its new values.
             env[refs[0]] = failed
         elif not template.out and self.loose is None:
             self.loose = failed
 
 
 class Tensors(Extension):
-    """Has the tensors of a process and works on them on a thread of its own; or has others do so."""
+    """Keeps the tensors of a process and works on them on a thread of its own; or lets others do so."""
 
     name = "mesh_tensor"
     is_side = False
@@ -463,7 +463,7 @@ class Tensors(Extension):
         self._streams: dict[ProcMesh, Issuer] = {}
         self._lock = threading.Lock()
         self.lock = threading.RLock()
-        """That of all streams."""
+        """Those of all streams."""
         self._flusher: Flusher | None = None
         self.numbers = itertools.count(1)
         self.templates = itertools.count(1)
@@ -474,32 +474,32 @@ class Tensors(Extension):
         self.refuses = threading.local()
         self.guard = Guard()
         self.backends: dict[tuple[ProcMesh, str], str] = {}
-        """By mesh and kind of device, what PyTorch calls the collectives there, where somebody has chosen."""
+        """By mesh and kind of device, PyTorch's name of the collectives there, if one was chosen."""
         self.handover = Handover()
         self.clear_text: dict[str, str] | None = None
         """Whether collectives may go between hosts, and over which addresses."""
         self.recorders: dict[int, Recorder] = {}
-        """By thread, what is being recorded there."""
+        """By thread, the recording in progress."""
 
     def recorded(self, tell: Callable[[Recorder], None]) -> None:
-        """Tell what records in this thread, if anything does."""
+        """Notify the recording of this thread, if there is one."""
         recorder = self.recorders.get(threading.get_ident())
         if recorder is not None:
             tell(recorder)
 
     def tell(self, to: Any, message: Any) -> Sending:
-        """Send a message, in which there are no tensors of a mesh."""
+        """Send a message without tensors of a mesh."""
         with self.without_tensors():
             return super().tell(to, message)
 
     def call(self, to: Any, message: Any, *, timeout: float | None = None) -> Future[ValueMesh[Any]]:
-        """Send a message that is answered, in which there are no tensors of a mesh."""
+        """Send a message without tensors of a mesh, and return a future of the answer."""
         with self.without_tensors():
             return super().call(to, message, timeout=timeout)
 
     @contextmanager
     def without_tensors(self) -> Iterator[None]:
-        """Have tensors of a mesh refused where this thread pickles them."""
+        """Refuse tensors of a mesh when this thread pickles them."""
         before, self.refuses.here = getattr(self.refuses, "here", False), True
         try:
             yield
@@ -507,14 +507,14 @@ class Tensors(Extension):
             self.refuses.here = before
 
     def stop(self) -> None:
-        """End what was begun."""
+        """Undo that."""
         self.handover.close()
         if self._flusher is not None:
             self._flusher.close()
 
     @property
     def flusher(self) -> Flusher:
-        """What sends instructions that wait."""
+        """Sends waiting instructions."""
         if self._flusher is None:
             from mesh_tensor._stream import Flusher
 
@@ -522,7 +522,7 @@ class Tensors(Extension):
         return self._flusher
 
     def issuer(self, procs: ProcMesh) -> Issuer:
-        """Return what issues operators for a mesh; the same one each time."""
+        """Return the issuer of operators for a mesh; the same one each time."""
         from mesh_tensor._propagate import Issuer
         from mesh_tensor._stream import Stream
         from mesh_tensor._tensor import MeshTensor
@@ -539,7 +539,7 @@ class Tensors(Extension):
             return found
 
     def have_recorded(self, stream: Stream) -> None:
-        """Have timelines of meshes that share processes with a new stream's record it too."""
+        """Let timelines of meshes that share processes with a new stream's record it too."""
         for each in {one.timeline for one in list(self.streams) if one.timeline is not None}:
             each.join(stream)
 
@@ -561,7 +561,7 @@ class Tensors(Extension):
             return getattr(bench, kind)(*rest)
 
     def _several(self, bench: Bench, messages: list[tuple[Any, ...]]) -> None:
-        """Do what several messages say, each as if it had come alone: what one of them raises is none of the next one's concern."""
+        """Carry out several messages, each as if it had come alone: an error in one does not affect the next."""
         raised = []
         for kind, *rest in messages:
             try:
@@ -590,7 +590,7 @@ def _told(values: list[Any]) -> Any:
 
 
 def _sent(value: Any) -> Any:
-    """As it travels, without a copy: a reply's bytes are copied before the next instruction can change the tensor."""
+    """A tensor as it is sent, without a copy: a reply's bytes are copied before the next instruction can change the tensor."""
     if value is LOST:
         return ("failed", -1, "keeping it", GONE, "")
     if type(value) is Failed:
@@ -604,7 +604,7 @@ def _sent(value: Any) -> Any:
     value = value.detach()
     if value.device.type not in HERE:
         value = value.to("cpu")
-    # Other layouts, and subclasses, pickle in PyTorch's way: with all of the memory that they are a view of.
+    # Other layouts, and subclasses, pickle in PyTorch's way: with all the memory that they are views of.
     is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
     # Zeros that PyTorch keeps without memory have nothing to copy from.
     is_plain = is_plain and not value._is_zerotensor()  # noqa: SLF001 - nothing else tells

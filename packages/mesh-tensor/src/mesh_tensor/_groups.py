@@ -1,8 +1,8 @@
 """Process groups among the processes of a mesh, made when they are first needed.
 
-COL-1: nobody waits in a collective for a process that cannot take part in it. Who cannot says so at the store where the group meets, under the
-collective's number, and closes its connections: the others raise, and read there why. All of them count collectives alike, also those that they
-have not taken part in, so that they meet again for the next one, in connections that are made anew. The store is the controller's, which says
+COL-1: nobody waits in a collective for a process that cannot take part in it. Such a process says so at the store where the group meets, under the
+collective's number, and closes its connections: the others raise, and read the reason there. All of them count collectives alike, including those
+that they have not taken part in, so they meet again for the next one, over new connections. The store is the controller's, which reports
 there that a process has died: nobody waits there for a dead one.
 """
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 _TIMEOUT = timedelta(minutes=30)
 _CONNECT = timedelta(seconds=60)
-"""So long may those that have all come take to connect: by then one of them must have died."""
+"""How long processes that have all arrived may take to connect: after that, one of them must have died."""
 _LOOK_S, _LOOK_LEAST_S = 0.0002, 0.02
-"""Who waits for the others to come looks at first, and at last, that often whether they have, or will not."""
+"""How often a process that waits for the others checks, at first and at last, whether they have arrived or will not."""
 _LOST = "lost"
-"""Under this name the store has which process has ended, once one has."""
+"""The store's key for the first process that has ended."""
 Address = tuple[int, int, int]
 
 
@@ -50,14 +50,14 @@ class Groups:
         """The address at which each process listens for the others."""
 
     def lost(self, end: ProcEnd) -> None:
-        """A process has ended: nobody is to wait for it."""
+        """A process has ended: nobody should wait for it."""
         store = self._store
-        # Each life of a process has its own address: this may tell late of one that was made again since.
+        # Each life of a process has its own address: this may be late news of one that was restarted since.
         if store is not None and end.address in (self._addresses or ()):
             store.set(_LOST, f"the process at {end.point} has ended")
 
     def clear(self) -> list[int]:
-        """Forget them, as processes were made again that are in none; which those were."""
+        """Forget them, because processes were restarted that are in none; return which those were."""
         numbers = list(self._made.values())
         self._made.clear()
         self._addresses = self._meeting = self._store = None
@@ -78,7 +78,7 @@ class Groups:
         return {address: rank for rank, address in enumerate(self._known())}
 
     def backend(self, kind: str) -> str:
-        """Return what PyTorch calls the collectives of tensors on that kind of device."""
+        """Return PyTorch's name of the collectives of tensors on that kind of device."""
         stream = self._stream
         chosen = stream.tensors.backends.get((stream.procs, kind))
         if chosen is not None or kind in HERE:
@@ -124,7 +124,7 @@ class Groups:
         return made, size
 
     def _meet(self) -> tuple[str, int]:
-        """Have a store where all can reach it; returns its address."""
+        """Create a store that all can reach; return its address."""
         stream = self._stream
         wheres = [Where(*answer[1]) for _, answer in stream.wait(stream.ask("where"))]
         host, places = meeting_places(stream.procs, wheres, stream.tensors.clear_text)
@@ -141,7 +141,7 @@ class Groups:
 
 
 class LeftAlone(MeshError):
-    """A collective was not done, as a process could not take part in it."""
+    """A collective did not happen, because a process could not take part in it."""
 
 
 class Group:
@@ -157,24 +157,24 @@ class Group:
         self.size = size
         self._where = where
         self.backend = backend
-        """What PyTorch calls what carries its collectives."""
+        """PyTorch's name of the backend of its collectives."""
         if backend != "gloo":
-            # Nobody is to wait for this process at the store if it cannot come.
+            # Nobody should wait for this process at the store if it cannot come.
             check(backend)
         store = TCPStore(host, port, is_master=False, timeout=_CONNECT)
         self._whole = store
         self._store = PrefixStore(name, store)
         self._turn = 0
-        """The number of the collective that is next, or being done."""
+        """The number of the next or present collective."""
         self.made: Any = None
         """PyTorch's own, while all are connected."""
         self._window: Window | bool | None = False
-        """That of these connections, once all have looked whether they can have windows."""
+        """The windows of these connections, once all have checked whether they can have them."""
         self._meet(here=True)
 
     @contextmanager
     def together(self) -> Iterator[Callable[..., None]]:
-        """Take part in the next collective; gives what calls PyTorch's group and waits, once or several times."""
+        """Take part in the next collective; returns a function that calls PyTorch's group and waits, once or several times."""
         self._turn += 1
         try:
             if self.made is None:
@@ -183,7 +183,7 @@ class Group:
         except LeftAlone:
             raise
         except BaseException as error:
-            # Whoever was first: they know it by its number.
+            # In another process, if it was first: all know it by its number.
             why = self._say(error)
             self.made = None
             if why is None:
@@ -209,11 +209,11 @@ class Group:
         return self._window
 
     def _do(self, what: str, *args: Any) -> None:
-        # No variable has the group: a traceback would keep its connections.
+        # No variable refers to the group: a traceback would keep its connections.
         getattr(self.made, what)(*args).wait()
 
     def _say(self, why: object) -> str | None:
-        """Say why this process does not take part; returns what another one had said before, and had not read itself."""
+        """Report why this process does not take part; return what another one had reported before, which this one had not read."""
         mine = f"the process at {self.rank} of {self.size} could not take part in it: {_short(why)}"
         try:
             said = self._store.compare_set(f"{self._turn}/left", "", mine).decode()
@@ -222,14 +222,14 @@ class Group:
         return None if said == mine else said
 
     def _meet(self, *, here: bool, why: object = None) -> None:
-        """Come together for a collective, and connect if all of the group are there and take part."""
+        """Meet for a collective, and connect if all members are there and take part."""
         store, turn = self._store, self._turn
         all_here, left = f"{turn}/all", f"{turn}/left"
         try:
             if not here:
                 self._say(why)
             if store.add(f"{turn}/came", 1) == self.size:
-                # Whoever was still about to read of the meeting before has come to this one.
+                # Those that were still about to read about the previous meeting have come to this one.
                 for each in ("all", "left", "came"):
                     store.delete_key(f"{turn - 1}/{each}")
                 store.set(all_here, "")
@@ -242,7 +242,7 @@ class Group:
                     self._say(self._whole.get(_LOST).decode())
                 elif time.monotonic() > end:
                     self._say(f"it has waited {_TIMEOUT} for the others")
-                # Not by a wait with a limit: PyTorch complains of each that is over.
+                # Not by a wait with a time limit: PyTorch logs each one that expires.
                 time.sleep(pause)
                 pause = min(2 * pause, _LOOK_LEAST_S)
             if store.check([left]):
@@ -253,7 +253,7 @@ class Group:
             raise LeftAlone(self._say(error) or _short(error)) from error
 
     def staged(self, tensor: Any) -> Any:
-        """Return a tensor as the backend takes it: gloo takes those of the CPU."""
+        """Return a tensor as the backend accepts it: gloo accepts those on the CPU."""
         return tensor.to("cpu") if self.backend == "gloo" else tensor
 
     def _connected(self) -> Any:
@@ -267,15 +267,15 @@ class Group:
     def _connected_by_gloo(self) -> Any:
         from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 
-        # Names with an underscore, and the only way to say which network to use.
+        # Private names, and the only way to choose a network.
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # noqa: SLF001
         named = interface() if self._where != LOOPBACK else None
-        # One of the environment's choice, where there is a choice.
+        # The environment's choice, if there is a choice.
         chosen = {"interface": named} if named else {"hostname": self._where}
         options._devices = [ProcessGroupGloo.create_device(**chosen)]  # noqa: SLF001
         options._timeout = _CONNECT  # noqa: SLF001
         made: Any = ProcessGroupGloo(PrefixStore(f"{self._turn}", self._store), self.rank, self.size, options)
-        # That was for the connections: in a collective others may have to compute for long before they come.
+        # That limit was for the connections: in a collective the others may have to compute for long before they arrive.
         made._set_default_timeout(_TIMEOUT)  # noqa: SLF001 - likewise
         return made
 
@@ -294,6 +294,6 @@ def join(  # noqa: PLR0917 - a message
 
 
 def _short(error: object) -> str:
-    """What has happened, without the stack that PyTorch adds to it."""
+    """Return the error without the stack that PyTorch adds to it."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__

@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
 ROWS = 32
-"""Of a larger mesh the first and the last processes are shown."""
+"""Of a larger mesh, the first and the last processes are shown."""
 SIDE = 16
-"""So many pieces of one dimension are drawn; of more, the tensor is too finely cut for a picture."""
+"""The most pieces of one dimension that are drawn; with more, the tensor is cut too finely for a picture."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one process has of a tensor."""
+    """One process's part of a tensor."""
 
     point: Point
     shape: tuple[int, ...]
     start: tuple[int, ...]
-    """Where it begins in the whole tensor; zeros in the per-rank view, in which each process has one of its own."""
+    """Where it begins in the whole tensor; zeros in the per-rank view, in which each process has a tensor of its own."""
     nbytes: int
     low: float | None
-    """The least of its values; none where there is none, or no order among them."""
+    """The smallest of its values; ``None`` if there is none, or they have no order."""
     mean: float | None
     high: float | None
     odd: int
-    """How many values are no finite numbers."""
+    """The number of values that are not finite."""
     failed: str | None
-    """Why it is not there."""
+    """Why it is missing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Inspection:
     title: str
     shape: tuple[int, ...]
     placements: tuple[Placement, ...] | None
-    """PyTorch's, for each dimension of the mesh; none in the per-rank view."""
+    """PyTorch's, for each dimension of the mesh; ``None`` in the per-rank view."""
     parts: list[Part]
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Inspection:
         return rows
 
     def _picture(self) -> list[str]:
-        """Draw which processes have which part of the tensor, along the dimensions that are cut."""
+        """Draw which processes have which part of the tensor, along the dimensions that are split."""
         there = [part for part in self.parts if part.failed is None]
         if self.placements is None or not there or not self.shape:
             return []
@@ -93,7 +93,7 @@ class Inspection:
         cut = [dim for dim, pieces in enumerate(cuts) if len(pieces) > 1]
         if len(cut) > 2 or any(len(cuts[dim]) > SIDE for dim in cut):
             return []
-        # As matrices are written, where that can be.
+        # As matrices are written, if possible.
         down = cut[0] if len(cut) == 2 else 0
         across = next((dim for dim in reversed(cut) if dim != down), 1 if len(self.shape) > 1 else None)
         down_pieces, across_pieces = cuts[down], [(0, 0)] if across is None else cuts[across]
@@ -185,13 +185,13 @@ def show(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -
 
 
 def looked(local: torch.Tensor, start: Sequence[int] | None = None) -> Any:
-    """Return what there is to see of what this process has of a tensor."""
+    """Return a summary of this process's part of a tensor."""
     shape = tuple(local.shape)
     low = mean = high = None
     odd = 0
     if not local.is_complex():
         total, count = 0.0, 0
-        # Little at a time: the memory may be as good as full.
+        # A little at a time: the memory may be almost full.
         for some in torch.split(local.detach().flatten(), 1 << 20):
             values = some.double()
             finite = values[values.isfinite()]
@@ -244,7 +244,7 @@ def _rule(margin: int, corners: str, widths: Sequence[int]) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """Return rows as lines with columns; who has only a word to say may take the whole line."""
+    """Return rows in columns; a row with a single text may use the whole line."""
     full = [row for row in rows if len(row) == len(rows[0])]
     widths = [max(len(row[column]) for row in full) for column in range(len(rows[0]))]
     return [

@@ -1,4 +1,4 @@
-"""A mesh whose tensors are given away: to other meshes, and to actors."""
+"""A mesh whose tensors are given to other meshes, and to actors."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class Exchange:
-    """What a controller knows of it: one for each stream."""
+    """A controller's view of it: one for each stream."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._lives = -1
         self.number = 0
-        """A number that the processes know the mesh by, until some of them are made again."""
+        """A number by which the processes know the mesh, until some of them are restarted."""
         self._addresses: list[Address] = []
         self._receivers: dict[int, tuple[Stream, dict[str, str]]] = {}
         """Other meshes to which tensors were moved, by their numbers, and which dimension of theirs is which one here."""
         self._takers: dict[int, int] = {}
-        """By the number of a tensor that was given to actors: how many of them have still to take it."""
+        """By the number of a tensor that was given to actors: how many of them have yet to take it."""
 
     @property
     def procs(self) -> ProcMesh:
@@ -37,11 +37,11 @@ class Exchange:
 
     @property
     def arrivals(self) -> Arrivals:
-        """What this process sends by."""
+        """The extension by which this process sends."""
         return find(Arrivals) or install(Arrivals)
 
     def join(self) -> None:
-        """Have all processes know their places. That waits for nothing that was issued, and only the first time."""
+        """Tell all processes their places. That waits for nothing that was issued, and only happens once."""
         stream = self._stream
         if stream.broken:
             stream.check()
@@ -63,17 +63,17 @@ class Exchange:
         self._lives = stream.lives
 
     def source(self, to: Stream, rule: dict[str, str]) -> tuple[int, int]:
-        """Return what stands for this mesh where its tensors are waited for in another one."""
+        """Return the identity of this mesh where another one waits for its tensors."""
         self._receivers[to.exchange.number] = to, rule
         return self.number, to.exchange.number
 
     def unsent(self, to: Stream, why: str) -> None:
-        """Nothing that was to be sent there comes any longer."""
+        """Nothing more will be sent there."""
         with suppress(MeshError):
             self.arrivals.tell(to.procs, ("lost", (self.number, to.exchange.number), why))
 
     def lost(self, end: ProcEnd) -> None:
-        """A process has ended: nobody is to wait for what it would have sent."""
+        """A process has ended: nobody should wait for what it would have sent."""
         if end.address not in self._addresses:
             return
         procs = self._stream.procs
@@ -86,7 +86,7 @@ class Exchange:
                 self.arrivals.tell(receivers, ("lost", (self.number, number), why))
 
     def taken(self, number: int, of: int) -> None:
-        """An actor has taken a tensor, as so many do: once all of them have, the other processes need keep it no longer."""
+        """An actor has taken a tensor, of so many that will: once all have, the other processes need not keep it."""
         left = self._takers.pop(number, of) - 1
         if left:
             self._takers[number] = left
@@ -96,7 +96,7 @@ class Exchange:
             stream.tensors.tell(stream.procs, ("exchange", "unlend", -1, number))
 
     def returned(self, number: int, outcomes: list[Any]) -> None:
-        """Give each process what its actor has returned, or why it has not."""
+        """Give each process the result of its actor, or why there is none."""
         for (_, one), outcome in zip(self._stream.procs, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 said: tuple[str, Any] = "failed", f"{type(outcome).__name__}: {outcome}"

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Rule = dict[str, str]
-"""By dimensions of the mesh that tensors are moved to: those of the mesh where they are that they stand for."""
+"""By dimensions of the destination: the corresponding dimensions of the source."""
 
 
 def to_mesh(tensors: T, procs: ProcMesh) -> T:
@@ -84,7 +84,7 @@ def _checked(tensor: torch.Tensor) -> MeshTensor:
 
 
 def _rule(tensor: torch.Tensor, source: ProcMesh, to: ProcMesh) -> Rule:
-    """Return which dimension is which."""
+    """Return which dimension corresponds to which."""
     here, there = dict(source.sizes), dict(to.sizes)
     if set(here) != set(there) and list(here.values()) == list(there.values()):
         return dict(zip(there, here, strict=True))
@@ -100,7 +100,7 @@ def _rule(tensor: torch.Tensor, source: ProcMesh, to: ProcMesh) -> Rule:
 
 
 def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[MeshTensor, ...]:
-    """Have one mesh send tensors, and another one wait for them."""
+    """Let one mesh send tensors, and another one wait for them."""
     given = cast("list[MeshTensor]", list(tensors))
     source = given[0].descriptor.stream
     if source.tensors.guard.on:
@@ -133,7 +133,7 @@ def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[M
                 return Hit(template, made, LIST, True)
 
             source.issuer.function((SENT, route, *forms), learn_sending, given, number)
-            # Nobody is to wait for what is not under way.
+            # Nobody should wait for something that was not sent.
             target.sources[source] = None
             _, moved = issuer.function((RECEIVED, route, *forms), learn_receiving, [], number)
         return tuple(moved)

@@ -1,4 +1,4 @@
-"""Over which addresses processes on several hosts meet for collectives.
+"""The addresses at which processes on several hosts meet for collectives.
 
 NET-1: nothing of a collective leaves a machine unless the script has allowed it: gloo neither encrypts what it sends nor asks who connects.
 """
@@ -28,7 +28,7 @@ class Where(NamedTuple):
 
     host: str
     addresses: tuple[str, ...]
-    """Its host's, as other hosts reach them, the likeliest first; none where all is on one machine."""
+    """Its host's addresses for other hosts, the likeliest first; empty if all are on one machine."""
 
 
 def here() -> Where:
@@ -67,7 +67,7 @@ def meeting_places(
     hosts = dict.fromkeys(each.host for each in wheres)
     outside = [each for each in wheres if each.addresses and each.host != mine.host]
     if not outside and not (allowed and any(host in allowed for host in hosts)):
-        # On one machine, whatever its hosts are called.
+        # On one machine, whatever the names of its hosts.
         return LOOPBACK, [LOOPBACK] * len(wheres)
     if allowed is None:
         raise MeshError(

@@ -1,4 +1,4 @@
-"""What is true of an operator whatever it is called with, read from its schema once."""
+"""What is true of an operator whatever its arguments, read from its schema once."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
-# Their numbers say how many elements there are, or which.
+# Their numbers are counts of elements, or indices.
 _SHAPED_BY_NUMBERS = frozenset({"aten::arange", "aten::range", "aten::repeat_interleave"})
 _NUMBERS = frozenset({"number", "float", "Scalar", "Optional[number]", "Optional[float]"})
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator, with what its schema tells."""
+    """An operator, with the information of its schema."""
 
     name: tuple[str, str, str]
     """Namespace, name and overload, by which workers find it."""
@@ -33,14 +33,14 @@ class Operator:
     changed: frozenset[int | str] = frozenset()
     """Places and names of arguments that are changed in place."""
     module: str | None = None
-    """What defines it, if it is written in Python: to be imported where it is called."""
+    """The module that defines it, if it is written in Python: to be imported where it is called."""
 
 
 COLLECTIVE_SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "_dtensor")
 """Where PyTorch has the operators that processes carry out together."""
 
 OURS = Operator(("mesh_tensor", "", ""), frozenset(), (), False, False)
-"""What is none of PyTorch's."""
+"""What is not one of PyTorch's."""
 
 
 def describe(func: OpOverload) -> Operator:
@@ -82,10 +82,10 @@ def describe(func: OpOverload) -> Operator:
 _AT_ONCE = {
     ("aten", "_conj", "default"): ("aten", "conj_physical", "default"),
     ("aten", "_neg_view", "default"): ("aten", "neg", "default"),
-    # Zeros without memory, of which DTensor and messages would take the memory.
+    # Zeros without memory, for which DTensor and messages would allocate memory.
     ("aten", "_efficientzerotensor", "default"): ("aten", "zeros", "default"),
 }
-"""Operators that only leave a mark, for PyTorch to heed where it is called: it is called elsewhere, and does not see the mark."""
+"""Operators that only leave a mark for PyTorch where they are called: they are called elsewhere, and it does not see the mark."""
 
 
 def _module(name: str) -> str | None:

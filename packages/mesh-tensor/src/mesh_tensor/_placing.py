@@ -1,4 +1,4 @@
-"""From one kind of device to another, within each process of a mesh."""
+"""Moves from one kind of device to another, within each process of a mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def device_named(device: Any) -> torch.device:
-    """Return a kind of device; which one of a kind a process has is not for the script to say."""
+    """Return a kind of device; which device of a kind a process has is not the script's decision."""
     found = device if isinstance(device, torch.device) else torch.device(device)
     if own_device(found) is not found and found.index != 0:
         raise ValueError(
@@ -44,8 +44,8 @@ def moved(tensor: MeshTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Have PyTorch take the names of CUDA devices in this thread where it would find none: they are those of other processes."""
-    # PyTorch begins to use CUDA before it asks any mode, and does not where it is at that already.
+    """Let PyTorch accept the names of CUDA devices in this thread if it would find none: they are those of other processes."""
+    # PyTorch initializes CUDA before it asks any mode, unless it is doing so already.
     here = getattr(torch.cuda, "_tls", None)
     if here is None or hasattr(here, "is_initializing") or _has_cuda():
         yield
@@ -63,7 +63,7 @@ def _has_cuda() -> bool:
 
 
 class _Move(torch.autograd.Function):
-    # PyTorch's own would not know where the gradient goes: to it both devices are this process's.
+    # PyTorch's own function would not know where the gradient goes: to it both devices are this process's.
 
     @staticmethod
     def forward(  # noqa: PLR0917 - of a call

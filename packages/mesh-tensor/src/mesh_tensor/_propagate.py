@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mesh_tensor._tensor import MeshTensor
 
 CACHED = 1 << 15
-"""Signatures that are remembered at most."""
+"""The most signatures that are remembered."""
 
 
 class Hit:
@@ -69,17 +69,17 @@ class Hit:
         self.new = sum(isinstance(each, Descriptor) for each in results)
         only = results[0] if len(results) == 1 and not lists and not mode else None
         self.one = only if isinstance(only, Descriptor) else None
-        """The form of the one tensor that is made, if that is all there is to it."""
+        """The form of the one new tensor, if there is nothing else."""
         self.asks = asks
-        """So many results have a form that only the workers can tell."""
+        """The number of results whose form only the workers can tell."""
         self.bases: tuple[int | None, ...] | None = None
-        """For each new tensor, which of the given ones it shares memory with; ``None`` if none does."""
+        """For each new tensor, which of the given ones it shares memory with; ``None`` if none."""
         self.base: int | None = None
-        """The same, where there is one tensor."""
+        """The same, if there is one tensor."""
         self.written: tuple[int, ...] = ()
         """Which of the given tensors are changed."""
         self.shape: Any = None
-        """Of a function: its results with a hole for each tensor, and how they belong together."""
+        """Of a function: its results with a hole for each tensor, and their structure."""
 
 
 @dataclass(slots=True)
@@ -110,11 +110,11 @@ class Issuer:
         self._guard = stream.tensors.guard
 
     def clear(self) -> None:
-        """Forget what the workers know: they do not any longer."""
+        """Forget what the workers know, because they have forgotten it."""
         self._cache.clear()
 
     def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Have the workers do it, and return what stands for the results."""
+        """Let the workers do it, and return mesh tensors for the results."""
         cls = self.cls
         stream = self.stream
         if stream.broken:
@@ -157,7 +157,7 @@ class Issuer:
         if one is None:
             asked = Asked(func, operator, args, kwargs or {}, tensors, scalars)
             return self._ask(hit, asked) if hit.asks else self._send(hit, asked)
-        # One new tensor, as nearly always.
+        # One new tensor, as in nearly all cases.
         result = one.make()
         result.descriptor = one
         with stream.lock:
@@ -168,12 +168,12 @@ class Issuer:
         return result
 
     def _guarded(self, func: OpOverload, tensors: list[Any], hit: Hit) -> Descriptor | None:
-        """Raise if the tensors may not be used so; returns the form of the one tensor that is made, if that is all there is to it."""
+        """Raise if the tensors may not be used so; return the form of the one new tensor, if there is nothing else."""
         self._guard.check(func, tensors, hit.written)
         return hit.one
 
     def _part(self, value: Any, tensors: list[Any]) -> Any:
-        """Return what stands for an argument in a signature."""
+        """Return the key of an argument in a signature."""
         kind = type(value)
         if kind is self.cls:
             tensors.append(value)
@@ -187,7 +187,7 @@ class Issuer:
     def _check_changed(
         self, func: OpOverload, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any] | None
     ) -> None:
-        """Refuse to change a tensor of this process: it would be a copy on the mesh that changes."""
+        """Refuse to change a tensor of this process: only its copy on the mesh would change."""
         for where in operator.changed:
             value = (kwargs or {}).get(where) if isinstance(where, str) else args[where : where + 1]
             if (stranger := self._stranger(value)) is not None:
@@ -205,7 +205,7 @@ class Issuer:
             if not isinstance(value, torch.Tensor) or type(value) is self.cls:
                 return value
             if value.dim():
-                # No TypeError: of that Python's operators make one of their own, which says nothing.
+                # Not a TypeError: Python's operators would turn it into one of their own, which says nothing.
                 mine = among([args, kwargs or {}])
                 raise ValueError(
                     f"a tensor of this process, {_form(value)}, meets tensors of {self.stream.procs}: give it to the mesh first, with "
@@ -242,7 +242,7 @@ class Issuer:
         always: tuple[Any, ...],
         *key: Any,
     ) -> Any:
-        """Have the workers do something of ours: `key` stands for `always`, which the template has."""
+        """Let the workers call one of our functions: `key` stands for `always`, which the template has."""
         self.stream.check()
         if self._guard.on:
             self._guard.check(name, tensors)
@@ -264,7 +264,7 @@ class Issuer:
     def function(
         self, key: tuple[Any, ...], learn: Callable[[], Hit], tensors: list[Any], *scalars: Any
     ) -> tuple[Hit, list[Any]]:
-        """Have the workers do something that `learn` teaches them when its signature is new; returns that and the results."""
+        """Let the workers do something that `learn` teaches them if its signature is new; return that and the results."""
         self.stream.check()
         if self._guard.on:
             self._guard.check(key[0], tensors)
@@ -275,7 +275,7 @@ class Issuer:
         return hit, made
 
     def use_device(self, kind: str) -> list[tuple[str, str, bool]]:
-        """Have each process use its device of that kind; returns the host, its name there, and whether it has a backend for collectives."""
+        """Let each process use its device of that kind; return the host, its name there, and whether it has a backend for collectives."""
         stream = self.stream
         found = stream.devices.get(kind)
         if found is None:
@@ -288,7 +288,7 @@ class Issuer:
         return found
 
     def alias(self, tensor: MeshTensor) -> Any:
-        """Name a tensor of another mesh that these processes have, too (STM-4)."""
+        """Name a tensor of another mesh that these processes have too (STM-4)."""
         if self._guard.on:
             self._guard.check("slice_mesh", [tensor])
         self.stream.link(tensor.descriptor.stream)
@@ -299,11 +299,11 @@ class Issuer:
 
         _, (made,) = self.function(("alias", tensor.descriptor), learn, [tensor])
         made.ref.storage = storage_of(tensor.ref)
-        self.stream.flush()  # before the tensor can be let go of
+        self.stream.flush()  # before the tensor can be freed
         return made
 
     def named(self, descriptor: Descriptor, ref: Ref) -> Any:
-        """Return what stands for a tensor that the processes have, or will have."""
+        """Return the mesh tensor for a tensor that the processes have, or will have."""
         return self._made(descriptor, ref)
 
     def _made(self, descriptor: Descriptor, ref: Ref) -> Any:
@@ -354,7 +354,7 @@ class Issuer:
         return out[0] if len(out) == 1 else tuple(out)
 
     def _propagate(self, signature: tuple[Any, ...], asked: Asked) -> Hit:
-        """Work the forms of the results out, and teach the workers a template."""
+        """Compute the forms of the results, and teach the workers a template."""
         func, operator = asked.func, asked.operator
         assert func is not None
         if self._guard.on:
@@ -425,7 +425,7 @@ class Issuer:
 
 
 def bases(given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[int | None, ...] | None:
-    """Find out which of the given tensors, without values, each of the new ones shares memory with."""
+    """Find out, without values, which of the given tensors each of the new ones shares memory with."""
     homes = {_home(each): at for at, each in enumerate(given)}
     homes.pop(None, None)
     found = tuple([homes.get(_home(each)) for each in made])
@@ -433,7 +433,7 @@ def bases(given: list[torch.Tensor], made: list[torch.Tensor]) -> tuple[int | No
 
 
 def _home(tensor: torch.Tensor) -> Any:
-    # Those of other layouts have no memory of their own, but that of their parts.
+    # Those of other layouts have no memory of their own, only that of their parts.
     return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None  # noqa: SLF001 - its identity
 
 
@@ -467,7 +467,7 @@ def _form(tensor: torch.Tensor) -> str:
 
 
 def fakes() -> Any:
-    """Work out forms only, whatever is active."""
+    """Compute forms only, whatever modes are active."""
     from contextlib import ExitStack
 
     from torch.utils._python_dispatch import _disable_current_modes
@@ -479,7 +479,7 @@ def fakes() -> Any:
 
 
 def _reshaped(asked: Asked, to: Descriptor, ref: Ref) -> Any:
-    """Have the tensor itself be of another form from now on."""
+    """Give the tensor itself another form from now on."""
     tensor = asked.args[0]
     assert asked.func is not None
     with no_dispatch():
@@ -497,7 +497,7 @@ def _argument(where: int | str | None, asked: Asked) -> Any:
 
 
 def fake(value: Any, made: dict[int, torch.Tensor], cls: type) -> Any:
-    """Return the same with a tensor without memory for each of a mesh. Within a fake mode."""
+    """Return the same with a tensor without memory for each mesh tensor. Within a fake mode."""
     if isinstance(value, cls):
         found = made.get(id(value))
         if found is None:

@@ -1,7 +1,7 @@
-"""What runs in each process for :mod:`mesh_tensor.spmd`.
+"""The part of :mod:`mesh_tensor.spmd` in each process.
 
-SPD-1: every run has a store of its own. Whoever fails has it closed before leaving its process group, so that nobody waits for a rank that does
-not come, and whoever fails later knows who was first.
+SPD-1: every run has a store of its own. A rank that fails has it closed before leaving its process group, so that nobody waits for a rank that does
+not come, and ranks that fail later learn who was first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mesh_core.extensions import Extension, LocalActor, Proc, current_proc, find
 _ASK_S = 10.0
 _JOIN_S = 30.0
 _REFUSE_S = 0.25
-"""So long those that come late may wait for who has failed."""
+"""How long late ranks may wait for a rank that has failed."""
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "lo"
 
@@ -39,7 +39,7 @@ class Layout:
     master: str
 
     def environment(self, rank: int, port: int) -> dict[str, str]:
-        """Return what torchrun would set for a rank."""
+        """Return the variables that torchrun would set for a rank."""
         mine = self.hosts[rank]
         on_host = [each for each, host in enumerate(self.hosts) if host == mine]
         order = list(dict.fromkeys(self.hosts))
@@ -59,7 +59,7 @@ class Layout:
             "TORCHELASTIC_RUN_ID": f"mesh-{port}",
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            # The store is there, and the first rank is not to make one.
+            # The store exists, and the first rank must not make one.
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
 
@@ -70,12 +70,12 @@ class Layout:
 
 
 class _Meeting:
-    """A store, and what is known of those that meet at it."""
+    """A store, and what is known about those that meet at it."""
 
     def __init__(self, job: int, ranks: int, address: str) -> None:
         self.job = job
         self.left = set(range(ranks))
-        """Ranks that have not said that they are done."""
+        """Ranks that have not reported that they are done."""
         self.first: tuple[int, str] | None = None
         """The first rank that has failed, and why."""
         self.refuser: threading.Thread | None = None
@@ -85,22 +85,22 @@ class _Meeting:
         self.begin()
 
     def begin(self) -> None:
-        """Have a store; those that wait at the one before raise."""
+        """Open a store; those that wait at the previous one raise."""
         self._store = None
         self._store = serve(self._listening)
 
     def close(self) -> None:
-        """Have no store any longer."""
+        """Close the store."""
         self._store = None
         self._listening.close()
 
 
 def serve(listening: socket.socket) -> Any:
-    """Have a store at a socket, which stays the caller's."""
+    """Open a store at a socket, which stays the caller's."""
     from torch._C._distributed_c10d import TCPStore
 
     host, port, *_ = listening.getsockname()
-    # Told no socket it would listen on all addresses. It closes its own copy of this one.
+    # Without a socket it would listen on all addresses. It closes its own copy of this one.
     listens = os.dup(listening.fileno())
     reached = "127.0.0.1" if host in ("", "0.0.0.0", "::") else host
     return TCPStore(reached, port, is_master=True, wait_for_workers=False, master_listen_fd=listens)
@@ -113,14 +113,14 @@ class Run:
     layout: Layout
     port: int
     owner: Proc
-    """Who has begun it."""
+    """The process that has started it."""
     backend: str | None
     timeout: float
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """A message: this rank has failed. Who was the first?"""
+    """A message: this rank has failed. Which was the first?"""
 
     port: int
     rank: int
@@ -129,17 +129,17 @@ class _Failed:
 
 @dataclass(frozen=True)
 class _Done:
-    """A message: a rank has ended its run, well or not."""
+    """A message: a rank has ended its run, with or without an error."""
 
     port: int
     rank: int
 
 
 class Meetings(Extension):
-    """Has the stores at which ranks meet, in the process that sets them up.
+    """Keeps the stores at which ranks meet, in the process that sets them up.
 
-    Not in that of the first rank, as under torchrun: PyTorch keeps the interpreter's lock while a rank waits for others to come, and that
-    process could not be told that one of them will not.
+    Not in the process of the first rank, as under torchrun: PyTorch keeps the interpreter's lock while a rank waits for others, and that
+    process could not be told that one of them will not come.
     """
 
     name = "mesh_tensor.spmd"
@@ -150,12 +150,12 @@ class Meetings(Extension):
         self._changed = threading.Condition()
         self._jobs = itertools.count(1)
         self.turn = threading.Lock()
-        """Held by who changes the environment and the group of this process: one run waits for the end of another."""
+        """Held by a run that changes the environment and the group of this process: runs wait for each other."""
         self.member: int | None = None
         """The actor of this process that has joined the default group for its life."""
 
     def make_actor(self, actor: LocalActor) -> Any:
-        """Have an actor whose constructor raises leave the group: `__cleanup__` is for those that were made."""
+        """Let an actor whose constructor raises leave the group: `__cleanup__` is only for constructed ones."""
         try:
             return actor.construct()
         except BaseException:
@@ -182,14 +182,14 @@ class Meetings(Extension):
         return next(self._jobs)
 
     def open(self, job: int, ranks: int = 0, *, local: bool) -> int:
-        """Begin a store for so many ranks, or, for none, one that stays; returns its port."""
+        """Open a store for so many ranks, or, for none, one that stays; return its port."""
         meeting = _Meeting(job, ranks, "127.0.0.1" if local else "")
         with self._changed:
             self._open[meeting.port] = meeting
         return meeting.port
 
     def lost(self, job: int, rank: int) -> None:
-        """Hear that a rank's process has died: nobody is to wait for it."""
+        """A rank's process has died: nobody should wait for it."""
         with self._changed:
             for port, each in list(self._open.items()):
                 if each.job == job:
@@ -199,13 +199,13 @@ class Meetings(Extension):
                     self._done(port, rank)
 
     def close(self, job: int) -> None:
-        """Forget all of that."""
+        """Forget all of them."""
         with self._changed:
             for port in [port for port, each in self._open.items() if each.job == job]:
                 self._close(port)
 
     def receive(self, message: Any, sender: Proc) -> Any:
-        """Hear what has become of a rank."""
+        """A rank has reported its outcome."""
         with self._changed:
             meeting = self._open.get(message.port)
             if meeting is None:
@@ -232,7 +232,7 @@ class Meetings(Extension):
         self._changed.notify_all()
 
     def _refuse(self, port: int, meeting: _Meeting) -> None:
-        """Have all raise that wait at a store, or will: who finds nobody there tries again for half an hour."""
+        """Make everyone raise who waits at a store, or will: a rank that finds nobody there retries for half an hour."""
         if meeting.refuser is None:
             meeting.refuser = threading.Thread(
                 target=self._keep_refusing, args=(port, meeting), name="mesh-tensor-refuse", daemon=True
@@ -260,7 +260,7 @@ class Ranks(Actor):
         with meetings().turn:
             os.environ.update(layout.environment(context().message_rank.rank, port))
             if layout.is_local and Path("/sys/class/net", _LOOPBACK).exists():
-                # Otherwise gloo looks its own host's name up, which may take seconds and may not be found.
+                # Otherwise gloo looks up its own host's name, which may take seconds and may fail.
                 os.environ.setdefault(_INTERFACE, _LOOPBACK)
             elif not layout.is_local and os.environ.get(_INTERFACE) == _LOOPBACK:
                 del os.environ[_INTERFACE]
@@ -320,10 +320,10 @@ def join(backend: str | None, timeout: float, *, under: str | None = None) -> No
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        # Where none listens any longer it is to be known soon.
+        # If nobody listens any longer, that should be known soon.
         store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=min(timeout, _JOIN_S)))
         store.set_timeout(limit)
-        # What is left of an earlier life of these actors must not be taken for what belongs to this one.
+        # Leftovers of an earlier life of these actors must not be taken for this one's.
         life = (store.add(f"{under}/joined", 1) - 1) // size
         dist.init_process_group(
             name,
@@ -348,7 +348,7 @@ def leave() -> None:
 
 
 def _recover() -> None:
-    """Have the next group begin as on ranks whose last one was made well: PyTorch counts those that could not be, too."""
+    """Let the next group begin as on ranks whose last one was made successfully: PyTorch also counts failed ones."""
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -362,7 +362,7 @@ def _ranked(run: Run) -> Iterator[None]:
     with meetings().turn:
         mine = run.layout.environment(rank, run.port)
         before = {name: os.environ.get(name) for name in mine}
-        # That of an actor which lives here: what fails because of it must not end it.
+        # The group of an actor that lives here: a failure caused by it must not end the actor.
         is_taken = meetings().member is not None
         os.environ.update(mine)
         try:
@@ -386,7 +386,7 @@ def _ranked(run: Run) -> Iterator[None]:
 
 
 def _cause(run: Run, rank: int, error: BaseException) -> tuple[int, str] | None:
-    """Tell that this rank has failed, and return which one did so first, if that was another."""
+    """Report that this rank has failed, and return which one did so first, if it was another one."""
     why = f"{type(error).__name__}: {error}"
     first: tuple[int, str] | None = None
     with suppress(MeshError):
@@ -399,14 +399,14 @@ def meetings() -> Meetings:
 
 
 def _follows(error: BaseException) -> bool:
-    """Whether an error is what PyTorch raises where another rank has gone."""
+    """Return whether an error is one that PyTorch raises when another rank has gone."""
     dist = sys.modules.get("torch.distributed")
     return type(error) is RuntimeError or (dist is not None and isinstance(error, dist.DistError))
 
 
 @contextmanager
 def _arguments(script: str, args: tuple[str, ...], module: bool) -> Iterator[None]:
-    """Have the interpreter look as if it had been started with a script."""
+    """Make the interpreter look as if it had been started with a script."""
     argv, path = sys.argv, sys.path[:]
     sys.argv = [script, *args]
     sys.path.insert(0, str(Path.cwd() if module else Path(script).parent))
@@ -418,7 +418,7 @@ def _arguments(script: str, args: tuple[str, ...], module: bool) -> Iterator[Non
 
 
 def _status(code: Any) -> int:
-    """Return a process's exit status as the interpreter does."""
+    """Return a process's exit status as the interpreter would."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -428,7 +428,7 @@ def _status(code: Any) -> int:
 
 
 def _backend() -> str:
-    """Return what serves the devices that ranks of this host have: NCCL wants one for each."""
+    """Return the backend for the devices of this host's ranks: NCCL needs one device for each."""
     import torch
     import torch.distributed as dist
 

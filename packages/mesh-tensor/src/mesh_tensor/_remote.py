@@ -180,7 +180,7 @@ class RemoteFunction(Generic[P, R]):
 
 
 def _key(leaf: Any) -> Any:
-    """What a leaf is in a signature."""
+    """Return the key of a leaf in a signature."""
     if isinstance(leaf, MeshTensor):
         return leaf.descriptor
     try:
@@ -191,7 +191,7 @@ def _key(leaf: Any) -> Any:
 
 
 def _active() -> Issuer | None:
-    """Return what issues for the mesh that is active."""
+    """Return the issuer of the active mesh."""
     for mode in reversed(_get_current_dispatch_mode_stack()):
         if isinstance(mode, PerRank):
             return mode.here()

@@ -1,6 +1,6 @@
-"""Memory of large results that nothing uses any longer, for the next ones.
+"""Memory of large results that is no longer used, kept for the next ones.
 
-The kernel clears each page of new memory when it is first touched, which takes longer than a collective's arithmetic; memory that was freed goes back
+The kernel clears each page of new memory when it is first touched, which takes longer than a collective's arithmetic; freed memory returns
 to it at once. CUDA's allocator keeps memory by itself.
 
 SPR-1: memory is given out again only when no tensor and no view of it is left in this process.
@@ -25,7 +25,7 @@ def _uses(tensor: torch.Tensor) -> int:
 
 
 _UNUSED = _uses(torch.empty(1))
-"""As often is memory used of which there is one tensor."""
+"""The number of references to memory that one tensor has."""
 
 
 class Spares(threading.local):
@@ -33,10 +33,10 @@ class Spares(threading.local):
 
     def __init__(self) -> None:
         self._kept: list[torch.Tensor] = []
-        """The longest unused first."""
+        """Those that were unused for longest come first."""
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a tensor with anything in it."""
+        """Return a tensor with undefined values."""
         numbers = math.prod(shape)
         size = numbers * dtype.itemsize
         if device.type != "cpu" or not LEAST <= size <= MOST:
@@ -53,9 +53,9 @@ class Spares(threading.local):
 
     @staticmethod
     def _is_free(tensor: torch.Tensor) -> bool:
-        # Somebody may have resized the memory.
+        # It may have been resized.
         return _uses(tensor) == _UNUSED and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 SPARES = Spares()
-"""The calling thread's."""
+"""The calling thread's spares."""

@@ -1,6 +1,6 @@
 """What workers do besides PyTorch's operators: values of their place in the mesh, and collectives.
 
-A function here takes the bench, the tensors and then what is always the same of it.
+A function here takes the bench, the tensors, and then its constant arguments.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPS = {
     "bor": ReduceOp.BOR,
     "bxor": ReduceOp.BXOR,
 }
-"""How a reduction by that name is done. `avg` divides afterwards, as not all backends have it."""
+"""How a reduction by that name is done. `avg` divides afterwards, since not all backends have it."""
 
 
 def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
@@ -39,7 +39,7 @@ def rank_tensor(bench: Bench, places: dict[Any, int]) -> torch.Tensor:
 
 
 def reduce(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
-    """Return the same on all processes of the group: all their tensors in one."""
+    """Return the same on all processes of the group: all their tensors combined."""
     one = bench.groups[group]
     with one.together() as do:
         given = one.staged(tensor)
@@ -64,7 +64,7 @@ def _averaged(total: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def reduce_scatter(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> torch.Tensor:
-    """Return this process's part, along the first dimension, of all tensors in one."""
+    """Return this process's part, along the first dimension, of all tensors combined."""
     one = bench.groups[group]
     with one.together() as do:
         given = one.staged(tensor)
@@ -82,7 +82,7 @@ def reduce_scatter(bench: Bench, tensor: torch.Tensor, op: str, group: int) -> t
 
 
 def reduce_all(bench: Bench, op: str, group: int, *tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Do so with several, those of one type beside each other in one memory."""
+    """Combine several, those of one type together in one memory."""
     kinds: dict[torch.dtype, list[int]] = {}
     for at, each in enumerate(tensors):
         kinds.setdefault(each.dtype, []).append(at)
@@ -136,14 +136,14 @@ def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Results:
-    """What a function has returned, until each of its tensors has a name."""
+    """The results of a function, until each of its tensors has a name."""
 
     leaves: list[Any]
     shape: Any
 
 
 def call(_bench: Bench, function: Any, spec: Any, count: int, *leaves: Any) -> list[torch.Tensor]:
-    """Call a function of the user's, and return the tensors among its results."""
+    """Call a user's function, and return the tensors among its results."""
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     found = pytree.tree_leaves(function(*args, **kwargs))
     tensors = [each for each in found if isinstance(each, torch.Tensor)]
@@ -155,7 +155,7 @@ def call(_bench: Bench, function: Any, spec: Any, count: int, *leaves: Any) -> l
 
 
 def ask(_bench: Bench, function: Any, spec: Any, *leaves: Any) -> list[Results]:
-    """Call a function of the user's whose results nobody knows before."""
+    """Call a user's function whose results are not known in advance."""
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     return [Results(*pytree.tree_flatten(function(*args, **kwargs)))]
 
@@ -172,7 +172,7 @@ def alias(_bench: Bench, tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def seed(bench: Bench, value: int, places: dict[Any, int] | None) -> None:
-    """Have random numbers begin anew: with others on each process, or, without places, with the same on all."""
+    """Seed the random numbers: differently on each process, or, without places, identically on all."""
     torch.manual_seed(value if places is None else value * 1_000_003 + places[bench.address])
 
 

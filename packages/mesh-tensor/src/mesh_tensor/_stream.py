@@ -1,21 +1,21 @@
 """Instructions to the processes of a mesh, in order.
 
-STM-2: with a process its tensors are gone, and everything else is as before: once it was made again, instructions go on.
+STM-2: when a process ends, its tensors are gone, and everything else is as before: once it was restarted, instructions continue.
 
-STM-1: what was issued on a stream is carried out in that order, and so is what is asked of it. Before a tensor of one stream
+STM-1: instructions issued on a stream are carried out in that order, and so are questions. Before a tensor of one stream
 is named on another, what waits in the first is sent.
 
-STM-5: a replay is sent at once if nothing was sent for a moment, and otherwise together with those that follow; whatever else is
-sent, or asked for, takes the replays that wait with it, ahead of itself. The moment is the longer, the more a message costs: with many
-processes a script that issues replays quickly does not spend its time on messages.
+STM-5: a replay is sent at once if nothing was sent for a moment, and otherwise together with those that follow; any other message
+takes the waiting replays with it, ahead of itself. The moment is longer the more a message costs: with many
+processes, a script that issues replays quickly does not spend its time on messages.
 
 STM-6: before a stream sends an instruction that waits for another mesh's tensors, that mesh's stream sends those that give them. Streams
 of meshes that share a process and exchange tensors are one for their order, as in STM-4.
 
-STM-7: what one stream hands over to another is sent together with what the other one takes: of what waits, whichever is sent first takes the
-other with it. It is sent even where a process has ended: those that are left must not wait for it.
+STM-7: what one stream hands over to another is sent together with what the other one takes: whichever is sent first takes the
+other with it. It is sent even if a process has ended: those that are left must not wait for it.
 
-STM-4: streams that name the same tensors (`slice_mesh`) are one for their order: never does something wait in more than one of them.
+STM-4: streams that name the same tensors (`slice_mesh`) are one for their order: instructions never wait in more than one of them.
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 BATCH = 512
-"""Instructions that wait for company at most."""
+"""The most instructions that wait to be sent together."""
 _HANDED = "exchange"
 """The kind of messages by which something goes from one stream to another, or to others."""
 _ROOM = 40
 """Bits of the number of an instruction that count those of one stream."""
 PLACES = 1 << 16
-"""Of so many instructions it is known which line has issued them."""
+"""The number of latest instructions for which it is known which line has issued them."""
 INNER = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parent}{os.sep}")
 _PAUSE = 0.0005
 """A stream to which nothing was added for so long is sent."""
 _PACE = 0.001
-"""Seconds, at least, between two messages of a script that issues replays faster than that."""
+"""The least time in seconds between two messages of a script that issues replays faster than that."""
 _SHARE = 10
-"""Between two such messages there are as many times the seconds that a message takes of the script: that grows with the mesh."""
+"""The time between two such messages, as a multiple of the processor time of a message, which grows with the mesh."""
 _REPLAYS = 128
-"""Replays that wait for company at most."""
+"""The most replays that wait to be sent together."""
 
 
 class Ref:
-    """Names a tensor of the workers; the last to let go of it has it freed there."""
+    """Names a tensor of the workers; when the last reference is gone, it is freed there."""
 
     __slots__ = ("__weakref__", "at", "number", "storage", "stream")
     storage: Storage
@@ -90,16 +90,16 @@ class Ref:
 
 
 class Stream:
-    """What this process says to the processes of one mesh."""
+    """Messages from this process to the processes of one mesh."""
 
     def __init__(self, tensors: Tensors, procs: ProcMesh, cls: type) -> None:
         self.procs = procs
         self.lock = tensors.lock
         self._others: list[Stream] = []
-        """Those that name the same tensors."""
+        """Streams that name the same tensors."""
         self.freed: list[int] = []
         self.places: deque[tuple[Any, int]] = deque(maxlen=PLACES)
-        # Processes note down what they do by number, whatever stream it comes from.
+        # Processes record what they do by number, whatever stream it comes from.
         self.issued = next(tensors.firsts) << _ROOM
         self.waiting = 0
         self._code = array("q")
@@ -119,21 +119,21 @@ class Stream:
         self.groups = Groups(self)
         self.exchange = Exchange(self)
         self.sources: dict[Stream, None] = {}
-        """Those that send tensors here which what waits here waits for: they are sent first (STM-6)."""
+        """Streams that send tensors here which waiting instructions need: they are sent first (STM-6)."""
         self.timeline: Timeline | None = None
-        """Who notes down what is sent and waited for, if anybody does."""
+        """Records what is sent and waited for, if a timeline is taken."""
         self._born: list[Any] | None = None
-        """When each process began to have tensors, once some were made again."""
+        """When each process began to have tensors, once some were restarted."""
         self.lives = 0
-        """How often processes were made again: what they were taught before that is gone."""
+        """How often processes were restarted: what they were taught before that is gone."""
         self.devices: dict[str, list[tuple[str, str, bool]]] = {}
-        """The kinds of devices that the processes were told to use, and what they have said of them."""
+        """The kinds of devices that the processes were told to use, and their answers."""
         self.programs: WeakValueDictionary[int, Program] = WeakValueDictionary()
-        """What they can replay."""
+        """The programs that they can replay."""
         self._was_stopped = False
-        """The process that has ended last has not failed."""
+        """The last process that has ended has not failed."""
         self.broken = False
-        """A process has ended: `check()` before anything is looked up that the workers may not know any longer."""
+        """A process has ended: call `check()` before looking up anything that the workers may have forgotten."""
         self._watch = watch(procs, self._ended)
         tensors.streams.add(self)
 
@@ -144,7 +144,7 @@ class Stream:
         self.exchange.lost(end)
 
     def check(self) -> None:
-        """Raise what the mesh has lost, if it has; after its processes were made again begin anew with them (STM-2)."""
+        """Raise what the mesh has lost, if anything; after its processes were restarted, start over with them (STM-2)."""
         if not self.broken:
             return
         with self.lock, _disable_current_modes():
@@ -158,7 +158,7 @@ class Stream:
             self.tensors.install_on(self.procs).get()
             born = [answer for _, answer in self.wait(self.tensors.call(self.procs, ("birth",)))]
             if born == self._born:
-                # Told late of an end that is known: whoever asked for these processes since is not to lose what waits.
+                # Late news of a known end: callers that asked for these processes since must not lose what waits.
                 return
             self._born = born
             self._code, self._scalars = array("q"), []
@@ -179,7 +179,7 @@ class Stream:
         return DeviceMeshError.of(self.procs)
 
     def _hand_to_those_left(self) -> None:
-        """Send what goes from and to other streams although a process has ended (STM-7)."""
+        """Send what goes from and to other streams even though a process has ended (STM-7)."""
         handed = [each for each in self._replays if each[0] == _HANDED]
         if handed:
             self._replays = [each for each in self._replays if each[0] != _HANDED]
@@ -187,7 +187,7 @@ class Stream:
                 self.send(handed)
 
     def link(self, other: Stream) -> None:
-        """Have both be one for their order, and those that either is one with (STM-4)."""
+        """Make both one for their order, and those that either is one with (STM-4)."""
         with self.lock:
             if other is self or other in self._others:
                 return
@@ -203,7 +203,7 @@ class Stream:
                 each.flush()
 
     def holds_back(self) -> bool:
-        """Whether anything waits here to be sent."""
+        """Return whether anything waits here to be sent."""
         return bool(self.waiting or self._replays)
 
     def descriptor(self, form: Form) -> Descriptor:
@@ -221,7 +221,7 @@ class Stream:
         return made
 
     def teach(self, *what: Any) -> int:
-        """Have the workers know a template, whose number this returns."""
+        """Teach the workers a template, and return its number."""
         with self.lock:
             number: int = next(self.tensors.templates)
             self.flush()
@@ -229,7 +229,7 @@ class Stream:
             return number
 
     def unlearn(self, templates: list[int]) -> None:
-        """Have the workers forget templates that are not used any longer."""
+        """Let the workers forget templates that are no longer used."""
         with self.lock:
             for recorder in self.tensors.recorders.values():
                 recorder.forgotten = True
@@ -288,7 +288,7 @@ class Stream:
             self._tell("run", first, code, scalars, freed)
 
     def _send_sources(self) -> None:
-        """Have what the processes are going to wait for be under way (STM-6)."""
+        """Send what the processes are going to wait for (STM-6)."""
         sources, self.sources = self.sources, {}
         for each in sources:
             try:
@@ -297,17 +297,17 @@ class Stream:
                 each.exchange.unsent(self, f"{each.procs} could not send it: {error}")
 
     def _send_partners(self) -> None:
-        """Have those streams send what waits there (STM-7)."""
+        """Let those streams send what waits there (STM-7)."""
         partners, self._partners = self._partners, {}
         for each in partners:
-            # What is wrong with it hears who asks it for something.
+            # Its problems are raised to whoever asks it for something.
             with suppress(MeshError):
                 each.flush()
 
     def hand_over(self, other: Stream, frame: FrameType, what: str, *rest: Any) -> None:
-        """Have the workers give something to another stream, or take it, once that or this one is sent (STM-7). To be called with the lock."""
+        """Let the workers give something to another stream, or take it, once that or this one is sent (STM-7). To be called with the lock."""
         with suppress(MeshError):
-            # What is wrong hears who uses the mesh next.
+            # Problems are raised to the next user of the mesh.
             self._before()
             if self._code:
                 self.flush()
@@ -333,7 +333,7 @@ class Stream:
             self.tensors.flusher.wake(self)
 
     def alone(self, frame: FrameType, what: str, *rest: Any) -> None:
-        """Have the workers do something that is an instruction by itself, issued by that frame."""
+        """Let the workers do something that is an instruction by itself, issued by that frame."""
         with self.lock, _disable_current_modes():
             self.check()
             self._before()
@@ -342,7 +342,7 @@ class Stream:
             self._tell("exchange", what, count, *rest)
 
     def made_at(self, ref: Ref) -> str:
-        """Say which line a tensor comes from."""
+        """Return which line a tensor comes from."""
         return line_of(self.source(ref.at) if isinstance(ref.at, int) else ref.at)
 
     def _send_instructions(self) -> None:
@@ -351,7 +351,7 @@ class Stream:
             self.flush()
 
     def define(self, program: Program, what: Definition) -> None:
-        """Have the workers know a program."""
+        """Teach the workers a program."""
         with self.lock:
             self.flush()
             self._tell("define", program.number, what)
@@ -360,7 +360,7 @@ class Stream:
     def replay(
         self, program: Program, inputs: list[int], made: list[int], *, numbers: list[int], frame: FrameType
     ) -> None:
-        """Have the workers carry a program out, soon (STM-5)."""
+        """Let the workers carry a program out, soon (STM-5)."""
         with self.lock:
             if self._others:
                 self._before()
@@ -385,7 +385,7 @@ class Stream:
             return ref
 
     def ask(self, *question: Any, of: ProcMesh | None = None) -> Future[ValueMesh[Any]]:
-        """Ask the processes something, or some of them, behind all that was issued."""
+        """Ask the processes, or some of them, a question, after everything that was issued."""
         if self.tensors.recorders:
             self.tensors.recorded(lambda recorder: recorder.asked(question))
         with self.lock, _disable_current_modes():
@@ -394,7 +394,7 @@ class Stream:
             return self.tensors.call(self.procs if of is None else of, question)
 
     def agreed(self, *question: Any) -> Any:
-        """Ask all processes, which have to agree, and return what they say."""
+        """Ask all processes, which must agree, and return their answer."""
         with _disable_current_modes():
             answers = [(point, self.value(point, answer)) for point, answer in self.wait(self.ask(*question))]
         (where, first), *rest = answers
@@ -407,19 +407,19 @@ class Stream:
         return first
 
     def wait(self, future: Future[T], timeout: float | None = None) -> T:
-        """Wait for answers; the death of a process that was to give one is told by its coordinates."""
+        """Wait for answers; the death of a process that should give one is raised with its coordinates."""
         try:
             with nullcontext() if self.timeline is None else self.timeline.waiting():
                 return future.get(timeout=timeout)
         except SupervisionError as error:
             if not self.procs.failed():
                 raise
-            # Who goes on hears of it as well, whenever the notice comes.
+            # Later users of the mesh get the error too, whenever the notice comes.
             self.broken = True
             raise DeviceMeshError.of(self.procs) from error
 
     def value(self, point: Any, answer: Any) -> Any:
-        """Return what a process has answered, or raise what has failed there."""
+        """Return a process's answer, or raise what has failed there."""
         kind, *rest = answer
         if kind != "failed":
             return rest[0]
@@ -433,7 +433,7 @@ class Stream:
         )
 
     def _issued(self, instruction: Any) -> str:
-        """Say where an instruction was issued."""
+        """Return where an instruction was issued."""
         if isinstance(instruction, int):
             return f"issued at {line_of(self.source(instruction))}"
         if len(instruction) == 2:
@@ -459,7 +459,7 @@ class Stream:
         """Send these as one."""
         begun = time.thread_time()
         self.tensors.tell(self.procs, messages[0] if len(messages) == 1 else ("several", messages))
-        # The processor's time: how long others have it does not make a message dearer.
+        # Processor time: when others use the processor, a message does not become more expensive.
         self.pace = max(_PACE, _SHARE * (time.thread_time() - begun))
         self.told = time.monotonic()
 
@@ -491,7 +491,7 @@ class Flusher:
                 while stream.holds_back() and seen != (seen := stream.issued + stream.waiting):
                     if self._ended.wait(_PAUSE):
                         return
-                # What is wrong with the mesh hears who asks it for something.
+                # Problems of the mesh are raised to whoever asks it for something.
                 with suppress(MeshError):
                     stream.flush()
 
@@ -512,13 +512,13 @@ def caller() -> FrameType:
 
 
 def _shown(what: Any) -> Any:
-    """As people see it."""
+    """Return a readable name."""
     values = [value for _, value in what] if isinstance(what, list) else [what]
     return values[0] if len(values) == 1 else values
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two answers are the same, also if both are not a number."""
+    """Return whether two answers are the same, even if both are not a number."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(_same, a, b))
     return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - of all values only NaN differs from itself

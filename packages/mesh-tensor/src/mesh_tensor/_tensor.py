@@ -32,7 +32,7 @@ class MeshTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Have the workers do it."""
+        """Let the workers do it."""
         first = args[0] if args else None
         if type(first) is not cls:
             first = first_of((*args, *(kwargs or {}).values()))
@@ -133,7 +133,7 @@ def first_of(values: Iterable[Any]) -> MeshTensor | None:
 
 
 def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
-    """Return what issues operators for a mesh."""
+    """Return the issuer of operators for a mesh."""
     issuer: Issuer | None = getattr(procs, "issuer", None)
     if issuer is not None:
         return issuer

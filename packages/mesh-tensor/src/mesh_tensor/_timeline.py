@@ -1,4 +1,4 @@
-"""When what was done: by the script, and by each process of a mesh."""
+"""When everything ran: in the script, and in each process of a mesh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = ("compute", "collective", "other", "move")
 """As the processes count them."""
 _TOP = 10
 _LEAVING = 5.0
-"""How long, in seconds, who leaves by an exception waits for what was recorded."""
+"""How long a block that ends by an exception waits for the recording, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Span:
     line: str | None = None
     """The line of the script that it comes from."""
     queued: float | None = None
-    """For how many seconds it was on its way, or waited for what was before it."""
+    """For how many seconds it was in transit, or waited for what was before it."""
 
 
 class Timeline:
@@ -59,18 +59,18 @@ class Timeline:
         self.processes: list[tuple[Point, list[Span]]] = []
         """What each process has done."""
         self.left_out = 0
-        """Spans of the process that has most of them, for which there was no room."""
+        """The spans for which there was no room, in the process that has most of them."""
         self._firsts: dict[Stream, float] = {}
         self._sent: list[tuple[Stream, int, int, float]] = []
         self._streams: list[Stream] = []
-        """Those that are recorded: of the mesh, and of others with which it shares processes, such as its slices."""
+        """The recorded meshes: this one, and others with which it shares processes, such as its slices."""
         self._places: set[Address] = set()
 
     def begin(self) -> None:
-        """Record, from now on, all streams to processes of the mesh."""
+        """Start recording all streams to processes of the mesh."""
         stream = self._stream
         self._places = set(stream.groups.ranks())
-        # One that is broken says so when it is used next.
+        # A broken one raises when it is used next.
         others = [each for each in stream.tensors.streams if each is not stream and not each.broken]
         shared = [each for each in others if not self._places.isdisjoint(each.groups.ranks())]
         for each in [stream, *shared]:
@@ -88,17 +88,17 @@ class Timeline:
             stream._tell("time")  # noqa: SLF001 - one of the words that all processes know
 
     def join(self, stream: Stream) -> None:
-        """Record a stream that is new, if it is to processes of the mesh."""
+        """Record a new stream, if it is to processes of the mesh."""
         if stream.timeline is None and not self._places.isdisjoint(stream.groups.ranks()):
             self._add(stream)
 
     @property
     def streams(self) -> list[Stream]:
-        """What is recorded."""
+        """The recorded streams."""
         return list(self._streams)
 
     def end(self) -> None:
-        """Record no longer."""
+        """Stop recording."""
         for each in self._streams:
             each.timeline = None
         self._streams.clear()
@@ -168,7 +168,7 @@ class Timeline:
             spent = dict.fromkeys(KINDS, 0.0)
             count = 0
             for span in spans:
-                # A collective within an operator is no more computing.
+                # A collective within an operator does not count as computing.
                 spent[span.kind] += span.ended - span.begun
                 if span.queued is not None:
                     count += 1
@@ -193,7 +193,7 @@ class Timeline:
         return "\n".join(lines)
 
     def fill(self, answers: list[tuple[Point, Any]]) -> None:
-        """Take what the processes have noted down."""
+        """Take what the processes have recorded."""
         self.ended = time.time()
         sent_at: dict[int, float] = {}
         lines: dict[int, str | None] = {}
@@ -246,7 +246,7 @@ def timeline(procs: ProcMesh | Mesh) -> Iterator[Timeline]:
     try:
         yield recorded
     except BaseException:
-        # What is wrong is told by this exception.
+        # The problem is raised by this exception.
         with suppress(MeshError, TimeoutError):
             recorded.fill(_end(recorded, stream, _LEAVING))
         raise
@@ -257,7 +257,7 @@ def _end(recorded: Timeline, stream: Stream, timeout: float | None = None) -> li
     with stream.lock, _disable_current_modes():
         try:
             for each in recorded.streams:
-                # What was issued in slices is done before.
+                # What was issued in slices is done first.
                 with suppress(MeshError):
                     each.flush()
             asked = stream.ask("timed")

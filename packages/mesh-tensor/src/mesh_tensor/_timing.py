@@ -1,4 +1,4 @@
-"""A process's part in a timeline: when each instruction began here, and ended."""
+"""A process's part of a timeline: when each instruction began here, and ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mesh_tensor._extension import Bench
 
 MOST = 1_000_000
-"""Spans that are kept; what comes after them is counted."""
+"""The most spans that are kept; later ones are only counted."""
 COMPUTE, COLLECTIVE, OTHER, MOVE = range(4)
 _COLLECTIVES = {
     f"{SPECIAL}.{each}" for each in ("reduce", "reduce_all", "reduce_scatter", "all_gather", "all_to_all")
@@ -34,7 +34,7 @@ class _Meetings(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, DTensor) for each in types):
-            # It does what it does with this one still here.
+            # It is carried out with this mode still active.
             return NotImplemented
         if func.namespace not in COLLECTIVE_SPACES:
             return func(*args, **(kwargs or {}))
@@ -45,24 +45,24 @@ class _Meetings(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Timing:
-    """What one controller has a process note down."""
+    """What a process records for one controller."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.spans: list[tuple[int, str, int, int, int]] = []
-        """Number of the instruction, what it is, which kind, beginning and end in nanoseconds since 1970."""
+        """Number of the instruction, name, kind, beginning and end in nanoseconds since 1970."""
         self.left_out = 0
         self._meetings = _Meetings(self)
 
     def add(self, instruction: int, name: str, kind: int, begun: int) -> None:
-        """Note what has begun then and ends now."""
+        """Record an interval that began then and ends now."""
         if len(self.spans) < MOST:
             self.spans.append((instruction, name, kind, begun, time.time_ns()))
         else:
             self.left_out += 1
 
     def do(self, kind: str, rest: list[Any]) -> Any:
-        """Do what the controller says, and note it."""
+        """Carry out what the controller wants, and record it."""
         if kind == "run":
             with self._meetings:
                 return self._run(*rest)
@@ -71,7 +71,7 @@ class Timing:
         if kind == "timed":
             return result
         if kind == "replay":
-            # A step that was captured, as a whole.
+            # A captured step, as a whole.
             self.add(rest[2], kind, COMPUTE, begun)
             return result
         if kind == "exchange":

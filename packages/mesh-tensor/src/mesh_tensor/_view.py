@@ -1,4 +1,4 @@
-"""The per-rank view: every process of a mesh computes its own."""
+"""The per-rank view: every process of a mesh computes its own tensor."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Has factories make their tensors on the mesh."""
+    """Makes factories create their tensors on the mesh."""
 
     def __init__(self, issuer: Issuer, device: torch.device | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.issuer = issuer
         self.device = device
-        """Where factories make their tensors, unless they say so themselves."""
+        """Where factories create their tensors by default."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.issuer.cls in types:
@@ -55,7 +55,7 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.here().issue(func, args, kwargs)
 
     def here(self) -> Issuer:
-        """What issues for the mesh on the stream that is active."""
+        """The issuer for the mesh on the stream that is active."""
         issuer = self.issuer
         tensors = issuer.stream.tensors
         if not tensors.guard.on:
@@ -209,7 +209,7 @@ def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords:
     with _disable_current_modes():
         asked = stream.ask("get", tensor.ref.number, of=chosen)
         ((_, answer),) = stream.wait(asked, timeout)
-        # In the mesh of one process that was asked it has no coordinates.
+        # In the mesh of the one process that was asked it has no coordinates.
         point = next(each for each, _ in procs if all(each[dim] == at for dim, at in place.items()))
         value: torch.Tensor = stream.value(point, answer)
         return value

@@ -1,10 +1,10 @@
-"""Memory that the processes of a group share where all of them are on one machine: large collectives go through it.
+"""Memory that the processes of a group share if all of them are on one machine: large collectives go through it.
 
-Through a socket each byte is copied into the kernel and out again, several times for each byte of the result. Here a process writes what the others need
-of its tensor to its own window, reads what it needs from theirs, and all wait for each other in between. They do so with a barrier of the
+Through a socket each byte is copied into the kernel and out again, several times for each byte of the result. Here a process writes the part of
+its tensor that others need to its own window, reads what it needs from theirs, and all wait for each other in between. They do so with a barrier of the
 group, which raises if one of them dies.
 
-WIN-1: a process writes to its window only when no other one still reads what was there. A window has two halves, used in turn: whoever passes the
+WIN-1: a process writes to its window only when no other one still reads its previous content. A window has two halves, used in turn: a process that passes the
 barrier of one half has finished with the other one.
 
 A window is anonymous memory, which ends with the processes that map it, however they end.
@@ -27,7 +27,7 @@ Do = Callable[..., None]
 """Calls PyTorch's group and waits."""
 
 LEAST = 1 << 20
-"""Bytes: what is smaller takes longer here, as all wait for each other twice."""
+"""Bytes: smaller tensors take longer here, because all processes wait for each other twice."""
 HALF = 8 << 20
 """Bytes that go through a window at once."""
 
@@ -46,7 +46,7 @@ _REAL = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def is_for(tensor: torch.Tensor, op: str = "sum") -> bool:
-    """Whether a tensor goes through windows: large, and of a type that gloo takes, which refuses the others itself."""
+    """Return whether a tensor goes through windows: if it is large, and of a type that gloo accepts; gloo itself refuses the others."""
     kinds = _WHOLE if op.startswith("b") else _WHOLE | _REAL
     return tensor.nbytes >= LEAST and tensor.dtype in kinds
 
@@ -64,7 +64,7 @@ class Window:
         self._turn = 0
 
     def reduce(self, do: Do, given: torch.Tensor, result: torch.Tensor, op: str) -> None:
-        """Write to `result` all processes' `given` in one. Both are contiguous and of the same form; they may be the same tensor."""
+        """Combine `given` of all processes into `result`. Both are contiguous and of the same form; they may be the same tensor."""
         size = len(self._memories)
         given, result = given.view(-1), result.view(-1)
         length = given.numel() // size
@@ -84,7 +84,7 @@ class Window:
             result[size * length :] = rest
 
     def reduce_scatter(self, do: Do, given: torch.Tensor, result: torch.Tensor, op: str) -> None:
-        """Write to `result` this process's part, along the first dimension, of all processes' `given` in one. Both are contiguous."""
+        """Write to `result` this process's part, along the first dimension, of `given` of all processes combined. Both are contiguous."""
         size = len(self._memories)
         rows, result = given.view(size, -1), result.view(-1)
         for begin, end in self._pieces(result.numel(), given.dtype, size):
@@ -113,7 +113,7 @@ class Window:
             if rank != mine:
                 shared[mine][rank].copy_(row[begin:end])
         _wait(do)
-        # In the order of ranks, as always.
+        # In the order of ranks, always.
         first, *others = [
             rows[mine, begin:end] if rank == mine else each[mine] for rank, each in enumerate(shared)
         ]
@@ -130,7 +130,7 @@ class Window:
         return [(begin, min(begin + step, length)) for begin in range(0, length, step)]
 
     def _half(self, parts: int, length: int, dtype: torch.dtype) -> list[torch.Tensor]:
-        """Return the halves whose turn it is, as parts of so many numbers."""
+        """Return the next halves, as parts of so many numbers."""
         begin = HALF * self._turn
         self._turn = 1 - self._turn
         end = begin + parts * length * dtype.itemsize
@@ -168,11 +168,11 @@ def _made() -> tuple[int | None, list[int]]:
     try:
         fd = os.memfd_create(_name(secret), os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, 2 * HALF)
-        # Memory that shrinks would end whoever reads it.
+        # Memory that shrinks would kill its readers.
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         return fd, [_machine(), os.getpid(), fd, secret]
     except (AttributeError, OSError):
-        # Another system, or one that allows none.
+        # Another system, or one that does not allow it.
         if fd is not None:
             os.close(fd)
         return None, [0, 0, 0, 0]
@@ -181,10 +181,10 @@ def _made() -> tuple[int | None, list[int]]:
 def _mapped(machine: int, pid: int, fd: int, secret: int) -> torch.Tensor:
     """Return the bytes of a process's window."""
     path = f"/proc/{pid}/fd/{fd}"
-    # In another namespace that number may be of another process.
+    # In another namespace that number may belong to another process.
     if not machine or machine != _machine() or _name(secret) not in str(Path(path).readlink()):
         raise OSError(f"{path} is not the window")
-    # Unlike Python's `mmap` it keeps no file open.
+    # Unlike Python's `mmap`, it keeps no file open.
     return torch.from_file(path, shared=True, size=2 * HALF, dtype=torch.uint8)
 
 
@@ -193,5 +193,5 @@ def _name(secret: int) -> str:
 
 
 def _machine() -> int:
-    """Return a number of this machine since it was started."""
+    """Return a number of this boot of the machine."""
     return int(Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", ""), 16) >> 66

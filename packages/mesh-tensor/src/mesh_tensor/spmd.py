@@ -118,7 +118,7 @@ class SPMD:
         return future
 
     def meet(self, ranks: int) -> int:
-        """Begin a store for so many ranks, or, for none, one that stays; returns its port."""
+        """Open a store for so many ranks, or, for none, one that stays; return its port."""
         return self._meetings.open(self._job, ranks, local=self._layout.master == "127.0.0.1")
 
     def _begin(self) -> Run:

@@ -1,10 +1,10 @@
 """Regions of a recorded step that a process compiles.
 
-A region is a run of PyTorch's operators, turned into an FX graph and given to a backend of `torch.compile`. Collectives, functions of the
-user's and random operators stay between regions.
+A region is a run of PyTorch's operators, turned into an FX graph and given to a backend of `torch.compile`. Collectives, the user's functions
+and random operators stay between regions.
 
-RGN-1: a compiled region does what its operators would do one by one, up to rounding where the backend reorders arithmetic. Where one fails that
-writes to nothing from outside, its operators are carried out one by one; where it does write, everything that it makes or writes has failed.
+RGN-1: a compiled region does the same as its operators one by one, up to rounding if the backend reorders arithmetic. If a region fails that
+writes to nothing outside, its operators are carried out one by one; if it does write, everything that it makes or writes has failed.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 Step = tuple[Template, int, list[int]]
-"""What is done, the number of its first result, and those of its tensors."""
+"""The function, the number of its first result, and the numbers of its tensors."""
 LEAST = 2
-"""Operators that are worth a region."""
+"""The fewest operators that are worth a region."""
 _ROUNDS = 8
-"""So many operators that a backend cannot compile are looked for, one after the other."""
+"""The most operators that are found, one after the other, to be those that a backend cannot compile."""
 _COLLECTIVE = "a collective is never compiled"
 
 
@@ -43,15 +43,15 @@ class Compilation:
     backend: str
     """The name by which `torch.compile` knows it."""
     regions: int = 0
-    """Compiled pieces of the step: collectives part it."""
+    """The number of compiled pieces; collectives separate them."""
     operators: int = 0
-    """How many operators are in them."""
+    """The number of operators in them."""
     reasons: list[str] = field(default_factory=list)
-    """Why the other operators are not, by operator."""
+    """Why the other operators are not compiled, by operator."""
 
 
 def together(backend: str, parts: list[Compilation]) -> Compilation:
-    """Return what has become of all parts of a step."""
+    """Return the compilations of all parts of a step."""
     reasons = dict.fromkeys(why for each in parts for why in each.reasons)
     return Compilation(
         backend, sum(each.regions for each in parts), sum(each.operators for each in parts), list(reasons)
@@ -70,7 +70,7 @@ class Plan:
         """Steps that the backend has refused, and why."""
         self._rounds = 0
         self.replaying = (0, 0)
-        """The replay that is carried out, and the program's number."""
+        """The replay in progress, and the program's number."""
         self.regions: list[Region] = []
 
     def divide(self, results: set[int]) -> dict[int, Region]:
@@ -85,7 +85,7 @@ class Plan:
         return {each.begin: each for each in self.regions}
 
     def _runs(self) -> list[tuple[int, int, bool]]:
-        """Return where runs of operators begin and end, and whether they write to what was there before."""
+        """Return the beginnings and ends of runs of operators, and whether they write to earlier tensors."""
         runs: list[tuple[int, int, bool]] = []
         begin, writes = 0, False
         roots: dict[int, int] = {}
@@ -104,7 +104,7 @@ class Plan:
             new = range(out, out + template.out)
             is_outer = any(roots.get(ref, -1) == -1 for ref in written_by(template, refs))
             if is_outer and not writes:
-                # What only computes is apart, so that it can be done again should it fail.
+                # Steps that only compute are separate, so that they can be repeated if they fail.
                 close(at, at)
                 writes = True
             source = -1
@@ -117,7 +117,7 @@ class Plan:
         return runs
 
     def _why_not(self, at: int) -> str | None:
-        """Say why an operator cannot be part of a region."""
+        """Return why an operator cannot be part of a region."""
         template, _, _ = self._steps[at]
         func = template.func
         if at in self.excluded:
@@ -152,7 +152,7 @@ class Plan:
         )
 
     def refuse(self, region: Region, inputs: list[torch.Tensor], error: Exception) -> None:
-        """Leave out what the backend cannot compile: the first operator that it refuses, if that can be found."""
+        """Leave out what the backend cannot compile: the first operator that it refuses, if it can be found."""
         self._rounds += 1
         if self._rounds > _ROUNDS:
             why = f"{self.backend} has refused {_ROUNDS} other operators of the step"
@@ -173,7 +173,7 @@ class Plan:
         )
 
     def told(self) -> Compilation:
-        """Return what has become of the step."""
+        """Return the state of the step's compilation."""
         done = [each for each in self.regions if each.is_compiled]
         inside = {at for each in done for at in range(each.begin, each.end)}
         reasons: dict[str, None] = {}
@@ -204,7 +204,7 @@ class Region:
         self.end = end
         self.key = begin, end
         self.writes = writes
-        """To tensors that were there before it."""
+        """To tensors that existed before it."""
         self.inputs = inputs
         self.results = results
         self._steps = steps
@@ -215,7 +215,7 @@ class Region:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it was, by now."""
+        """Whether it was compiled yet."""
         return bool(self._compiled)
 
     def first(self, count: int) -> Region:
@@ -245,7 +245,7 @@ class Region:
         return [ref for ref in dict.fromkeys(written) if ref in inputs]
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """Carry it out; compiled first where it was not yet for tensors that share memory as these do."""
+        """Carry it out; compile it first if that was not done for tensors that share memory as these do."""
         sharing = _sharing(inputs) if self.writes else None
         run = self._compiled.get(sharing)
         if run is None:
@@ -258,7 +258,7 @@ class Region:
         return run(inputs)
 
     def compile(self, inputs: list[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        """Return what carries it out for such tensors; nothing is carried out yet."""
+        """Return a function that carries it out for such tensors; nothing is carried out yet."""
         from torch._dynamo import lookup_backend
 
         computed, views, forms = self._outline(inputs)
@@ -281,7 +281,7 @@ class Region:
                 elif found[at].stride() == forms[ref]:
                     made.append(found[at])
                 else:
-                    # As the script has been told that it lies in memory.
+                    # As the script assumes that it lies in memory.
                     made.append(
                         torch.empty_strided(found[at].shape, forms[ref], dtype=found[at].dtype).copy_(
                             found[at]
@@ -299,7 +299,7 @@ class Region:
         Views are of inputs, by their places; or of earlier results, counted from -1 downwards.
         """
         with FakeTensorMode() as mode:
-            # What only computes is compiled once, whichever inputs share memory: each view is one of the input that it was taken of.
+            # Steps that only compute are compiled once, whichever inputs share memory: each view is a view of the input that it was taken from.
             like = mode.from_tensor if self.writes else fake_like
             env: dict[int, Any] = {ref: like(each) for ref, each in zip(self.inputs, inputs, strict=True)}
             self._interpret(env)
@@ -358,20 +358,20 @@ class Region:
 
 
 class Refused(Exception):
-    """A region is not carried out: its operators are, one by one."""
+    """A region cannot be carried out: its operators are, one by one."""
 
     def __init__(self, *, divide: bool = True) -> None:
         super().__init__("its operators are carried out one by one")
         self.divide = divide
-        """The program is divided anew, as something is left out from then on."""
+        """The program must be divided again, without something that was found to fail."""
 
 
 class Shared(Exception):
-    """Results of a region share memory in a way that they would not if it were compiled."""
+    """Results of a region share memory in a way that compiled results would not."""
 
 
 def arguments(template: Template, tensors: list[Any], numbers: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return what an operator is called with."""
+    """Return the arguments of an operator."""
     supply, scalars = iter(tensors), iter(numbers)
     args = [_fill(each, supply, scalars) for each in template.args]
     return args, {name: _fill(each, supply, scalars) for name, each in template.kwargs.items()}
@@ -417,13 +417,13 @@ def _taken(what: Any, supply: Iterator[int]) -> list[int]:
 
 
 def _views(template: Template) -> bool:
-    """Whether an operator's results share the memory of its first argument."""
+    """Return whether an operator's results share the memory of its first argument."""
     schema = template.func._schema  # type: ignore[attr-defined]  # noqa: SLF001 - likewise
     return any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns)
 
 
 def roots_of(steps: Sequence[Step]) -> dict[int, int]:
-    """Return whose memory the results of steps are in: their own, or that of what they are views of."""
+    """Return whose memory the results of steps are in: their own, or that of the tensor they are views of."""
     roots: dict[int, int] = {}
     for template, out, refs in steps:
         made = range(out, out + template.out)
@@ -460,7 +460,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _is_all_of_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether a view of the same memory is one of this tensor too, wherever that lies."""
+    """Return whether a view of the same memory is also a view of this tensor."""
     whole = bool(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size())
     return whole and int(tensor.storage_offset()) == 0 and torch._debug_has_internal_overlap(tensor) == 0  # noqa: SLF001 - its public name
 
@@ -472,7 +472,7 @@ def _sharing(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def _in_this_process(backend: str) -> AbstractContextManager[Any]:
-    """Have no processes be started that compile: nobody would end them."""
+    """Start no compiler processes: nobody would end them."""
     if backend != "inductor":
         return nullcontext()
     from torch._inductor import config

@@ -1,4 +1,4 @@
-"""From what was written down to what can be replayed."""
+"""From a recording to what can be replayed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Pattern:
-    """What a recorded call was like: two in a row that are alike will be followed by more of their kind."""
+    """The shape of a recorded call: two calls in a row that are alike will be followed by more of their kind."""
 
     key: Any
     shape: tuple[Any, ...]
@@ -46,7 +46,7 @@ class Pattern:
 
 
 class Before:
-    """What is known of the time before a call."""
+    """What is known about the time before a call."""
 
     def __init__(self, surroundings: State, last: Pattern | None) -> None:
         self.surroundings = surroundings
@@ -61,13 +61,13 @@ class Result:
     """One of the values that a step returns."""
 
     value: Any = None
-    """What is no tensor, or a tensor that was there before."""
+    """What is not a tensor, or a tensor that existed before."""
     input: int | None = None
     made: int | None = None
 
 
 class Live:
-    """An optimizer whose step runs in the script, as its numbers change."""
+    """An optimizer whose step runs in the script, because its numbers change."""
 
     def __init__(self, stepping: Stepping) -> None:
         self.optimizer = weak(stepping.optimizer)
@@ -104,7 +104,7 @@ class Recording:
     spec: Any
 
     def replay(self, inputs: list[Any], frame: FrameType) -> Any:
-        """Have the workers do it."""
+        """Let the workers do it."""
         stream = self.stream
         if stream.tensors.guard.on:
             stream.tensors.guard.check_replay(stream, self.watch.captured())
@@ -136,7 +136,7 @@ class Recording:
 
 
 def _seed() -> int:
-    """Draw what a random operator of the global view draws from, as it does."""
+    """Draw the same random numbers as a random operator of the global view."""
     with _disable_current_modes():
         return int(torch.empty((), dtype=torch.int64).random_())
 
@@ -222,12 +222,12 @@ class Ending:
 
     @staticmethod
     def _renamed(value: Any) -> Any:
-        """Name a result anew, so that the name that it was made under is gone unless the script has it elsewhere."""
+        """Give a result a new name, so that the name under which it was made is gone unless the script has it elsewhere."""
         with _disable_current_modes(), torch.no_grad():
             return value.descriptor.stream.issuer.issue(torch.ops.aten.detach.default, (value,), None)
 
     def _is_live(self, stepping: Stepping, live: WeakSet[Any]) -> bool:
-        """Whether a step of an optimizer is to run in the script: it waits, or has changed what it depends on."""
+        """Return whether a step of an optimizer must run in the script: it waits, or has changed what it depends on."""
         assert stepping.after is not None, "it has returned"
         found = (
             stepping.waited or stepping.optimizer in live or bool(changes(stepping.before, stepping.after))
@@ -246,7 +246,7 @@ class Ending:
         return shown[0] if self._spec is None else pytree.tree_unflatten(shown, self._spec)
 
     def finish(self, surroundings: Surroundings) -> tuple[Pattern, Recording | None]:
-        """Return what the call was like, and what can be replayed in its place, if that is known by now."""
+        """Return what the call was like, and what can be replayed in its place, if that is already known."""
         recorder = self._recorder
         parts = self._parted()
         kept = [each for part in parts if isinstance(part, list) for each in part]
@@ -288,7 +288,7 @@ class Ending:
         return pattern, Recording(self._stream, programs, seeds, watch, made_of, self._results, self._spec)
 
     def _parted(self) -> list[list[Instruction] | Live]:
-        """Part the instructions where something runs in the script."""
+        """Divide the instructions where something runs in the script."""
         parts: list[list[Instruction] | Live] = []
         at = 0
         instructions = self._recorder.instructions
@@ -301,7 +301,7 @@ class Ending:
         return [each for each in (*parts, last) if not isinstance(each, list) or each or each is last]
 
     def _shape(self, kept: list[Instruction], escaped: list[int]) -> tuple[Any, ...]:
-        """Return the same for two calls that do the same with the same tensors."""
+        """Return equal values for two calls that do the same with the same tensors."""
         names: dict[int, Any] = {number: (at,) for at, number in enumerate(self._recorder.inputs)}
         shape: list[Any] = []
         for each in kept:
@@ -324,7 +324,7 @@ class Ending:
         found: list[Any],
         strange: list[int],
     ) -> str | None:
-        """Say why the next call may be another one, if so."""
+        """Return why the next call may be a different one, if so."""
         before = self._before
         told = self._changed(surroundings)
         if told is not None:
@@ -340,7 +340,7 @@ class Ending:
         return "it has made tensors that the script keeps" if unexplained else None
 
     def _changed(self, surroundings: Surroundings) -> str | None:
-        """Say what of its own conditions the call has changed, if anything."""
+        """Return which of its own conditions the call has changed, if any."""
         before = self._before
         told = None
         if changed := changes(before.surroundings, surroundings.state()):
@@ -366,7 +366,7 @@ class Ending:
     def _programs(
         self, parts: list[list[Instruction] | Live], escaped: list[int]
     ) -> tuple[list[Program | Live], list[int]]:
-        """Have the workers know what they will replay."""
+        """Teach the workers what they will replay."""
         results = [number for number, _ in self._made]
         plan = _Plan(
             [each for each in parts if isinstance(each, list)], self._recorder, results, set(escaped)
@@ -408,7 +408,7 @@ class Ending:
 
 
 class _Plan:
-    """Where in the parts of a step tensors are made, needed and left."""
+    """Where in the parts of a step tensors are made, used and dropped."""
 
     def __init__(
         self, parts: list[list[Instruction]], recorder: Recorder, results: list[int], escaped: set[int]
@@ -439,6 +439,6 @@ class _Plan:
 
 
 def name_of(function: Any) -> str:
-    """Return how people know a function."""
+    """Return the name of a function as people know it."""
     name: str = getattr(function, "__qualname__", None) or repr(function)
     return name

@@ -1,7 +1,7 @@
-"""What a process has of a recorded step: its instructions, as one function.
+"""A process's part of a recorded step: its instructions, as one function.
 
-PRG-1: a replay does what the instructions would do one by one, also where one of them fails: the function is only a faster way to the
-same tensors. In it tensors are local variables that are deleted after their last use.
+PRG-1: a replay does the same as the instructions one by one, even if one of them fails: the function is only a faster way to the
+same tensors. In it, tensors are local variables that are deleted after their last use.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BAD = {Failed, type(LOST)}
 
 @dataclass(frozen=True)
 class Definition:
-    """What a process is told of a recorded step, or of a part of one. Tensors have the numbers that they had when it was recorded."""
+    """A recorded step, or a part of one, as a process receives it. Tensors have the numbers that they had when it was recorded."""
 
     code: array[int]
     scalars: list[Any]
@@ -35,17 +35,17 @@ class Definition:
     """Places of scalars that are new in each replay."""
     inputs: list[int]
     captured: list[int]
-    """Tensors that were there before, and are looked up in each replay."""
+    """Tensors that existed before, and are looked up in each replay."""
     constants: dict[int, int]
-    """Tensors of the step's own, of which each replay has a copy, and the numbers that they were given for the way here."""
+    """Tensors of the step's own, of which each replay has a copy, and the numbers under which they are sent."""
     results: list[int]
-    """Tensors that each replay is told new numbers for."""
+    """Tensors for which each replay receives new numbers."""
     kept: list[int]
-    """Tensors that go on to be there, under these numbers."""
+    """Tensors that stay, under these numbers."""
     spent: list[int]
-    """Tensors of earlier parts of the step that nothing needs any longer."""
+    """Tensors of earlier parts of the step that are no longer needed."""
     compile: str | None = None
-    """The backend that compiles it, if one is to."""
+    """The backend that compiles it, if any."""
 
 
 class Replayed:
@@ -120,7 +120,7 @@ class Replayed:
         numbers: list[Any],
         error: Exception | None = None,
     ) -> None:
-        """Go on as if all were issued one by one: from the beginning, or from the instruction that has failed."""
+        """Continue as if all were issued one by one: from the beginning, or from the instruction that has failed."""
         bench, env = self._bench, self._bench.env
         for name, ref in zip(self._inputs, inputs, strict=True):
             if ref in env:
@@ -155,7 +155,7 @@ class Replayed:
                 env.pop(ref, None)
 
     def _left(self, region: Any, count: int, error: Exception) -> tuple[int, None]:
-        """Return where to go on after a region that could not be carried out."""
+        """Return where to continue after a region that could not be carried out."""
         from mesh_tensor._capture._compiled import Refused
 
         if isinstance(error, Refused):
@@ -178,7 +178,7 @@ class Replayed:
 
 
 def _steps(templates: dict[int, Template], code: array[int]) -> Iterator[tuple[Template, int, list[int]]]:
-    """Take instructions apart: what is done, the number of its first result, and those of its tensors."""
+    """Split instructions into the function, the number of its first result, and the numbers of its tensors."""
     at, numbers = 0, code.tolist()
     while at < len(numbers):
         template = templates[numbers[at]]
@@ -300,7 +300,7 @@ class _Writer:
 
 
 def _kept(template: Template, result: Any) -> list[Any]:
-    """Return what is new of a result: neither what was there before, nor what is not there."""
+    """Return the new tensors of a result: neither those that existed before, nor those that do not exist."""
     written = template.written
     values = result if template.mode == LIST or type(result) is tuple else [result]
     return [
@@ -347,7 +347,7 @@ def _listed(refs: list[int]) -> str:
 
 
 def where_raised(trace: TracebackType | None) -> tuple[int, dict[int, Any]]:
-    """Return which line of such a function has failed, counted from its first step, and the tensors that there were by then."""
+    """Return which line of such a function has failed, counted from its first step, and the tensors that existed by then."""
     assert trace is not None and trace.tb_next is not None, "raised within the function"
     inner = trace.tb_next
     names = {int(name[1:]): value for name, value in inner.tb_frame.f_locals.items() if name[0] == "t"}

@@ -1,7 +1,7 @@
-"""Recording what a step has the processes of a mesh do.
+"""Records what a step has the processes of a mesh do.
 
-REC-1: a call that is recorded is an ordinary call: what it issues is carried out as it is issued, and beside that written down. An
-exception in it leaves what it leaves without recording.
+REC-1: a recorded call is an ordinary call: its instructions are carried out as they are issued, and also written down. An
+exception in it has the same effects as without recording.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Place = tuple[Any, int]
 
 
 class Program:
-    """A part of a recorded step, as the workers know it under a number. They forget it when this is let go of."""
+    """A part of a recorded step, which the workers know by a number. They forget it when this object is freed."""
 
     def __init__(self, stream: Stream, places: list[Place]) -> None:
         self.number: int = next(stream.tensors.templates)
@@ -78,7 +78,7 @@ class Stepping:
 
 
 class Recorder:
-    """Writes down what this thread issues. To be used with `with`."""
+    """Writes down what this thread issues. Used in a `with` statement."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -86,21 +86,21 @@ class Recorder:
         self.stream: Stream | None = None
         self.instructions: list[Instruction] = []
         self.refs: dict[int, weak[Ref]] = {}
-        """Of tensors that were made meanwhile."""
+        """Tensors that were made in the meantime."""
         self._new: list[int] = []
         self.users: dict[int, tuple[weak[Ref], weak[Any], Place]] = {}
-        """For each tensor that was there before: what names it, the tensor itself, and where it was used first."""
+        """For each tensor that existed before: its name, the tensor itself, and where it was used first."""
         self.constants: dict[int, tuple[Stream, torch.Tensor, tuple[Any, ...]]] = {}
         self.given: list[tuple[torch.Tensor, int]] = []
         """Tensors of this process that the mesh was given, and how often they had been changed."""
         self.inputs: tuple[int, ...] = ()
         self.modules: dict[int, tuple[Any, State]] = {}
-        """Those that have run, as they were before."""
+        """Modules that have run, as they were before."""
         self.steppings: list[Stepping] = []
         self._stepping: Stepping | None = None
         self.error: CaptureError | None = None
         self.forgotten = False
-        """The workers have forgotten some of what was written down."""
+        """The workers have forgotten some of the recording."""
         self._hooks = ExitStack()
 
     def __enter__(self) -> Self:
@@ -118,10 +118,10 @@ class Recorder:
     ) -> None:
         self._hooks.close()
         if error is None and self.error is not None:
-            # The step has gone on without what it was refused.
+            # The step has continued without what it was refused.
             raise self.error
 
-    # What streams tell.
+    # Called by streams.
 
     def made(self, ref: Ref) -> None:
         """A tensor is to be made."""
@@ -161,7 +161,7 @@ class Recorder:
         self._one_mesh(stream, _here())
 
     def shares(self, value: torch.Tensor) -> None:
-        """A number that is a tensor of this process is to be given to the mesh, as the step meets it."""
+        """A number that is a tensor of this process is given to the mesh, as the step finds it."""
         if self._stepping is None:
             self.given.append((value, value._version))  # noqa: SLF001 - how often it was changed
 
@@ -173,7 +173,7 @@ class Recorder:
         )
 
     def exchanges(self, what: str) -> None:
-        """Something else than operators of the mesh is to be done at this place of the step."""
+        """Something besides operators of the mesh is done at this place of the step."""
         self._refuse(
             f"a captured step cannot {what}, as its replays would not: {line_of(_here())}\n  Do that outside."
         )
@@ -209,7 +209,7 @@ class Recorder:
         self.error = CaptureError(message)
         raise self.error
 
-    # What PyTorch tells.
+    # Called by PyTorch.
 
     def _called(self, module: Any, args: Any) -> None:
         if threading.get_ident() == self._thread:
@@ -236,14 +236,14 @@ class Recorder:
         self.steppings.append(stepping)
         self._stepping = None
 
-    # What is there afterwards.
+    # What exists afterwards.
 
     def alive(self) -> list[int]:
-        """Return those of the tensors made meanwhile that the script still has."""
+        """Return those of the new tensors that the script still has."""
         return [number for number, ref in self.refs.items() if ref() is not None]
 
     def escaped(self, explained: set[int]) -> list[int]:
-        """Return the same, without those that nothing but a cycle keeps."""
+        """Return the same, without those that only a reference cycle keeps."""
         found = self.alive()
         if set(found) - explained:
             gc.collect()
@@ -263,7 +263,7 @@ def _here() -> Place:
 
 
 def coded(instructions: list[Instruction]) -> tuple[array[int], list[Any], list[int]]:
-    """Put instructions together as they travel; with their numbers, and the places of those that are drawn anew."""
+    """Return instructions as they are sent, with their numbers, and the places of those that are drawn anew."""
     code: array[int] = array("q")
     scalars: list[Any] = []
     holes: list[int] = []

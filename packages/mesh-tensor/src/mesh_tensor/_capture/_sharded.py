@@ -3,7 +3,7 @@
 A run is traced once for the layouts of its inputs. That gives a program of PyTorch's operators on local tensors and of collectives between
 them; the operators become regions as in the per-rank view.
 
-RGN-2: a compiled run meets the other processes in the same collectives, in the same order, as its operators would one by one, also where
+RGN-2: a compiled run meets the other processes in the same collectives, in the same order, as its operators would one by one, even if
 one of them fails in this process. So some processes may compile a run while others do not. What depends on the failed operator is marked as
 failed, and nothing else.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its public name
 _ROUNDS = 16
-"""So many operators that cannot be traced are left out of the runs, one after the other."""
+"""The most operators that cannot be traced and are left out of the runs, one after the other."""
 
 
 class ShardedPlan:
@@ -64,7 +64,7 @@ class ShardedPlan:
         self.excluded: dict[int, str] = {}
         """Operators that could not be traced, and why."""
         self.replaying = (0, 0)
-        """The replay that is carried out, and the program's number."""
+        """The replay in progress, and the program's number."""
         self.runs: list[Run] = []
 
     def divide(self, results: set[int]) -> dict[int, Run]:
@@ -95,7 +95,7 @@ class ShardedPlan:
         )
 
     def _why_not(self, at: int) -> str | None:
-        """Say why an operator cannot be part of a run."""
+        """Return why an operator cannot be part of a run."""
         template, _, _ = self.steps[at]
         func = template.func
         if at in self.excluded:
@@ -113,7 +113,7 @@ class ShardedPlan:
         return None
 
     def leave_out(self, at: int, why: str) -> None:
-        """Trace this operator no more."""
+        """Stop tracing this operator."""
         template, _, _ = self.steps[at]
         same = (each for each, (other, _, _) in enumerate(self.steps) if other is template)
         self.excluded.update(dict.fromkeys(same, why))
@@ -128,7 +128,7 @@ class ShardedPlan:
             }
 
     def told(self) -> Compilation:
-        """Return what has become of the step."""
+        """Return the state of the step's compilation."""
         traced = [each for each in self.runs if each.is_traced]
         inside = {at for each in traced for at in range(each.begin, each.end)}
         reasons: dict[str, None] = {}
@@ -168,11 +168,11 @@ class Run:
         self._newest: _Local | None = None
 
     writes = True
-    """It meets other processes: should it raise all the same, it is never begun anew."""
+    """It meets other processes: even if it raises, it is never repeated."""
 
     @property
     def is_traced(self) -> bool:
-        """Whether it was, by now."""
+        """Whether it was traced yet."""
         return self._newest is not None
 
     def told(self) -> Compilation:
@@ -185,7 +185,7 @@ class Run:
         return [self.inputs[at] for at in self._newest.written] if self._newest is not None else []
 
     def __call__(self, *tensors: Any) -> list[Any]:
-        """Carry it out; traced first where it was not yet for tensors that lie on the mesh, and in memory, as these do."""
+        """Carry it out; trace it first if that was not done for tensors that lie on the mesh, and in memory, as these do."""
         worker = self._worker()
         if worker.sums.any:
             worker.sums.finish()
@@ -220,7 +220,7 @@ class Run:
         return results
 
     def _check(self, worker: Worker, tensors: Sequence[Any]) -> None:
-        """Raise if these tensors are to be worked on operator by operator."""
+        """Raise if these tensors must be worked on operator by operator."""
         if worker.failures and any(failure_of(each) is not None for each in tensors):
             # Operators mark what depends on that.
             raise Refused(divide=False)
@@ -234,7 +234,7 @@ class Run:
         return found
 
     def _leave_out_users(self, ref: int) -> None:
-        """Leave out what uses a view whose values are copies: they are taken anew, and written through, operator by operator (VWS-1)."""
+        """Leave out uses of a view whose values are copies: they are refreshed, and written through, operator by operator (VWS-1)."""
         for at in range(self.begin, self.end):
             if ref in self._plan.steps[at][2]:
                 self._plan.leave_out(at, "it uses a view whose values DTensor has copied")
@@ -253,7 +253,7 @@ class Run:
             raise Refused from error
 
     def _trace(self, worker: Worker, tensors: Sequence[Any], given: Sequence[torch.Tensor]) -> _Local:
-        """Find out what the operators do with this process's parts; nothing is carried out."""
+        """Find out what the operators do with this process's parts, without carrying anything out."""
         copies, failures, sums = worker.copies, worker.failures, worker.sums
         worker.copies = _NoCopies(worker.full, worker.part)
         worker.sums = _AtOnce(worker)
@@ -287,7 +287,7 @@ class Run:
         return made
 
     def _interpret(self, tracer: _Tracer, env: dict[int, Any]) -> None:
-        """Carry the operators out one by one on what only has forms."""
+        """Carry the operators out one by one on tensors without values."""
         for at, numbers in enumerate(self._numbers):
             tracer.now = at
             template, out, refs = self._plan.steps[self.begin + at]
@@ -304,7 +304,7 @@ class Run:
                 first, *_ = str(error).strip().splitlines() or [""]
                 why = str(error) if isinstance(error, Untraceable) else f"{type(error).__name__}: {first}"
             if isinstance(call, Call) and call.cannot != known:
-                # Only what happens to real tensors, in all processes, decides how an operator is done from then on (STM-3).
+                # Only what happens to real tensors, in all processes, decides how an operator is carried out from then on (STM-3).
                 call.cannot = known
                 why = why or "it is not yet known whether DTensor can do it"
             if why is not None:
@@ -390,7 +390,7 @@ class _Local:
         return found
 
     def _go_on(self, error: Exception, replaying: tuple[int, int]) -> tuple[Sequence[Any], dict[int, Failed]]:
-        """Do the rest of it one by one, with zeros of the same form in place of what has failed (RGN-2)."""
+        """Carry out the rest one by one, with zeros of the same form in place of what has failed (RGN-2)."""
         line, env = where_raised(error.__traceback__)
         found = self._lines[line]
         failed: dict[int, Failed] = {}
@@ -403,7 +403,7 @@ class _Local:
         elif not found.writes:
             at = found.begin
         else:
-            # Nobody knows how far it has come.
+            # It is unknown how far it got.
             name = f"{self.names[self._origins[found.begin]]}, or an operator that was compiled with it,"
             why = Failed((*replaying, self.begin + self._origins[found.begin]), name, error)
             env.update((ref, self._zeros(ref)) for ref in found.results)
@@ -456,27 +456,27 @@ class _Local:
 
 
 class Untraceable(Exception):
-    """An operator does something that cannot be written down as operators on local tensors."""
+    """An operator does something that cannot be recorded as operators on local tensors."""
 
 
 class _NoCopies(Copies):
-    """In place of a mesh's copied views while it is traced."""
+    """Replaces a mesh's copied views while it is traced."""
 
     def add(self, results: Any, base: DTensor, take: Callable[[torch.Tensor], Any]) -> None:
-        """Refuse: what is written to such a view is written through, operator by operator."""
+        """Refuse: writes to such a view are written through, operator by operator."""
         raise Untraceable("it makes a view whose values DTensor copies")
 
 
 class _AtOnce(Sums):
-    """In place of a mesh's sums that are put off while it is traced."""
+    """Replaces a mesh's postponed sums while it is traced."""
 
     def put_off(self, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor | None:
-        """Refuse: what the program does later is decided once it is known as a whole."""
+        """Refuse: what the program postpones is decided once it is known as a whole."""
         return None
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down which operators are carried out on tensors that are no DTensors."""
+    """Records which operators are carried out on tensors that are not DTensors."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -493,14 +493,14 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _name(self, tensor: torch.Tensor) -> int:
         """Give a number to a tensor that is new."""
         ref = self.refs[id(tensor)] = len(self._alive)
-        # Also so that its identity is no other's.
+        # Keeps it alive, so that no other tensor gets its identity.
         self._alive.append(tensor)
         self.forms[ref] = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
         return ref
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(each, (DTensor, AsyncCollectiveTensor)) for each in types):
-            # They do what they do with this one still here.
+            # They are carried out with this mode still active.
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -541,7 +541,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _local(tensor: Any) -> Any:
-    """Return this process's part of a tensor, which is there."""
+    """Return this process's part of a tensor that exists here."""
     local = tensor._local_tensor  # noqa: SLF001 - without a copy
     if isinstance(local, AsyncCollectiveTensor):
         local = local.trigger_wait()  # type: ignore[no-untyped-call]

@@ -31,9 +31,9 @@ from mesh_tensor._view import PerRank
 P = ParamSpec("P")
 R = TypeVar("R")
 LIMIT = 16
-"""Recordings of one step, unless it says otherwise."""
+"""The most recordings of one step, by default."""
 _STREAK = 3
-"""So many calls in a row may be unlike the next: the first makes state, the second finds it."""
+"""The most calls in a row that may differ from the next: the first makes state, the second finds it."""
 _FLAT = frozenset({int, float, bool, str, type(None), MeshTensor, torch.nn.Parameter})
 
 
@@ -89,7 +89,7 @@ def capture(
 
 
 def _backend(compile: Any) -> str | None:  # noqa: A002 - as users name it
-    """Return the name of the backend that is to compile, if one is."""
+    """Return the name of the backend that compiles, if any."""
     if isinstance(compile, bool):
         return "inductor" if compile else None
     if not isinstance(compile, str):
@@ -116,7 +116,7 @@ class Captured(Generic[P, R]):
         self._recordings: dict[Any, list[Recording]] = {}
         self._newest: weak[Recording] | None = None
         self._last: Pattern | None = None
-        """What the last call was like that was recorded."""
+        """What the last recorded call was like."""
         self._live: WeakSet[Any] = WeakSet()
         self._surroundings = Surroundings(function)
         self._attribute = ""
@@ -124,7 +124,7 @@ class Captured(Generic[P, R]):
         self.reasons: list[str] = []
         """Why each recording was made."""
         self.replays = 0
-        """How many calls were replays."""
+        """The number of calls that were replays."""
 
     def __repr__(self) -> str:
         return f"<captured step {name_of(self._function)}>"
@@ -144,7 +144,7 @@ class Captured(Generic[P, R]):
         """Replay it, or run it and record what it does."""
         tensors = find(Tensors) or install(Tensors)
         if threading.get_ident() in tensors.recorders:
-            # Part of the step around it.
+            # Part of an enclosing step.
             return self._function(*args, **kwargs)
         with self._lock:
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - attributes of tensors, at a tenth of the cost
@@ -191,7 +191,7 @@ class Captured(Generic[P, R]):
         return ValueMesh.of(answers.extent, found)
 
     def _find(self, call: Call) -> tuple[Recording | None, str | None]:
-        """Return what can be replayed, or else why what was recorded cannot."""
+        """Return what can be replayed, or else why the recording cannot."""
         reason = None
         for each in list(self._recordings.get(call.key, ())):
             if (lost := each.watch.missing()) is not None:
@@ -206,7 +206,7 @@ class Captured(Generic[P, R]):
         return None, reason
 
     def _reason(self, call: Call) -> str:
-        """Say why nothing can be replayed, if nothing was recorded for such a call."""
+        """Return why nothing can be replayed, if nothing was recorded for such a call."""
         if self._last is None:
             return "the first call" if not self.reasons else "no call like this was recorded"
         if call.key == self._last.key:
@@ -258,7 +258,7 @@ class Captured(Generic[P, R]):
 
 
 class Call:
-    """The arguments of a call: tensors, and what makes it like another one or not."""
+    """The arguments of a call: tensors, and a key that tells whether another call is like it."""
 
     __slots__ = ("_leaves", "_spec", "function", "key", "tensors")
 
@@ -308,14 +308,14 @@ class Call:
         return args, kwargs
 
     def distance(self, key: Any) -> int:
-        """Say how much a call differs from one with that key."""
+        """Return how much a call differs from one with that key."""
         if self._spec != key[0] or len(self.key[1]) != len(key[1]):
             return sys.maxsize
         pairs = [*zip(self.key[1], key[1], strict=True), *zip(self.key[2], key[2], strict=True)]
         return sum(now != then for now, then in pairs)
 
     def difference(self, key: Any) -> str | None:
-        """Say in what this call differs from one with that key."""
+        """Return how this call differs from one with that key."""
         if self._spec != key[0] or len(self.key[1]) != len(key[1]):
             return "the arguments are others, or in other lists and dicts"
         for at, (now, then) in enumerate(zip(self.key[1], key[1], strict=True)):
@@ -327,7 +327,7 @@ class Call:
         return None
 
     def _name(self, at: int) -> str:
-        """Return how people know an argument."""
+        """Return a readable name of an argument."""
         args, kwargs = (
             (self._leaves, {}) if self._spec is None else pytree.tree_unflatten(self._leaves, self._spec)
         )
@@ -353,7 +353,7 @@ _MODES = (
 
 
 def _modes() -> tuple[Any, ...]:
-    """Return what PyTorch does otherwise at other times."""
+    """Return the global state on which PyTorch's behaviour depends."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -381,7 +381,7 @@ def _shown(part: Any) -> str:
 
 
 def _alias(tensor: Any) -> Any:
-    """Return another name for an argument: what the step has of it otherwise is told apart from it."""
+    """Return another name for an argument, by which the step's own references to it are distinguished."""
     with _disable_current_modes(), torch.no_grad():
         made = tensor.descriptor.stream.issuer.issue(torch.ops.aten.detach.default, (tensor,), None)
     return made.requires_grad_(tensor.requires_grad)

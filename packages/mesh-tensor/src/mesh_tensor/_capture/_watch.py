@@ -1,8 +1,8 @@
-"""What a recording holds for: the state of Python that the step has seen, as far as it is known.
+"""What a recording is valid for: the state of Python that the step has seen, as far as it is known.
 
-Looked at are tensors that the step has used, the modules and optimizers that have run in it, what its own code names, and the object that
+This covers tensors that the step has used, the modules and optimizers that have run in it, what its own code names, and the object that
 it is a method of. Everything is compared by a *token*: numbers and texts by their values, tensors and other objects by identity, and tensors of
-this process by how often they were changed, too.
+this process also by how often they were changed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _SIMPLE = (int, float, bool, str, bytes, complex, type(None), torch.dtype, torch.device)
 _LONG = 1000
-"""Lists of so many are looked into."""
+"""The longest lists that are looked into."""
 State = dict[str, Any]
-"""Tokens by the names that people know them by."""
+"""Tokens, by readable names."""
 
 
 def token(value: Any) -> Any:
-    """Return what a value is compared by."""
+    """Return the token of a value."""
     kind = type(value)
     if kind in _SIMPLE:
         # Minus zero equals zero, and true equals one.
@@ -45,7 +45,7 @@ def token(value: Any) -> Any:
 
 
 def state_of(optimizer: Any) -> State:
-    """Return what an optimizer's step depends on, but for the values of the mesh's tensors."""
+    """Return what an optimizer's step depends on, except for the values of the mesh's tensors."""
     found: State = {}
     for at, group in enumerate(optimizer.param_groups):
         for name, value in group.items():
@@ -75,7 +75,7 @@ def _getter(module: Any) -> Callable[[dict[str, Any]], tuple[Any, ...]]:
 
 
 def changes(before: State, after: State) -> list[str]:
-    """Return the names of what is there before and after, and differs."""
+    """Return the names of everything that differs between before and after."""
     return [name for name, value in before.items() if name in after and after[name] != value]
 
 
@@ -95,7 +95,7 @@ class Surroundings:
             self._names = sorted({name for name in _globals(code) if name in self._globals})
 
     def state(self) -> State:
-        """Return how it is now."""
+        """Return the present state."""
         found: State = {}
         for name, cell in self._cells:
             try:
@@ -109,7 +109,7 @@ class Surroundings:
         return found
 
     def objects(self) -> list[Any]:
-        """Return what is looked at, for a quick comparison by identity."""
+        """Return what is checked, for a quick comparison by identity."""
         found: list[Any] = []
         for _, cell in self._cells:
             try:
@@ -148,7 +148,7 @@ class Seen:
         """The optimizer that was found to have changed."""
 
     def objects(self) -> list[Any]:
-        """Return what is looked at, for a quick comparison by identity."""
+        """Return what is checked, for a quick comparison by identity."""
         found: list[Any] = []
         for ref, get in self._getters:
             module = ref()
@@ -174,7 +174,7 @@ class Seen:
         return found
 
     def changed(self, optimizers: list[Any] | None = None) -> str | None:
-        """Say what is different now, if anything is; of these optimizers only, if they are said."""
+        """Return what is different now, if anything is; of these optimizers only, if given."""
         self.moved = None
         for ref, before in self._modules:
             module = ref()
@@ -198,7 +198,7 @@ class Seen:
 
 
 class Gradients:
-    """The `.grad` of parameters: what it has to be before a replay, and what it is afterwards."""
+    """The `.grad` of parameters: what it must be before a replay, and what it is afterwards."""
 
     def __init__(self, tensors: list[Any], before: dict[int, bool], made: set[int]) -> None:
         self._leaves = [weak(tensor) for tensor in tensors]
@@ -210,11 +210,11 @@ class Gradients:
         self._ids = [id(each) for each in self._ends]
         self._steady = self._there == [each is not None for each in self._ends]
         self._stale = False
-        # What the step has not made is only known, so that it is freed when the script lets go of it.
+        # Gradients that the step has not made are only known, so that they are freed when the script drops them.
         self._ends = [each if made else None for each, made in zip(self._ends, self._made, strict=True)]
 
     def fit(self) -> bool:
-        """Whether they are as they were before the call that was recorded, as far as it matters."""
+        """Return whether they are as they were before the recorded call, as far as it matters."""
         tensors = [ref() for ref in self._leaves]
         ids = [id(None if each is None else each.grad) for each in tensors]
         self._stale = not (self._steady and ids == self._ids)
@@ -227,7 +227,7 @@ class Gradients:
         )
 
     def settle(self) -> None:
-        """Have them be as they are after the call."""
+        """Set them to what they are after the call."""
         if not self._stale:
             return
         for ref, end, made in zip(self._leaves, self._ends, self._made, strict=True):
@@ -237,7 +237,7 @@ class Gradients:
 
 
 class Watch:
-    """All that has to be as it was for a recording to be replayed."""
+    """Everything that must be as it was for a recording to be replayed."""
 
     def __init__(
         self,
@@ -263,12 +263,12 @@ class Watch:
         self.gradients = gradients
         self._ids: list[int] = []
         self._held: list[Any] = []
-        """Values whose identity is looked at: none of them may be gone, and another one in its place."""
+        """Values that are compared by identity: none of them may be freed and replaced by another one."""
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._remember()
 
     def missing(self) -> str | None:
-        """Say why the recording can never be replayed again, if so. Without PyTorch's functions of subclasses."""
+        """Return why the recording can never be replayed again, if so. Without PyTorch's functions of subclasses."""
         if self._stream.broken:
             self._stream.check()
         if self._stream.lives != self._lives:
@@ -284,7 +284,7 @@ class Watch:
         return [ref() for ref in self._users]
 
     def changed(self) -> str | None:
-        """Say what is different now, if anything is. Without PyTorch's functions of subclasses."""
+        """Return what is different now, if anything is. Without PyTorch's functions of subclasses."""
         tensors = [ref() for ref in self._tensors]
         if [each is not None and each.requires_grad for each in tensors] != self._flags:
             return "requires_grad of a tensor that it uses was changed"
@@ -306,7 +306,7 @@ class Watch:
         return self._surroundings.objects() + self.seen.objects()
 
     def _remember(self) -> None:
-        """Have the quick comparison find things as they are now."""
+        """Let the quick comparison use the present state."""
         objects = self._objects()
         self._ids = list(map(id, objects))
         self._held = [each for each in objects if _is_simple(each)]

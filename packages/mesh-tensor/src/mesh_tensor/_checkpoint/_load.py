@@ -120,12 +120,12 @@ def _adopt(stream: Stream, number: int, wanted: list[_Named]) -> None:
     for (_, tensor, _), ref in zip(wanted, fresh, strict=True):
         if ref is not None:
             issuer: Any = stream.issuer
-            # An operator as others: what is a view of the tensor sees it.
+            # An operator like others, so that views of the tensor see it.
             tensor.copy_(issuer.made(tensor.descriptor.form, ref))
 
 
 class Checkpoint:
-    """What is in a directory."""
+    """The content of a directory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -155,7 +155,7 @@ class Checkpoint:
                 )
 
     def about(self, name: str) -> Any:
-        """Return what is known of a value."""
+        """Return what is known about a value."""
         found = self.metadata.state_dict_metadata.get(name)
         if found is None:
             near = difflib.get_close_matches(name, self.metadata.state_dict_metadata, 3)
@@ -213,7 +213,7 @@ class Checkpoint:
         return whole if rank is None else whole[0]
 
     def value(self, name: str) -> Any:
-        """Read a value that is no tensor."""
+        """Read a value that is not a tensor."""
         if not isinstance(self.about(name), BytesStorageMetadata):
             raise CheckpointError(
                 f"{name!r} is a tensor in {self.path}, and a value of another kind where it is to be loaded"
@@ -225,7 +225,7 @@ class Checkpoint:
 
 
 def _prepare(state: Any, prepared: list[torch.optim.Optimizer]) -> None:
-    """Have optimizers that have not taken a step yet have the state that is to be loaded."""
+    """Give optimizers that have not taken a step yet the state that is to be loaded."""
     if isinstance(state, torch.optim.Optimizer):
         parameters = [each for group in state.param_groups for each in group["params"] if each.requires_grad]
         if state.state or not parameters:
@@ -252,7 +252,7 @@ def _prepare(state: Any, prepared: list[torch.optim.Optimizer]) -> None:
 def _closed(state: Any, content: Any) -> Any:
     """Give modules and optimizers their state, and return the state with these in it."""
     if isinstance(state, torch.nn.Module):
-        # Tensors have their values already; this is for what a module keeps beside them.
+        # Tensors have their values already; this is for other values of a module.
         extra = {key: value for key, value in content.items() if not isinstance(value, torch.Tensor)}
         if extra:
             state.load_state_dict(extra, strict=False)

@@ -1,6 +1,6 @@
-"""Where a checkpoint is: a directory that is there as a whole, or as it was before.
+"""Where a checkpoint is: a directory that is complete, or as it was before.
 
-CKP-1: what is at a path is a whole checkpoint at all times. It is written beside that, and takes its place at the very end.
+CKP-1: there is a complete checkpoint at a path at all times. A new one is written beside it, and replaces it at the very end.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CheckpointError(MeshError):
 
 
 class Place:
-    """A directory in which a checkpoint is written, until it is whole."""
+    """A directory in which a checkpoint is written, until it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,12 +39,12 @@ class Place:
         new = self.partial.with_suffix(".new")
         new.mkdir()
         self._lock = os.open(new, os.O_RDONLY | os.O_DIRECTORY)
-        # Whoever saves there next tells by it whether somebody still writes here; locked before anybody looks.
+        # The next process that saves there sees by the lock whether this one is still writing; it is locked before anybody looks.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         new.rename(self.partial)
 
     def finish(self) -> None:
-        """Have it be what is at the path (CKP-1)."""
+        """Put it at the path (CKP-1)."""
         os.fsync(self._lock)
         old: Path | None = None
         if not self.path.exists():
@@ -62,7 +62,7 @@ class Place:
             shutil.rmtree(old, ignore_errors=True)
 
     def give_up(self) -> None:
-        """Leave nothing behind."""
+        """Remove it."""
         os.close(self._lock)
         shutil.rmtree(self.partial, ignore_errors=True)
 
@@ -80,7 +80,7 @@ def found(path: Path) -> Path:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what those have left who died while they saved there."""
+    """Remove what processes have left that died while they saved there."""
     for left in path.parent.glob(f".{path.name}.*.partial"):
         try:
             lock = os.open(left, os.O_RDONLY | os.O_DIRECTORY)
@@ -100,7 +100,7 @@ def _sweep(path: Path) -> None:
 
 
 def _exchange(a: Path, b: Path) -> bool:
-    """Have two directories change places at once; whether the file system can do that."""
+    """Exchange two directories atomically; return whether the file system can do that."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Saving: the controller plans, each process writes what it has."""
+"""Saving: the controller plans, each process writes its part."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ABOUT = "mesh_tensor.json"
 
 @dataclass
 class _Part:
-    """What one mesh has of a state."""
+    """One mesh's part of a state."""
 
     stream: Stream
     tensors: list[tuple[str, int]]
@@ -105,7 +105,7 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Future[Path]
 
 
 def forget(stream: Stream, number: int) -> None:
-    """Have the processes let go of what they keep, once they have come to it."""
+    """Let the processes drop what they keep, when they get to it."""
     with suppress(MeshError), stream.lock:
         stream.flush()
         stream.tensors.tell(stream.procs, ("checkpoint", "discard", number))
@@ -139,7 +139,7 @@ class _Saving:
         try:
             self._write()
             if self._before is not None:
-                # The last of two is what stays, not the slower one.
+                # The later one of two stays, not the slower one.
                 self._before.exception()
             self._place.finish()
         except BaseException as error:  # noqa: BLE001 - told to who waits

@@ -12,9 +12,9 @@ Path = tuple[Any, ...]
 
 
 def opened(state: Any) -> Any:
-    """Return the state with that of each module and optimizer in their place."""
+    """Return the state, with that of each module and optimizer in their place."""
     if isinstance(state, nn.Module):
-        # The parameters themselves: what they were may be gone with a process.
+        # The parameters themselves: their earlier values may be gone with a process.
         return state.state_dict(keep_vars=True)
     if callable(getattr(state, "state_dict", None)):
         return state.state_dict()
@@ -24,7 +24,7 @@ def opened(state: Any) -> Any:
 
 
 def flat(state: Any) -> dict[str, tuple[Path, Any]]:
-    """Return the values by their names, as PyTorch's checkpoints have them, and how each is reached."""
+    """Return the values by their names, as in PyTorch's checkpoints, and the path of each."""
     found: dict[str, tuple[Path, Any]] = {}
     for path, value in _leaves((), state):
         name = ".".join(map(str, path))
@@ -53,7 +53,7 @@ def _has_more(values: list[Any]) -> bool:
 
 
 def put(state: Any, path: Path, value: Any) -> None:
-    """Have a value in the state."""
+    """Put a value into the state."""
     for key in path[:-1]:
         state = state[key]
     state[path[-1]] = value

@@ -1,4 +1,4 @@
-"""What a process of a mesh does for a checkpoint: copies its tensors, plans, writes its files, and reads them again."""
+"""The part of a mesh's process in a checkpoint: it copies its tensors, plans, writes its files, and reads them again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Chunks = dict[tuple[str, tuple[int, ...]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor that is to be read."""
+    """A tensor to read."""
 
     name: str
     ref: int
@@ -54,7 +54,7 @@ class Wanted:
 
 
 def snapshot(bench: Bench, number: int, ranks: dict[Any, int], named: list[tuple[str, int]]) -> Any:
-    """Keep copies of tensors as they are now, and return what there is to write of them."""
+    """Keep copies of tensors as they are now, and return what there is to write."""
     rank = ranks[bench.address]
     items: list[WriteItem] = []
     chunks: Chunks = {}
@@ -99,7 +99,7 @@ def restore(  # noqa: PLR0917 - as it is sent
     sources: dict[Any, int] | None,
     wanted: list[Wanted],
 ) -> Any:
-    """Read tensors, beside those that are there."""
+    """Read tensors, beside the existing ones."""
     read: dict[str, Any] = {}
     locals_: dict[str, torch.Tensor] = {}
     items: list[ReadItem] = []
@@ -138,7 +138,7 @@ def restore(  # noqa: PLR0917 - as it is sent
 
 
 def adopt(bench: Bench, number: int, refs: list[tuple[str, int, int]]) -> Any:
-    """Put what was read in the place of tensors: in their memory, or under a new name."""
+    """Replace tensors by what was read: in their memory, or under a new name."""
     read = _kept().pop(number)
     for name, ref, fresh in refs:
         value = read[name]
@@ -155,7 +155,7 @@ def adopt(bench: Bench, number: int, refs: list[tuple[str, int, int]]) -> Any:
 
 
 def discard(_bench: Bench, number: int) -> Any:
-    """Let go of what was kept."""
+    """Drop what was kept."""
     _kept().pop(number, None)
     return "value", None
 
@@ -168,13 +168,13 @@ def read_into(path: str, metadata: Metadata, items: list[ReadItem], tensors: dic
 
 
 def check_whole(name: str, items: list[ReadItem], tensor: torch.Tensor) -> None:
-    """Raise if a checkpoint has not all of a tensor."""
+    """Raise if a checkpoint does not have all of a tensor."""
     if sum(torch.Size(each.lengths).numel() for each in items) != tensor.numel():
         raise MeshError(f"the checkpoint has not all of {name!r}: it is not whole")
 
 
 class _From(DefaultSavePlanner):
-    """Gives what is to be written."""
+    """Provides what is written."""
 
     def __init__(self, chunks: Chunks) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ class _From(DefaultSavePlanner):
 
 
 class _Into(DefaultLoadPlanner):
-    """Says where what is read goes."""
+    """Says where read data goes."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         super().__init__()
@@ -202,11 +202,11 @@ class _Into(DefaultLoadPlanner):
         return piece
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-        """It is there already."""
+        """Do nothing: it is there already."""
 
 
 class Files(Extension):
-    """Writes the files of a process beside its work."""
+    """Writes the files of a process in the background."""
 
     name = "mesh_tensor.files"
 
@@ -214,7 +214,7 @@ class Files(Extension):
         """Have nothing."""
         self.kept: dict[int, Any] = {}
         self.last: dict[Path, Future[Path]] = {}
-        """At a controller what is being saved to each path."""
+        """At a controller: what is being saved to each path."""
 
     async def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
         """Write what was kept."""

@@ -1,4 +1,4 @@
-"""Attention on CPUs, of which DTensor knows no sharding: batches and heads are computed apart from each other."""
+"""Attention on CPUs, which DTensor cannot shard: batches and heads are computed separately."""
 
 from __future__ import annotations
 

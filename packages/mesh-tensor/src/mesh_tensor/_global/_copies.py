@@ -1,7 +1,7 @@
-"""Views whose values DTensor has copied, such as a row of what is split by rows.
+"""Views whose values DTensor has copied, such as a row of a tensor that is split by rows.
 
-VWS-1: such a view and what it is a view of go on being one to who looks at them. What is written to the view is written through, and
-before the view is read its values are taken anew if what it shows was written to since. All processes do so at the same instructions.
+VWS-1: such a view and its source look like one memory. Writes to the view are written through, and
+before the view is read it is refreshed if its source was written to since. All processes do so at the same instructions.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(slots=True)
 class Copied:
-    """What a view shows."""
+    """The source of a view."""
 
     base: DTensor
     take: Callable[[torch.Tensor], torch.Tensor] | None
-    """Takes the view of a whole tensor; ``None`` if it shares the memory of what it is a view of."""
+    """Takes the view from a whole tensor; ``None`` if it shares its source's memory."""
     seen: int
-    """How often what it shows had been written to when its values were taken."""
+    """How often the source had been written to when the values were taken."""
 
 
 class Copies:
@@ -37,11 +37,11 @@ class Copies:
         self._full = full
         self._part = part
         self._writes: dict[int, int] = {}
-        """By memory, as all true views of it share that."""
+        """By memory, which all true views share."""
         self.any = False
 
     def add(self, results: Any, base: DTensor, take: Callable[[torch.Tensor], Any]) -> None:
-        """Remember that these show something of another tensor."""
+        """Remember that these show a part of another tensor."""
         self.any = True
         leaves = tree_leaves(results)
         for at, each in enumerate(leaves):
@@ -55,7 +55,7 @@ class Copies:
                 _keep(each, Copied(base, None, 0))
 
     def refresh(self, tensor: DTensor) -> None:
-        """Have a tensor show what it is a view of, as that is now."""
+        """Refresh a tensor that shows another one."""
         copied: Copied | None = getattr(tensor, "_mesh_copied", None)
         if copied is None:
             return
@@ -64,11 +64,11 @@ class Copies:
             fresh = copied.take(self._full(copied.base))
             tensor._local_tensor.copy_(self._part(fresh, tensor.placements))  # noqa: SLF001 - to write to
             copied.seen = now
-            # What is a view of this one is to be taken anew as well.
+            # Views of this one must be refreshed too.
             self._writes[_memory(tensor)] = self._count(tensor) + 1
 
     def written(self, tensor: DTensor) -> None:
-        """Have what a tensor is a view of be as the tensor has become."""
+        """Write the new values of a tensor to its source."""
         self._writes[_memory(tensor)] = self._count(tensor) + 1
         copied: Copied | None = getattr(tensor, "_mesh_copied", None)
         if copied is None:

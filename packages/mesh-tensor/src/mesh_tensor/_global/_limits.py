@@ -1,4 +1,4 @@
-"""Operators that DTensor does not do as one process would, and layouts for which it does not."""
+"""Operators for which DTensor differs from a single process, and layouts for which it does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ INDEXED = frozenset(
 
 
 FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
-"""Of summands DTensor sets each to the value, and so their sum to another one."""
+"""DTensor sets each summand to the value, and so their sum to another one."""
 
 
 NONEMPTY = frozenset(
@@ -70,11 +70,11 @@ NONEMPTY = frozenset(
         "aten::renorm",
     }
 )
-"""They fail where there is no element: a process whose part has none would, and DTensor has the others wait for it."""
+"""They fail if there is no element: a process with an empty part would, and DTensor lets the others wait for it."""
 
 
 def is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
-    """Whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
+    """Return whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
     sizes = list(zip(tensor.shape, index.shape, strict=False))
     is_split = any(type(each) is not Replicate for value in (tensor, index) for each in value.placements)
     return is_split and any(
@@ -103,12 +103,12 @@ def parts_of(tensor: DTensor) -> dict[int, int]:
 
 
 def has_empty_parts(tensor: DTensor) -> bool:
-    """Whether some process's part of a tensor has no elements."""
+    """Return whether some process's part of a tensor has no elements."""
     sizes: dict[int, set[int]] = {}
     for placement, parts in zip(tensor.placements, tensor.device_mesh.shape, strict=True):
         if isinstance(placement, Shard):
             had = sizes.get(placement.dim, {tensor.shape[placement.dim]})
-            # Each is cut into parts of the same size, and what remains.
+            # Each is cut into parts of the same size, and a remainder.
             steps = [(size, -(-size // parts)) for size in had]
             sizes[placement.dim] = {
                 max(0, min(step, size - at * step)) for size, step in steps for at in range(parts)
@@ -117,7 +117,7 @@ def has_empty_parts(tensor: DTensor) -> bool:
 
 
 def is_kept(shape: Sequence[int], dim: int, to: Sequence[int]) -> bool:
-    """Whether a view leaves a dimension as it is: the same size, and as many elements before it."""
+    """Return whether a view leaves a dimension as it is: the same size, and as many elements before it."""
     if -1 in to:
         to = list(to)
         to[to.index(-1)] = math.prod(shape) // max(1, -math.prod(to))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 _PRELOAD = ("torch.distributed.tensor", "torch._dynamo")
-"""What DTensor imports, some of it only when it is first used: once for all processes, not in each."""
+"""What DTensor imports, some of it only when it is first used: imported once for all processes, not in each."""
 
 
 class Mesh:

@@ -83,7 +83,7 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
                 found = made.get(id(parameter))
                 if found is None:
                     found = made[id(parameter)] = _parameter(parameter, mesh, layout.kept)
-                    # Two modules may have one parameter: what it was is not to become something else's number.
+                    # Two modules may share a parameter: its old identity must not be reused as the key of another.
                     planner.keep(parameter)
                 setattr(owner, own, found)
                 if layout.used != layout.kept:
@@ -103,11 +103,11 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
 class _Layout:
     kept: tuple[Placement, ...]
     used: tuple[Placement, ...]
-    """How it lies on the mesh while its module computes."""
+    """Its layout on the mesh while its module computes."""
 
 
 class _Planner:
-    """Says how the parameters of a module lie on a mesh."""
+    """Decides how the parameters of a module lie on a mesh."""
 
     def __init__(self, module: nn.Module, mesh: Mesh, plan: Plan) -> None:
         self._mesh = mesh
@@ -167,7 +167,7 @@ class _Planner:
         return _Layout(tuple(kept), tuple(used))
 
     def check(self) -> None:
-        """Raise if a part of the plan concerns nothing."""
+        """Raise if a part of the plan matches nothing."""
         unused = [pattern for pattern in (*self._styled, *self._shardings) if pattern not in self._used]
         if unused:
             raise ValueError(
@@ -210,7 +210,7 @@ def _parameter(parameter: torch.Tensor, mesh: Mesh, placements: tuple[Placement,
 
 
 def _gather_while_it_computes(module: nn.Module, used: dict[str, tuple[Placement, ...]]) -> None:
-    """Have these parameters be whole while a module computes: found before the module's parameters are looked for."""
+    """Make these parameters whole while a module computes: found before the module's own parameters are looked up."""
 
     def gather(owner: nn.Module, _: Any) -> None:
         for name, placements in used.items():

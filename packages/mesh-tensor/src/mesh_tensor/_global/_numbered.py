@@ -1,4 +1,4 @@
-"""How a tensor is named in what is sent to workers."""
+"""How a tensor is named in messages to workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """Stands for a tensor that workers have."""
+    """Refers to a tensor that workers have."""
 
     number: int

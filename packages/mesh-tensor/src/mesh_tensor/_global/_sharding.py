@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh, as users write it and as PyTorch does."""
+"""The layout of a tensor on a mesh, as users write it and as PyTorch does."""
 
 from __future__ import annotations
 

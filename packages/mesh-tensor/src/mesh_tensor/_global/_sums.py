@@ -1,6 +1,6 @@
-"""Gradients that are summed up together, while the process goes on with the backward pass.
+"""Gradients that are summed up together, while the process continues with the backward pass.
 
-SUM-1: a sum over the processes may be put off until its result is read, something is written to, or the message that asked for it ends. All of
+SUM-1: a sum over the processes may be postponed until its result is read, something is written to, or the message that asked for it ends. All of
 these are the same instruction in every process, so the processes agree on which sums travel together (STM-3). Nothing outside the message can see
 a tensor whose sum is still to come.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._worker import Worker
 
 BUCKET_BYTES = 4 << 20
-"""A bucket of so much is sent without waiting for more."""
+"""A bucket of this size is sent without waiting for more."""
 _MOVED = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 _DETACH = torch.ops.aten.detach.default
 
@@ -31,9 +31,9 @@ _DETACH = torch.ops.aten.detach.default
 @dataclass(slots=True)
 class _Summand:
     local: torch.Tensor
-    """What this process adds."""
+    """This process's summand."""
     results: list[DTensor]
-    """The tensors that get the sum: the first, and its aliases."""
+    """The tensors that receive the sum: the first, and its aliases."""
     where: Any
     """The instruction that asked for it."""
 
@@ -46,11 +46,11 @@ class _Bucket:
     summands: list[_Summand] = field(default_factory=list)
     nbytes: int = 0
     flat: torch.Tensor | None = None
-    """Their sums, once they are under way."""
+    """Their sums, once they are in progress."""
 
 
 class Sums:
-    """The sums of one mesh that are put off."""
+    """The postponed sums of one mesh."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -62,7 +62,7 @@ class Sums:
         """Whether there are results that may not be read yet."""
 
     def put_off(self, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor | None:
-        """Return what is going to be that tensor, lying on the mesh in this way; ``None`` if that is no sum that can wait."""
+        """Return the future tensor with this layout; ``None`` if that is not a sum that can wait."""
         dim = _summed_dim(tensor.placements, placements)
         if dim is None or tensor.dtype not in _MOVED:
             return None
@@ -83,7 +83,7 @@ class Sums:
         return result
 
     def before(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool) -> Any:
-        """Have an operator's tensors be what they should be; returns its result if that has to wait, too."""
+        """Complete the tensors that an operator needs; return its result if that has to wait, too."""
         if func is _DETACH and (summand := self._pending.get(id(args[0]))) is not None:
             return self._alias(args[0], summand)
         if writes:

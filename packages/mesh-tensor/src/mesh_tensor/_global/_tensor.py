@@ -1,4 +1,4 @@
-"""The tensor that users hold in the global view, and what issues its operators."""
+"""The tensor that users hold in the global view, and the issuer of its operators."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GlobalTensor(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Have the workers do it."""
+        """Let the workers do it."""
         first = args[0] if args else None
         if type(first) is not cls:
             first = _first_of((*args, *(kwargs or {}).values()))
@@ -109,7 +109,7 @@ class _Redistribute(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, *grads: Any) -> Any:
-        # Where a gradient lies is of no concern to who gets it.
+        # The layout of a gradient does not matter to its receiver.
         return grads[0], None
 
 
@@ -136,13 +136,13 @@ class _Summed(torch.autograd.Function):
 
 
 def laid_out_as(tensor: torch.Tensor, other: GlobalTensor) -> torch.Tensor:
-    """Return the same tensor, lying on the mesh as another one."""
+    """Return the same tensor, with the layout of another one."""
     result: torch.Tensor = _LaidOutAs.apply(tensor, other.detach())
     return result
 
 
 def summed(tensor: torch.Tensor, dim: str) -> torch.Tensor:
-    """Return the same tensor, with the sum along a dimension of the mesh where each process has a summand."""
+    """Return the same tensor, with the sum along a dimension of the mesh in which each process has a summand."""
     result: torch.Tensor = _Summed.apply(tensor, dim)
     return result
 
@@ -154,7 +154,7 @@ def whole(tensor: GlobalTensor, timeout: float | None = None) -> torch.Tensor:
 
 
 def part(tensor: GlobalTensor, coords: dict[str, int], timeout: float | None = None) -> torch.Tensor:
-    """Wait for it, and return what the process at these coordinates has of it."""
+    """Wait for it, and return the part of the process at these coordinates."""
     stream = _stream_of(tensor)
     sizes = stream.procs.sizes
     chosen = part_of(tensor, stream.procs, {dim: coords.get(dim, 0) for dim in sizes} | coords)
@@ -163,10 +163,10 @@ def part(tensor: GlobalTensor, coords: dict[str, int], timeout: float | None = N
 
 
 class GlobalStream(Stream):
-    """What this process says to the processes of a mesh in the global view.
+    """Messages from this process to the processes of a mesh in the global view.
 
-    STM-3: all processes of the mesh carry out the same instructions, so that they meet in each collective. Whoever fails at an
-    operator has something of the right form in the place of its result, and goes on with that; it tells so when it is asked.
+    STM-3: all processes of the mesh carry out the same instructions, so that they meet in each collective. A process in which an
+    operator fails has something of the right form in the place of its result, continues with that, and reports the failure when it is asked.
     """
 
     def __init__(self, tensors: Tensors, mesh: Mesh) -> None:
@@ -186,18 +186,18 @@ class GlobalStream(Stream):
         self._tell("enter", self.number, names, self.mesh.shape, groups, ranks)
 
     def stop(self) -> None:
-        """Have whatever is done with tensors of the mesh raise from now on."""
+        """Make everything that is done with tensors of the mesh raise from now on."""
         with self.lock:
             if not self.broken:
                 self.leave()
             self.stopped = self.broken = True
 
     def leave(self) -> None:
-        """Have the processes give up what they have of the mesh."""
+        """Let the processes drop what they have of the mesh."""
         self._tell("exit", self.number)
 
     def check(self) -> None:
-        """After processes were made again: no tensor is whole any longer (STM-2), and all meet anew."""
+        """After processes were restarted: no tensor is whole any longer (STM-2), and all processes meet again."""
         with self.lock, _disable_current_modes():
             if self.stopped:
                 raise MeshError(
@@ -212,18 +212,18 @@ class GlobalStream(Stream):
                 self.join()
 
     def agreed_on(self, question: str, *rest: Any) -> Any:
-        """Ask all processes, which have to agree, and return what they say."""
+        """Ask all processes, which must agree, and return their answer."""
         self.check()
         return self.agreed("within", self.number, question, *rest)
 
     def tell(self, what: str, *rest: Any) -> None:
-        """Have all processes do something."""
+        """Let all processes do something."""
         with self.lock:
             self.flush()
             self._tell("within", self.number, what, *rest)
 
     def teach(self, *what: Any) -> int:
-        """Have the workers know a template, whose number this returns."""
+        """Teach the workers a template, and return its number."""
         with self.lock:
             number: int = next(self.tensors.templates)
             self.flush()
@@ -247,7 +247,7 @@ class GlobalStream(Stream):
     def answers(
         self, question: str, *rest: Any, of: ProcMesh | None = None, timeout: float | None = None
     ) -> list[Any]:
-        """Ask all processes, or some, and return what they say, in the order of their ranks."""
+        """Ask all processes, or some, and return their answers, in the order of their ranks."""
         self.check()
         with _disable_current_modes():
             answers = self.wait(self.ask("within", self.number, question, *rest, of=of), timeout)
@@ -270,12 +270,12 @@ class GlobalIssuer(Issuer):
         self.seeding: int | None = None
 
     def clear(self) -> None:
-        """Forget what the workers know: they do not any longer."""
+        """Forget what the workers know, because they have forgotten it."""
         super().clear()
         self.seeding = None
 
     def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Have the workers do it; random numbers come from a seed that this process draws."""
+        """Let the workers do it; random numbers come from a seed that this process draws."""
         random = self._random.get(func)
         if random is None:
             random = self._random[func] = _is_random(func)
@@ -303,7 +303,7 @@ class GlobalIssuer(Issuer):
         return result
 
     def made(self, form: Form, ref: Ref) -> GlobalTensor:
-        """Return what stands for a tensor that workers have."""
+        """Return the mesh tensor for a tensor that workers have."""
         result: GlobalTensor = self._made(self.stream.descriptor(form), ref)
         return result
 
@@ -322,7 +322,7 @@ class GlobalIssuer(Issuer):
                     f"on {mesh}: fetch() one of them, and distribute() it or share() it. The first is {described(value)}"
                 )
             if value.dim():
-                # No TypeError: of that Python's operators make one of their own, which says nothing.
+                # Not a TypeError: Python's operators would turn it into one of their own, which says nothing.
                 raise ValueError(
                     f"a tensor of this process, {tuple(value.shape)} of {value.dtype}, meets tensors of {mesh}: "
                     "give it to the mesh first, with distribute(), or have it made there, with activate()"
@@ -338,13 +338,13 @@ class GlobalIssuer(Issuer):
 
 
 def _is_random(func: OpOverload) -> bool:
-    # Attention says that it is random and is so only with dropout, which it is not called with on a CPU.
+    # Attention is marked as random, but it only is with dropout, which it is not called with on a CPU.
     name: str = func._schema.name  # noqa: SLF001 - as the whole of PyTorch reads it
     return torch.Tag.nondeterministic_seeded in func.tags and "scaled_dot_product" not in name
 
 
 def stream_of(tensors: Tensors, mesh: Mesh, procs: ProcMesh) -> GlobalStream:
-    """Return a stream to the processes, which know of tensors from now on."""
+    """Return a stream to the processes, which keep tensors from now on."""
     if not procs.alive():
         raise MeshError(f"{procs} has no processes")
     carry(GlobalTensor)

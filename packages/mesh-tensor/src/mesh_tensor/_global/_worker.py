@@ -1,6 +1,6 @@
-"""What a process has of a mesh in the global view: DTensors, and PyTorch's operators on them.
+"""A process's part of a mesh in the global view: DTensors, and PyTorch's operators on them.
 
-STM-3 holds here: whether an operator runs as DTensor shards it, or on whole tensors, is decided by what all processes know, never by
+STM-3 applies here: whether an operator runs as DTensor shards it, or on whole tensors, is decided by what all processes know, never by
 what happened in this one. A result that could not be computed here is replaced by zeros of the same form, marked as failed.
 """
 
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 _lives = count(1)
 _CANNOT = object()
 _TALKATIVE = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
-"""They warn of what is slow on every process, where nobody can do anything about it."""
+"""They warn about slowness on every process, where nobody can do anything about it."""
 
 
 class _Devices(DeviceMesh):
-    """A mesh that needs no default group: whose that would be, other users of this process may have decided."""
+    """A mesh that needs no default group, which other users of this process may have made."""
 
     def get_rank(self) -> int:
         """Return this process's rank in the whole mesh."""
@@ -79,7 +79,7 @@ class _Devices(DeviceMesh):
 
 
 class Worker:
-    """This process's place in a mesh. Its public methods are what a controller may say."""
+    """This process's place in a mesh. Its public methods are what a controller may call."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Worker:
             _init_backend=False,
             _rank=self.rank,
         )
-        # PyTorch remembers shardings with their meshes, which have to differ where their groups do.
+        # PyTorch caches shardings by their meshes, which must differ if their groups do.
         mesh._thread_id = life  # noqa: SLF001 - the one part of a mesh's identity that says nothing
-        # No groups over several dimensions: PyTorch would gather with one of them what two have split unevenly, in the wrong order.
+        # No groups over several dimensions: PyTorch would use one to gather what two have split unevenly, in the wrong order.
         mesh._dim_group_names = [f"mesh_tensor/{life}/{name}" for name in names]  # noqa: SLF001 - as from_group()
         for name, group in zip(mesh._dim_group_names, groups, strict=True):  # noqa: SLF001 - likewise
             mesh._pg_registry[name] = _registered(name, bench.groups[group].made)  # noqa: SLF001 - likewise
@@ -142,7 +142,7 @@ class Worker:
         mesh._pg_registry.clear()  # noqa: SLF001 - as above
 
     def refresh(self, values: Any) -> None:
-        """Have all tensors among these show what they are views of, as that is now."""
+        """Refresh all tensors among these that are copied views."""
         for each in tree_leaves(values):
             if isinstance(each, DTensor):
                 self.copies.refresh(each)
@@ -152,11 +152,11 @@ class Worker:
         self.bench.templates[number] = _Template(what, self)
 
     def put(self, number: int, value: torch.Tensor, placements: tuple[Placement, ...]) -> None:
-        """Have this process's part of a tensor."""
+        """Store this process's part of a tensor."""
         self.bench.env[number] = self.wrap(self.part(value, placements).clone(), value, placements)
 
     def execute(self, number: int, function: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function of the user's on tensors of the mesh, and return what it has returned but for the tensors."""
+        """Call a user's function on tensors of the mesh, and return its result without the tensors."""
         env = self.bench.env
 
         def give(value: Any) -> Any:
@@ -196,16 +196,16 @@ class Worker:
         return "value", value
 
     def adopt(self, number: int, refs: list[int]) -> None:
-        """Have the tensors that a function has returned."""
+        """Store the tensors that a function has returned."""
         self.bench.env.update(zip(refs, self._results.pop(number, ()), strict=False))
 
     def placements(self, number: int) -> Any:
-        """Return how a tensor lies on the mesh."""
+        """Return the layout of a tensor."""
         tensor = self.bench.env.get(number, LOST)
         return ("value", tensor.placements) if isinstance(tensor, DTensor) else sent(tensor)
 
     def part_of(self, number: int) -> Any:
-        """Return what this process has of a tensor."""
+        """Return this process's part of a tensor."""
         tensor = self.bench.env.get(number, LOST)
         failed = self._loose() or failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
@@ -213,7 +213,7 @@ class Worker:
         return sent(tensor.to_local())
 
     def look(self, number: int) -> Any:
-        """Return what there is to see of what this process has of a tensor."""
+        """Return a summary of this process's part of a tensor."""
         tensor = self.bench.env.get(number, LOST)
         failed = failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
@@ -222,7 +222,7 @@ class Worker:
         return looked(tensor.to_local(), start)
 
     def _loose(self) -> Failed | None:
-        """Return what has failed that no tensor stands for, once."""
+        """Return a failure that has no tensor, once."""
         loose, self.bench.loose = self.bench.loose, None
         return loose
 
@@ -242,17 +242,17 @@ class Worker:
         return sent(value) if self.rank == 0 else ("value", None)
 
     def wrap(self, local: torch.Tensor, whole: Any, placements: Sequence[Placement]) -> DTensor:
-        """Make a tensor of the mesh out of this process's part of it; `whole` has the form of all of it."""
+        """Make a tensor of the mesh from this process's part; `whole` has the form of all of it."""
         meta = TensorMeta(whole.shape, whole.stride(), local.dtype)
         made: DTensor = DTensor(local, DTensorSpec(self.mesh, tuple(placements), meta), requires_grad=False)
         return made
 
     def full(self, tensor: DTensor) -> torch.Tensor:
-        """Return all of a tensor; its own memory, if all is here."""
+        """Return all of a tensor; its own memory, if all of it is here."""
         if all(type(each) is Replicate for each in tensor.placements):
             return tensor._local_tensor  # noqa: SLF001 - without a copy
         if tensor.dtype is torch.int16:
-            # gloo moves no such numbers.
+            # gloo does not support such numbers.
             wide: Any = tensor.to(torch.int32)
             return self.full(wide).to(torch.int16)
         return tensor.redistribute(self.mesh, self.everywhere).to_local()
@@ -268,7 +268,7 @@ class Worker:
         at = self.mesh.get_coordinate()
         assert at is not None, "this process is in the mesh"
         for placement, coordinate in zip(placements, at, strict=True):
-            # Of summands all but one are zeros; of what is averaged, or the largest, all are the same.
+            # Of summands all but one are zeros; of averages and maxima all are the same.
             if isinstance(placement, Partial) and placement.reduce_op == "sum" and coordinate:
                 local = torch.zeros_like(local)
         return local
@@ -284,7 +284,7 @@ class Worker:
 
 
 def _registered(name: str, gloo: Any) -> ProcessGroup:
-    """Have PyTorch find a group by its name."""
+    """Let PyTorch find a group by its name."""
     group: Any = ProcessGroup(gloo.rank(), gloo.size())
     group._set_default_backend(ProcessGroup.BackendType.GLOO)  # noqa: SLF001 - as PyTorch does where it makes groups
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)  # noqa: SLF001 - likewise
@@ -295,7 +295,7 @@ def _registered(name: str, gloo: Any) -> ProcessGroup:
 
 
 def failure_of(tensor: Any) -> Failed | None:
-    """Return why a tensor has not the values that it should."""
+    """Return why a tensor does not have its values."""
     return getattr(tensor, "_mesh_failed", None)
 
 
@@ -311,7 +311,7 @@ class _Template(Template):
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
             self.set(what, Special(function, worker))
-            # The number of the instruction is needed where its failure is found out later.
+            # The number of the instruction is needed if its failure is found later.
             self.plain = self.plain and function is not like
         else:
             try:
@@ -327,7 +327,7 @@ class _Template(Template):
 
 
 class Special:
-    """A function of ours on tensors of the mesh."""
+    """One of our functions on tensors of the mesh."""
 
     __slots__ = ("function", "worker")
 
@@ -347,7 +347,7 @@ class Special:
 
 
 class Call:
-    """An operator of PyTorch's, as this process takes its part in it."""
+    """An operator of PyTorch's, and this process's part in it."""
 
     __slots__ = (
         "asks",
@@ -397,7 +397,7 @@ class Call:
         )
         """DTensor does something else, or nothing."""
         self.cannot: set[tuple[Any, ...]] = set()
-        """Layouts of the tensors for which DTensor knows no way."""
+        """Layouts of the tensors that DTensor cannot handle."""
         self.cuts: dict[Any, bool] = {}
         self.viewing = not self.written and any(each.alias_info is not None for each in schema.returns)
         self.copying: dict[Any, bool] = {}
@@ -459,17 +459,17 @@ class Call:
             if isinstance(each, DTensor)
             for dim, parts in parts_of(each).items()
         ):
-            # DTensor takes the average of the parts' averages, also where the parts are of different sizes.
+            # DTensor averages the averages of the parts, even if these differ in size.
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
         return result
 
     def _attended(self, name: str, args: Any, kwargs: Any) -> Any:
-        """Split attention by batches and heads, or have all processes do all of it."""
+        """Split attention by batches and heads, or let all processes compute all of it."""
         worker = self.worker
         split = splits(name, args, kwargs)
         if split is None:
-            # DTensor would look for a way through all layouts of all that it is made of, for minutes.
+            # DTensor would search all layouts of all its parts for a solution, for minutes.
             return self._whole(args, kwargs)
         try:
             return attend(worker, self.func, args, kwargs, split)
@@ -477,7 +477,7 @@ class Call:
             raise self._instead(error, missing(worker, self.func, args, split), args, kwargs) from error
 
     def _viewed(self, result: Any, args: Any, kwargs: Any) -> None:
-        """Remember what a view is a view of, if it has not its memory."""
+        """Remember the source of a view that does not share its memory."""
         base = args[0]
         layout = base._spec  # noqa: SLF001 - hashes once
         copied = self.copying.get(layout)
@@ -490,7 +490,7 @@ class Call:
             self.worker.copies.follow(result, base)
 
     def _is_copied(self, args: Any, kwargs: Any) -> bool:
-        """Whether DTensor, or we, bring the tensor together before a view is taken: as all processes know it."""
+        """Return whether DTensor, or we, gather the tensor before a view is taken: as all processes know it."""
         base = args[0]
         if all(type(each) is Replicate for each in base.placements):
             return self.views and not base.is_contiguous()
@@ -506,7 +506,7 @@ class Call:
         return changed is not None and changed.args_schema[0].placements != base.placements
 
     def _is_cut(self, tensor: DTensor, shape: Sequence[int]) -> bool:
-        """Whether a view joins or splits a dimension of which processes have parts of different sizes."""
+        """Return whether a view joins or splits a dimension of which processes have parts of different sizes."""
         layout = tensor._spec  # noqa: SLF001 - hashes once
         found = self.cuts.get(layout)
         if found is None:
@@ -517,7 +517,7 @@ class Call:
         return found
 
     def _leaves_some_without(self, tensor: Any) -> bool:
-        """Whether some process has no element of a tensor that has some."""
+        """Return whether some process has no element of a tensor that has some."""
         if not isinstance(tensor, DTensor):
             return False
         layout = tensor._spec  # noqa: SLF001 - hashes once
@@ -531,29 +531,29 @@ class Call:
 
     def _otherwise(self, error: Exception, args: Any, kwargs: Any) -> Any:
         if self.views and not args[0].is_contiguous():
-            # Here it lies in memory in another way than where it was decided to take a view of it.
+            # Here it lies in memory in another way than where the view was decided on.
             with suppress(Exception):
                 return self.func(
                     torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:]
                 )
-        # Assertions are DTensor's own, about layouts: all processes meet them, and before anything is computed.
+        # Assertions are DTensor's own, about layouts: all processes get them, before anything is computed.
         spec = _CANNOT if isinstance(error, AssertionError) else self._spec(args, kwargs)
         if spec is _CANNOT:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
         if spec is None and not self.written:
-            # A check, for example: there is no result that could stand for the failure.
+            # A check, for example: there is no result that could carry the failure.
             raise error
         raise self._instead(error, tree_map(self.worker.zeros, spec, is_leaf=_is_spec), args, kwargs)
 
     def _instead(self, error: Exception, results: Any, args: Any, kwargs: Any) -> Instead:
-        """Go on with these in place of the results."""
+        """Continue with these in place of the results."""
         self.worker.failures = True
         written = [self._argument(where, args, kwargs) for where in self.written]
         return Instead(error, results, lambda failed: mark([results, written], failed))
 
     def _spec(self, args: Any, kwargs: Any) -> Any:
-        """Return of which form DTensor makes the result, if it knows how to at all."""
+        """Return the form of DTensor's result, if it supports the operator at all."""
         if not any(isinstance(each, DTensor) for each in tree_leaves((args, kwargs))):
             return _CANNOT
         dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
@@ -564,7 +564,7 @@ class Call:
             return _CANNOT
 
     def _whole(self, args: Any, kwargs: Any) -> Any:
-        """Have each process do all of it."""
+        """Let each process compute all of it."""
         worker = self.worker
         fulls: dict[int, torch.Tensor] = {}
 
@@ -635,7 +635,7 @@ class Call:
         return tree_map(real, result)
 
     def _with_random(self, args: Any, kwargs: Any) -> Any:
-        """Have all processes draw the same numbers, and keep each its part."""
+        """Let all processes draw the same numbers, and each keep its part."""
         worker = self.worker
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
         with _drawing(worker.seed):
@@ -654,7 +654,7 @@ class Call:
         return tree_map(spread, result)
 
     def _dropout(self, tensor: Any, p: float, *_: Any) -> Any:
-        """Drop of the whole tensor what one process would, without bringing it together."""
+        """Apply dropout to the whole tensor as one process would, without gathering it."""
         worker = self.worker
         placements = [each if isinstance(each, Shard) else Replicate() for each in tensor.placements]
         local = tensor.redistribute(worker.mesh, placements).to_local()
@@ -667,7 +667,7 @@ class Call:
 
 
 class Again(MeshError):
-    """What is asked of a tensor that has failed."""
+    """A question about a tensor that has failed."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.error)
@@ -700,7 +700,7 @@ def mark(values: Any, failed: Failed | None) -> None:
 
 
 def _functional(func: Any) -> Any:
-    """Return the operator that makes a new tensor where this one changes one."""
+    """Return the operator that makes a new tensor, for one that changes a tensor in place."""
     schema = func._schema  # noqa: SLF001 - as the whole of PyTorch reads it
     name = schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, name, None)
@@ -720,7 +720,7 @@ def _drawing(seed: int) -> Iterator[None]:
 
 
 def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor:
-    """Return the same tensor, lying on the mesh in another way."""
+    """Return the same tensor, with another layout."""
     if any(
         isinstance(each, Partial) and each != had
         for each, had in zip(placements, tensor.placements, strict=True)
@@ -730,7 +730,7 @@ def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, .
 
 
 def like(worker: Worker, tensor: DTensor, other: DTensor) -> DTensor:
-    """Return a tensor, lying on the mesh as another one."""
+    """Return a tensor, with the layout of another one."""
     placements = tuple(Replicate() if isinstance(each, Partial) else each for each in other.placements)
     if tensor.placements == placements:
         return tensor

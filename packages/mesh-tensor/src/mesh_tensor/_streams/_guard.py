@@ -1,9 +1,9 @@
 """Which stream is active, and which tensors may be used on it: checked at the controller, before anything is sent.
 
-OWN-1: an operator runs on one stream, the active one, and all its tensors are of that stream: made on it, or borrowed by it. What is lent is not
-changed by its owner meanwhile; what is lent to be changed is not used by its owner at all. A view is lent with what it is a view of.
+OWN-1: an operator runs on one stream, the active one, and all its tensors belong to that stream: made on it, or borrowed by it. While a tensor is lent,
+its owner does not change it; if it is lent to be changed, its owner does not use it at all. A view is lent with what it is a view of.
 
-Nothing is checked before the script has made use of a stream.
+Nothing is checked before the script has used a stream.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Storage:
 
     def __init__(self, loan: Loan | None = None) -> None:
         self.loan = loan
-        """By which it was borrowed."""
+        """The loan by which it was borrowed."""
         self.loans: list[Loan] = []
-        """By which it is lent."""
+        """The loans by which it is lent."""
 
 
 def storage_of(ref: Ref) -> Storage:
@@ -48,7 +48,7 @@ class Guard:
 
     def __init__(self) -> None:
         self.on = False
-        """The script has made use of a stream besides the default one."""
+        """The script has used a stream besides the default one."""
         self._here = threading.local()
         self.lenders: dict[int, Stream] = {}
         """By number, those that have handed something over: failures name them."""
@@ -85,7 +85,7 @@ class Guard:
                 _check_loans(what, tensors[at], storage, writes=True)
 
     def check_value(self, what: Any, tensor: Any) -> None:
-        """Raise if a tensor may not be read; that is done on its own stream, whichever is active."""
+        """Raise if a tensor may not be read; reading runs on its own stream, whichever is active."""
         if self.forgotten:
             self.settle()
         storage = getattr(tensor.ref, "storage", None)
@@ -129,10 +129,10 @@ class Guard:
 
 
 def _is_free(what: Any) -> bool:
-    """Whether an operator may run on another stream than the active one: that of its tensors."""
+    """Return whether an operator may run on another stream than the active one: that of its tensors."""
     import torch
 
-    # Values are read there, and gradients computed where what they are the gradients of was.
+    # Values are read there, and gradients computed where their tensors were.
     return (
         what is torch.ops.aten._local_scalar_dense.default  # noqa: SLF001 - what `item()` is
         or torch._C._current_graph_task_id() != -1  # noqa: SLF001 - nothing else tells
@@ -161,11 +161,11 @@ def _check_loans(what: Any, tensor: Any, storage: Storage, *, writes: bool) -> N
 
 
 def name_of(lane: Tensors | None) -> str:
-    """Name a stream, for people."""
+    """Return a readable name of a stream."""
     stream = getattr(lane, "stream", None)
     return "the default stream" if stream is None else f"stream {stream.name!r}"
 
 
 def named(tensor: Any) -> str:
-    """Name a tensor and the line that has made it, for people."""
+    """Return a readable name of a tensor, with the line that has made it."""
     return f"{tensor!r}, made at {tensor.descriptor.stream.made_at(tensor.ref)}"

@@ -1,7 +1,7 @@
 """What goes from one stream to another within a process.
 
-HND-1: a stream that waits for another one gets what that one has handed over, or learns that it does not come: the process was made again in between,
-or ends. Handovers of one stream come in the order of their numbers, so that a later one tells that an earlier one is lost.
+HND-1: a stream that waits for another one gets what that one has handed over, or learns that it does not come: the process was restarted in between,
+or ends. Handovers of one stream come in the order of their numbers, so a later one shows that an earlier one is lost.
 
 Imported in every process of a job, and therefore without PyTorch.
 """
@@ -32,13 +32,13 @@ class Handover:
             self._changed.notify_all()
 
     def pass_by(self, giver: Giver, number: int) -> None:
-        """Tell that a stream has got to this number: what was not handed over before is lost."""
+        """A stream has got to this number: what was not handed over before is lost."""
         with self._changed:
             self._last[giver] = max(number, self._last.get(giver, 0))
             self._changed.notify_all()
 
     def take(self, giver: Giver, number: int, missing: Any) -> Any:
-        """Wait for something, and take it; returns `missing` if it does not come."""
+        """Wait for something, and take it; return `missing` if it does not come."""
         key = giver, number
         with self._changed:
             self._changed.wait_for(
@@ -47,7 +47,7 @@ class Handover:
             return self._there.pop(key, missing)
 
     def close(self) -> None:
-        """Let nobody wait any longer."""
+        """Release all waiters."""
         with self._changed:
             self._over = True
             self._changed.notify_all()

@@ -26,12 +26,12 @@ _CLASS = "Lane"
 
 
 class Lane(Tensors):
-    """One stream: at a controller what it sends to processes, in a process what it has of them."""
+    """One stream: at a controller its messages to processes, in a process its tensors."""
 
     after = (Tensors.name,)
     is_side = True
     stream: Stream | None = None
-    """What the script knows it as."""
+    """The script's `Stream`."""
 
     def start(self) -> None:
         """Make room; whatever has a number in this process has it in all streams."""
@@ -52,11 +52,11 @@ class Lane(Tensors):
 
     @property
     def flusher(self) -> Flusher:
-        """What sends instructions that wait, of all streams."""
+        """Sends waiting instructions, of all streams."""
         return self.main.flusher
 
     def issuer(self, procs: ProcMesh) -> Issuer:
-        """Return what issues operators for a mesh on this stream."""
+        """Return the issuer of operators for a mesh on this stream."""
         self.main.issuer(procs)
         return super().issuer(procs)
 

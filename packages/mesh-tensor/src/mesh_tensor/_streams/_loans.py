@@ -36,7 +36,7 @@ def user_frame() -> FrameType:
 
 
 class Loan:
-    """A tensor's memory at another stream. Until it has ended the tensor is kept, whoever lets go of it."""
+    """A tensor's memory at another stream. Until the loan has ended the tensor is kept, even if all others drop it."""
 
     def __init__(
         self, tensor: Any, borrower: Stream, borrowed: Ref, *, mutable: bool, frame: FrameType
@@ -45,7 +45,7 @@ class Loan:
         self.borrower = borrower
         self.mutable = mutable
         self._ended: str | Place | None = None
-        """What has become of it, in words, or the line that has dropped it."""
+        """Its state in words, or the line that has dropped it."""
         self._place: Place = frame.f_code, frame.f_lasti
         self._ref: Ref | None = tensor.ref
         self._number = borrowed.number
@@ -60,7 +60,7 @@ class Loan:
 
     @property
     def ended(self) -> str | None:
-        """What has become of it, in words."""
+        """Its state, in words."""
         return f"was dropped at {line_of(self._ended)}" if isinstance(self._ended, tuple) else self._ended
 
     @property
@@ -69,7 +69,7 @@ class Loan:
         return self._ended is not None
 
     def end(self, how: str | None = None) -> None:
-        """Give the memory back: what the owner does next with it waits for what the borrower has done. `how` says why, if it was not dropped."""
+        """Give the memory back: what the owner does next with it waits for the borrower's work. `how` is the reason, if it was not dropped."""
         owner, borrower = self.owner, self.borrower
         with owner.lock:
             if self._ended is not None:
@@ -89,13 +89,13 @@ class Loan:
             self.at_owner.loans.remove(self)
             self._ended = how or (frame.f_code, frame.f_lasti)
             self._ref = None
-            # Whoever uses the mesh next hears what is wrong with it.
+            # Problems are raised to the next user of the mesh.
             with suppress(MeshError):
                 borrower.send_soon()
 
 
 def lend(tensor: MeshTensor, issuer: Issuer, *, mutable: bool, frame: FrameType) -> tuple[Any, Loan]:
-    """Have a stream borrow a tensor; returns what stands for it there. To be called without modes."""
+    """Let a stream borrow a tensor; return the tensor to use there. To be called without modes."""
     owner, borrower = tensor.descriptor.stream, issuer.stream
     guard = borrower.tensors.guard
     owner.tensors.recorded(lambda recorder: recorder.exchanges("borrow a tensor"))
@@ -126,7 +126,7 @@ def _check_exclusive(tensor: MeshTensor, mutable: bool) -> None:
 
 
 def _handed(source: Ref, owner: Stream, borrower: Stream, *, copied: bool, frame: FrameType) -> Ref:
-    """Have a tensor go from a stream to another one, in the order of both; returns what names it there."""
+    """Move a tensor from a stream to another one, in the order of both; return its name there."""
     owner.check()
     borrower.check()
     lives = owner.lives, borrower.lives
@@ -139,7 +139,7 @@ def _handed(source: Ref, owner: Stream, borrower: Stream, *, copied: bool, frame
     borrower.hand_over(owner, frame, "take", number, ref.number, id(owner))
     borrower.send_soon()
     if owner.broken or borrower.broken or lives != (owner.lives, borrower.lives):
-        # A process may have been made again after the first message and before the second: it must not wait.
+        # A process may have been restarted after the first message and before the second: it must not wait.
         owner.alone(frame, "pass_by", next(owner.tensors.numbers), id(owner))
     return ref
 

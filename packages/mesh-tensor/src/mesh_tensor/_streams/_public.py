@@ -140,7 +140,7 @@ class Stream:
 
 
 class _Default(Stream):
-    """That on which everything runs that no other stream is active for."""
+    """The stream on which everything runs for which no other stream is active."""
 
     def __init__(self) -> None:
         super().__init__("default")
@@ -174,7 +174,7 @@ def current_stream() -> Stream:
 
 
 def stream_of(lane: Tensors | None) -> Stream:
-    """Return what a script knows a stream as."""
+    """Return the script's `Stream` for an internal one."""
     return getattr(lane, "stream", None) or _default
 
 
@@ -218,7 +218,7 @@ class Borrow:
         loan = getattr(self, "_loan", None)
         if loan is None or loan.is_over or sys.is_finalizing():
             return
-        # Garbage is collected anywhere, and nothing may be sent from there: the next use of a tensor ends it.
+        # Garbage is collected at any place, and nothing may be sent from there: the next use of a tensor ends it.
         loan.owner.tensors.guard.forgotten.append(loan)
         warnings.warn(
             f"a tensor that was borrowed at {loan.line} was never given back: drop() the borrow, or use it with `with`. It ends now.",

@@ -1,4 +1,4 @@
-"""What all streams together have of a mesh's processes."""
+"""The memory that all streams of a mesh's processes use together."""
 
 from __future__ import annotations
 

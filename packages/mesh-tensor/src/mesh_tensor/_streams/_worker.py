@@ -1,6 +1,6 @@
-"""What a process does where one stream lends a tensor to another.
+"""The part of a process when one stream lends a tensor to another.
 
-A function here takes the bench of the stream that it runs on, the instruction's number for errors, and what the controller says.
+A function here takes the bench of the stream that it runs on, the instruction's number for errors, and the controller's arguments.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_tensor._streams._handover import Handover
 
 BETWEEN_STREAMS = frozenset({"give", "take", "give_back", "have_back", "pass_by"})
-"""What a controller may say of these."""
+"""The functions that a controller may call."""
 
 
 def _handover() -> Handover:
@@ -42,7 +42,7 @@ def give(  # noqa: PLR0917 - a message
         if type(value) is Failed:
             value = _told_elsewhere(value, giver)
         elif value is not LOST:
-            # Its form may be changed in place there, which is not to be seen here.
+            # Its form may be changed in place there, which must not be visible here.
             value = value.detach()
             if copied:
                 value = value.clone(memory_format=torch.contiguous_format)
@@ -53,7 +53,7 @@ def give(  # noqa: PLR0917 - a message
 
 
 def take(bench: Bench, count: int, number: int, ref: int, giver: int) -> None:
-    """Wait until another stream hands a tensor over, and have it."""
+    """Wait until another stream hands a tensor over, and store it."""
     value, marks = _handover().take((bench.controller, giver), number, (LOST, ()))
     _devices.wait(marks)
     if value is LOST:
@@ -64,7 +64,7 @@ def take(bench: Bench, count: int, number: int, ref: int, giver: int) -> None:
 
 
 def give_back(bench: Bench, _: int, number: int, ref: int, giver: int) -> None:
-    """Let go of a borrowed tensor; its stream learns when the work of this one is done, and whether it has failed."""
+    """Drop a borrowed tensor; its stream learns when the work of this one is done, and whether it has failed."""
     value = bench.env.pop(ref, LOST)
     failed = _told_elsewhere(value, giver) if type(value) is Failed else None
     _handover().put((bench.controller, giver), number, (failed, _devices.marks()))
@@ -75,12 +75,12 @@ def have_back(bench: Bench, count: int, number: int, ref: int, giver: int, mutab
     failed, marks = _handover().take((bench.controller, giver), number, (LOST, ()))
     _devices.wait(marks)
     if mutable and failed is not None and ref in bench.env and type(bench.env[ref]) is not Failed:
-        # What was written to it is neither as before nor as it was to become.
+        # The tensor that was to be written has neither its old nor its new values.
         bench.env[ref] = Failed(count, "borrow", MeshError(GONE)) if failed is LOST else failed
 
 
 def pass_by(bench: Bench, _: int, number: int, giver: int) -> None:
-    """Say that nothing is handed over any longer that has a smaller number."""
+    """Say that nothing with a smaller number will be handed over."""
     _handover().pass_by((bench.controller, giver), number)
 
 
