@@ -78,12 +78,12 @@ class RDMAAction:
 def carry_out(actions: Iterable[RDMAAction], timeout: float | None, meanwhile: Callable[[], None]) -> None:
     """Carry out actions beside ``meanwhile``, and return or raise when the last byte was moved, whatever is raised.
 
-    A future would not do: one that is cancelled is over before its bytes are.
+    A future would not do: a cancelled one is done before its bytes are.
     """
     begun: list[Operation] = []
     try:
         for action in actions:
-            # Not in one expression: what has begun before one that cannot begin must be known.
+            # Not in one expression: what has begun before an operation that cannot begin must be known.
             begun.append(action._begin(timeout, None))  # noqa: SLF001, PERF401
         meanwhile()
         for operation in begun:
@@ -95,5 +95,5 @@ def carry_out(actions: Iterable[RDMAAction], timeout: float | None, meanwhile: C
             try:
                 operation.result()
             except RDMAError:
-                # The first error is the one that is raised.
+                # The first error is raised.
                 pass

@@ -180,14 +180,14 @@ def _of_bytes(data: bytes) -> RDMABuffer:
 
 
 def handle_of(buffer: RDMABuffer) -> Handle:
-    """Return what the engine knows a buffer by."""
+    """Return the engine's key of a buffer."""
     if not isinstance(buffer, RDMABuffer):
         raise InvalidTransfer(f"the remote memory must be an RDMABuffer, got {type(buffer).__name__}")
     return buffer._handle  # noqa: SLF001 - for the other modules of this package
 
 
 def place(offset: int) -> int:
-    """Return an offset that is one."""
+    """Return an offset, after checking it."""
     if offset < 0:
         raise InvalidTransfer(f"offset must not be negative, got {offset}")
     return offset

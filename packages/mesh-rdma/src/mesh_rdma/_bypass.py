@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from mesh_core.plugins import BypassPlugin, hookimpl
 
 VARIABLE = "MESH_RDMA_MESSAGES"
-"""``any`` lets messages take every transport, also such as do not encrypt between hosts."""
+"""With ``any``, messages may use every transport, including those that do not encrypt between hosts."""
 
 
 def _create() -> object:
@@ -20,6 +20,6 @@ def _create() -> object:
 
 @hookimpl
 def mesh_register_bypasses() -> Iterable[BypassPlugin]:
-    """The one of this package."""
+    """The plugin of this package."""
     summary = "large parts of messages between hosts, by the best transport of the two processes"
     yield BypassPlugin(name="rdma", api_version=1, create=_create, summary=summary)

@@ -1,4 +1,4 @@
-"""What a transport of another package does, and the kind of plugin that makes it known."""
+"""The contract of a transport of another package, and the kind of plugin that registers it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class TransportCapabilities:
     remote: bool
     """Reaches processes of other hosts."""
     one_sided: bool
-    """Costs the owner's processor nothing."""
+    """Does not use the owner's processor."""
     pieces: bool = True
-    """Offers memory in several pieces, such as that of strided arrays. Those that transfer may have theirs in pieces in any case."""
+    """Offers memory in several pieces, such as that of strided arrays. Readers and writers may always have theirs in pieces."""
 
 
 class Watch(Protocol):
@@ -42,14 +42,14 @@ class Exported:
     """Memory that this process offers."""
 
     key: int
-    """Which; no other of this process has ever had it."""
+    """Its number; no other export of this process ever has the same."""
     memory: tuple[memoryview, ...]
-    """Its pieces, in the order of their bytes; read-only where others must not write."""
+    """Its pieces, in the order of their bytes; read-only if others must not write."""
     writable: bool
     realm: bytes = b""
-    """This process, as its handles name it: 16 random bytes, which another incarnation of it does not have."""
+    """This process, as its handles name it: 16 random bytes, which differ in another incarnation."""
     token: bytes = b""
-    """What handles of this memory show: 16 random bytes."""
+    """The token in handles of this memory: 16 random bytes."""
 
     @property
     def nbytes(self) -> int:
@@ -62,9 +62,9 @@ class Copy:
     """One read or write."""
 
     write: bool
-    """To the owner; else from it."""
+    """To the owner; otherwise from it."""
     section: bytes
-    """What :meth:`Transport.offer` has returned there for this memory. The handle that it was in may be forged."""
+    """What :meth:`Transport.offer` has returned there for this memory. The handle that contained it may be forged."""
     offset: int
     """Where to begin, counted from the first byte that was offered. The owner checks it."""
     memory: tuple[memoryview, ...]
@@ -72,7 +72,7 @@ class Copy:
     realm: bytes = b""
     """The owner, as the handle names it."""
     token: bytes = b""
-    """What the handle shows; the owner compares it with that of the export."""
+    """The token of the handle; the owner compares it with that of the export."""
 
     @property
     def nbytes(self) -> int:
@@ -92,7 +92,7 @@ class Peer(ABC):
         """
 
     def alive(self) -> bool:
-        """Whether the owner is alive, as far as can be known without waiting."""
+        """Return whether the owner is alive, as far as is known without waiting."""
         return True
 
 
@@ -121,7 +121,7 @@ class Transport(ABC):
 
 @dataclass(frozen=True)
 class NativeTransport:
-    """A transport that mesh-rdma's engine has itself."""
+    """A transport that is built into mesh-rdma's engine."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""Which driver of CUDA is opened. Nothing is opened or imported for it here."""
+"""Which CUDA driver library is opened. Nothing is opened or imported for it here."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ REMEDY = (
 
 
 def library() -> str | None:
-    """Return the path of another library than the system's libcuda.so.1, which only tests name: the stand-in for it."""
+    """Return the path of a library to use instead of the system's libcuda.so.1, which only tests set: the stand-in."""
     return os.environ.get(VARIABLE) or None

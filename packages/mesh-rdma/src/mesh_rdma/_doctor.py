@@ -1,4 +1,4 @@
-"""What `mesh doctor` says of transports."""
+"""The checks of `mesh doctor` for transports."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _row(name: str, can: TransportCapabilities) -> str:
 
 
 def _try(name: str, can: TransportCapabilities, buffer: RDMABuffer) -> str:
-    """Use it with another process, and say what was done."""
+    """Use it with another process, and report the result."""
     from mesh_rdma._explain import explain
 
     candidates = explain(buffer, transport=name)
@@ -87,7 +87,7 @@ def _try_gpu(name: str, can: TransportCapabilities) -> str:
 
 
 def _is_not_wanted(name: str) -> bool:
-    """Whether nothing is amiss where a transport cannot be used, as on most machines."""
+    """Return whether it is normal that a transport cannot be used, as on most machines."""
     if name == "ibverbs":
         folder = Path("/sys/class/infiniband")
         return not (folder.is_dir() and any(folder.iterdir()))

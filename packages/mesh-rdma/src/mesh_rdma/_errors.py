@@ -1,4 +1,4 @@
-"""What transfers raise."""
+"""Errors of transfers."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class PartsFailed(RDMAError, ConnectionError):
     def __init__(self, message: str = "", *, failures: Mapping[int, str] | None = None) -> None:
         super().__init__(message)
         self.failures: dict[int, str] = dict(failures or {})
-        """Why, by the number of the rank or piece. All other ranks of a broadcast have all bytes; of a gather, whose pieces are read
-        in one batch for each owner, these are the pieces of the batch that has failed first."""
+        """The reasons, by the number of the rank or piece. All other ranks of a broadcast have all bytes; of a gather, whose pieces are read
+        in one batch for each owner, these are the pieces of the batch that failed first."""
 
 
 KINDS: dict[str, type[RDMAError]] = {
@@ -85,7 +85,7 @@ KINDS: dict[str, type[RDMAError]] = {
     "no_transport": TransportUnavailable,
     "forked": RDMAError,
 }
-"""By the engine's words."""
+"""By the engine's names."""
 
 
 def of_native(kind: str, message: str) -> RDMAError:
@@ -94,7 +94,7 @@ def of_native(kind: str, message: str) -> RDMAError:
 
 
 def advice(error: BaseException) -> str:
-    """Return what to do where there are no more descriptors; nothing for other errors."""
+    """Return a remedy if there are no more descriptors; an empty text for other errors."""
     if isinstance(error, OSError) and error.errno == errno.EMFILE:
         return ". Raise the limit of open files of this process (ulimit -n), or close some."
     return ""

@@ -1,4 +1,4 @@
-"""Why a transport is used, and another not."""
+"""Why a transport is used, and others are not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Explanation:
     """The transports that would be tried for a buffer, in order, and why the others would not."""
 
     candidates: tuple[str, ...]
-    """Those that would be tried: the first is used, the next if that fails."""
+    """The transports that would be tried: the first is used, the next if that fails."""
     passed: dict[str, str]
     """The others, with the reason."""
 

@@ -13,8 +13,8 @@ R = TypeVar("R")
 
 
 def done(value: R) -> Future[R]:
-    """Return a future that has its result."""
-    # Not Promise[R](): to call an alias takes longer than all the rest.
+    """Return a future that already has its result."""
+    # Not Promise[R](): calling an alias takes longer than everything else here.
     promise: Promise[R] = Promise()
     promise.set_result(value)
     return promise.future
@@ -23,7 +23,7 @@ def done(value: R) -> Future[R]:
 def of_operation(
     operation: Operation, what: str, take: Callable[[list[int | None]], R], keep: object = None
 ) -> Future[R]:
-    """Return the future of an operation; ``take`` makes the result of what was found.
+    """Return the future of an operation; ``take`` makes the result.
 
     Until it is done the future keeps ``keep``: the buffers, which may be this process's own.
     """
@@ -41,10 +41,10 @@ def of_operation(
 
     def given_up(_future: object) -> None:
         operation.cancel()
-        # Not with the future: an error that was raised refers to it, and is garbage that takes a while to be found.
+        # Not with the future: a raised error refers to it, and such garbage takes a while to be collected.
         kept.clear()
 
-    # Also called where the future is cancelled, or a deadline of the message that is being handled has passed.
+    # Also called if the future is cancelled, or a deadline of the message that is being handled has passed.
     promise.future.add_done_callback(given_up)
     return promise.future
 

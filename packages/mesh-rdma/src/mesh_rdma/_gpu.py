@@ -25,7 +25,7 @@ def driver() -> ctypes.CDLL:
 
 
 def missing() -> str | None:
-    """Return why there is no memory of GPUs here; none if there is."""
+    """Return why there is no GPU memory here; ``None`` if there is."""
     try:
         driver()
     except (OSError, CudaError) as error:
@@ -41,7 +41,7 @@ def call(function: Any, *arguments: Any) -> None:
 
 
 class current:  # noqa: N801 - used as a function is
-    """The primary context of a GPU, current on this thread meanwhile."""
+    """The primary context of a GPU, current on this thread in the block."""
 
     def __init__(self, gpu: int) -> None:
         self._gpu = gpu
@@ -70,7 +70,7 @@ class GpuMemory:
     """
 
     def __init__(self, data: bytes | int, gpu: int = 0, *, pooled: bool = False) -> None:
-        """Have so many bytes, or these. ``pooled`` memory is of a pool, which other processes cannot map."""
+        """Allocate so many bytes, or these. ``pooled`` memory is of a pool, which other processes cannot map."""
         self._gpu, self._pid = gpu, os.getpid()
         self._size = data if isinstance(data, int) else len(data)
         self._at = ctypes.c_uint64()
@@ -86,7 +86,7 @@ class GpuMemory:
 
     @property
     def address(self) -> int:
-        """Where it begins."""
+        """Its address."""
         return self._at.value
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class GpuMemory:
                 call(driver().cuMemcpyHtoD_v2, ctypes.c_uint64(self.address + start), bytes(data), size)
 
     def look(self) -> bytes:
-        """Return the bytes as they are."""
+        """Return a copy of the bytes."""
         copy = ctypes.create_string_buffer(self._size)
         if self._size:
             with current(self._gpu):
@@ -118,7 +118,7 @@ class GpuMemory:
         return copy.raw
 
     def is_lent(self) -> bool:
-        """Whether an array of it is in use, such as by a transfer."""
+        """Return whether an array of it is in use, for example by a transfer."""
         return len(self._views) > 0
 
     def __del__(self) -> None:
@@ -129,7 +129,7 @@ class GpuMemory:
 
 
 def _is_ending() -> bool:
-    """Whether the interpreter is: the driver frees everything by itself then."""
+    """Return whether the interpreter is ending: the driver frees everything by itself then."""
     return not threading.main_thread().is_alive()
 
 
@@ -145,7 +145,7 @@ class GpuArray:
         return len(self._places)
 
     def toreadonly(self) -> GpuArray:
-        """Say that it must not be written to."""
+        """Return read-only flags, if it must not be written to."""
         self.readonly = True
         return self
 

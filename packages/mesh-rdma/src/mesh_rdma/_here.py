@@ -1,4 +1,4 @@
-"""The engine of this process: made when the first buffer is made or used; and what a forked copy must not keep."""
+"""The engine of this process, made when the first buffer is made or used; and what a forked copy must not keep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mesh_rdma._verbs import library as libibverbs
 
 
 def _tell(owner: str, candidates: list[str], passed: list[tuple[str, str]]) -> None:
-    """Log which transport is taken: once for each owner, and once more for each change."""
+    """Log which transport is used: once for each owner, and once more for each change."""
     logging = sys.modules.get("logging")
     # Not imported: then nobody has asked for records of this level.
     if logging is not None:
@@ -36,7 +36,7 @@ class Closable(Protocol):
 
 
 class _Here:
-    """The one engine of a process, which is what handles name."""
+    """The one engine of a process, which handles refer to."""
 
     def __init__(self) -> None:
         self._kept: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -52,13 +52,13 @@ class _Here:
         return self._engine or self._make()
 
     def joined(self) -> Engine:
-        """Return the same, as a member of the job that this process belongs to by now."""
+        """Return the engine, as a member of the job that this process belongs to by now."""
         engine = self.engine()
         self.look()
         return engine
 
     def look(self) -> None:
-        """Have it join the job that this process belongs to by now, if it is there."""
+        """Let it join the job that this process belongs to by now, if it exists."""
         engine, member = self._engine, membership()
         if member is not self._member and member is not None and engine is not None:
             self._join(engine, member)
@@ -68,7 +68,7 @@ class _Here:
             if self._engine is None:
                 self._engine = Engine(installed(), _tell, places(), library(), libibverbs())
                 self._pid = os.getpid()
-                # What is offered is memory of Python objects, which the interpreter's end may free.
+                # The offered memory belongs to Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
                 os.register_at_fork(after_in_child=self._engine.forked)
             engine = self._engine
@@ -76,7 +76,7 @@ class _Here:
         return engine
 
     def _join(self, engine: Engine, member: Membership) -> None:
-        """Have it reach other hosts, and be reached by them."""
+        """Let it reach other hosts, and be reached by them."""
         from datetime import timedelta
         from ipaddress import ip_address
 
@@ -88,8 +88,8 @@ class _Here:
                 self._member = member
 
     def close_in_forks(self, closable: Closable) -> None:
-        """Have a connection end with this process: a forked copy that had it as well would keep it, and a lease with it."""
-        # Without the lock, which a forked copy may find taken for ever. To be told of a fork twice does no harm.
+        """Let a connection end with this process: a forked copy that also had it would keep it open, and a lease with it."""
+        # Without the lock, which a forked copy may find locked forever. Handling a fork twice does no harm.
         if not self._heeds_forks:
             self._heeds_forks = True
             os.register_at_fork(after_in_child=self._forked)

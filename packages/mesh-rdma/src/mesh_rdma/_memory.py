@@ -1,4 +1,4 @@
-"""Where the bytes of Python objects are: in memory of the processor, or of a GPU."""
+"""The addresses of Python objects' bytes: in memory of the processor, or of a GPU."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ def memory_of(data: Any) -> Memory:
         return _of_tensor(data, torch)
     try:
         view = memoryview(data)
-        # To write what is no object there would end the process.
+        # Writing to an invalid address would kill the process.
         if "O" in view.format and "O" in re.sub(":[^:]*:", "", view.format):
             raise InvalidTransfer(_OBJECTS)
         return Memory.of_view(view)
     except InvalidTransfer:
         raise
     except (TypeError, ValueError, BufferError) as error:
-        # Arrays of numpy have no buffer for some types, such as dates.
+        # numpy arrays have no buffer for some types, such as dates.
         told = getattr(data, "__array_interface__", None)
         if isinstance(told, dict):
             return _of_array(data, told)
-        # Asked for last: some libraries compute it, and those whose arrays are on a GPU have no buffer.
+        # Asked last: some libraries compute it, and those whose arrays are on a GPU have no buffer.
         told = getattr(data, "__cuda_array_interface__", None)
         if isinstance(told, dict):
             return _of_cuda_array(data, told)
@@ -40,7 +40,7 @@ def memory_of(data: Any) -> Memory:
 
 
 def writable_memory_of(data: Any) -> Memory:
-    """The same for memory that is written to."""
+    """The same for memory that will be written to."""
     memory = memory_of(data)
     if not memory.writable:
         raise InvalidTransfer(
@@ -75,7 +75,7 @@ def _of_cuda_array(data: Any, told: dict[str, Any]) -> Memory:
         raise InvalidTransfer(
             "an array with a mask cannot be transferred; transfer its data and its mask instead"
         )
-    # 1 and 2 are default streams; none says that no work on the array is queued.
+    # 1 and 2 are default streams; none means that no work on the array is queued.
     return Memory.of_cuda(*_layout(told), told.get("stream"), data)
 
 

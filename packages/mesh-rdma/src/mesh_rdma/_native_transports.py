@@ -1,4 +1,4 @@
-"""The transports of the engine, as plugins: so that they are listed with all others."""
+"""The engine's own transports as plugins, so that they are listed with all others."""
 
 from __future__ import annotations
 

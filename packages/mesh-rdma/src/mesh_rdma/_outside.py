@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _OWN = "mesh-rdma"
 _GROUP = "mesh.transports"
 _PASSED_ON = ("gone", "refused", "timed_out", "invalid", "unknown")
-"""Kinds of errors that end a transfer, rather than have another transport try it."""
+"""Kinds of errors that end a transfer, instead of letting another transport try it."""
 
 
 def installed() -> list[Outside]:
-    """Return the transports that are not native: those that other packages offer here, and one of our own that was asked for."""
+    """Return the transports that are not native: those of other packages, and one of our own if it was asked for."""
     own = stand_in()
     return [*_of_others(), *([] if own is None else [Outside(own, own.probe())])]
 
@@ -28,7 +28,7 @@ def installed() -> list[Outside]:
 def _of_others() -> list[Outside]:
     from importlib.metadata import entry_points
 
-    # Without any, nothing of what finds plugins is imported.
+    # Without any, none of the code that finds plugins is imported.
     others = [each for each in entry_points(group=_GROUP) if each.dist is None or each.dist.name != _OWN]
     if not others:
         return []
@@ -41,7 +41,7 @@ def _of_others() -> list[Outside]:
 
 
 def _answer(work: Callable[[], Any]) -> tuple[str | None, Any]:
-    """Return a kind of error and its message, or none and the result."""
+    """Return a kind of error and its message, or ``None`` and the result."""
     try:
         return None, work()
     except RDMAError as error:
@@ -86,7 +86,7 @@ class Outside:
     def offer(
         self, key: int, windows: list[Any], writable: bool, whose: tuple[bytes, bytes]
     ) -> tuple[str | None, Any]:
-        """Have the memory offered; the result is the section. `whose` is the realm, and the token."""
+        """Offer the memory; the result is the section. `whose` is the realm, and the token."""
         from mesh_rdma._contract import Exported
 
         def offer() -> bytes:
@@ -98,7 +98,7 @@ class Outside:
         return _answer(offer)
 
     def withdraw(self, key: int) -> tuple[str | None, Any]:
-        """Have it offered no longer, if it was."""
+        """Stop offering it, if it was offered."""
         export = self._exported.pop(key, None)
         return _answer(lambda: None if export is None else self._transport().withdraw(export))
 

@@ -51,7 +51,7 @@ class Box:
 def cover(wanted: Box, offered: Sequence[Box], first: int = 0) -> tuple[list[tuple[int, Box]], list[Box]]:
     """Return which box of which offer makes up what is wanted, no byte twice, and what nobody offers.
 
-    Offers are looked at from the ``first`` on, so that readers that begin at different ones share the work.
+    Offers are searched from the ``first`` on, so that readers that start at different ones share the work.
     """
     parts: list[tuple[int, Box]] = []
     missing = [wanted] if not wanted.is_empty else []
@@ -87,7 +87,7 @@ def grid(shape: Sequence[int], box: Box, item: int) -> Grid:
         steps.append(step)
         step *= size
     steps.reverse()
-    # From here on all dimensions are whole, so that a piece goes over them, and over a part of the one before.
+    # From here on all dimensions are whole, so a piece covers them, and a part of the dimension before.
     inner = len(shape)
     while inner > 0 and box.start[inner - 1] == 0 and box.stop[inner - 1] == shape[inner - 1]:
         inner -= 1

@@ -1,7 +1,7 @@
-"""What has changed between two versions, element by element: one byte for the way to each, and its new bits.
+"""The changes between two versions, element by element: one byte for the distance to each, and its new bits.
 
-A version that was made from another one and a delta is the same, bit for bit, as one that was fetched whole (DLT-1). The engine
-finds and applies the changes of elements of one width; here is where these lie.
+A version that was made from another one and a delta equals, bit for bit, one that was fetched whole (DLT-1). The engine
+finds and applies the changes of elements of one width; this module says where these lie.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mesh_rdma._publication._layout import LINE, Layout
 
 _WIDTHS = (1, 2, 4, 8)
 _PIECE = 16 << 20
-"""Bytes that one thread looks at."""
+"""The number of bytes that one thread compares."""
 _MOST_CORES = 4
 _LENGTH = struct.Struct("<Q")
 _WORTH = 0.5
-"""A delta that is a larger part of the whole is not worth its making."""
+"""A delta that is a larger part of the whole is not worth making."""
 
 
 def spans(layout: Layout) -> list[tuple[int, int, int]]:
@@ -41,9 +41,9 @@ def spans(layout: Layout) -> list[tuple[int, int, int]]:
 
 
 def encode(layout: Layout, old: memoryview, new: memoryview) -> bytes | None:
-    """Return what makes the new version from the old one; none if that is not much shorter than the version.
+    """Return the delta from the old version to the new one; ``None`` if it is not much shorter than the version.
 
-    Nobody may write to either meanwhile.
+    Nobody may write to either in the meantime.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -60,7 +60,7 @@ def encode(layout: Layout, old: memoryview, new: memoryview) -> bytes | None:
         try:
             found = threads.map(find, pieces)
         except RuntimeError:
-            # The interpreter ends: nobody waits for it.
+            # The interpreter is ending: nobody waits for it.
             return None
         for changes in found:
             if changes is None or len(changes) > room:
@@ -72,7 +72,7 @@ def encode(layout: Layout, old: memoryview, new: memoryview) -> bytes | None:
 
 
 def apply(layout: Layout, delta: memoryview, memory: memoryview) -> None:
-    """Change an old version into the new one, where it lies."""
+    """Change an old version into the new one, in place."""
     at = 0
     for start, stop, _ in spans(layout):
         if at + _LENGTH.size > len(delta):

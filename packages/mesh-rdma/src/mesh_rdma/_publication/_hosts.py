@@ -1,9 +1,9 @@
 """Copies of a publication on other hosts: one each, fetched once, under the name of the original.
 
 CPS-1: a host has one copy of a version, however many of its processes read it.
-CPS-2: a version that is being fetched is leased at where it is fetched from, so that it is whole.
-CPS-3: a host that joins fetches its first version from another copy, where there is one. The owner sends to two hosts at once;
-what more there are wait until one of these has the version, and fetch it there: a tree, in which each gives to two.
+CPS-2: a version that is being fetched is leased where it is fetched from, so that it stays whole.
+CPS-3: a host that joins fetches its first version from another copy, if there is one. The owner sends to two hosts at once;
+the others wait until one of these has the version, and fetch it there: a tree in which each host gives to two.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from mesh_rdma._publication._server import Lent, ReaderFailure, Server, Slot
 
 _LIMIT_S = 60.0
 _AT_ONCE = 2
-"""So many hosts fetch from one at once. One alone would leave a link idle while the other end makes room."""
+"""The number of hosts that fetch from one at once. A single one would leave a link idle while its other end makes room."""
 
 
 class Place(NamedTuple):
     """Where a copy is."""
 
     key: tuple[str, int]
-    """As :func:`place` has it: publications of one name would get in each other's way there."""
+    """As :func:`place` returns it: publications of one name would be in each other's way there."""
     pid: int
     host: str
 
     @classmethod
     def here(cls) -> Place:
-        """Return that of this process."""
+        """Return the place of this process."""
         return cls(place(), os.getpid(), socket.gethostname())
 
 
 class Mirror(Actor):
-    """Has a host's copy of a publication.
+    """Keeps a host's copy of a publication.
 
-    Nothing here waits for readers while it has a lease elsewhere, or keeps others from giving theirs back.
+    Nothing here waits for readers while it has a lease elsewhere, or keeps others from returning theirs.
     """
 
     def __init__(self, name: str, layout: bytes, incarnation: str, versions: int) -> None:
@@ -67,7 +67,7 @@ class Mirror(Actor):
 
     @endpoint
     async def room(self) -> None:
-        """Wait until there is a place for another version."""
+        """Wait until there is room for another version."""
         assert self._server is not None
         loop, there = asyncio.get_running_loop(), asyncio.Event()
         self._server.when_room(lambda: loop.call_soon_threadsafe(there.set))
@@ -75,7 +75,7 @@ class Mirror(Actor):
 
     @endpoint
     async def take(self, version: int, source: RDMABuffer) -> bool:
-        """Fetch a version. False if there is no place for it."""
+        """Fetch a version; false if there is no room for it."""
         slot = self._place_for(version)
         if slot is None:
             return False
@@ -97,7 +97,7 @@ class Mirror(Actor):
 
     @endpoint
     async def change(self, version: int, base: int, delta: RDMABuffer) -> bool:
-        """Make a version from an older one. False if that is not here, or there is no place for another one."""
+        """Make a version from an older one; false if that is not here, or there is no room for another one."""
         assert self._server is not None
         lent = self._server.lend(os.getpid(), base)
         if lent is None:
@@ -121,7 +121,7 @@ class Mirror(Actor):
 
     @endpoint
     async def lend(self) -> tuple[int, int, RDMABuffer] | None:
-        """Keep the newest version for another host; returns what gives it back, its number, and its memory."""
+        """Keep the newest version for another host; return a function that releases it, its number, and its memory."""
         assert self._server is not None
         lent = self._server.lend(os.getpid())
         if lent is None:
@@ -145,9 +145,9 @@ class _Copy:
     version: int | None = None
     fetching: bool = False
     sending: int = 0
-    """How many fetch from it."""
+    """The number of hosts that fetch from it."""
     direct: bool = False
-    """Whether it could not fetch from another one, and does so from the owner."""
+    """Whether it could not fetch from another copy, and fetches from the owner."""
 
 
 class Copies:
@@ -161,11 +161,11 @@ class Copies:
         self._procs: list[ProcMesh] = []
         self._closed = False
         self._sending = 0
-        """How many fetch from the owner."""
+        """The number of hosts that fetch from the owner."""
         self._queue: list[_Copy] = []
-        """Those that have room, and nobody to fetch from yet."""
+        """Hosts that have room, and nobody to fetch from yet."""
         self.delta_bytes: int | None = None
-        """How long the latest delta was."""
+        """The length of the latest delta."""
 
     def versions(self) -> dict[str, int | None]:
         """Return the newest version of each host's copy."""
@@ -173,7 +173,7 @@ class Copies:
             return {f"{copy.place.host}, pid {copy.place.pid}": copy.version for copy in self._copies}
 
     def add(self, hosts: HostMesh) -> None:
-        """Have copies on these hosts, where there are none yet."""
+        """Add copies on these hosts, if there are none yet."""
         procs = hosts.spawn_procs(name="publication", supervise=lambda failure: True)
         told = self._server.layout.encode(), self._server.incarnation
         mirrors: Any = procs.spawn("mirrors", Mirror, self._server.name, *told, self._versions)
@@ -240,13 +240,13 @@ class Copies:
             self._fetch(copy)
 
         def change() -> None:
-            # Who has the delta to read has nothing but a handle: it is kept here until then.
+            # The reader of a delta has only a handle: the delta is kept here until then.
             copy.mirror.change.call_one(version, base, delta).add_done_callback(partial(over, delta))
 
         self._when_room(copy, change)
 
     def _when_room(self, copy: _Copy, then: Callable[[], None]) -> None:
-        """Go on when a host has a place for another version."""
+        """Continue when a host has room for another version."""
 
         def asked(future: Future[None]) -> None:
             error = future.exception()
@@ -258,7 +258,7 @@ class Copies:
         copy.mirror.room.call_one().add_done_callback(asked)
 
     def close(self) -> None:
-        """Stop them; what is in use there stays until it is not."""
+        """Stop them; versions in use there stay until they are released."""
         with self._lock:
             self._closed = True
             procs, self._procs, self._copies = self._procs, [], []
@@ -266,7 +266,7 @@ class Copies:
             each.stop()
 
     def _begin(self, copy: _Copy) -> bool:
-        """Whether it is to fetch now: it is there, and fetches nothing else."""
+        """Return whether it should fetch now: it exists, and fetches nothing else."""
         with self._lock:
             if self._closed or copy.fetching or copy not in self._copies:
                 return False
@@ -274,12 +274,12 @@ class Copies:
             return True
 
     def _fetch(self, copy: _Copy) -> None:
-        """Have a host fetch the newest version."""
+        """Let a host fetch the newest version."""
         if self._begin(copy):
             self._when_room(copy, partial(self._find_source, copy))
 
     def _find_source(self, copy: _Copy) -> None:
-        """Have it fetch from where the fewest others do (CPS-3), or wait for its turn."""
+        """Let it fetch from where the fewest others do (CPS-3), or wait for its turn."""
         newest = self._server.newest
         with self._lock:
             having = [each for each in self._copies if each.version is not None and each is not copy]
@@ -300,7 +300,7 @@ class Copies:
             self._fetch_from(peer, copy)
 
     def _sent(self, peer: _Copy | None) -> None:
-        """Somebody has fetched: the next one's turn."""
+        """A host has finished fetching: it is the next one's turn."""
         with self._lock:
             if peer is None:
                 self._sending -= 1
@@ -311,7 +311,7 @@ class Copies:
             self._find_source(copy)
 
     def _again(self, copy: _Copy, peer: _Copy | None) -> None:
-        """Have a host fetch once more; not from another one again."""
+        """Let a host fetch once more, but not from another copy."""
         with self._lock:
             copy.fetching = False
             copy.direct = peer is not None
@@ -330,7 +330,7 @@ class Copies:
         self._take(copy, lent.version, lent.slot.buffer, partial(self._server.give_back, lent), None)
 
     def _fetch_from(self, peer: _Copy, copy: _Copy) -> None:
-        """Have a host fetch from another one, or from here if that has ended."""
+        """Let a host fetch from another one, or from here if that has ended."""
 
         def lent(future: Future[Any]) -> None:
             found = None if future.exception() is not None else future.get()
@@ -356,7 +356,7 @@ class Copies:
         def over(future: Future[Any]) -> None:
             give_back()
             error = future.exception()
-            # What is wrong may be the other one, which may have ended; nothing is if there is no place for the version yet.
+            # The problem may be the other copy, which may have ended; there is none if there is just no room for the version yet.
             if (error is not None and peer is not None and not _is_lost(error)) or (
                 error is None and not future.get()
             ):
@@ -371,7 +371,7 @@ class Copies:
         self._server.note(ReaderFailure(copy.place.pid, version, f"host {copy.place.host}: {error}"))
 
     def _fetched(self, copy: _Copy, version: int, error: BaseException | None) -> None:
-        """A host has a version now, or could not have it."""
+        """A host now has a version, or failed to get it."""
         with self._lock:
             copy.fetching = copy.direct = False
             if error is None:

@@ -12,7 +12,7 @@ from typing import Any
 from mesh_rdma._errors import InvalidTransfer
 
 LINE = 64
-"""Tensors begin at a multiple of this."""
+"""Tensors begin at multiples of this."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Entry:
 
     name: str
     library: str
-    """What makes it from bytes: ``numpy``, ``torch``, or none for plain bytes."""
+    """What makes it from bytes: ``numpy``, ``torch``, or ``None`` for plain bytes."""
     dtype: str
     item: int
     offset: int
@@ -59,7 +59,7 @@ class Entry:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Its length in bytes."""
         count = self.item
         for size in self.piece.shape:
             count *= size
@@ -124,7 +124,7 @@ def kind_of(name: str, value: Any) -> Kind:
             raise InvalidTransfer(
                 f"'{name}' has the dtype {value.dtype}, which cannot be published. View it as a plain one, such as uint16."
             )
-        # One word for one type in both libraries; of another byte order numpy's own.
+        # One name for one type in both libraries; other byte orders are numpy's own.
         native = value.dtype.isnative and value.dtype.kind in "biufc"
         return Kind(
             "numpy", value.dtype.name if native else value.dtype.str, value.dtype.itemsize, value.shape
@@ -141,7 +141,7 @@ def kind_of(name: str, value: Any) -> Kind:
 
 
 def is_elsewhere(value: Any) -> bool:
-    """Whether it is a tensor in the memory of an accelerator, where PyTorch alone copies."""
+    """Return whether it is a tensor in the memory of an accelerator, where only PyTorch copies."""
     device = getattr(value, "device", None)
     return hasattr(value, "data_ptr") and getattr(device, "type", "cpu") != "cpu"
 
@@ -163,7 +163,7 @@ def local_of(name: str, value: Any) -> tuple[Any, Piece | None]:
             raise InvalidTransfer(
                 f"'{name}' is placed as {placement}; only replicated and sharded dimensions can be published. Redistribute it first."
             )
-        # As PyTorch cuts: all parts of the same length, but for the last ones.
+        # As PyTorch splits: all parts of the same length, except the last ones.
         at, count, here = placement.dim % len(whole), int(mesh.size(dim)), int(coordinate[dim])
         each = -(-shape[at] // count)
         first = min(each * here, shape[at])
@@ -200,7 +200,7 @@ Part = tuple[str, Any, Kind, Piece]
 
 
 class Parts:
-    """The tensors of the state dict that was looked at last: only what is another one since is looked at again."""
+    """The tensors of the state dict that was read last: only what has changed since is read again."""
 
     def __init__(self) -> None:
         self._known: _Known | None = None
@@ -223,14 +223,14 @@ _BYTES: tuple[Look, ...] = (len,)
 _ARRAY: tuple[Look, ...] = (attrgetter("shape"), attrgetter("dtype"))
 _TENSOR: tuple[Look, ...] = (*_ARRAY, methodcaller("data_ptr"), methodcaller("stride"))
 _OTHER: tuple[Look, ...] = (lambda _: object(),)
-"""Is never what it was."""
+"""Never equals an earlier state."""
 
 
 class _Known:
-    """What was looked at.
+    """What was read.
 
-    There may be tens of thousands of tensors. To look again is a pass over all for each of their properties, in which nothing
-    is kept: what is would have the garbage collector walk over all of them, which takes longer than the pass.
+    There may be tens of thousands of tensors. Reading them again is a pass over all for each of their properties, in which nothing
+    is kept: kept objects would make the garbage collector walk over all of them, which takes longer than the pass.
     """
 
     def __init__(self, state: Mapping[str, Any], given: dict[str, Piece], parts: list[Part]) -> None:
@@ -253,7 +253,7 @@ class _Known:
 
 
 def _looks_at(value: Any) -> tuple[Look, ...]:
-    """Return what finds out of a value whether it is where and what it was."""
+    """Return a function that says whether a value is where and what it was."""
     if hasattr(value, "to_local"):
         return _OTHER
     if hasattr(value, "data_ptr"):

@@ -1,4 +1,4 @@
-"""A copy of a version into tensors of this process: planned once, from what is published and what is wanted."""
+"""Copying a version into tensors of this process: planned once, from what is published and what is wanted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mesh_rdma._publication._weights import map_lease, map_slot, view_of
 if TYPE_CHECKING:
     from mesh_rdma._publication._reader import Lease
 _MOST_PIECES = 1 << 20
-"""More than that the engine lists of no target."""
+"""Beyond this number of targets, the engine lists none."""
 
 
 class Load:
@@ -41,7 +41,7 @@ class Load:
         self._actions: dict[bytes, RDMAAction] = {}
         self._mapped: dict[bytes, Memory] = {}
         """Slots, mapped once: the faults of 1 GiB take longer than its copy."""
-        # Those who have the same beside each other do not all take it from the first.
+        # Readers that have equal neighbours do not all take it from the first.
         first = os.getpid()
         for part in parts:
             self._plan(part, sources, first)
@@ -102,7 +102,7 @@ class Load:
                 if self._casts[at]:
                     self._convert(self._casts[at], lease)
 
-        # Until it is over the tensors are written to, and the leases are needed.
+        # Until it is over, the tensors are written to, and the leases are needed.
         carry_out(
             (self._action(at, lease) for at, lease in enumerate(leases) if self._copies[at]), timeout, convert
         )

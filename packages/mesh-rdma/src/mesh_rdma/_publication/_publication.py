@@ -251,7 +251,7 @@ class _Fill:
                 memory = self._slot.memory[offset : offset + part.numel() * part.element_size()]
                 torch.frombuffer(memory, dtype=part.dtype).view(part.shape).copy_(part)
 
-        # To the last byte, whatever is raised: the slot may be filled again then.
+        # To the last byte, whatever is raised: the slot may be filled again after that.
         carry_out([self._action], None, copy)
 
 

@@ -34,7 +34,7 @@ _MOMENT_S = 0.001
 
 
 def place() -> tuple[str, int]:
-    """Within what publications are found by their names: this host, and its network."""
+    """The scope in which publications are found by their names: this host, and its network."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return boot, Path("/proc/self/ns/net").stat().st_ino
 
@@ -73,14 +73,14 @@ class Lease:
     buffer: RDMABuffer
     handle: bytes
     held: list[int]
-    """All versions that were there when it was given."""
+    """All versions that existed when it was given."""
 
     def failed(self, reason: str) -> None:
-        """Tell the owner that the version could not be had."""
+        """Tell the owner that the version could not be read."""
         try:
             send(self.connection, {"failed": reason})
         except OSError:
-            # It knows by itself, or has ended.
+            # The owner knows by itself, or has ended.
             pass
 
     def end(self) -> None:
@@ -96,7 +96,7 @@ class Lease:
 
 @dataclass
 class _Known:
-    """What this process knows of a source."""
+    """What this process knows about a source."""
 
     incarnation: str | None = None
     seen: int | None = None
@@ -105,7 +105,7 @@ class _Known:
 
 @dataclass
 class _Asked:
-    """What a caller wants of all sources."""
+    """What a caller wants from all sources."""
 
     version: int | None
     floor: int | None
@@ -117,7 +117,7 @@ class _Asked:
         self.deadline = None if self.timeout is None else time.monotonic() + self.timeout
 
     def left(self) -> float | None:
-        """Return the seconds that are left: a moment at least, so that what is there is given in any case."""
+        """Return the remaining seconds: a moment at least, so that existing versions are returned in any case."""
         return None if self.deadline is None else max(self.deadline - time.monotonic(), _MOMENT_S)
 
 
@@ -356,7 +356,7 @@ def _end(leases: list[Lease]) -> None:
 
 
 def _release(connection: socket.socket) -> None:
-    """End a connection in good order: an owner that does not hear so takes this process for dead."""
+    """End a connection in good order: otherwise the owner takes this process for dead."""
     try:
         send(connection, {"released": True})
     except OSError:

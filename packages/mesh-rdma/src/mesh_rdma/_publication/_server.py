@@ -37,7 +37,7 @@ class Slot:
     def __init__(self, nbytes: int) -> None:
         self.memory = empty(max(nbytes, 1))
         self.own = RDMABuffer(self.memory)
-        """Through which its owner fills it."""
+        """Its owner's access, by which it is filled."""
         self.buffer = RDMABuffer(self.memory.toreadonly())
         found = engine().pooled(memory_of(self.memory))
         if found is None:
@@ -102,7 +102,7 @@ class Server:
         self._freed = threading.Condition(self._lock)
         self._pids: dict[Hashable, int] = {}
         self._listeners: list[Callable[[], object]] = []
-        """Those who wait for room for another version."""
+        """Callers that wait for room for another version."""
         self._closed = False
         self._descriptor = _sealed(layout.encode())
         self._listener = self._listen()
@@ -146,7 +146,7 @@ class Server:
 
     @property
     def leases(self) -> list[tuple[int, int]]:
-        """Who has a lease on what: process numbers and versions."""
+        """The lease holders: process numbers and versions."""
         with self._lock:
             return sorted(
                 (self._pid(reader), version) for reader, version in self._versions.holders().items()
@@ -201,7 +201,7 @@ class Server:
             self._tell(self._versions.abort())
 
     def lend(self, pid: int, version: int | None = None) -> Lent | None:
-        """Give a lease to a process that asks otherwise, by default on the newest version. None if there is no such one."""
+        """Give a lease to a process that asks in another way, by default on the newest version. ``None`` if there is no such version."""
         token = object()
         with self._lock:
             outcome = self._versions.ask(token, Ask(version))
@@ -230,9 +230,9 @@ class Server:
             self._tell_of_room()
 
     def close(self) -> None:
-        """Give no leases any longer. Those that there are stay, and the memory with them."""
+        """Give no more leases. Existing ones stay, and the memory with them."""
         if os.getpid() != self._owner:
-            # A forked copy: the lock may be taken there for ever, and the parent goes on.
+            # A forked copy: the lock may be locked there forever, and the parent continues.
             return
         with self._lock:
             if self._closed:
@@ -244,7 +244,7 @@ class Server:
         self._rouse()
 
     def _rouse(self) -> None:
-        """Have the thread look."""
+        """Wake the thread."""
         try:
             self._wake.send(b"x")
         except OSError:
@@ -256,7 +256,7 @@ class Server:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    # What is said to others; with the lock.
+    # Messages to others; with the lock.
 
     def _tell_of_room(self) -> None:
         self._freed.notify_all()
@@ -290,7 +290,7 @@ class Server:
         try:
             send(reader, message, descriptors)
         except OSError:
-            # It has ended, or does not read: the thread hears of it, and takes its lease back.
+            # It has ended, or does not read: the thread notices, and takes its lease back.
             _shut(reader)
 
     def _pid(self, reader: Hashable) -> int:
@@ -326,7 +326,7 @@ class Server:
             return self._versions.readers == 0
 
     def _accept(self) -> bool:
-        """Accept a reader. Returns whether more can be."""
+        """Accept a reader; return whether more can be accepted."""
         try:
             connection, _ = self._listener.accept()
         except BlockingIOError:
@@ -362,7 +362,7 @@ class Server:
             self._drop(connection)
 
     def _obey(self, connection: socket.socket, message: dict[str, Any]) -> bool:
-        """Do what a reader asks for; returns whether it is something."""
+        """Carry out a reader's request; return whether it is a valid one."""
         failed = message.get("failed")
         if isinstance(failed, str):
             self._note(connection, failed[:1000])
@@ -372,7 +372,7 @@ class Server:
             return False
         with self._lock:
             if isinstance(seen, int) and message.get("incarnation") != self.incarnation:
-                # It has seen an earlier life of the publication: numbers go on from there, and it gets nothing below.
+                # It has seen an earlier life of the publication: numbers continue from there, and it gets nothing below.
                 self._tell(self._versions.noticed(seen))
                 ask = replace(ask, floor=max(seen + 1, seen + 1 if ask.floor is None else ask.floor))
             outcome = self._versions.ask(connection, ask)
@@ -391,7 +391,7 @@ class Server:
         self.note(failure)
 
     def note(self, failure: ReaderFailure) -> None:
-        """Keep and log what could not be had."""
+        """Keep and log a failure of a reader."""
         with self._lock:
             self.failures.append(failure)
             del self.failures[:-1000]
@@ -436,7 +436,7 @@ def _shut(connection: socket.socket) -> None:
 
 
 def _asked(message: dict[str, Any]) -> Ask | None:
-    """Return what a packet asks for; none if it is no such packet."""
+    """Return the request in a packet; ``None`` if it is not a valid one."""
     version, floor, wait = message.get("version"), message.get("floor"), message.get("wait")
     if not isinstance(wait, bool) or any(
         each is not None and type(each) is not int for each in (version, floor)

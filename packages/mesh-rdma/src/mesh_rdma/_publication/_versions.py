@@ -1,11 +1,11 @@
-"""Which versions there are, in which slots of memory, and who has a lease on which. A machine without I/O, clock or memory.
+"""Which versions exist, in which slots of memory, and who has a lease on which. A state machine without I/O, clock or memory.
 
 VER-1: a slot that is being filled, or that is empty, is never leased.
 VER-2: a slot that is leased is never filled.
-VER-3: numbers go up only: a version that is begun is greater than all that were ever begun, or that a reader says it has seen. In a copy one that
-could not be filled may be begun again, from elsewhere: what is in it is the original's to say.
+VER-3: numbers only go up: a new version is greater than all that were ever begun, or that a reader says it has seen. In a copy, a version that
+could not be filled may be begun again, from elsewhere: its content is decided by the original.
 VER-4: the newest version stays until a newer one is there.
-VER-5: who asks for a version that will never be there again is told so at once; who may wait for one is told when it is there,
+VER-5: a reader that asks for a version that will never exist again is told so at once; one that waits is notified when the version exists,
 or when the publication ends.
 """
 
@@ -25,17 +25,17 @@ class Lease:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a version is not to be had."""
+    """Why a version is not available."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What a reader wants."""
+    """A reader's request."""
 
     version: int | None = None
-    """Exactly this one; else the newest."""
+    """Exactly this one; otherwise the newest."""
     floor: int | None = None
     """No version below."""
     wait: bool = False
@@ -65,7 +65,7 @@ class Versions:
 
     @property
     def newest(self) -> int | None:
-        """The newest version that is there."""
+        """The newest version."""
         return self._newest
 
     @property
@@ -74,7 +74,7 @@ class Versions:
         return self._last
 
     def held(self) -> list[int]:
-        """Return the versions that are there, in order."""
+        """Return the existing versions, in order."""
         return sorted(slot.version for slot in self._slots if slot.version is not None)
 
     def holders(self) -> dict[Hashable, int]:
@@ -87,7 +87,7 @@ class Versions:
 
     @property
     def readers(self) -> int:
-        """How many have a lease, or wait for one."""
+        """Return how many have a lease, or wait for one."""
         return len(self._leases) + len(self._waiting)
 
     # The owner's side.
@@ -122,7 +122,7 @@ class Versions:
         return at
 
     def finish(self) -> list[tuple[Hashable, Lease | Refusal]]:
-        """The slot is filled. Returns what those are told who have waited."""
+        """The slot is filled. Return the answers to those that have waited."""
         if self._filling is None:
             raise RuntimeError("no version is being filled")
         at, version = self._filling
@@ -147,7 +147,7 @@ class Versions:
         return told
 
     def close(self) -> list[Hashable]:
-        """No version any longer for whoever asks from now on. Returns who has waited. Leases stay."""
+        """Serve no version to anyone who asks from now on. Return the answers to those that have waited. Leases stay."""
         self._closed = True
         waited = list(self._waiting)
         self._waiting.clear()
@@ -161,7 +161,7 @@ class Versions:
         return self._tell()
 
     def ask(self, reader: Hashable, ask: Ask) -> Lease | Refusal | None:
-        """Return what the reader gets; none if it waits, and is told later."""
+        """Return what the reader gets; ``None`` if it waits, and is notified later."""
         if reader in self._leases or reader in self._waiting:
             return Refusal("it has asked already")
         if self._closed:
@@ -175,7 +175,7 @@ class Versions:
         return found or Refusal(self._lacks(ask))
 
     def gone(self, reader: Hashable) -> None:
-        """The reader gives its lease back, waits no longer, or has ended."""
+        """The reader returns its lease, no longer waits, or has ended."""
         self._waiting.pop(reader, None)
         at = self._leases.pop(reader, None)
         if at is not None:
@@ -189,7 +189,7 @@ class Versions:
         return Lease(at, slot.version)
 
     def _find(self, ask: Ask) -> int | Refusal | None:
-        """Return the slot; none if it may still come (VER-5)."""
+        """Return the slot; ``None`` if it may still come (VER-5)."""
         wanted = self._newest if ask.version is None else ask.version
         if ask.version is not None and ask.floor is not None and ask.version < ask.floor:
             return Refusal(f"version {ask.version} is below {ask.floor}, the least that this reader may get")

@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 
 class _Mapping(mmap.mmap):
-    """Memory that keeps its lease: who refers to the one has the other."""
+    """Memory that keeps its lease: a reference to one keeps the other."""
 
     lease: Lease
 
 
 def map_lease(lease: Lease, *, writable: bool = False) -> tuple[memoryview, _Mapping]:
-    """Return the version's bytes, which keep the lease, and what keeps them. What is written there, only this process sees."""
+    """Return the version's bytes, which keep the lease, and their keeper. Writes to them are visible only to this process."""
     view, mapping = map_slot(lease, writable=writable)
     mapping.lease = lease
     return view, mapping
 
 
 def map_slot(lease: Lease, *, writable: bool = False) -> tuple[memoryview, _Mapping]:
-    """Return the same, which keep no lease: for who looks at them only as long as there is one."""
+    """Return the same without keeping the lease: for short-lived use while there is one."""
     skip = lease.offset % mmap.ALLOCATIONGRANULARITY
     length = skip + max(lease.layout.nbytes, 1)
     start = lease.offset - skip
     if writable:
-        # PyTorch knows no read-only memory. Changes stay in this mapping, which is of no other lease.
+        # PyTorch has no read-only memory. Changes stay in this mapping, which belongs to no other lease.
         flags, protection = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
     else:
         flags, protection = mmap.MAP_SHARED, mmap.PROT_READ
@@ -54,7 +54,7 @@ class Weights(Mapping[str, Any]):
     def __init__(self, leases: list[Lease]) -> None:
         self.version = leases[0].version
         self.incarnations = tuple(lease.incarnation for lease in leases)
-        """The lives of the owners: two versions of one number are the same only if these are."""
+        """The lives of the owners: two versions with one number are the same only if these are."""
         self._places: dict[str, tuple[Lease, Entry]] = {}
         for lease in leases:
             for entry in lease.layout:

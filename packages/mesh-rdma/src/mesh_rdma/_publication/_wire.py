@@ -1,6 +1,6 @@
-"""What the owner of a publication and its readers say to each other: one JSON object in each packet of a Unix socket.
+"""The messages between the owner of a publication and its readers: one JSON object in each packet of a Unix socket.
 
-A connection is one lease. It ends with the connection, so that whoever dies gives it back, and hears of the other's death.
+A connection is one lease. It ends with the connection, so a process that dies returns it, and each side notices the other's death.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import struct
 from typing import Any
 
 LONGEST = 1 << 16
-"""More bytes than any packet has."""
+"""Longer than any packet."""
 MOST_DESCRIPTORS = 2
 
 _CREDENTIALS = struct.Struct("3i")
@@ -24,7 +24,7 @@ def address_of(name: str) -> str:
 
 
 def open_socket() -> socket.socket:
-    """Return a socket that keeps the bounds of packets."""
+    """Return a socket that preserves packet boundaries."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
 
 
@@ -41,7 +41,7 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Return the next packet, and the descriptors that are the caller's from now on; none at the end."""
+    """Return the next packet, and the descriptors that the caller owns from now on; ``None`` at the end."""
     data, descriptors, _, _ = socket.recv_fds(connection, LONGEST, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:
         return None, descriptors
