@@ -297,7 +297,7 @@ impl Runtime {
         if spec.fork_server.argv.first().is_some_and(|program| program.is_empty()) {
             self.home.settle_in(&mut spec.fork_server);
         }
-        let made = match self.leaving() {
+        let made = match self.gateway.leaving() {
             Some(ended) => Err(ended),
             None => self
                 .make_procs(mesh, ranks.clone(), &spec, ready)
@@ -317,7 +317,7 @@ impl Runtime {
         let Some(StopProcs { mesh, within, ranks, .. }) = StopProcs::read(frame) else { return };
         let src = frame.header.src;
         if mesh == 0 {
-            return self.on_release(frame.header, within);
+            return self.gateway.on_release(frame.header, within);
         }
         lock(&self.agent).family.asked(src, mesh);
         if let Some(here) = ranks_of(frame, MOST_PROCS) {
@@ -429,7 +429,7 @@ impl Runtime {
                 ended.exit = Exit::OutOfMemory;
             }
             ended.stderr_tail = self.last_words(addr);
-            self.note_leaving(&mut ended);
+            self.gateway.note_leaving(&mut ended);
             self.board.clear(seat);
             self.on_ended(addr, seat, Arc::new(ended));
         }

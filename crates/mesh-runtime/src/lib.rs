@@ -13,7 +13,9 @@ mod error;
 mod fork_server;
 mod gateway;
 mod gauge;
+mod greeting;
 mod guests;
+mod host;
 mod inbox;
 mod inspect;
 mod interfaces;
@@ -48,6 +50,7 @@ mod tests;
 mod title;
 mod unseen;
 mod usage;
+mod visits;
 mod wait;
 mod waits;
 
@@ -57,11 +60,9 @@ pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
 pub use fork_server::{ForkServerSpec, Spare, Standby};
-pub use gateway::{
-    GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at,
-    visit,
-};
+pub use gateway::{GatewayOptions, HostState, HostView, agents};
 pub use gauge::{ClockStop, Gauge};
+pub use host::{Host, HostOptions, HostTold};
 pub use inbox::{Inbox, LoopWaker};
 pub use interfaces::interfaces;
 pub use journal::Entries;
@@ -82,6 +83,7 @@ pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
 pub use title::name_process;
 pub use unseen::Callee;
+pub use visits::{VisitEnd, VisitError, Visited, jobs_at, visit};
 
 /// Has the kernel kill this process when its parent ends; at once if its parent is not `parent` any more.
 pub fn die_with_parent(parent: u32) {

@@ -1,55 +1,57 @@
 //! Packets in, and what gateways tell each other in frames.
 
 use super::connection::{HostConnection, HostConnectionEnd};
-use super::{Event, GATEWAY};
-use crate::runtime::{Runtime, lock};
-use mesh_proto::control::{HostDown, Revoked};
+use super::{Event, Gateway, Process};
+use crate::locks::lock;
+use mesh_proto::control::Revoked;
 use mesh_proto::hosts::{Arrival, Farewell, HostSet, PacketKind, unmerge};
 use mesh_proto::messages::{Gathered, merged_call};
-use mesh_proto::{CallId, Frame, HostNo, Kind, ProcAddr};
+use mesh_proto::{CallId, Frame, HostNo, Kind, Target};
 use std::sync::Arc;
 
-/// More replies than this no merged frame is taken apart into.
+/// The most replies that a merged frame is taken apart into.
 const MOST_PLACES: u32 = 1 << 24;
 
-impl Runtime {
-    /// Something has arrived on, or can be written to, a connection.
-    pub(crate) fn on_connection(&self, token: u64, readable: bool, writable: bool) {
-        let Some(connection) = self.gateway.connection(token) else { return };
+impl<P: Process> Gateway<P> {
+    /// A connection can be read from, or written to.
+    pub(crate) fn on_connection(self: &Arc<Self>, token: u64, readable: bool, writable: bool) {
+        let Some(connection) = self.connections.get(token) else { return };
         if writable {
-            connection.flush(&self.reactor);
+            connection.flush(self.reactor());
             if connection.has_room() {
-                self.on_gateway(Event::Writable { host: connection.peer });
+                self.on(Event::Writable { host: connection.peer });
             }
         }
         if readable {
-            self.read_connection(&connection);
+            self.read(&connection);
         }
     }
 
-    pub(super) fn read_connection(&self, connection: &Arc<HostConnection>) {
-        let _in_order = lock(&self.gateway.delivery);
+    /// Reads what has arrived, and delivers it.
+    pub(super) fn read(self: &Arc<Self>, connection: &Arc<HostConnection>) {
+        let Some(process) = self.process.upgrade() else { return };
+        let _in_order = lock(&self.delivery);
         let mut packets = Vec::new();
         let mut arrivals = Vec::new();
-        let mut orders = Vec::new();
+        let mut farewells = Vec::new();
         loop {
-            let end = connection.read(&mut packets, self.started.elapsed());
+            let end = connection.read(&mut packets, self.now());
             if !packets.is_empty() {
                 {
-                    let now = self.started.elapsed();
-                    let machine = &mut lock(&self.gateway.state).machine;
+                    let now = self.now();
+                    let mut machine = self.machine();
                     for packet in packets.drain(..) {
                         if packet.kind == PacketKind::Farewell {
-                            orders.push(Farewell::read(&packet).unwrap_or_default());
+                            farewells.push(Farewell::read(&packet).unwrap_or_default());
                             continue;
                         }
-                        machine.on_packet(connection, packet, now, &self.reactor, &mut arrivals);
+                        machine.on_packet(connection, packet, now, self.reactor(), &mut arrivals);
                     }
-                    machine.packets_done(now, &self.reactor);
+                    machine.packets_done(now, self.reactor());
                 }
-                self.tell_room();
+                self.room.tell();
                 for arrival in arrivals.drain(..) {
-                    self.take(arrival);
+                    self.take(&*process, arrival);
                 }
             }
             match end {
@@ -61,61 +63,61 @@ impl Runtime {
                 }
             }
         }
-        for farewell in orders {
-            self.on_gateway(Event::Parted { host: connection.peer, farewell });
+        for farewell in farewells {
+            self.on(Event::Parted { host: connection.peer, farewell });
         }
     }
 
     /// What has arrived for this host, in order.
-    fn take(&self, arrival: Arrival) {
+    fn take(&self, process: &P, arrival: Arrival) {
         match arrival {
             Arrival::Piece { origin, message, offset, total, body } => {
                 let frame = if offset == 0 && body.iter().map(|piece| piece.len() as u64).sum::<u64>() == total {
                     Frame::from_pieces(&body)
                 } else {
-                    self.assemble(origin, message, offset, total, &body)
+                    self.assemblies.take(process, (origin, message), offset, total, &body)
                 };
                 if let Some(frame) = frame {
-                    self.take_frame(frame, None);
+                    self.take_frame(process, frame, None);
                 }
             }
             Arrival::Merged { origins, body } => {
                 if let Some(frame) = Frame::from_pieces(&body) {
-                    self.take_frame(frame, Some(&origins));
+                    self.take_frame(process, frame, Some(&origins));
                 }
             }
         }
     }
 
-    fn take_frame(&self, frame: Frame, origins: Option<&HostSet>) {
+    fn take_frame(&self, process: &P, frame: Frame, origins: Option<&HostSet>) {
         let header = frame.header;
         if header.kind == Kind::Gathered {
-            self.take_gathered(&frame, origins);
+            self.take_gathered(process, &frame, origins);
             return;
         }
         if let Some(call) = merged_call(&header).filter(|_| header.target_len != 0) {
-            self.note_call(&frame, call);
+            self.note_call(process, &frame, call);
         }
-        if header.kind == Kind::Reply && header.src.is_agent() && self.me == ProcAddr::CONTROLLER {
-            self.note_introduction(&frame);
+        if header.kind == Kind::Reply && header.src.is_agent() && self.is_controller() {
+            self.note_introduction(process, &frame);
         }
-        let mut frame = self.localized(frame);
+        let mut frame = self.assemblies.localized(process, frame);
         if matches!(header.kind, Kind::Reply | Kind::Undeliverable) && header.target_len == 0 {
-            frame = self.share_copy(frame);
+            frame = process.share_copy(frame);
         }
-        self.dispatch(frame, Some(GATEWAY));
+        process.arrived(frame);
     }
 
-    /// A cast has come: how many procs of this host will answer it.
-    fn note_call(&self, frame: &Frame, call: CallId) {
+    /// A cast has come: counts the processes of this host that will answer it.
+    fn note_call(&self, process: &P, frame: &Frame, call: CallId) {
         let Ok(target) = frame.target() else { return };
-        let mesh_proto::Target::Many(mesh, region, placement) = &target else { return };
+        let Target::Many(mesh, region, placement) = &target else { return };
         let here = self.me.host;
         let count = match placement.only() {
             Some(only) if only == here => region.len(),
             Some(_) => 0,
             None => {
-                let local = self.local_ranks(*mesh);
+                let local = process.local_ranks(*mesh);
                 let on = placement.ranks_on(here, region.len());
                 if on.len() > local.len().max(1) { 0 } else { on.filter(|rank| region.contains(*rank)).count() }
             }
@@ -125,11 +127,11 @@ impl Runtime {
         }
     }
 
-    fn take_gathered(&self, frame: &Frame, origins: Option<&HostSet>) {
+    /// Replies that were merged on their way go on one by one.
+    fn take_gathered(&self, process: &P, frame: &Frame, origins: Option<&HostSet>) {
         let header = frame.header;
-        let to = header.dst;
         let Ok(Gathered { call, .. }) = Gathered::read(&header) else { return };
-        let target = if to == self.me { self.call_target(call) } else { None };
+        let target = if header.dst == self.me { self.parts.calls.target_of(call) } else { None };
         let places = target.as_ref().map_or(MOST_PLACES, |target| u32::try_from(target.len()).unwrap_or(u32::MAX));
         let place = |index: u32| match &target {
             Some(target) => target.place(index as usize).unwrap_or(header.src),
@@ -138,36 +140,26 @@ impl Runtime {
         let counts = |host: HostNo| origins.is_none_or(|origins| origins.contains(host));
         let Ok(replies) = unmerge(frame, places, counts, place) else { return };
         for (_, reply) in replies {
-            self.dispatch(reply, Some(GATEWAY));
+            process.arrived(reply);
         }
     }
 
-    // What agents tell each other.
-
-    pub(crate) fn on_gateway_frame(&self, frame: Frame) {
-        match frame.header.kind {
-            Kind::HostDown if !self.me.is_agent() => {
-                if let Some(HostDown { host, end }) = HostDown::read(&frame) {
-                    self.ranks_lost_with(host, &end);
+    /// A frame of another gateway, or of the controller to all gateways.
+    pub(crate) fn on_frame(self: &Arc<Self>, frame: Frame) {
+        if frame.header.kind != Kind::Revoked {
+            return self.on(Event::Told(frame));
+        }
+        let (Some(identity), Some(Revoked { list })) = (self.credentials.get(), Revoked::read(&frame)) else { return };
+        match identity.adopt_revocations(&list) {
+            Ok(true) => {
+                self.credentials.recheck_soon();
+                if let Err(error) = self.parts.home.hand_on_revocations(&list) {
+                    let what = "failed to hand the list of revoked certificates on to this host's processes";
+                    self.log.tell(format!("{what}: {error}"));
                 }
             }
-            Kind::Revoked if self.me.is_agent() => {
-                if let (Some(identity), Some(Revoked { list })) = (self.gateway.identity.get(), Revoked::read(&frame)) {
-                    match identity.adopt_revocations(&list) {
-                        Ok(true) => {
-                            lock(&self.gateway.recheck).at = std::time::Duration::ZERO;
-                            if let Err(error) = self.home.hand_on_revocations(&list) {
-                                let text = "a list of revocations was not handed on to this host's processes";
-                                self.gateway.tell(format!("{text}: {error}"));
-                            }
-                        }
-                        Ok(false) => {}
-                        Err(error) => self.gateway.tell(format!("a list of revocations was not taken: {error}")),
-                    }
-                }
-            }
-            _ if self.me.is_agent() => self.on_gateway(Event::Told(frame)),
-            _ => {}
+            Ok(false) => {}
+            Err(error) => self.log.tell(format!("rejected a list of revoked certificates: {error}")),
         }
     }
 }

@@ -1,9 +1,14 @@
-//! Frames out of segments, and large parts into memory that the procs of this host map.
+//! Frames out of segments, and large parts into memory that the processes of this host map.
 
-use crate::runtime::{Runtime, lock};
-use crate::shm::Room;
+use super::Process;
+use crate::locks::lock;
+use crate::shm::{Memory, Room};
+use crate::spin_board::SpinBoard;
 use bytes::Bytes;
-use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, Part, Sharing, Target};
+use mesh_proto::{Frame, HEADER_LEN, Header, HostNo, Kind, Part, Placement, ProcAddr, Sharing, Target};
+use mesh_topology::{Region, Slice};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 /// Whether the receivers of such a message map its large parts.
 pub(crate) fn is_mapped(kind: Kind) -> bool {
@@ -12,7 +17,7 @@ pub(crate) fn is_mapped(kind: Kind) -> bool {
 
 /// A frame of which segments arrive.
 #[derive(Debug)]
-pub(super) struct Assembly {
+struct Assembly {
     total: u64,
     arrived: u64,
     into: Into,
@@ -41,7 +46,7 @@ enum Data {
 }
 
 impl Slot {
-    /// Takes of `bytes`, which begin at `offset` in the frame, what is its own.
+    /// Takes its own share of `bytes`, which begin at `offset` in the frame.
     fn take(&mut self, offset: u64, bytes: &[u8]) {
         let (low, high) = (offset.max(self.start), (offset + bytes.len() as u64).min(self.start + self.len));
         if low >= high {
@@ -97,19 +102,34 @@ impl Assembly {
     }
 }
 
-impl Runtime {
-    /// Takes one segment; the frame, once it is whole.
-    pub(super) fn assemble(
+/// See the module: frames of which some segments have arrived.
+#[derive(Debug)]
+pub(super) struct Assemblies {
+    me: ProcAddr,
+    memory: Arc<Memory>,
+    board: Arc<SpinBoard>,
+    /// Parts of this length and more go into shared memory.
+    threshold: usize,
+    begun: Mutex<HashMap<(HostNo, u32), Assembly>>,
+}
+
+impl Assemblies {
+    pub(super) fn new(me: ProcAddr, memory: &Arc<Memory>, board: &Arc<SpinBoard>, threshold: usize) -> Self {
+        let (memory, board) = (Arc::clone(memory), Arc::clone(board));
+        Self { me, memory, board, threshold, begun: Mutex::default() }
+    }
+
+    /// Takes one segment. Returns the frame once it is whole.
+    pub(super) fn take(
         &self,
-        origin: HostNo,
-        message: u32,
+        process: &impl Process,
+        key: (HostNo, u32),
         offset: u64,
         total: u64,
         body: &[Bytes],
     ) -> Option<Frame> {
-        let key = (origin, message);
         let mut assembly = if offset == 0 {
-            let into = match self.apart(total, body) {
+            let into = match self.apart(process, total, body) {
                 Some(parts) => parts,
                 None => {
                     let mut bytes = Vec::new();
@@ -119,21 +139,26 @@ impl Runtime {
             };
             Assembly { total, arrived: 0, into }
         } else {
-            lock(&self.gateway.state).assemblies.remove(&key)?
+            lock(&self.begun).remove(&key)?
         };
         if assembly.arrived != offset || assembly.total != total {
             return None;
         }
         assembly.take(offset, body);
         if assembly.arrived < total {
-            lock(&self.gateway.state).assemblies.insert(key, assembly);
+            lock(&self.begun).insert(key, assembly);
             return None;
         }
         assembly.finish()
     }
 
-    /// Where the parts of a frame shall go that procs of this host are to map; none if it is not one of those.
-    fn apart(&self, total: u64, body: &[Bytes]) -> Option<Into> {
+    /// Forgets what a host has begun to send: it is dead.
+    pub(super) fn forget(&self, host: HostNo) {
+        lock(&self.begun).retain(|(origin, _), _| *origin != host);
+    }
+
+    /// Where the parts of a frame go that processes of this host map; none if it is not such a frame.
+    fn apart(&self, process: &impl Process, total: u64, body: &[Bytes]) -> Option<Into> {
         let first = body.first()?;
         let header = Header::decode(first.first_chunk::<HEADER_LEN>()?).ok()?;
         let fixed_len = header.target_len as usize + header.name_len as usize;
@@ -148,7 +173,7 @@ impl Runtime {
             0 => Target::One(header.dst),
             _ => Target::from_wire(header.dst.mesh, &fixed[..cut]).ok()?,
         };
-        let target = self.receivers(target)?;
+        let target = self.receivers(process, target)?;
         let mut start = (HEADER_LEN + fixed_len + table) as u64;
         let mut sharing = Sharing { sole: target.len() == 1, shared: false };
         let mut parts = Vec::with_capacity(header.parts as usize);
@@ -156,8 +181,8 @@ impl Runtime {
             let len = u64::from_le_bytes(entry.try_into().ok()?);
             let end = start.checked_add(len).filter(|end| *end <= total)?;
             let size = usize::try_from(len).ok()?;
-            // Part 0 is the envelope, which is read where it lies.
-            let room = if place > 0 && size >= self.shm_threshold() { self.memory.room(size, &target) } else { None };
+            // Part 0 is the envelope, which is read in place.
+            let room = if place > 0 && size >= self.threshold { self.memory.room(size, &target) } else { None };
             let data = match room {
                 Some(room) => {
                     sharing.shared = true;
@@ -172,19 +197,20 @@ impl Runtime {
     }
 
     /// The same frame, its large parts in memory that all its receivers here map: once, however many they are.
-    pub(super) fn localized(&self, frame: Frame) -> Frame {
+    pub(super) fn localized(&self, process: &impl Process, frame: Frame) -> Frame {
         let header = frame.header;
         let to_me = header.dst == self.me && header.target_len == 0;
-        if !is_mapped(header.kind) || frame.body.len() < self.shm_threshold() || (to_me && !self.awaits_copy(&header)) {
+        if !is_mapped(header.kind)
+            || frame.body.len() < self.threshold
+            || header.sharing().shared // It was put there as it came.
+            || (to_me && !process.awaits_copy(&header))
+        {
             return frame;
         }
-        if header.sharing().shared {
-            return frame; // It was put there as it came.
-        }
-        let Some(target) = frame.target().ok().and_then(|target| self.receivers(target)) else { return frame };
+        let Some(target) = frame.target().ok().and_then(|target| self.receivers(process, target)) else { return frame };
         let Ok(parts) = frame.parts() else { return frame };
-        let large = |part: &Part| matches!(part, Part::Inline(bytes) if bytes.len() >= self.shm_threshold());
-        // Part 0 is the envelope, which is read where it lies.
+        let large = |part: &Part| matches!(part, Part::Inline(bytes) if bytes.len() >= self.threshold);
+        // Part 0 is the envelope, which is read in place.
         if !parts.iter().skip(1).any(large) {
             return frame;
         }
@@ -193,7 +219,7 @@ impl Runtime {
             .into_iter()
             .enumerate()
             .map(|(place, part)| match part {
-                Part::Inline(bytes) if place > 0 && bytes.len() >= self.shm_threshold() => {
+                Part::Inline(bytes) if place > 0 && bytes.len() >= self.threshold => {
                     match self.memory.put(&bytes, &target, self.board.spare()) {
                         Some(at) => {
                             sharing.shared = true;
@@ -206,26 +232,26 @@ impl Runtime {
             })
             .collect();
         let whole = if header.target_len == 0 { None } else { frame.target().ok() };
-        let mut header: Header = header;
+        let mut header = header;
         header.set_sharing(sharing);
         Frame::build(header, whole.as_ref(), frame.name(), &moved)
     }
 
-    /// Which procs of this host a message is for.
-    fn receivers(&self, target: Target) -> Option<Target> {
+    /// Which processes of this host a message is for.
+    fn receivers(&self, process: &impl Process, target: Target) -> Option<Target> {
         match &target {
             Target::One(_) | Target::Joined(_) => Some(target),
             Target::Many(mesh, region, placement) => {
                 let on = placement.ranks_on(self.me.host, region.len());
-                let local = self.local_ranks(*mesh);
+                let local = process.local_ranks(*mesh);
                 if placement.only().is_some() {
                     return Some(target);
                 }
                 // The receivers' number is what matters: each holds the memory once.
                 let ranks = on.filter(|rank| local.contains(&(*rank as u32)) && region.contains(*rank)).count();
-                let slice = mesh_topology::Slice::new(local.start as usize, &[ranks], &[1]).ok()?;
-                let some = mesh_topology::Region::new(&["ranks"], slice).ok()?;
-                Some(Target::Many(*mesh, some, mesh_proto::Placement::On(self.me.host)))
+                let slice = Slice::new(local.start as usize, &[ranks], &[1]).ok()?;
+                let some = Region::new(&["ranks"], slice).ok()?;
+                Some(Target::Many(*mesh, some, Placement::On(self.me.host)))
             }
         }
     }

@@ -1,6 +1,7 @@
 //! One encrypted connection to the gateway of another host.
 
-use crate::reactor::Reactor;
+use crate::locks::lock;
+use crate::reactor::{Reactor, timespec};
 use crate::tls::{PeerFacts, TlsReader, TlsStream, TlsWriter};
 use bytes::Bytes;
 use mesh_proto::HostNo;
@@ -8,23 +9,23 @@ use mesh_proto::hosts::{Packet, PacketDecoder};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// So many bytes may wait in a connection; what is above that waits where it can still be given another turn or way.
+/// Bytes that may wait in a connection; more than that waits where it can still be sent another way.
 const ROOM: usize = 1 << 20;
-/// What one connection may have read before it is handed on: few enough segments that they are still in the core's cache.
+/// Bytes that are read before they are handed on: few enough segments to be in the core's cache still.
 const MOST_READ: usize = 512 << 10;
 const IOV: usize = 64;
 
-/// How a look at what has arrived ended.
+/// How reading ended.
 pub(super) enum HostConnectionEnd {
     /// Everything that had arrived was read.
     Drained,
     /// There is more; others go first.
     More,
-    /// The other end has closed, or what it sends is not ours.
+    /// The other end has closed, or broke the protocol; why, for people.
     Closed(String),
 }
 
@@ -50,7 +51,7 @@ struct Rx {
     decoder: PacketDecoder,
 }
 
-/// See the module. Anyone may send; whoever holds the reactor's lock reads.
+/// See the module. Any thread may send; whoever holds the reactor's lock reads.
 #[derive(Debug)]
 pub struct HostConnection {
     pub(super) token: u64,
@@ -58,18 +59,14 @@ pub struct HostConnection {
     pub(super) facts: PeerFacts,
     tx: Mutex<Tx>,
     rx: Mutex<Rx>,
-    /// For epoll: the same socket.
+    /// The same socket, for epoll.
     fd: OwnedFd,
-    /// Bytes that wait, for who must not wait for the lock.
+    /// Bytes that wait, for those who must not wait for the lock.
     waiting: AtomicU64,
-    /// When something was last heard and sent, in microseconds of the runtime's clock.
+    /// When something was last heard and sent, in microseconds of the gateway's clock.
     heard: AtomicU64,
     sent: AtomicU64,
     open: AtomicBool,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn micros(at: Duration) -> u64 {
@@ -88,7 +85,7 @@ impl HostConnection {
     ) -> io::Result<Self> {
         let fd = stream.as_fd().try_clone_to_owned()?;
         let (reader, writer) =
-            stream.into_split().map_err(|_| io::Error::other("the handshake of a connection is not done"))?;
+            stream.into_split().map_err(|_| io::Error::other("the handshake of a connection is not finished"))?;
         let tx = Tx { writer, queue: VecDeque::new(), queued: 0, watching: false, closed: false };
         Ok(Self {
             token,
@@ -104,7 +101,7 @@ impl HostConnection {
         })
     }
 
-    /// Starts reading, and writes what waits.
+    /// Starts reading, and writes what waits. False if the reactor cannot watch the socket.
     pub(super) fn register(&self, reactor: &Reactor) -> bool {
         let added = reactor.add(self.fd.as_fd(), self.token).is_ok();
         self.flush(reactor);
@@ -202,7 +199,7 @@ impl HostConnection {
         self.note_queue(reactor, &mut tx);
     }
 
-    /// A write failed: the reader will find the end and tell; here it only takes no more.
+    /// A write failed. The reader finds the end and reports it; from now on nothing more is taken.
     fn broken(&self, reactor: &Reactor, tx: &mut Tx) {
         tx.shut();
         self.waiting.store(0, Ordering::Relaxed);
@@ -264,10 +261,10 @@ impl HostConnection {
 
     /// Gives what waits a last chance to be written, for at most `limit`.
     pub(super) fn drain(&self, reactor: &Reactor, limit: Duration) {
-        let end = std::time::Instant::now() + limit;
+        let end = Instant::now() + limit;
         loop {
             self.flush(reactor);
-            let left = end.saturating_duration_since(std::time::Instant::now());
+            let left = end.saturating_duration_since(Instant::now());
             let done = {
                 let tx = lock(&self.tx);
                 tx.closed || (tx.queued == 0 && !tx.writer.wants_write())
@@ -275,7 +272,7 @@ impl HostConnection {
             if done || left.is_zero() {
                 return;
             }
-            let timeout = crate::reactor::timespec(left);
+            let timeout = timespec(left);
             let mut fds = [rustix::event::PollFd::new(&self.fd, rustix::event::PollFlags::OUT)];
             let _ = rustix::event::poll(&mut fds, Some(&timeout));
         }

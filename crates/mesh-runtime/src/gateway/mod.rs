@@ -1,62 +1,74 @@
-//! The part of an agent's runtime that talks to other hosts.
+//! The gateway of an agent: its connections to other hosts.
 //!
-//! What is decided is decided by [`mesh_proto::hosts::Gateway`], a state machine. Here are the sockets, TLS and threads: they
-//! hand in events ([`Runtime::on_gateway`]) and carry out actions ([`Runtime::carry_out`]).
+//! [`mesh_proto::hosts::Gateway`] decides; it is a state machine. This part has the sockets, TLS and threads. It hands in events
+//! ([`Gateway::on`]) and carries out actions ([`Gateway::carry_out`]). What it needs of the process around it is [`Process`].
 //!
 //! - this file: what it is made of, events in and actions out;
 //! - `attaching`: hosts that join a job, before they are connected to;
-//! - `connection`: one encrypted connection;
-//! - `greeting`: how connections come about;
-//! - `host`: an agent, which serves jobs;
-//! - `sending`: messages out, to the hosts that they are for, and on behalf of others;
+//! - `dialing`, `listening`: how connections come about, from here and from there; `joining`: taking them into use;
+//! - `connection`: one encrypted connection; `connections`: all that are up;
+//! - `credentials`: what this side proves itself with;
+//! - `sending`: messages out, to the hosts that they are for, and on behalf of others; `room`: waiting until there is room;
 //! - `arriving`: packets in, and what gateways tell each other;
+//! - `assembly`: frames out of segments, large parts straight into shared memory;
 //! - `releasing`: hosts that are let go;
-//! - `roll`: which hosts there are, for people;
-//! - `health`: the I/O thread's turn, connections that end, and what this process does about deaths;
-//! - `visits`: people on other machines who look into the job;
-//! - `assembly`: frames out of segments, large parts straight into shared memory.
+//! - `health`: the I/O thread's turn, connections and hosts that are lost;
+//! - `ending`: the end of the job here, and of this part;
+//! - `roster`: which hosts there are, for people; `teller`: what else people are told.
 //!
-//! The machine is behind one lock, which is never held while a frame is dispatched or an agent's lock is taken. The order
-//! of locks is: agent, gateway, connection. Whoever takes packets from connections holds `delivery` until what they bring is
-//! delivered (GTW-1).
+//! Locks, in the order in which they may be taken: `delivery`, the agent's, the machine's, a connection's. The machine's is
+//! never held while a frame is dispatched or [`Process`] is called, but for [`Process::open_call`], which takes the calls' locks
+//! alone. Whoever takes packets from connections holds `delivery`
+//! until what they bring is delivered (GTW-1).
 
 mod arriving;
 mod assembly;
 mod attaching;
 mod connection;
-mod greeting;
+mod connections;
+mod credentials;
+mod dialing;
+mod ending;
 mod health;
-mod host;
+mod joining;
+mod listening;
+mod process;
 mod releasing;
-mod roll;
+mod room;
+mod roster;
 mod sending;
-mod visits;
+mod teller;
 
-pub use host::{Host, HostOptions, HostTold};
-pub(crate) use visits::Visits;
-pub use visits::{VisitEnd, VisitError, Visited, jobs_at, visit};
-
-use crate::error::RuntimeError;
-use crate::reactor::Reactor;
-use crate::runtime::{GATEWAY, Runtime, lock};
-use crate::tls::{Identity, Listener};
-use assembly::Assembly;
 pub(crate) use assembly::is_mapped;
-use connection::HostConnection;
-use mesh_proto::hosts::gateway::{Action, Event, Wire};
+pub(crate) use connections::CONNECTION_TOKENS;
+pub(crate) use joining::JobBegun;
 pub use mesh_proto::hosts::gateway::{GatewayOptions, HostState, HostView, agents};
-use mesh_proto::hosts::{Gateway as Machine, Packet};
-use mesh_proto::{HostEnd, HostNo, MeshId, Placement, ProcAddr};
-use std::collections::HashMap;
-use std::io::Write;
-use std::net::SocketAddr;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, RwLock};
-use std::time::Duration;
+pub(crate) use process::Process;
+pub(crate) use releasing::{LAST, Terms as ReleaseTerms};
+pub(crate) use roster::introduction;
 
-/// Connections' tokens begin here, above all others.
-pub(crate) const CONNECTION_TOKENS: u64 = 1 << 40;
+use crate::calls::Calls;
+use crate::locks::lock;
+use crate::reactor::Reactor;
+use crate::runtime::Home;
+use crate::shm::Memory;
+use crate::spin_board::SpinBoard;
+use crate::standing::Standing;
+use crate::visits::Visits;
+use assembly::Assemblies;
+use connection::HostConnection;
+use connections::Connections;
+use credentials::Credentials;
+use listening::Listeners;
+use mesh_proto::hosts::gateway::{Action, Event, Wire};
+use mesh_proto::hosts::{Gateway as Machine, Packet};
+use mesh_proto::{Frame, HostEnd, ProcAddr};
+use room::Room;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
+use teller::Teller;
+
 impl Wire for Reactor {
     type Connection = Arc<HostConnection>;
 
@@ -89,169 +101,130 @@ impl Wire for Reactor {
     }
 }
 
-/// What is behind the lock.
+/// The parts of its process that a gateway uses.
 #[derive(Debug)]
-struct State {
-    machine: Machine<Reactor>,
-    /// Frames of which segments have arrived.
-    assemblies: HashMap<(HostNo, u32), Assembly>,
-}
-
-/// When certificates are looked at again.
-#[derive(Debug, Default)]
-struct Recheck {
-    at: Duration,
-    /// What was wrong with the credentials at the last look.
-    complaint: String,
+pub(crate) struct Neighbors<P> {
+    pub(crate) reactor: Arc<Reactor>,
+    pub(crate) standing: Arc<Standing>,
+    pub(crate) calls: Arc<Calls>,
+    pub(crate) home: Arc<Home>,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) board: Arc<SpinBoard>,
+    pub(crate) visits: Arc<Visits<P>>,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Gateway {
-    state: Mutex<State>,
-    recheck: Mutex<Recheck>,
-    connections: RwLock<HashMap<u64, Arc<HostConnection>>>,
-    next_token: AtomicU64,
-    identity: OnceLock<Arc<Identity>>,
+pub(crate) struct Gateway<P> {
+    me: ProcAddr,
+    process: Weak<P>,
+    parts: Neighbors<P>,
+    /// When the machine's clock began.
+    started: Instant,
+    machine: Mutex<Machine<Reactor>>,
+    /// Tells those who wait for the machine's state to change.
+    room: Room,
+    assemblies: Assemblies,
+    connections: Connections,
+    credentials: Credentials,
+    listeners: Listeners,
     /// Whether there are other hosts at all.
     active: AtomicBool,
     /// GTW-1.
     delivery: Mutex<()>,
-    /// Senders that wait for what is under way to become less.
-    room: Condvar,
-    room_wanted: AtomicBool,
-    /// What becomes of this runtime's process when the job is over; set by its host.
-    ended: OnceLock<Teller>,
-    /// This host is let go: what is said of processes that end here, or that cannot begin.
+    /// What becomes of this process when its part in the job is over; set by its host.
+    ended: Teller,
+    /// This host is being let go: the end of whatever ends here, or cannot begin.
     leaving: OnceLock<HostEnd>,
-    /// Who is told what people should know.
-    log: OnceLock<Teller>,
-    /// Where hosts that can only dial out find this one, and which are wanted there.
-    listeners: Mutex<Vec<(SocketAddr, Arc<greeting::Seats>, Listener)>>,
+    /// Whoever is told what people should know, who would learn of it by failures alone otherwise.
+    log: Teller,
 }
 
-/// Somebody who is told something.
-pub(super) struct Teller(pub(super) Box<dyn Fn(String) + Send + Sync>);
-
-impl std::fmt::Debug for Teller {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Teller")
-    }
-}
-
-/// Whether two folders are one, whatever they are called.
-fn same_folder(one: &Path, other: &Path) -> bool {
-    one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
-}
-
-impl Gateway {
-    /// What this side proves itself with: that which it was given first, in the same folder.
-    pub(super) fn known_as(&self, identity: &Arc<Identity>) -> Result<&Arc<Identity>, RuntimeError> {
-        let known = self.identity.get_or_init(|| Arc::clone(identity));
-        if same_folder(known.dir(), identity.dir()) {
-            Ok(known)
-        } else {
-            Err(RuntimeError::OtherCredentials { dir: known.dir().to_owned() })
-        }
-    }
-
-    pub(crate) fn new(me: HostNo, incarnation: u64) -> Self {
-        let state = State { machine: Machine::new(me, incarnation), assemblies: HashMap::new() };
-        Self {
-            state: Mutex::new(state),
-            recheck: Mutex::default(),
-            connections: RwLock::default(),
-            next_token: AtomicU64::new(CONNECTION_TOKENS),
-            identity: OnceLock::new(),
+impl<P: Process> Gateway<P> {
+    /// The gateway of the process at `me`. `incarnation` is made at random for each run of a process; the controller's names the
+    /// job. Parts of `shm_threshold` bytes and more go into shared memory.
+    pub(crate) fn new(
+        me: ProcAddr,
+        incarnation: u64,
+        process: &Weak<P>,
+        parts: Neighbors<P>,
+        shm_threshold: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            me,
+            process: Weak::clone(process),
+            started: Instant::now(),
+            machine: Mutex::new(Machine::new(me.host, incarnation)),
+            room: Room::default(),
+            assemblies: Assemblies::new(me, &parts.memory, &parts.board, shm_threshold),
+            parts,
+            connections: Connections::default(),
+            credentials: Credentials::default(),
+            listeners: Listeners::default(),
             active: AtomicBool::new(false),
             delivery: Mutex::new(()),
-            room: Condvar::new(),
-            room_wanted: AtomicBool::new(false),
-            ended: OnceLock::new(),
+            ended: Teller::default(),
             leaving: OnceLock::new(),
-            log: OnceLock::new(),
-            listeners: Mutex::default(),
-        }
+            log: Teller::default(),
+        })
     }
 
-    fn connection(&self, token: u64) -> Option<Arc<HostConnection>> {
-        self.connections.read().unwrap_or_else(std::sync::PoisonError::into_inner).get(&token).cloned()
-    }
-
+    /// Whether there are other hosts, or will be.
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Something that who runs a host should know; a script hears of it by its failures.
-    fn tell(&self, text: String) {
-        if let Some(log) = self.log.get() {
-            (log.0)(text);
+    fn activate(&self) {
+        self.active.store(true, Ordering::SeqCst);
+    }
+
+    fn machine(&self) -> MutexGuard<'_, Machine<Reactor>> {
+        lock(&self.machine)
+    }
+
+    fn reactor(&self) -> &Reactor {
+        &self.parts.reactor
+    }
+
+    /// The machine's time.
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    fn is_controller(&self) -> bool {
+        self.me == ProcAddr::CONTROLLER
+    }
+
+    /// Sends a frame of this process, unless that has gone.
+    fn dispatch(&self, frame: Frame) {
+        if let Some(process) = self.process.upgrade() {
+            process.dispatch(frame);
         }
     }
 
-    /// Something that nobody would hear of otherwise.
-    fn warn(&self, text: String) {
-        match self.log.get() {
-            Some(log) => (log.0)(text),
-            None => {
-                let _ = writeln!(std::io::stderr(), "mesh: {text}");
-            }
-        }
-    }
-}
-
-impl Runtime {
-    /// Something has happened that the machine is to hear of.
-    fn on_gateway(&self, event: Event<Arc<HostConnection>>) {
-        let actions = lock(&self.gateway.state).machine.on(event, self.started.elapsed(), &self.reactor);
+    /// Tells the machine what has happened.
+    fn on(self: &Arc<Self>, event: Event<Arc<HostConnection>>) {
+        let actions = self.machine().on(event, self.now(), self.reactor());
         self.carry_out(actions);
     }
 
     /// Does what the machine asks for, without its lock.
-    fn carry_out(&self, actions: Vec<Action<Arc<HostConnection>>>) {
+    fn carry_out(self: &Arc<Self>, actions: Vec<Action<Arc<HostConnection>>>) {
         for action in actions {
             match action {
                 Action::Dial { host, address, window } => self.dial(host, address, window),
                 Action::Close { connection, farewell } => {
                     if let Some(farewell) = farewell {
-                        connection.send(&self.reactor, &farewell.packet(self.me.host), self.started.elapsed());
-                        connection.flush(&self.reactor);
+                        connection.send(self.reactor(), &farewell.packet(self.me.host), self.now());
+                        connection.flush(self.reactor());
                     }
-                    self.close_connection(&connection);
+                    self.connections.close(&connection, self.reactor());
                 }
-                Action::Send(frame) => {
-                    self.dispatch(frame, None);
-                }
+                Action::Send(frame) => self.dispatch(frame),
                 Action::Died { host, end, lost } => self.host_died(host, &end, lost),
                 Action::End { parting, visitors, why } => self.job_ended(parting, visitors, &why),
             }
         }
-        self.tell_room();
-    }
-
-    /// The hosts that are attached and not dead.
-    pub fn live_hosts(&self) -> Vec<HostNo> {
-        lock(&self.gateway.state).machine.live_hosts()
-    }
-
-    /// Notes where a mesh of another host is that this process sends to: if a host dies, its ranks there are lost.
-    pub fn note_remote_mesh(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
-        if mesh == 0 || placement.only() == Some(self.me.host) {
-            return;
-        }
-        lock(&self.remote_meshes).note(mesh, placement, ranks);
-    }
-
-    /// The same for one rank, whose place says nothing of where the others of its mesh are.
-    pub(crate) fn note_remote_proc(&self, addr: ProcAddr) {
-        if addr.mesh == 0 || addr.host == self.me.host {
-            return;
-        }
-        lock(&self.remote_meshes).note_one(addr);
-    }
-
-    /// The connections to all other hosts, for whoever looks in: number, whether it is up, bytes under way.
-    pub fn peers(&self) -> Vec<(HostNo, bool, u64)> {
-        lock(&self.gateway.state).machine.peers()
+        self.room.tell();
     }
 }

@@ -4,48 +4,52 @@
 //! by a kill; then it waits until what these have sent was acknowledged, and says that it is done. Only then, or if it does
 //! not answer in time, the controller declares it released. REL-2 is in `mesh_proto::hosts::gateway`.
 
-use super::{Event, State};
+use super::{Event, Gateway, Machine, Process};
 use crate::calls::Call;
 use crate::error::RuntimeError;
-use crate::runtime::{Runtime, lock};
+use crate::reactor::Reactor;
 use mesh_proto::control::StopProcs;
 use mesh_proto::hosts::{Fate, HostSet};
 use mesh_proto::messages::{Answer, Asked, Reply};
-use mesh_proto::{EndReason, Ended, Frame, Header, HostEnd, HostNo, MeshId, Placement, ProcAddr, Target, is_host_mesh};
+use mesh_proto::{EndReason, Ended, Frame, Header, HostEnd, HostNo, Placement, ProcAddr, Target};
 use mesh_topology::Region;
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long an agent waits for what its processes have sent to be acknowledged, once they have ended.
-const LAST: Duration = Duration::from_secs(3);
-/// Less than a segment: what is as small goes in the order in which it was sent.
+pub(crate) const LAST: Duration = Duration::from_secs(3);
+/// Less than a segment: messages of up to this size arrive in the order in which they were sent.
 const SMALL: u64 = 64 << 10;
 /// How often it looks again, should nobody have told it to.
 const LOOK: Duration = Duration::from_millis(50);
 
-impl Runtime {
-    /// Lets hosts go: what runs there is told to end, and has `within` for that. `ending` are calls by which meshes were
-    /// told to stop already. `why` is for people. The call that is returned completes when all of them are gone.
-    ///
-    /// # Errors
-    /// If the runtime is closed, is not the controller's, or no thread can be started.
-    pub fn release_hosts(
-        &self,
+/// How hosts are let go.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Terms {
+    /// How long what runs there may take to end.
+    pub(crate) within: Duration,
+    /// How long the hosts may take to answer.
+    pub(crate) limit: Duration,
+    /// Why, for people.
+    pub(crate) why: &'static str,
+}
+
+impl<P: Process> Gateway<P> {
+    /// Lets hosts go: what runs there is told to end. `ending` are calls by which meshes were told to stop already. The call
+    /// that is returned completes when all of the hosts are gone.
+    pub(crate) fn release(
+        self: &Arc<Self>,
         hosts: &Region,
         ending: Vec<Arc<Call>>,
-        within: Duration,
-        limit: Duration,
-        why: &'static str,
+        terms: Terms,
     ) -> Result<Arc<Call>, RuntimeError> {
-        self.usable()?;
-        let this = self.this().filter(|_| self.me == ProcAddr::CONTROLLER).ok_or(RuntimeError::NotController)?;
+        let process = self.controller()?;
+        let Terms { within, limit, why } = terms;
         let agents = Target::Many(0, hosts.clone(), Placement::Agents);
-        let (told, order) = (self.open(agents.clone(), false)?, self.open(agents.clone(), false)?);
+        let (told, order) = (process.open_call(agents.clone())?, process.open_call(agents.clone())?);
         let ranks = hosts.clone();
         let hosts: HostSet = agents.procs().map(|agent| agent.host).collect();
-        let absent = lock(&self.gateway.state).machine.release(&hosts, why);
+        let absent = self.machine().release(&hosts, why);
         // Nothing runs on a host that is not attached yet, and there may be nobody to answer.
         for host in absent {
             self.let_go(host, why);
@@ -53,24 +57,25 @@ impl Runtime {
         let stop = StopProcs { mesh: 0, call: order.id, first: 0, per_host: 0, within, ranks };
         let (call, until) = (Arc::clone(&told), Instant::now() + limit);
         // Messages take turns by their size, and the order must not overtake what was sent before.
-        let ordered = lock(&self.gateway.state).machine.is_heard(&hosts, SMALL);
+        let ordered = self.machine().is_heard(&hosts, SMALL);
         if ordered {
-            self.dispatch(stop.frame(self.me, &agents), None);
+            process.dispatch(stop.frame(self.me, &agents));
         }
+        let this = Arc::clone(self);
         let release = move || {
             if !ordered {
-                this.wait_until(Instant::now() + within, |state| state.machine.is_heard(&hosts, SMALL), || true);
-                this.dispatch(stop.frame(this.me, &agents), None);
+                this.wait_until(Instant::now() + within, |machine| machine.is_heard(&hosts, SMALL));
+                process.dispatch(stop.frame(this.me, &agents));
             }
             for one in ending.iter().chain([&order]) {
-                this.wait_call(one, None, Some(until), false, false);
+                process.wait_for_call(one, until);
             }
             this.give_up_call(&order);
             for host in hosts.iter() {
                 this.let_go(host, why);
                 // For one that was dead before.
                 let ended = Arc::new(this.verdict_on(host).ended());
-                this.calls.on_host_missing(&this.reactor, told.id, host, &ended);
+                this.parts.calls.on_host_missing(this.reactor(), told.id, host, &ended);
             }
         };
         match std::thread::Builder::new().name("mesh-release".to_owned()).spawn(release) {
@@ -83,74 +88,72 @@ impl Runtime {
         }
     }
 
-    fn let_go(&self, host: HostNo, why: &str) {
-        self.on_gateway(Event::Lost { host, fate: Fate::Released, why: why.to_owned() });
+    fn let_go(self: &Arc<Self>, host: HostNo, why: &str) {
+        self.on(Event::Lost { host, fate: Fate::Released, why: why.to_owned() });
     }
 
     fn give_up_call(&self, call: &Call) {
-        self.calls.cancel(&self.reactor, call);
+        self.parts.calls.cancel(self.reactor(), call);
     }
 
-    /// The controller lets this host go: what runs here ends, then the controller hears of that.
-    pub(crate) fn on_release(&self, order: Header, within: Duration) {
-        if order.src != ProcAddr::CONTROLLER || !self.me.is_agent() || self.me == ProcAddr::CONTROLLER {
+    /// The controller lets this host go: what runs here ends, then the controller is told.
+    pub(crate) fn on_release(self: &Arc<Self>, order: Header, within: Duration) {
+        if order.src != ProcAddr::CONTROLLER || !self.me.is_agent() || self.is_controller() {
             return;
         }
-        let (Some(this), Some(asked)) = (self.this(), Asked::of(&order)) else { return };
-        let end =
-            HostEnd { fate: Fate::Released, label: self.host_name(), why: "the script needs it no longer".to_owned() };
-        let _ = self.gateway.leaving.set(end);
+        let (Some(process), Some(asked)) = (self.process.upgrade(), Asked::of(&order)) else { return };
+        let label = self.parts.home.called(self.me.host);
+        let why = "the script needs it no longer".to_owned();
+        let _ = self.leaving.set(HostEnd { fate: Fate::Released, label, why });
+        let this = Arc::clone(self);
         let leave = move || {
             let until = Instant::now() + within + LAST;
-            // The host's own extensions serve the others until these have ended.
-            let is_host =
-                |mesh: &MeshId| is_host_mesh(this.seat(ProcAddr { mesh: *mesh, rank: 0, host: this.me.host }).mesh);
-            let (last, first): (HashSet<_>, HashSet<_>) = this.meshes_here().into_iter().partition(is_host);
-            first.iter().for_each(|mesh| this.end_procs(*mesh, None, within));
-            if !last.is_empty() {
-                this.wait_until(until - LAST / 2, |_| true, || this.meshes_here().is_subset(&last));
-                last.iter().for_each(|mesh| this.end_procs(*mesh, None, within.min(LAST / 2)));
-            }
-            this.wait_until_left(until);
+            process.vacate(within, until);
+            // What its processes have sent arrives before the host says that it is done.
+            this.wait_until(until, Machine::has_arrived);
             let reply = Reply { actor: 0, call: asked.call, place: asked.place, answer: Answer::Value };
-            this.dispatch(Frame::build(reply.header(this.me, asked.by), None, b"", &[]), None);
+            process.dispatch(Frame::build(reply.header(this.me, asked.by), None, b"", &[]));
         };
-        // If there is no thread for it, the controller waits no longer than it has said.
+        // If no thread can be started for it, the controller waits no longer than it has said.
         let _ = std::thread::Builder::new().name("mesh-leave".to_owned()).spawn(leave);
     }
 
-    /// Waits until no process runs here any more, and what these have sent has arrived.
-    fn wait_until_left(&self, until: Instant) {
-        self.wait_until(until, |_| true, || lock(&self.agent).len() == 0);
-        self.wait_until(until, |state| state.machine.has_arrived(), || true);
-    }
-
-    /// Waits until both hold. The second is looked at without the lock: it may take that of the agent.
-    fn wait_until(&self, until: Instant, first: impl Fn(&State) -> bool, second: impl Fn() -> bool) {
-        while Instant::now() < until && !self.is_closed() {
-            // Before the look: who changes something in between is heard.
-            self.gateway.room_wanted.store(true, Ordering::SeqCst);
-            let second = second();
-            let state = lock(&self.gateway.state);
-            if first(&state) && second {
+    /// Waits until the machine is in such a state.
+    fn wait_until(&self, until: Instant, done: impl Fn(&Machine<Reactor>) -> bool) {
+        while Instant::now() < until && !self.parts.standing.is_closed() {
+            self.room.want();
+            let machine = self.machine();
+            if done(&machine) {
                 return;
             }
-            drop(self.gateway.room.wait_timeout(state, LOOK));
+            drop(self.room.wait(machine, LOOK));
         }
     }
 
-    /// A process of this host has ended: in order, and for its host's sake, if this host is let go.
+    /// Waits until something holds of this host's processes, whose ends [`Gateway::note_leaving`] is told of.
+    pub(crate) fn wait_for_processes(&self, until: Instant, done: impl Fn() -> bool) {
+        while Instant::now() < until && !self.parts.standing.is_closed() {
+            self.room.want();
+            // Without the machine's lock: it may take that of the agent.
+            if done() {
+                return;
+            }
+            drop(self.room.wait(self.machine(), LOOK));
+        }
+    }
+
+    /// A process of this host has ended: for its host's sake, if it ended in order while the host is let go.
     pub(crate) fn note_leaving(&self, ended: &mut Ended) {
-        if let Some(end) = self.gateway.leaving.get() {
+        if let Some(end) = self.leaving.get() {
             if ended.orderly {
                 ended.reason = EndReason::Host(end.clone());
             }
-            self.tell_room();
+            self.room.tell();
         }
     }
 
     /// Why nothing new runs on this host, if it is let go.
     pub(crate) fn leaving(&self) -> Option<Arc<Ended>> {
-        self.gateway.leaving.get().map(|end| Arc::new(end.ended()))
+        self.leaving.get().map(|end| Arc::new(end.ended()))
     }
 }

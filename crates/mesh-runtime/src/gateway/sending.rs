@@ -1,21 +1,22 @@
 //! Messages out: to the hosts that they are for, and on behalf of others.
 
-use super::connection::HostConnection;
+use super::{Gateway, Machine, Process};
 use crate::calls::Outcome;
 use crate::message::pieces;
 use crate::reactor::Reactor;
-use crate::runtime::{Runtime, lock};
 use bytes::Bytes;
 use mesh_proto::control::HostDown;
-use mesh_proto::hosts::{Cargo, Gateway as Machine, HostSet, Lost};
+use mesh_proto::hosts::{Cargo, HostSet, Lost};
 use mesh_proto::messages::Asked;
-use mesh_proto::{Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr};
+use mesh_proto::{CallId, Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcAddr};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What says whose message it is, whom it is for and what it is about: all that a sender hears of one that is lost. Its
-/// parts may be gigabytes, and whoever waits for the dead would wait until they were copied.
+/// How long a sender waits for room before it looks again.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// The beginning of a message that says whose it is, whom it is for and what it is about: all that a sender learns of one that
+/// is lost. Its parts may be gigabytes, and whoever waits for the dead would wait until they were copied.
 fn label_of(pieces: &[Bytes]) -> Option<Frame> {
     let bytes = |most: usize| -> Vec<u8> { pieces.iter().flat_map(|piece| piece.iter().copied()).take(most).collect() };
     let header = Header::decode(bytes(HEADER_LEN).first_chunk::<HEADER_LEN>()?).ok()?;
@@ -24,143 +25,136 @@ fn label_of(pieces: &[Bytes]) -> Option<Frame> {
     (label.len() == len).then(|| Frame { header, body: Bytes::from(label).slice(HEADER_LEN..) })
 }
 
-impl Runtime {
+impl<P: Process> Gateway<P> {
     /// Sends a frame to other hosts. Returns how many bytes wait behind it.
-    pub(crate) fn send_remote(&self, frame: &Frame, hosts: HostSet) -> usize {
+    pub(crate) fn send(&self, frame: &Frame, hosts: HostSet) -> usize {
         if hosts.is_empty() {
             return 0;
         }
         let shares = frame.header.sharing().shared;
-        let body = if shares { pieces(frame, &self.memory) } else { None };
+        let body = if shares { pieces(frame, &self.parts.memory) } else { None };
         let cargo = match body {
             Some(body) => Cargo::new(&frame.header, body),
-            // Its sender has died, and its memory with it: nobody is to hear of it.
+            // Its sender has died, and its memory with it: nobody is told.
             None if shares => return 0,
             None => Cargo::of(frame),
         };
         let mut unreached = HostSet::default();
         let queued = {
-            let machine = &mut lock(&self.gateway.state).machine;
-            let now = self.started.elapsed();
-            let mut posted = |machine: &mut Machine<Reactor>, held: Vec<Frame>| {
-                let post = |one: Frame| {
-                    let host = HostSet::one(one.header.dst.host);
-                    machine.post(Cargo::of(&one), host, &mut unreached, now, &self.reactor)
-                };
-                held.into_iter().map(post).max().unwrap_or(0)
-            };
-            let queued = if machine.merges_replies()
-                && frame.header.kind == Kind::Reply
-                && !shares
-                && !frame.header.is_distant()
-            {
+            let mut machine = self.machine();
+            let now = self.now();
+            let queued = if !machine.merges_replies() {
+                machine.post(cargo, hosts, &mut unreached, now, self.reactor())
+            } else if frame.header.kind == Kind::Reply && !shares && !frame.header.is_distant() {
                 let ready = machine.merge_reply(frame.clone(), now);
-                posted(machine, ready)
+                self.post_all(&mut machine, ready, &mut unreached, now)
             } else {
-                if machine.merges_replies() && hosts.len() == 1 && frame.header.target_len == 0 {
-                    let held = machine.merged_before(frame.header.src, frame.header.dst);
-                    posted(machine, held);
+                if hosts.len() == 1 && frame.header.target_len == 0 {
+                    let before = machine.merged_before(frame.header.src, frame.header.dst);
+                    self.post_all(&mut machine, before, &mut unreached, now);
                 }
-                machine.post(cargo, hosts, &mut unreached, now, &self.reactor)
+                machine.post(cargo, hosts, &mut unreached, now, self.reactor())
             };
-            machine.arm(&self.reactor);
+            machine.arm(self.reactor());
             queued
         };
         if !unreached.is_empty() {
-            self.bounce_from(frame, &unreached);
+            self.bounce(frame, &unreached);
         }
         queued
     }
 
-    /// What was never acknowledged by a host that is dead comes back to whoever sent it.
+    /// Posts frames that were held back. Returns how many bytes wait behind them.
+    fn post_all(
+        &self,
+        machine: &mut Machine<Reactor>,
+        frames: Vec<Frame>,
+        unreached: &mut HostSet,
+        now: Duration,
+    ) -> usize {
+        let post = |frame: Frame| {
+            let host = HostSet::one(frame.header.dst.host);
+            machine.post(Cargo::of(&frame), host, unreached, now, self.reactor())
+        };
+        frames.into_iter().map(post).max().unwrap_or(0)
+    }
+
+    /// A call has come for `count` processes of this host from another host: their replies are merged.
+    pub(super) fn expect_replies(&self, caller: ProcAddr, call: CallId, count: u32) {
+        let mut machine = self.machine();
+        let ready = machine.expect_replies(caller, call, count);
+        self.post_all(&mut machine, ready, &mut HostSet::default(), self.now());
+    }
+
+    // What cannot be sent.
+
+    /// What a dead host has never acknowledged comes back to its senders.
     pub(super) fn bounce_lost(&self, host: HostNo, lost: Vec<Lost>) {
         for one in lost {
             if let Some(frame) = label_of(&one.frame) {
-                self.bounce_from(&frame, &HostSet::one(host));
+                self.bounce(&frame, &HostSet::one(host));
             }
         }
     }
 
     /// A message cannot reach these hosts.
-    pub(super) fn bounce_from(&self, frame: &Frame, hosts: &HostSet) {
+    fn bounce(&self, frame: &Frame, hosts: &HostSet) {
+        let Some(process) = self.process.upgrade() else { return };
         if matches!(frame.header.kind, Kind::SpawnProcs | Kind::StopProcs) {
-            // What it waits for are the procs of these hosts, not their agents.
-            hosts.iter().for_each(|host| self.order_lost(&frame.header, host, &self.verdict_on(host)));
+            // What it waits for are the processes of these hosts, not their agents.
+            hosts.iter().for_each(|host| self.order_lost(&*process, &frame.header, host));
             return;
         }
         let Ok(target) = frame.target() else { return };
         for (nth, addr) in (0..=u32::MAX).zip(target.procs()).filter(|(_, addr)| hosts.contains(addr.host)) {
             let one = if frame.header.target_len == 0 { frame.clone() } else { frame.for_one(addr, nth) };
             let ended = Arc::new(self.verdict_on(addr.host).ended());
-            self.bounce(&one, Outcome::Lost(ended));
+            process.bounce(&one, Outcome::Lost(ended));
         }
     }
 
-    /// Whoever has given an order to a host's agent learns that the host is dead, and with it all procs there.
-    fn order_lost(&self, order: &Header, host: HostNo, verdict: &HostEnd) {
-        if order.src == self.me {
-            let ended = Arc::new(verdict.ended());
-            if lock(&self.gateway.state).machine.knows(host) {
-                self.calls.on_host_down(&self.reactor, host, &ended);
-            } else if let Some(Asked { call, .. }) = Asked::of(order) {
-                // It has yet to come, which its attachment goes on waiting for.
-                self.calls.on_host_missing(&self.reactor, call, host, &ended);
-            }
+    /// Whoever has given an order to a host's agent learns that the host is dead, and with it all processes there.
+    fn order_lost(&self, process: &P, order: &Header, host: HostNo) {
+        let verdict = self.verdict_on(host);
+        if order.src != self.me {
+            let down = HostDown { host, end: HostEnd::clone(&verdict) };
+            process.dispatch(down.frame(self.me, order.src, None));
             return;
         }
-        let down = HostDown { host, end: verdict.clone() };
-        self.dispatch(down.frame(self.me, order.src, None), None);
+        let ended = Arc::new(verdict.ended());
+        if self.machine().knows(host) {
+            self.parts.calls.on_host_down(self.reactor(), host, &ended);
+        } else if let Some(Asked { call, .. }) = Asked::of(order) {
+            // It has yet to come, and its attachment goes on waiting for it.
+            self.parts.calls.on_host_missing(self.reactor(), call, host, &ended);
+        }
     }
 
     /// Why nothing goes to a host.
     pub(super) fn verdict_on(&self, host: HostNo) -> Arc<HostEnd> {
-        lock(&self.gateway.state).machine.verdict_on(host)
+        self.machine().verdict_on(host)
     }
 
     // Back pressure.
 
     /// Bytes that wait for, or are under way to, the fullest of these hosts.
     pub(crate) fn outstanding_to(&self, hosts: &HostSet) -> usize {
-        usize::try_from(lock(&self.gateway.state).machine.waiting(hosts)).unwrap_or(usize::MAX)
+        usize::try_from(self.machine().waiting(hosts)).unwrap_or(usize::MAX)
     }
 
-    /// Waits a moment for what waits for these hosts to be within the budget; true once it is.
-    pub(crate) fn wait_room_remote(&self, hosts: &HostSet, budget: usize, until: Instant) -> bool {
+    /// Waits until no more than the budget waits for these hosts. False if the time came first, or the end of this process.
+    pub(crate) fn wait_for_room(&self, hosts: &HostSet, budget: usize, until: Instant) -> bool {
         loop {
-            if self.outstanding_to(hosts) <= budget {
+            self.room.want();
+            let machine = self.machine();
+            if usize::try_from(machine.waiting(hosts)).is_ok_and(|waiting| waiting <= budget) {
                 return true;
             }
             let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_closed() {
+            if left.is_zero() || self.parts.standing.is_closed() {
                 return false;
             }
-            self.gateway.room_wanted.store(true, Ordering::SeqCst);
-            let state = lock(&self.gateway.state);
-            let wait = self.gateway.room.wait_timeout(state, left.min(Duration::from_millis(20)));
-            drop(wait);
-        }
-    }
-
-    pub(super) fn tell_room(&self) {
-        if self.gateway.room_wanted.swap(false, Ordering::SeqCst) {
-            self.gateway.room.notify_all();
-        }
-    }
-
-    /// The connections that are up.
-    pub(super) fn connections(&self) -> Vec<Arc<HostConnection>> {
-        let connections = self.gateway.connections.read().unwrap_or_else(std::sync::PoisonError::into_inner);
-        connections.values().cloned().collect()
-    }
-
-    /// A call has come for `count` procs of this host from another host: their replies are merged.
-    pub(crate) fn expect_replies(&self, caller: ProcAddr, call: u64, count: u32) {
-        let mut unreached = HostSet::default();
-        let now = self.started.elapsed();
-        let machine = &mut lock(&self.gateway.state).machine;
-        for frame in machine.expect_replies(caller, call, count) {
-            let host = HostSet::one(frame.header.dst.host);
-            machine.post(Cargo::of(&frame), host, &mut unreached, now, &self.reactor);
+            drop(self.room.wait(machine, left.min(LOOK)));
         }
     }
 }
@@ -171,7 +165,7 @@ mod tests {
     use mesh_proto::{Part, Target};
 
     #[test]
-    fn of_a_lost_message_no_part_is_copied() {
+    fn parts_of_a_lost_message_are_not_copied() {
         let addr = |host| ProcAddr { mesh: 7, rank: 0, host };
         let header = mesh_proto::messages::Call { actor: 3, call: 5, place: 0, stream: false, task: None }
             .header(addr(1), addr(2));

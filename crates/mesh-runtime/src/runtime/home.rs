@@ -2,6 +2,7 @@
 
 use crate::fork_server::{ForkServerSpec, Spare, Standby};
 use crate::locks::lock;
+use mesh_proto::HostNo;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
@@ -44,6 +45,11 @@ impl Home {
     /// What people call the host, if that was said.
     pub(crate) fn name(&self) -> Option<&str> {
         self.name.get().map(String::as_str)
+    }
+
+    /// What people call the host, which has this number.
+    pub(crate) fn called(&self, host: HostNo) -> String {
+        self.name().map_or_else(|| format!("host {host}"), str::to_owned)
     }
 
     /// The host's standby, if there is one still, and the host's own interpreter is asked for.

@@ -50,7 +50,7 @@ impl Runtime {
                 }
                 return;
             }
-            Some(Inspect::Visit(visit)) => return self.on_visit(header.src, visit),
+            Some(Inspect::Visit(visit)) => return self.visits.on_visit(header.src, visit),
             Some(_) | None => return self.undeliverable(&header, Undelivered::UnknownQuestion),
         };
         self.reply(&header, Answer::Value, answer.as_bytes(), &[]);
@@ -180,7 +180,7 @@ impl Runtime {
             return;
         }
         self.on_watch(begin);
-        if let Some(agents) = self.other_agents() {
+        if let Some(agents) = self.gateway.other_agents() {
             self.dispatch(Inspect::Watch(begin).frame(self.me, ProcAddr::CONTROLLER, Some(&agents)), None);
         }
     }

@@ -13,7 +13,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 
 impl LogPeers for Runtime {
     fn hosts(&self) -> Vec<HostNo> {
-        if self.me == ProcAddr::CONTROLLER { self.hosts_in_reach() } else { Vec::new() }
+        if self.me == ProcAddr::CONTROLLER { self.gateway.hosts_in_reach() } else { Vec::new() }
     }
 
     fn send(&self, host: HostNo, said: &Lines) {
@@ -23,7 +23,7 @@ impl LogPeers for Runtime {
     }
 
     fn cast(&self, said: &Lines) {
-        if let Some(agents) = self.other_agents().filter(|_| self.me == ProcAddr::CONTROLLER) {
+        if let Some(agents) = self.gateway.other_agents().filter(|_| self.me == ProcAddr::CONTROLLER) {
             self.dispatch(said.frame(self.me, ProcAddr::CONTROLLER, Some(&agents)), None);
         }
     }

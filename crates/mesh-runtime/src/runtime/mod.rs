@@ -7,6 +7,7 @@
 //! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
 //! - `landing`: large parts that travel past the gateways, and the order of what comes behind them;
+//! - `hosts`: what ties the gateway to the other parts, `dispatch`: how parts send frames;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
@@ -19,10 +20,12 @@ mod copies;
 mod counts;
 mod deliver;
 mod descriptors;
+mod dispatch;
 mod early;
 mod event_loop;
 mod flow;
 mod home;
+mod hosts;
 mod inboxes;
 mod incoming;
 mod inspection;
@@ -41,6 +44,8 @@ mod waiting;
 pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub use counts::Counts;
+pub(crate) use dispatch::Dispatch;
+pub(crate) use home::Home;
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
@@ -56,8 +61,9 @@ use crate::calls::{Call, Calls, Outcome};
 use crate::completion::{Completion, Finisher};
 use crate::error::RuntimeError;
 use crate::fork_server::Spare;
-use crate::gateway::{CONNECTION_TOKENS, Gateway, HostOptions, Visits};
+use crate::gateway::{CONNECTION_TOKENS, Gateway, Neighbors};
 use crate::gauge::Gauge;
+use crate::host::HostOptions;
 use crate::inbox::Inbox;
 use crate::inspect::Inspector;
 use crate::link::Link;
@@ -74,16 +80,17 @@ use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;
 use crate::unseen::Unseen;
+use crate::visits::Visits;
 use descriptors::Descriptors;
 use early::EarlyFrames;
-use home::{AgentEnvironment, Home};
+use home::AgentEnvironment;
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::messages::Extend;
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr,
-    REPLIES, Route, Router, SPAWNS, Target,
+    ActorId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES,
+    Route, Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
 use std::collections::HashMap;
@@ -132,7 +139,7 @@ pub struct Runtime {
     pub(crate) me: ProcAddr,
     pub(crate) reactor: Arc<Reactor>,
     pub(crate) board: Arc<SpinBoard>,
-    pub(crate) calls: Calls,
+    pub(crate) calls: Arc<Calls>,
     pub(crate) ports: Ports,
     pub(crate) refs: Refs,
     /// At an agent: copies of values of other hosts.
@@ -157,11 +164,11 @@ pub struct Runtime {
     options: Options,
     pub(crate) switch: Switch,
     pub(crate) inboxes: Inboxes,
-    pub(crate) gateway: Gateway,
+    pub(crate) gateway: Arc<Gateway<Self>>,
     early: EarlyFrames,
     landings: landing::Landings,
     /// The host that this process is on.
-    pub(crate) home: Home,
+    pub(crate) home: Arc<Home>,
     /// Meshes of other hosts that this process has sent to.
     pub(crate) remote_meshes: Mutex<RemoteMeshes>,
     /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
@@ -175,8 +182,8 @@ pub struct Runtime {
     /// See `inspection_socket`.
     inspection_socket: InspectionSocket,
     descriptors: Descriptors,
-    /// See `gateway/visits`.
-    pub(crate) visits: Visits,
+    /// Those who look into the job from other machines.
+    pub(crate) visits: Arc<Visits<Self>>,
     pub(crate) inspector: Inspector,
     /// Where the ranks of repaired meshes are.
     moving: moving::Moving,
@@ -233,21 +240,12 @@ impl Runtime {
 
     /// What people call the host that this process is on.
     pub(crate) fn host_name(&self) -> String {
-        self.home.name().map_or_else(|| format!("host {}", self.me.host), str::to_owned)
-    }
-
-    pub(crate) fn shm_threshold(&self) -> usize {
-        self.options.shm_threshold
+        self.home.called(self.me.host)
     }
 
     /// The ranks of a mesh that are, or were, on this host.
     pub(crate) fn local_ranks(&self, mesh: MeshId) -> std::ops::Range<u32> {
         self.switch.local(mesh).unwrap_or(0..0)
-    }
-
-    /// Whom a call of this process that waits was for.
-    pub(crate) fn call_target(&self, call: CallId) -> Option<Target> {
-        self.calls.target_of(call)
     }
 
     /// A proc's runtime: `link` leads to its agent, `board` is the host's.
@@ -293,11 +291,24 @@ impl Runtime {
                 _ if me.is_agent() => Unseen::default(),
                 _ => Unseen::told_to(Arc::clone(&system)),
             };
+            let (calls, home) = (Arc::new(Calls::telling(unseen)), Arc::new(Home::default()));
+            let visits = Arc::new(Visits::new(me, this));
+            let for_gateway = Neighbors {
+                reactor: Arc::clone(&reactor),
+                standing: Arc::clone(&standing),
+                calls: Arc::clone(&calls),
+                home: Arc::clone(&home),
+                memory: Arc::clone(&memory),
+                board: Arc::clone(&board),
+                visits: Arc::clone(&visits),
+            };
+            let incarnation = u64::from_ne_bytes(seed).rotate_left(16) | 1;
+            let gateway = Gateway::new(me, incarnation, this, for_gateway, options.shm_threshold);
             Self {
                 me,
                 reactor,
                 board,
-                calls: Calls::telling(unseen),
+                calls,
                 ports: Ports::default(),
                 promises: Promises::default(),
                 memory: Arc::clone(&memory),
@@ -317,10 +328,10 @@ impl Runtime {
                 options,
                 switch,
                 inboxes: Inboxes::new(me, &for_parts.0, &memory, (system, notices)),
-                gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
+                gateway,
                 early: EarlyFrames::default(),
                 landings: landing::Landings::default(),
-                home: Home::default(),
+                home,
                 remote_meshes: Mutex::default(),
                 remote_spawns: Mutex::default(),
                 pids: Mutex::default(),
@@ -330,7 +341,7 @@ impl Runtime {
                 waiting,
                 inspection_socket: InspectionSocket::new(&for_parts.0, &for_parts.1),
                 descriptors: Descriptors::new(&for_parts.0, &for_parts.1),
-                visits: Visits::default(),
+                visits,
                 inspector: Inspector::new(me, &for_parts.0),
                 moving: moving::Moving::default(),
             }
@@ -600,8 +611,8 @@ impl Runtime {
         }
         self.inspection_socket.forget();
         self.descriptors.close();
-        self.close_gateway(Duration::from_secs(1));
-        self.close_visits();
+        self.gateway.close(Duration::from_secs(1));
+        self.visits.close();
         self.waiting.event_loop.wake(&self.reactor);
         self.close_fork_servers(within);
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
@@ -639,7 +650,7 @@ impl Runtime {
 impl Handler for Runtime {
     fn on_ready(&self, token: u64, readable: bool, writable: bool) {
         if token >= CONNECTION_TOKENS {
-            self.on_connection(token, readable, writable);
+            self.gateway.on_connection(token, readable, writable);
         } else if token >= descriptors::DESCRIPTOR_TOKENS {
             self.descriptors.on_ready(token);
         } else if token == TOKEN_SIGNAL {
@@ -665,7 +676,7 @@ impl Handler for Runtime {
     fn on_turn(&self) -> Option<Instant> {
         let turns = [
             self.agent_turn(),
-            self.gateway_turn(),
+            self.gateway.turn(),
             self.early_turn(),
             self.memory.turn(),
             self.backlog_turn(),

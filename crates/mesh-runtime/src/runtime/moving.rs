@@ -137,7 +137,7 @@ impl Runtime {
             self.dispatch(news.frame(self.me, ProcAddr::CONTROLLER, None), None);
             return Ok(call);
         }
-        let agents = self.other_agents();
+        let agents = self.gateway.other_agents();
         let nobody = || Target::Joined(Arc::new(mesh_proto::Joined::new(Vec::new(), 0)));
         let call = self.open(agents.clone().unwrap_or_else(nobody), false)?;
         news.call = call.id;

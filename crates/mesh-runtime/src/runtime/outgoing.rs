@@ -297,7 +297,7 @@ impl Runtime {
     pub fn admit(&self, target: &Target) -> Result<(), RuntimeError> {
         let budget = self.options.link_budget;
         if self.me.is_agent() && !target.is_on(self.me.host) {
-            let queued = self.outstanding_to(&target.hosts());
+            let queued = self.gateway.outstanding_to(&target.hosts());
             if queued > budget {
                 let addr = target.place(0).unwrap_or(self.me);
                 return Err(RuntimeError::Full { addr, queued, budget });
@@ -324,7 +324,7 @@ impl Runtime {
         let end = Instant::now() + limit;
         if self.me.is_agent()
             && !target.is_on(self.me.host)
-            && !self.wait_room_remote(&target.hosts(), self.options.link_budget, end)
+            && !self.gateway.wait_for_room(&target.hosts(), self.options.link_budget, end)
         {
             return false;
         }

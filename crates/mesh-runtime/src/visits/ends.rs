@@ -1,27 +1,18 @@
-//! The ends that bytes of a visit pass between: a local socket, a connection to another machine, and a tunnel of frames.
+//! Ends that bytes of a visit pass between: a local socket, and a connection to another machine.
 
 use super::pump::{End, Over};
-use crate::runtime::{Runtime, lock};
 use crate::tls::TlsStream;
 use bytes::Bytes;
-use mesh_proto::ProcAddr;
-use mesh_proto::control::{Inspect, Step, Visit};
 use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse, Short};
-use rustix::event::{EventfdFlags, PollFlags, eventfd};
+use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
-use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 /// The most that one packet or frame of a visit carries.
 pub(super) const PIECE: usize = 32 << 10;
-/// So many bytes of a visit may be under way through the job, each way.
-pub(super) const WINDOW: u32 = 256 << 10;
-/// What was taken is told in portions of this size.
-const PORTION: u32 = WINDOW / 4;
 /// How long a last word may take.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
@@ -61,7 +52,7 @@ impl End for LocalEnd {
         match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(n) => Ok(n),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            // It hears no more, and may still have something to say: its own end tells when that is all.
+            // It reads no more, and may still have something to say: the end of its own writing tells when that is all.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(bytes.len()),
             Err(errno) => Err(Over::Broke(errno.to_string())),
         }
@@ -72,8 +63,8 @@ impl End for LocalEnd {
     }
 }
 
-/// A connection between who looks in and whom they have dialed, on which bytes travel in packets: so that the end of a job, a
-/// refusal and a broken connection are different things.
+/// The connection between a visitor and the host that they have dialed. Bytes travel in packets on it, so that the end of a job,
+/// a refusal and a broken connection are different things.
 pub(super) struct PacketEnd {
     stream: TlsStream,
     decoder: PacketDecoder,
@@ -87,10 +78,10 @@ impl PacketEnd {
         Self { stream, decoder, arrived: Bytes::new(), leaving: Vec::new(), sent: 0 }
     }
 
-    /// Says why it is over, unless the other has said so, and ends the connection.
+    /// Says why it is over, and ends the connection.
     pub(super) fn finish(mut self, over: &Over) {
         if !super::pump::drain(&mut self, LAST_WORD) {
-            // What it does not read it is not sent more of.
+            // It does not read: it is sent no more.
             return;
         }
         let packet = match over {
@@ -151,7 +142,7 @@ impl PacketEnd {
                     let told = Refuse::read(&packet).map_err(|error| Over::Broke(error.to_string()))?;
                     return Err(Over::Refused(told));
                 }
-                _ => return Err(Over::Broke("it says what is not due".to_owned())),
+                _ => return Err(Over::Broke("it sent a packet that is not expected here".to_owned())),
             }
         }
     }
@@ -195,147 +186,5 @@ impl End for PacketEnd {
         let all = self.hand_over()?;
         let gone = self.stream.flush().map_err(|error| Self::broke(&error))?;
         Ok(all && gone)
-    }
-}
-
-/// What has arrived by frames, for the thread that passes it on.
-#[derive(Debug)]
-pub(crate) struct Tunnel {
-    state: Mutex<Inside>,
-    bell: OwnedFd,
-}
-
-#[derive(Debug)]
-struct Inside {
-    arrived: VecDeque<u8>,
-    /// Bytes that have arrived and were not told to be taken.
-    held: u32,
-    /// Bytes that the other end has room for.
-    room: u32,
-    over: Option<Over>,
-}
-
-impl Tunnel {
-    pub(super) fn new() -> Result<Arc<Self>, Errno> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let inside = Inside { arrived: VecDeque::new(), held: 0, room: WINDOW, over: None };
-        Ok(Arc::new(Self { state: Mutex::new(inside), bell }))
-    }
-
-    /// Something has arrived.
-    pub(super) fn on(&self, step: Step) {
-        let mut inside = lock(&self.state);
-        match step {
-            Step::Begin => {}
-            Step::Said(bytes) => match u32::try_from(bytes.len()).ok().and_then(|n| inside.held.checked_add(n)) {
-                Some(held) if held <= WINDOW => {
-                    inside.held = held;
-                    inside.arrived.extend(bytes);
-                }
-                _ => inside.over = Some(Over::Broke("more was said than there was room for".to_owned())),
-            },
-            Step::Taken(bytes) => inside.room = inside.room.saturating_add(bytes).min(WINDOW),
-            Step::End => {
-                inside.over.get_or_insert(Over::Left);
-            }
-        }
-        drop(inside);
-        self.ring();
-    }
-
-    /// Nothing arrives any more.
-    pub(super) fn end(&self, over: Over) {
-        lock(&self.state).over.get_or_insert(over);
-        self.ring();
-    }
-
-    fn ring(&self) {
-        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
-    }
-}
-
-/// One end of a visit's way through the job.
-pub(super) struct TunnelEnd {
-    runtime: Weak<Runtime>,
-    tunnel: Arc<Tunnel>,
-    peer: ProcAddr,
-    number: u64,
-    /// What was taken and not told yet.
-    taken: u32,
-}
-
-impl TunnelEnd {
-    pub(super) fn new(runtime: Weak<Runtime>, tunnel: Arc<Tunnel>, peer: ProcAddr, number: u64) -> Self {
-        Self { runtime, tunnel, peer, number, taken: 0 }
-    }
-
-    pub(super) fn tell(&self, step: Step) {
-        if let Some(runtime) = self.runtime.upgrade() {
-            Self::send(&runtime, self.peer, self.number, step);
-        }
-    }
-
-    /// Tells an agent that somebody cannot be taken.
-    pub(super) fn refuse(runtime: &Runtime, peer: ProcAddr, number: u64) {
-        Self::send(runtime, peer, number, Step::End);
-    }
-
-    fn send(runtime: &Runtime, peer: ProcAddr, number: u64, step: Step) {
-        let visit = Inspect::Visit(Visit { number, step });
-        runtime.dispatch(visit.frame(runtime.me, peer, None), None);
-    }
-}
-
-impl End for TunnelEnd {
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.tunnel.bell.as_fd()
-    }
-
-    fn begin(&mut self) {
-        // Also where nothing is read for the moment: a bell that has rung is ready until somebody has heard it.
-        let _ = rustix::io::read(&self.tunnel.bell, &mut [0; 8]);
-    }
-
-    fn interest(&self, _reads: bool, _writes: bool) -> PollFlags {
-        PollFlags::IN
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Over> {
-        let mut inside = lock(&self.tunnel.state);
-        let n = std::io::Read::read(&mut inside.arrived, buffer).unwrap_or_default();
-        if n == 0 {
-            return inside.over.clone().map_or(Ok(0), Err);
-        }
-        // No more than one chunk, which fits.
-        let count = u32::try_from(n).unwrap_or(u32::MAX);
-        self.taken += count;
-        if self.taken >= PORTION || inside.arrived.is_empty() {
-            inside.held = inside.held.saturating_sub(self.taken);
-            drop(inside);
-            let taken = std::mem::take(&mut self.taken);
-            self.tell(Step::Taken(taken));
-        }
-        Ok(n)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> Result<usize, Over> {
-        let n = {
-            let mut inside = lock(&self.tunnel.state);
-            if inside.over.is_some() {
-                // What has arrived before the end is still read.
-                return Ok(bytes.len());
-            }
-            let n = bytes.len().min(PIECE).min(inside.room as usize);
-            inside.room -= u32::try_from(n).unwrap_or(inside.room);
-            n
-        };
-        if n > 0 {
-            self.tell(Step::Said(Bytes::copy_from_slice(&bytes[..n])));
-        }
-        Ok(n)
-    }
-
-    fn flush(&mut self) -> Result<bool, Over> {
-        Ok(true)
     }
 }

@@ -1,14 +1,16 @@
 //! A host that serves jobs: whoever has proved to be a member begins one there, or joins it.
 
-use super::greeting::{AGAIN, GREETING, hear, refuse, say};
-use super::visits::{self, Jobs, Place};
 use crate::error::RuntimeError;
 use crate::fork_server::Spare;
-use crate::runtime::{Options, Runtime, lock};
+use crate::gateway::{JobBegun, introduction};
+use crate::greeting::{AGAIN, GREETING, hear, on_thread, refuse, say};
+use crate::locks::lock;
+use crate::runtime::{Options, Runtime};
 use crate::tls::{
     DialError, Dialed, Identity, Limits, Listener, ListenerEvent, Pace, PeerFacts, Reason, Role, TlsStream, dial,
     resolve,
 };
+use crate::visits::{self, Jobs, Place, Visits};
 use mesh_proto::HostNo;
 use mesh_proto::control::{Attachment, Traits};
 use mesh_proto::hosts::{Join, Look, PacketDecoder, PacketKind, Parting, Refusal};
@@ -87,15 +89,17 @@ impl std::fmt::Debug for Host {
 }
 
 impl Jobs for Host {
+    type Process = Runtime;
+
     fn list(&self) -> Vec<u64> {
         let jobs: BTreeSet<u64> = lock(&self.served).runtimes.keys().map(|(job, _)| *job).collect();
         jobs.into_iter().collect()
     }
 
-    fn find(&self, job: u64) -> Option<Arc<Runtime>> {
+    fn find(&self, job: u64) -> Option<Arc<Visits<Runtime>>> {
         let served = lock(&self.served);
         let mut parts = served.runtimes.iter().filter(|((which, _), _)| *which == job);
-        parts.next().map(|(_, (_, runtime))| Arc::clone(runtime))
+        parts.next().map(|(_, (_, runtime))| Arc::clone(&runtime.visits))
     }
 }
 
@@ -169,9 +173,8 @@ impl Host {
                 }
                 let host = Arc::clone(self);
                 let greeting = move || host.greeted(stream, peer, addr, place);
-                let thread = std::thread::Builder::new().name("mesh-greet".to_owned()).stack_size(512 * 1024);
-                if thread.spawn(greeting).is_err() {
-                    (self.tell)(&format!("{addr} was turned away: no thread could be started to greet it"));
+                if let Err(error) = on_thread("mesh-greet", greeting) {
+                    (self.tell)(&format!("{addr} was turned away: failed to start a thread for it: {error}"));
                 }
             }
             ListenerEvent::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
@@ -225,7 +228,7 @@ impl Host {
         }
         let runtime = self.part_in(join, &facts);
         match runtime {
-            Ok(runtime) => runtime.taken_in(join, stream, decoder, facts),
+            Ok(runtime) => runtime.gateway.admit(join, stream, decoder, facts),
             Err((code, text)) => refuse(stream, code, text),
         }
     }
@@ -243,7 +246,7 @@ impl Host {
             return Err((Refusal::Other, "it is a host, where a controller is expected".to_owned()));
         }
         let Some(attachment) = Attachment::decode(&join.body).filter(|_| join.expected == 0) else {
-            return Err((Refusal::NoSuchJob, "there is no such job here, or not any more".to_owned()));
+            return Err((Refusal::NoSuchJob, visits::NO_SUCH_JOB.to_owned()));
         };
         // By one attachment it is one host, whatever addresses lead to it.
         let same =
@@ -282,7 +285,9 @@ impl Host {
                 (host.tell)(&text);
             }
         };
-        runtime.begin_job(join, attachment, (&self.identity, &self.options.traits), Box::new(over), Box::new(log));
+        let (identity, traits) = (&self.identity, &self.options.traits);
+        let begun = JobBegun { identity, traits, ended: Box::new(over), log: Box::new(log) };
+        runtime.gateway.begin(join, attachment, begun);
         (self.tell)(&format!("job {:016x} begins here, as its host {}", join.job, join.to));
         Ok(runtime)
     }
@@ -346,7 +351,7 @@ impl Host {
         }
         let served: Vec<_> = lock(&self.served).runtimes.drain().collect();
         for (_, (_, runtime)) in served {
-            runtime.end_job(Parting::Stopped, &Parting::Stopped.to_string());
+            runtime.gateway.end_job(Parting::Stopped, &Parting::Stopped.to_string());
             runtime.close(Duration::ZERO);
         }
     }
@@ -380,7 +385,7 @@ impl Host {
                 }
                 Err(error) => return Err(error.to_string()),
             };
-        let body = Runtime::introduction(&self.options.name, &self.options.traits).encode();
+        let body = introduction(&self.options.name, &self.options.traits).encode();
         let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
         let failed = |error: io::Error| format!("{address} did not take this host: {error}");
         let mut decoder = PacketDecoder::default();

@@ -1,12 +1,14 @@
 //! What passes between two ends, and what ends it.
 
-use super::ends::{LocalEnd, PIECE, PacketEnd, Tunnel, TunnelEnd, WINDOW};
+use super::ends::{LocalEnd, PIECE, PacketEnd};
 use super::pump::{End, Over, Rules, pump};
+use super::tunnel::{Tunnel, TunnelEnd, WINDOW};
+use crate::runtime::Dispatch;
 use crate::tls::{Dialed, Identity, Limits, Listener, ListenerEvent, Role, Store, TlsStream, dial};
 use bytes::Bytes;
-use mesh_proto::ProcAddr;
 use mesh_proto::control::Step;
 use mesh_proto::hosts::{Farewell, Packet, PacketDecoder, PacketKind, Parting, Refusal, Refuse, Short};
+use mesh_proto::{Frame, ProcAddr};
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::io::{IoSlice, Read, Write};
@@ -15,6 +17,15 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Weak, mpsc};
 use std::time::Duration;
+
+/// A process that has gone.
+struct Nobody;
+
+impl Dispatch for Nobody {
+    fn dispatch(&self, _frame: Frame) -> usize {
+        0
+    }
+}
 
 fn pair() -> (UnixStream, LocalEnd) {
     let (one, other) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).unwrap();
@@ -187,8 +198,8 @@ impl End for Full {
 /// VIS-2
 #[test]
 fn who_does_not_read_costs_no_time_of_a_core() {
-    let tunnel = Tunnel::new().unwrap();
-    let mut end = TunnelEnd::new(Weak::new(), tunnel.clone(), ProcAddr::CONTROLLER, 1);
+    let (tunnel, nobody) = (Tunnel::new().unwrap(), Weak::<Nobody>::new());
+    let mut end = TunnelEnd::new(&nobody, tunnel.clone(), (ProcAddr::agent(1), ProcAddr::CONTROLLER), 1);
     let (_other, never) = pair();
     let mut full = Full { never, asked: 0 };
     tunnel.on(Step::Said(Bytes::from(vec![1; PIECE])));
@@ -205,8 +216,8 @@ fn who_does_not_read_costs_no_time_of_a_core() {
 /// VIS-2
 #[test]
 fn a_tunnel_holds_no_more_than_its_window() {
-    let tunnel = Tunnel::new().unwrap();
-    let mut end = TunnelEnd::new(Weak::new(), tunnel.clone(), ProcAddr::CONTROLLER, 1);
+    let (tunnel, nobody) = (Tunnel::new().unwrap(), Weak::<Nobody>::new());
+    let mut end = TunnelEnd::new(&nobody, tunnel.clone(), (ProcAddr::agent(1), ProcAddr::CONTROLLER), 1);
     // Out: only as much as the other end has room for.
     let (mut sent, chunk) = (0, [0; 10_000]);
     loop {
@@ -245,7 +256,7 @@ fn a_tunnel_holds_no_more_than_its_window() {
     };
     assert_eq!(heard, WINDOW as usize);
     let Over::Broke(why) = over else { panic!("it goes on") };
-    assert_eq!(why, "more was said than there was room for");
+    assert_eq!(why, "the other end sent more than there was room for");
 }
 
 /// Two ends of an encrypted connection: who looks, and whom they have dialed.

@@ -2,8 +2,8 @@
 
 use super::ends::{LocalEnd, PacketEnd};
 use super::pump::{Over, Rules, pump};
-use crate::gateway::greeting::{AGAIN, hear, say};
-use crate::runtime::lock;
+use crate::greeting::{AGAIN, hear, on_thread, say};
+use crate::locks::lock;
 use crate::tls::{DialError, Dialed, Identity, Pace, TlsStream, dial};
 use mesh_proto::hosts::{Look, PacketDecoder, PacketKind, Refusal, Refuse, Welcome};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -124,7 +124,6 @@ pub fn visit(address: &str, identity: &Identity, job: u64, limit: Duration) -> R
         drop(local);
         there.finish(&Over::Left);
     };
-    let thread = std::thread::Builder::new().name("mesh-visit".to_owned()).stack_size(512 * 1024);
-    thread.spawn(serve).map_err(VisitError::Io)?;
+    on_thread("mesh-visit", serve).map_err(VisitError::Io)?;
     Ok(Visited { socket, end })
 }

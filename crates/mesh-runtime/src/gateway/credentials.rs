@@ -1,0 +1,85 @@
+//! What this side proves itself with, read again from time to time: certificates are renewed and revoked while a job runs.
+
+use crate::error::RuntimeError;
+use crate::locks::lock;
+use crate::tls::Identity;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+/// How often the credentials, and those of connected hosts, are looked at again.
+const RECHECK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+struct Recheck {
+    /// When it is due.
+    at: Duration,
+    /// What was wrong at the last look.
+    complaint: String,
+}
+
+/// What another look at the credentials has brought.
+pub(super) struct Looked {
+    /// What to check the other ends of connections by.
+    pub(super) identity: Arc<Identity>,
+    /// Another list of revocations than before.
+    pub(super) revoked: Option<Vec<u8>>,
+    /// What is wrong, if that is news.
+    pub(super) complaint: Option<String>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Credentials {
+    identity: OnceLock<Arc<Identity>>,
+    recheck: Mutex<Recheck>,
+}
+
+/// Whether two folders are one, whatever they are called.
+fn same_folder(one: &Path, other: &Path) -> bool {
+    one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+impl Credentials {
+    pub(super) fn get(&self) -> Option<&Arc<Identity>> {
+        self.identity.get()
+    }
+
+    /// Returns the credentials that were given first, which must be in the same folder.
+    pub(super) fn agree(&self, identity: &Arc<Identity>) -> Result<&Arc<Identity>, RuntimeError> {
+        let known = self.identity.get_or_init(|| Arc::clone(identity));
+        if same_folder(known.dir(), identity.dir()) {
+            Ok(known)
+        } else {
+            Err(RuntimeError::OtherCredentials { dir: known.dir().to_owned() })
+        }
+    }
+
+    /// Looks again, if it is time.
+    pub(super) fn recheck(&self, now: Duration) -> Option<Looked> {
+        let identity = self.identity.get()?;
+        let mut recheck = lock(&self.recheck);
+        if now < recheck.at {
+            return None;
+        }
+        recheck.at = now + RECHECK;
+        let (revoked, complaint) = match identity.reload_if_changed() {
+            Ok(changed) => (identity.revocations().filter(|_| changed), String::new()),
+            Err(error) => (None, format!("failed to read the credentials again: {error}")),
+        };
+        // What stays wrong is told once.
+        let is_news = !complaint.is_empty() && complaint != recheck.complaint;
+        recheck.complaint.clone_from(&complaint);
+        Some(Looked { identity: Arc::clone(identity), revoked, complaint: is_news.then_some(complaint) })
+    }
+
+    /// When the next look is due.
+    pub(super) fn due(&self) -> Duration {
+        lock(&self.recheck).at
+    }
+
+    /// Has the next turn look again.
+    pub(super) fn recheck_soon(&self) {
+        lock(&self.recheck).at = Duration::ZERO;
+    }
+}

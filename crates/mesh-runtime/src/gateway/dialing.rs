@@ -1,0 +1,88 @@
+//! Connections that this side makes. The machine decides what is said and answered.
+
+use super::joining::Greeted;
+use super::{Event, Gateway, Process};
+use crate::greeting::{AGAIN, GREETING, hear, on_thread, say};
+use crate::tls::{DialError, Dialed, Identity, Pace, PeerFacts, Reason, Role, TlsStream, dial};
+use mesh_proto::HostNo;
+use mesh_proto::hosts::gateway::Missed;
+use mesh_proto::hosts::{Fate, Packet, PacketDecoder};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An attempt takes at least this long before it is given up.
+const SHORTEST: Duration = Duration::from_millis(200);
+
+/// Why a host was not reached, by the error of the dial.
+fn missed_by(error: &DialError) -> Missed {
+    match error {
+        // The machine is there, and nobody listens.
+        DialError::Refused { .. } => Missed::for_good(Fate::Unreachable, error.to_string()),
+        DialError::BadAddress { .. } => Missed::for_good(Fate::NotAttached, error.to_string()),
+        // A host that breaks off may be ending, or be overloaded; one that says no means it.
+        DialError::NotAuthenticated { reason, .. }
+            if !matches!(reason, Reason::Left | Reason::Broke(_) | Reason::TooSlow(_) | Reason::Crowded(_)) =>
+        {
+            Missed::for_good(Fate::NotAuthenticated, error.to_string())
+        }
+        _ => Missed::for_now(error.to_string()),
+    }
+}
+
+impl<P: Process> Gateway<P> {
+    /// Connects to a host, on a thread of its own.
+    pub(super) fn dial(self: &Arc<Self>, host: HostNo, address: String, window: Duration) {
+        let missed = |why: &str| self.on(Event::Missed { host, missed: Missed::for_now(why) });
+        let Some(identity) = self.credentials.get().cloned() else {
+            return missed("this side has no credentials");
+        };
+        let this = Arc::clone(self);
+        let started = on_thread("mesh-dial", move || {
+            // An attempt that takes longer than the window is of no use.
+            let timeout = window.clamp(SHORTEST, GREETING);
+            let pace = Pace { timeout, again: (window / 20).clamp(AGAIN[0], AGAIN[1]) };
+            match this.greet(host, &address, &identity, pace) {
+                Ok(Some(greeted)) => this.adopt(host, greeted, true),
+                // It is connected already, or said why it refuses.
+                Ok(None) => this.on(Event::Missed { host, missed: Missed::for_now("") }),
+                Err(missed) => this.on(Event::Missed { host, missed }),
+            }
+        });
+        if let Err(error) = started {
+            missed(&format!("failed to start a thread to connect to it: {error}"));
+        }
+    }
+
+    /// Connects, and says who this is.
+    fn greet(
+        self: &Arc<Self>,
+        host: HostNo,
+        address: &str,
+        identity: &Identity,
+        pace: Pace,
+    ) -> Result<Option<Greeted>, Missed> {
+        let until = Instant::now() + pace.timeout;
+        let expect = if host == 0 { Role::Controller } else { Role::Host };
+        let Dialed { mut stream, peer: facts, .. } =
+            dial(address, identity, Some(expect), pace).map_err(|error| missed_by(&error))?;
+        let mut decoder = PacketDecoder::default();
+        let join = self.machine().join(host);
+        let answer = say(&mut stream, &join.packet(), until)
+            .and_then(|()| hear(&mut stream, &mut decoder, until))
+            .map_err(|error| Missed::for_now(format!("{address} did not answer as a Mesh host does: {error}")))?;
+        self.answered(host, address, (stream, decoder, facts), &answer)
+    }
+
+    /// The other side has answered this side's greeting. None if there is nothing to do for now.
+    pub(super) fn answered(
+        self: &Arc<Self>,
+        host: HostNo,
+        address: &str,
+        (stream, decoder, facts): (TlsStream, PacketDecoder, PeerFacts),
+        answer: &Packet,
+    ) -> Result<Option<Greeted>, Missed> {
+        let (answer, action) = self.machine().answered(host, address, answer);
+        self.carry_out(action.into_iter().collect());
+        Ok(answer?.map(|(incarnation, terms)| Greeted { stream, decoder, facts, incarnation, terms }))
+    }
+}

@@ -1,0 +1,114 @@
+//! Taking connections into use: those that others make included, and the connection by which a host joins its job.
+
+use super::connection::HostConnection;
+use super::roster::introduction;
+use super::teller::Tell;
+use super::{Event, Gateway, Process};
+use crate::greeting::{GREETING, refuse, say};
+use crate::tls::{Identity, PeerFacts, Role, TlsStream};
+use mesh_proto::control::{Attachment, Terms, Traits};
+use mesh_proto::hosts::gateway::{Caller, Missed};
+use mesh_proto::hosts::{Join, PacketDecoder, Refusal};
+use mesh_proto::messages::{Answer, Reply};
+use mesh_proto::{Frame, HostNo, ProcAddr};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A connection whose greetings are done.
+pub(super) struct Greeted {
+    pub(super) stream: TlsStream,
+    /// Has what was read after the greeting.
+    pub(super) decoder: PacketDecoder,
+    pub(super) facts: PeerFacts,
+    pub(super) incarnation: u64,
+    pub(super) terms: Option<Terms>,
+}
+
+/// How a host does its part in a job that begins there.
+pub(crate) struct JobBegun<'a> {
+    pub(crate) identity: &'a Arc<Identity>,
+    /// What is said of the host besides its name.
+    pub(crate) traits: &'a Traits,
+    /// Called once, when the host's part in the job is over, with the reason.
+    pub(crate) ended: Tell,
+    /// Shows people what they should know.
+    pub(crate) log: Tell,
+}
+
+impl<P: Process> Gateway<P> {
+    /// The controller has attached this host: its part in the job begins.
+    pub(crate) fn begin(self: &Arc<Self>, join: &Join, told: &Attachment, begun: JobBegun<'_>) {
+        let JobBegun { identity, traits, ended, log } = begun;
+        let _ = self.credentials.agree(identity);
+        self.ended.set(ended);
+        self.log.set(log);
+        let event = Event::Begun { job: join.job, told: Arc::new(told.clone()) };
+        let actions = self.machine().on(event, self.now(), self.reactor());
+        self.activate();
+        self.carry_out(actions);
+        // The controller's call waits for this.
+        let place = self.me.host - told.base;
+        let reply = Reply { actor: 0, call: told.call, place, answer: Answer::Value };
+        let said = introduction(&self.parts.home.called(self.me.host), traits).encode();
+        self.dispatch(Frame::build_plain(reply.header(self.me, ProcAddr::CONTROLLER), None, b"", &said));
+        self.reactor().ring_io();
+    }
+
+    /// A member of the job has dialed, and wants to be connected to this host.
+    pub(crate) fn admit(
+        self: &Arc<Self>,
+        join: &Join,
+        mut stream: TlsStream,
+        decoder: PacketDecoder,
+        facts: PeerFacts,
+    ) {
+        let admitted = if self.parts.standing.is_closed() {
+            Err((Refusal::NoSuchJob, "the job has ended".to_owned()))
+        } else {
+            let caller = match facts.role {
+                Role::Controller => Caller::Controller,
+                role if role.may_join() => Caller::Host,
+                _ => Caller::Observer,
+            };
+            self.machine().admit(join, caller)
+        };
+        let welcome = match admitted {
+            Ok(welcome) => welcome.packet(self.me.host),
+            Err((code, text)) => return refuse(stream, code, text),
+        };
+        if say(&mut stream, &welcome, Instant::now() + GREETING).is_ok() {
+            let attached = Attachment::decode(&join.body).map(|told| Terms { window: told.window });
+            let terms = attached.or_else(|| Terms::decode(&join.body));
+            let incarnation = join.incarnation;
+            self.adopt(join.from, Greeted { stream, decoder, facts, incarnation, terms }, false);
+        }
+    }
+
+    /// Takes a connection whose greetings are done into use. What the previous one may have lost is sent again.
+    pub(super) fn adopt(self: &Arc<Self>, host: HostNo, greeted: Greeted, dialed: bool) {
+        let now = self.now();
+        let Greeted { stream, decoder, facts, incarnation, terms } = greeted;
+        let make = |token| HostConnection::new(token, host, facts, stream, decoder, now);
+        let connection = match self.connections.add(make) {
+            Ok(connection) => connection,
+            Err(error) => {
+                let missed = Missed::for_now(error.to_string());
+                return self.on(Event::Missed { host, missed });
+            }
+        };
+        let (registered, actions) = {
+            let mut machine = self.machine();
+            // First, so that what the machine sends and the socket does not take is written later.
+            let registered = connection.register(self.reactor());
+            let event = Event::Connected { host, connection: Arc::clone(&connection), incarnation, terms, dialed };
+            (registered, machine.on(event, now, self.reactor()))
+        };
+        self.carry_out(actions);
+        if registered {
+            // What came with the greeting is in the decoder already, and no descriptor reports it.
+            self.read(&connection);
+        } else {
+            self.connection_lost(&connection, "its connection could not be watched");
+        }
+    }
+}
