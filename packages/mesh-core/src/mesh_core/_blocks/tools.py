@@ -7,7 +7,6 @@ means nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import signal
@@ -22,6 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from mesh_core._blocks.in_thread import in_thread
+from mesh_core._common.checks import check_positive
 from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError
 from mesh_core._native import start_marked
@@ -144,38 +145,11 @@ async def run_tool_async(
     'hello\n'
     """
     request = _Request.of(argv, timeout, memory, pids, data=input, cwd=cwd, env=env, max_output=max_output)
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[ToolResult] = loop.create_future()
     cancel = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def work() -> None:
-        result: ToolResult | BaseException
-        try:
-            result = _Run(request, cancel).run()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            result = error
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(_settle, done, result)
-
-    thread = threading.Thread(target=work, name="mesh-tool", daemon=True)
-    thread.start()
-    cancelled: asyncio.CancelledError | None = None
     try:
-        while not done.done():
-            try:
-                await asyncio.wait([done])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                os.eventfd_write(cancel, 1)
+        return await in_thread(_Run(request, cancel).run, "mesh-tool", lambda: os.eventfd_write(cancel, 1))
     finally:
-        # Also where the loop does not go on: nothing of the tool is to be left.
-        os.eventfd_write(cancel, 1)
-        thread.join()
         os.close(cancel)
-    if cancelled is not None:
-        done.exception()  # looked at
-        raise cancelled
-    return done.result()
 
 
 def run_tool_as(
@@ -193,13 +167,6 @@ def run_tool_as(
     """:func:`run_tool` for a process whose mark somebody else looks after."""
     request = _Request.of(argv, timeout, memory, pids, data=data, cwd=cwd, env=env, max_output=max_output)
     return _Run(request, -1).run_as(None if mark is None else (mark.soft, mark.owner))
-
-
-def _settle(done: asyncio.Future[ToolResult], result: ToolResult | BaseException) -> None:
-    if isinstance(result, BaseException):
-        done.set_exception(result)
-    else:
-        done.set_result(result)
 
 
 def detach(pid: int) -> None:
@@ -235,8 +202,8 @@ def detach(pid: int) -> None:
         everyone = process_marks.look_at_all(process_marks.all_pids())
         due = [
             each
-            for each in _descendants(pid, everyone)
-            if (mark := process_marks.read(each)) is not None and not mark.detached
+            for each in process_marks.descendants([pid], everyone)
+            if each != pid and (mark := process_marks.read(each)) is not None and not mark.detached
         ]
         if not due:
             return
@@ -245,11 +212,14 @@ def detach(pid: int) -> None:
                 process_marks.detach_one(each)
 
 
-def _descendants(pid: int, everyone: Found) -> list[int]:
-    found = [pid]
-    for parent in found:
-        found.extend(each for each, seen in everyone.items() if seen.parent == parent and each not in found)
-    return found[1:]
+def checked_words(argv: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The program and its arguments as strings."""
+    if isinstance(argv, str | bytes):
+        raise TypeError(
+            f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
+            '["sh", "-c", command].'
+        )
+    return tuple(os.fsdecode(word) for word in argv)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,17 +248,10 @@ class _Request:
         env: Mapping[str, str | None] | None,
         max_output: int,
     ) -> _Request:
-        if isinstance(argv, str | bytes):
-            raise TypeError(
-                f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
-                '["sh", "-c", command].'
-            )
-        words = tuple(os.fsdecode(word) for word in argv)
+        words = checked_words(argv)
         if not words:
             raise ValueError("argv must name a program, got an empty list")
-        for name, value in (("timeout", timeout), ("memory", memory), ("pids", pids)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        check_positive(timeout=timeout, memory=memory, pids=pids)
         if max_output < 0:
             raise ValueError(f"max_output must not be negative, got {max_output!r}")
         folder = None if cwd is None else os.fsdecode(cwd)

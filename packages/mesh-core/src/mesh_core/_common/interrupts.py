@@ -20,7 +20,7 @@ from mesh_core._native import begin_sigterm, guard_sigterm, release_sigterm, rep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 _SIGINT = int(signal.SIGINT)
 
@@ -48,9 +48,7 @@ class Interrupts:
             _signal.signal(_SIGINT, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._handles:
             self._handles = False
             _signal.signal(_SIGINT, _signal.default_int_handler)

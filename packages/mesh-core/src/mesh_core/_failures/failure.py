@@ -152,7 +152,7 @@ class MeshFailure:
     def _why(self) -> str:
         if self.signal is not None:
             why = ", probably by the kernel as memory ran out" if self.out_of_memory else ""
-            return f"killed by signal {self.signal} ({_signal_name(self.signal)}){why}"
+            return f"killed by signal {self.signal} ({signal_name(self.signal)}){why}"
         if self.exception is not None:
             return raised_in_words(self.exception)
         if self.kind is FailureKind.BOOTSTRAP_FAILED:
@@ -223,7 +223,8 @@ def _reason(lost: Lost) -> str:
 _BY_STATUS = frozenset({FailureKind.EXITED, FailureKind.KILLED, FailureKind.OUT_OF_MEMORY})
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """What a signal is called."""
     try:
         return signals.Signals(number).name
     except ValueError:

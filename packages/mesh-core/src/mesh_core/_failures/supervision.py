@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import FailureKind, MessageKind, Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.current import holder
-from mesh_core._common.errors import SupervisionError
+from mesh_core._common.errors import SupervisionError, first_line
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import MeshFailure, error_of, of_loss
 from mesh_core._futures import unseen
@@ -307,7 +307,7 @@ class Supervision:
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
             if run.closed or self._process.ending:
                 return  # its mesh is being stopped, or all are, at the end of the script
-            said = str(error).partition("\n")[0]
+            said = first_line(error)
             reason = f"{type(repair).__name__} did not succeed: {said}"
             failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
             if run.hears_repairs:

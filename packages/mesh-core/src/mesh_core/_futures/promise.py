@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from mesh_core._common.current import current
-from mesh_core._common.errors import BrokenPromise, MeshError, Unsendable
+from mesh_core._common.errors import BrokenPromise, MeshError, Unsendable, first_line
 from mesh_core._futures.future import _DONE, _FAILED, _PENDING, Future, _interrupted
 from mesh_core._futures.promise_registry import Promises
 
@@ -319,7 +319,7 @@ class _Failure:
         if self.looked or self._pid != os.getpid():
             return
         self.looked = True
-        text = str(self.error).partition("\n")[0][:_LONGEST]
+        text = first_line(self.error)[:_LONGEST]
         name = type(self.error).__name__
         logging.getLogger("mesh").error(
             "a promise has failed, and nobody has looked at its future: %s: %s",
@@ -345,14 +345,10 @@ def _unused(_call: Completion) -> Any:
 
 
 def _limit(timeout: float | None) -> float | None:
+    from mesh_core._common.checks import seconds
     from mesh_core._futures.deadlines import inherited
 
-    if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-            raise TypeError(f"Promise(timeout=) must be a number of seconds or None, got {timeout!r}")
-        if not timeout > 0:
-            raise ValueError(f"Promise(timeout=) must be a positive number of seconds, got {timeout!r}")
-    return inherited(timeout)
+    return inherited(seconds(timeout, "Promise(timeout=)"))
 
 
 def _thread(ident: int) -> str:

@@ -6,12 +6,12 @@ The runtimes of their processes tell (``crates/mesh-runtime/src/waits.rs``), so 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._common.codes import MessageKind, Question
+from mesh_core._common.context import running_loop
 from mesh_core._native import Message, Placement, Target, locate
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def chain(process: Process, call: Awaited, owner: Any, waited: float | None) -> 
     who: Addressee | None = getattr(owner, "_who", None)
     if who is None or who.mesh is None or not call.actor or not is_wanted(process, waited):
         return ""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and asyncio._get_running_loop() is not None:
+    if running_loop() is not None:
         return ""
     asking = process.slots.of(_Asking)
     if not asking.lock.acquire(blocking=False):

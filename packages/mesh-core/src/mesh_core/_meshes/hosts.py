@@ -14,7 +14,6 @@ from mesh_core._native import Extent, Placement, Point, Region, Slice, release_h
 
 if TYPE_CHECKING:
     import os
-    from types import TracebackType
     from typing import Never, Self
 
     from mesh_core._failures.policy_run import Supervise
@@ -387,7 +386,7 @@ class HostMesh(Mesh):
         return part._release("detachment")
 
     def _release(self, what: str) -> Future[None]:
-        from mesh_core._futures.future import Future
+        from mesh_core._meshes.outcomes import stopping
 
         process = self._process
         if process.closed:
@@ -407,11 +406,10 @@ class HostMesh(Mesh):
         within = process.settings.stop_timeout
         limit, said = within + _GRACE_S, f"the {what} of {self._name!r}"
         futures = [
-            Future(
+            stopping(
                 process,
                 release_hosts(process.runtime, hosts, ending, within, limit, what == "stop"),
-                lambda _: process.flush_console(),
-                lambda: said,
+                said,
             )
             for hosts in evenly(self._numbers)
         ]
@@ -432,9 +430,7 @@ class HostMesh(Mesh):
         self._attached()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             from mesh_core._meshes import with_blocks
 
@@ -445,9 +441,7 @@ class HostMesh(Mesh):
         await self
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             from mesh_core._meshes import with_blocks
 

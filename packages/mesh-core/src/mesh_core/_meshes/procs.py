@@ -19,11 +19,10 @@ from mesh_core._failures.owned_meshes import Making, check_policy
 from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import Kind, Mesh, check_name, describe
 from mesh_core._meshes.actors import ActorMesh
-from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._meshes.outcomes import Addressee, error_of, stopping
 from mesh_core._native import Placement, Point, Region, Target, incarnation, known_moves, learn_moves, locate
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._failures.policy_run import Supervise
@@ -457,7 +456,7 @@ class ProcMesh(Mesh):
             if self._recipe is not None:
                 self._recipe.stopped = True
             call = process.runtime.stop_procs(target, process.settings.stop_timeout)
-        return Future(process, call, lambda _: process.flush_console(), lambda: what)
+        return stopping(process, call, what)
 
     def _hosts_now(self) -> set[int]:
         """The numbers of the hosts that its ranks are on by now."""
@@ -472,9 +471,7 @@ class ProcMesh(Mesh):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             stopped = self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -502,9 +499,7 @@ class ProcMesh(Mesh):
         await self
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             from mesh_core._meshes import with_blocks
 

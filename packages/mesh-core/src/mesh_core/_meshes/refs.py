@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mesh_core._common.codes import MessageKind
+from mesh_core._common.context import running_loop
 from mesh_core._common.current import current
-from mesh_core._common.errors import ActorTimeout, MeshError, SupervisionError, Unsendable
+from mesh_core._common.errors import ActorTimeout, MeshError, SupervisionError, Unsendable, first_line
 from mesh_core._futures.future import Future
 from mesh_core._native import Lost
 from mesh_core._native import capture as capture_kept
@@ -41,7 +42,7 @@ class RefLost(SupervisionError):
         super().__init__(message, failure=failure)
 
     def __repr__(self) -> str:
-        return f"RefLost({str(self).partition(chr(10))[0]!r})"
+        return f"RefLost({first_line(self)!r})"
 
 
 class RefStoreFull(MeshError):
@@ -240,9 +241,7 @@ def _wait(process: Process, putting: Putting, timeout: float | None) -> None:
     assert room is not None
     if _collected(room):
         return
-    from mesh_core._futures.combined import _running_loop
-
-    if _running_loop() is not None:
+    if running_loop() is not None:
         putting.give_up()
         raise RefStoreFull(
             f"put() has no room for {_size(putting.nbytes)} ({_full(process)}), and would block the event loop while it waits; "
@@ -342,9 +341,7 @@ def arrive(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict
     named = {name: each._here() if isinstance(each, Ref) else each for name, each in kwargs.items()}
     if not any(isinstance(each, Ref) for each in (*found, *named.values())):
         return found, named
-    from mesh_core._futures.combined import _running_loop
-
-    if _running_loop() is not None:
+    if running_loop() is not None:
         return Arriving((found, named)), {}
     got = tuple(each.get() if isinstance(each, Ref) else each for each in found)
     return got, {name: each.get() if isinstance(each, Ref) else each for name, each in named.items()}

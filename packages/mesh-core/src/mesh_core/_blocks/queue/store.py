@@ -151,7 +151,9 @@ class Store:
 
     def confirm(self, owner: Owner, number: int, now: float) -> None:
         """Items have come to their taker: they are its own."""
-        self._over(self._out.pop((owner, number), None))
+        if (delivery := self._out.pop((owner, number), None)) is not None:
+            for entry in delivery.entries.values():
+                self._drop(entry)
         self.settle(now)
 
     def undo(self, owner: Owner, number: int, now: float) -> None:
@@ -162,33 +164,29 @@ class Store:
 
     def ack(self, owner: Owner, number: int, entries: Iterable[int], now: float) -> int:
         """Leased items are done with; returns how many of them were still leased."""
-        delivery = self._out.get((owner, number))
-        done = (
-            []
-            if delivery is None
-            else [delivery.entries.pop(each) for each in entries if each in delivery.entries]
-        )
+        done = self._pop(owner, number, entries)
         for entry in done:
             self._drop(entry)
-        if delivery is not None and not delivery.entries:
-            del self._out[owner, number]
         self.settle(now)
         return len(done)
 
     def release(self, owner: Owner, number: int, entries: Iterable[int], now: float) -> int:
         """Leased items are to go to somebody else; returns how many of them were still leased."""
-        delivery = self._out.get((owner, number))
-        back = (
-            []
-            if delivery is None
-            else [delivery.entries.pop(each) for each in entries if each in delivery.entries]
-        )
+        back = self._pop(owner, number, entries)
         for entry in back:
             self._return(entry)
-        if delivery is not None and not delivery.entries:
-            del self._out[owner, number]
         self.settle(now)
         return len(back)
+
+    def _pop(self, owner: Owner, number: int, entries: Iterable[int]) -> list[Entry]:
+        """Remove those of the entries that the delivery still has."""
+        delivery = self._out.get((owner, number))
+        if delivery is None:
+            return []
+        found = [delivery.entries.pop(each) for each in entries if each in delivery.entries]
+        if not delivery.entries:
+            del self._out[owner, number]
+        return found
 
     def renew(self, owner: Owner, number: int, until: float) -> bool:
         """A lease goes on; false if it has ended."""
@@ -225,11 +223,6 @@ class Store:
                 self._on_drop(entry)
             return
         heapq.heappush(self._returned, (entry.number, entry))
-
-    def _over(self, delivery: Delivery | None) -> None:
-        if delivery is not None:
-            for entry in delivery.entries.values():
-                self._drop(entry)
 
     def _drop(self, entry: Entry) -> None:
         self.items -= 1

@@ -128,16 +128,7 @@ class Keeper:
     def _below(self) -> Found:
         """All living processes of the box but this one."""
         everyone = process_marks.look_at_all(process_marks.all_pids())
-        children: dict[int, list[int]] = {}
-        for pid, seen in everyone.items():
-            children.setdefault(seen.parent, []).append(pid)
-        found: list[int] = []
-        due = list(children.get(self._me, ()))
-        while due:
-            pid = due.pop()
-            found.append(pid)
-            due.extend(children.get(pid, ()))
-        return process_marks.living(found, everyone)
+        return process_marks.living(process_marks.descendants([self._me], everyone) - {self._me}, everyone)
 
     def _reap(self, worker: int) -> None:
         """Take leave of orphans; the worker is waited for elsewhere."""

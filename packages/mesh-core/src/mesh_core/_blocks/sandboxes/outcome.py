@@ -10,6 +10,7 @@ from typing import Any
 
 from mesh_core._blocks.sandboxes import plain as _plain
 from mesh_core._common.errors import MeshError
+from mesh_core._serialize.exceptions import in_user_code
 
 _LONGEST_TEXT = 64 << 10
 # They mean something else where they are raised out of a generator or a coroutine.
@@ -81,9 +82,7 @@ def tell_exception(error: BaseException) -> dict[str, Any]:
     except BaseException:  # noqa: BLE001 - foreign __str__ may raise anything
         told["text"] = ""
     try:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("mesh_core."):
-            frames = frames.tb_next
+        frames = in_user_code(error.__traceback__)
         told["traceback"] = "".join(traceback.format_exception(kind, error, frames))[-_LONGEST_TEXT:]
     except BaseException:  # noqa: BLE001
         told["traceback"] = f"{told['name']}: {told['text']}\n"

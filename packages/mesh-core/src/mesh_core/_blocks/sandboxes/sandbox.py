@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import socket
@@ -12,17 +11,18 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mesh_core import _serialize
+from mesh_core._blocks.in_thread import in_thread
 from mesh_core._blocks.sandboxes import plain as _plain
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxDied, SandboxError, SandboxTimeout, rebuild_exception
 from mesh_core._blocks.sandboxes.stock import Box, Stock
-from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage
+from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage, checked_words
 from mesh_core._common.errors import SerializationError
+from mesh_core._failures.failure import signal_name
 
 R = TypeVar("R")
 
@@ -114,7 +114,9 @@ class Sandbox:
         **kwargs: Any,
     ) -> R:
         """:meth:`call` without blocking the event loop. If this is cancelled, the sandbox is ended."""
-        return await self._in_thread(lambda: self._call(timeout, function, args, kwargs))
+        return await in_thread(
+            lambda: self._call(timeout, function, args, kwargs), "mesh-sandbox", self._interrupt
+        )
 
     def run(
         self,
@@ -147,7 +149,9 @@ class Sandbox:
         max_output: int = _KEPT_OUTPUT,
     ) -> ToolResult:
         """:meth:`run` without blocking the event loop. If this is cancelled, the sandbox is ended."""
-        return await self._in_thread(lambda: self._run(argv, timeout, input, env, max_output))
+        return await in_thread(
+            lambda: self._run(argv, timeout, input, env, max_output), "mesh-sandbox", self._interrupt
+        )
 
     def give_back(self) -> None:
         """End all that is in it, and have its folder removed; a call that is under way ends with an error. Does not wait."""
@@ -161,17 +165,13 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.give_back()
 
     def __repr__(self) -> str:
@@ -184,32 +184,6 @@ class Sandbox:
         with self._closing:
             if self._finalizer.alive:
                 os.eventfd_write(self._stop, 1)
-
-    async def _in_thread(self, work: Callable[[], R]) -> R:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[tuple[R | None, BaseException | None]] = loop.create_future()
-
-        def run() -> None:
-            outcome: tuple[R | None, BaseException | None]
-            try:
-                outcome = work(), None
-            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-                outcome = None, error
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
-
-        thread = threading.Thread(target=run, name="mesh-sandbox", daemon=True)
-        thread.start()
-        try:
-            value, error = await asyncio.shield(done)
-        except BaseException:
-            self._interrupt()
-            thread.join()
-            raise
-        thread.join()
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
 
     def _call(
         self,
@@ -247,12 +221,7 @@ class Sandbox:
         env: Mapping[str, str | None] | None,
         max_output: int,
     ) -> ToolResult:
-        if isinstance(argv, str | bytes):
-            raise TypeError(
-                f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
-                '["sh", "-c", command].'
-            )
-        words = [os.fsdecode(word) for word in argv]
+        words = checked_words(argv)
         options = {
             "argv": words,
             "timeout": timeout,
@@ -397,7 +366,7 @@ class Sandbox:
         elif status is None:
             how = "was killed, or closed its connection"
         elif status < 0:
-            how = f"was killed by signal {-status} ({_signal_name(-status)})"
+            how = f"was killed by signal {-status} ({signal_name(-status)})"
         else:
             how = f"ended with exit status {status}"
         tail = f"\nIt has written:\n{output.strip()}" if output.strip() else ""
@@ -455,15 +424,6 @@ def _drop(stock: Stock, box: Box, stop: int, pid: int) -> None:
         stock.end(box)
         box.close()
         os.close(stop)
-
-
-def _signal_name(number: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
 
 
 def _tool_result(told: dict[str, Any]) -> ToolResult:

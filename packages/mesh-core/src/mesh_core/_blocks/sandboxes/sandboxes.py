@@ -8,13 +8,13 @@ import os
 import sys
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxTimeout
 from mesh_core._blocks.sandboxes.sandbox import Sandbox
 from mesh_core._blocks.sandboxes.stock import Box, Stock, folders_to_keep, plain_environment
+from mesh_core._common.checks import check_positive
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import SerializationError
 
@@ -70,9 +70,7 @@ class Sandboxes(Closing):
         name: str = "sandboxes",
     ) -> None:
         limits = {"memory": memory, "pids": pids, "cpu": cpu, "file_size": file_size}
-        for what, value in {**limits, "most": most}.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{what} must be positive, got {value!r}")
+        check_positive(**limits, most=most)
         if ready < 0:
             raise ValueError(f"ready must not be negative, got {ready!r}")
         if isinstance(preload, str):
@@ -165,9 +163,7 @@ class Sandboxes(Closing):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
@@ -239,8 +235,6 @@ class Taking:
         self._sandbox = await self
         return self._sandbox
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._sandbox is not None:
             self._sandbox.give_back()
