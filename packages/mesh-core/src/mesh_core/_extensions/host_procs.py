@@ -92,7 +92,7 @@ class _HostProc:
     def __init__(self, process: Process, host: int, first: Carried) -> None:
         from mesh_core._failures.owned_meshes import Holding
         from mesh_core._meshes.procs import ProcMesh
-        from mesh_core._meshes.spawning import Recipe
+        from mesh_core._meshes.spawning import Options, Recipe
 
         self._process = process
         self._carried = {first.name: first}
@@ -109,17 +109,8 @@ class _HostProc:
             mesh_id,
             0,
             location,
+            options=Options(),
             size=1,
-            per_host=1,
-            bootstrap=None,
-            env=None,
-            preload=[],
-            fresh=False,
-            python=None,
-            binding=None,
-            seed=None,
-            devices=None,
-            torch=None,
             carries=self._told,
         )
         self.mesh: ProcMesh = ProcMesh(

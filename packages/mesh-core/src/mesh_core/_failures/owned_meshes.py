@@ -174,22 +174,12 @@ class OwnedMeshes:
     def drop(self, thing: int, among: int | None = None) -> None:
         """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Owners.drop`."""
         with self._lock:
-            dropped = [
-                key
-                for key, each in self._holdings.items()
-                if thing in (key, each.procs_id) and among in (None, each.procs_id)
-            ]
-            for key in dropped:
+            for key in _meant(self._holdings, thing, among):
                 holding = self._holdings.pop(key)
                 if holding.policy is not None and holding.actor_id:
                     self._left_alone.add(holding.actor_id)
                 holding.end_policy()
-            ended = [
-                key
-                for key, each in self._returns.items()
-                if thing in (key, each.procs_id) and among in (None, each.procs_id)
-            ]
-            for key in ended:
+            for key in _meant(self._returns, thing, among):
                 self._returns.pop(key).close()
 
     def actors(self, actor_id: int) -> Holding | None:
@@ -274,6 +264,15 @@ class OwnedMeshes:
             with contextlib.suppress(Exception):
                 async with asyncio.timeout(max(0.0, until - time.monotonic())):
                     await stop
+
+
+def _meant(things: Mapping[int, Holding | Returns], thing: int, among: int | None) -> list[int]:
+    """The keys of what :meth:`OwnedMeshes.drop` is about."""
+    return [
+        key
+        for key, each in things.items()
+        if thing in (key, each.procs_id) and among in (None, each.procs_id)
+    ]
 
 
 class Owners:
