@@ -1,7 +1,7 @@
 """mesh-core's own commands and checks, offered in the same way as any plugin's: the entry points name this module."""
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -31,25 +31,31 @@ _CHECKS = {
 }
 
 
-def _find(place: str) -> Any:
-    """Import ``module:name`` below this package. Not before it is wanted: listing the plugins must stay cheap."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"mesh_core.cli.{module}"), name)
+@cache
+def _lazily(place: str, *, make: bool = False) -> Callable[[], Any]:
+    """Find ``module:name`` below this package, and ``make`` one of it, when that is asked for: listing plugins must stay cheap.
 
+    Descriptors are compared, so the same place gives the same function.
+    """
 
-def _make(place: str) -> Any:
-    return _find(place)()
+    def find() -> Any:
+        module, _, name = place.partition(":")
+        found = getattr(import_module(f"mesh_core.cli.{module}"), name)
+        return found() if make else found
+
+    return find
 
 
 @hookimpl
 def mesh_register_commands() -> Iterable[CommandPlugin]:
     """`mesh credentials`, `mesh debug`, `mesh doctor`, `mesh host`, `mesh look` and `mesh plugins`."""
     for name, place in _COMMANDS.items():
-        yield CommandPlugin(name=name, api_version=1, create=partial(_make, place), summary=SUMMARIES[name])
+        create = _lazily(place, make=True)
+        yield CommandPlugin(name=name, api_version=1, create=create, summary=SUMMARIES[name])
 
 
 @hookimpl
 def mesh_register_doctor_checks() -> Iterable[DoctorCheck]:
     """What Mesh needs of the interpreter, the kernel and their limits."""
     for name, (place, summary) in _CHECKS.items():
-        yield DoctorCheck(name=name, api_version=1, create=partial(_find, f"checks.{place}"), summary=summary)
+        yield DoctorCheck(name=name, api_version=1, create=_lazily(f"checks.{place}"), summary=summary)
