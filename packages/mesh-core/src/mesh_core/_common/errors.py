@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised, for whoever looks at it from outside; its goodbye tells Mesh."""
+"""Exit status of a process whose bootstrap has raised, for outside observers; Mesh itself learns it from the process's goodbye."""
 REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
 """What to do where one side does not accept the other's credentials."""
 
@@ -81,7 +81,7 @@ class ActorTimeout(_OfActor, TimeoutError):
 
 
 class SupervisionError(MeshError, RuntimeError):
-    """A failure that nobody handled reached whoever is waiting; :attr:`failure` tells all about it."""
+    """A failure that nobody handled, raised by a call that waits; :attr:`failure` has the details."""
 
     def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
         super().__init__(message or (failure.report() if failure is not None else ""))

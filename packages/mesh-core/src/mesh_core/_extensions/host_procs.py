@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 MESH_NAME: Final = "host"
 AGAIN: Final = 3
-"""So often within :data:`PERIOD` a process is made again."""
+"""How often within :data:`PERIOD` a process is made again."""
 PERIOD: Final = 60.0
 
 

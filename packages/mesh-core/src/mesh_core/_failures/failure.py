@@ -38,7 +38,7 @@ OF_HOSTS = frozenset(
 """Failures of whole hosts."""
 
 _HOST_KINDS = frozenset({FailureKind.HOST_DEAD, FailureKind.HOST_UNREACHABLE})
-"""Failures whose headline says no more than that the host is dead."""
+"""Failures whose headline says only that the host is dead."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class MeshFailure:
 
     @property
     def id(self) -> str:
-        """Identify the failure within its job: the same wherever it is heard of, so that reports can be matched.
+        """Identify the failure within its job. It is the same in every process, so that reports can be matched.
 
         A process dies once, and an actor fails once: it is made of their ids. Empty for a failure that was made by hand.
         """

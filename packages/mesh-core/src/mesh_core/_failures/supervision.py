@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _MOMENT = 0.2
 _REMEMBERED = 1024
-"""So many failures at most whose reasons are kept."""
+"""For how many failures the reasons are kept."""
 
 
 class Supervision:
@@ -146,7 +146,7 @@ class Supervision:
         return self.alarm() if self._process.alarmed else None
 
     def unheard(self) -> list[MeshFailure]:
-        """What nobody was told of; forgotten with that."""
+        """The failures that nobody was notified of. They are forgotten after this."""
         return self._on(ledger.ScriptEnds())
 
     def regain(self, holding: Holding, ranks: Iterable[int]) -> None:
@@ -401,7 +401,7 @@ def _now(verdict: Any) -> Any:
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
-    """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
+    """Stop everything at the script's end; returns the reports of failures that nobody was notified of (SUP-2)."""
     owned_meshes = process.owners.of(0)
     process.end(interrupts)
     unseen.report_left(process)
@@ -411,11 +411,11 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
 
 
 def leave_with(unheard: list[str], status: int | None) -> None:
-    """Report failures that nobody has heard of, and have the process end with that status if there is one (SUP-2)."""
+    """Report failures that nobody was notified of, and set the exit status if one is given (SUP-2)."""
     for report in unheard:
         sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
     if status is not None:
-        # The interpreter comes to its end as ever, and has no way to change the status any more.
+        # The interpreter ends as usual, and can no longer change the status.
         exit_with(status)
 
 

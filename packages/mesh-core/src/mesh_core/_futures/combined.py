@@ -247,7 +247,7 @@ class _Watch:
                     await bridge.wait(self.list, self.taken)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for place in self.pending():
             self._members[place]._forget(self.list)
 
@@ -287,7 +287,7 @@ class _Gathered(Future[list[Any]]):
                 self._looked = len(watch.done)
             known = self._first is not None or self._looked == len(self._members)
         if known and not self._call.done():
-            # Whoever else waits for this one.
+            # Wake other waiters of this one.
             self._call.set(None, False, 0)
         return known or self._call.done()
 
@@ -339,7 +339,7 @@ class _Gathered(Future[list[Any]]):
                     if member._state == _FAILED:
                         member._tell()
         with self._process.settling:
-            # Given up, it has its outcome from whoever did that.
+            # If it was given up, it has its outcome already.
             if self._state == _PENDING:
                 self._value = value
                 self._state = _DONE if self._first is None else _FAILED
@@ -578,7 +578,7 @@ class _Completed(Generic[F]):
         return self._next()
 
     def __del__(self) -> None:
-        # Those that are left must not keep on telling a list that nobody reads.
+        # The remaining futures must not go on adding to a list that nobody reads.
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.close()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LEAST_S = 0.001
 _NAMED = 8
-# Of very many, so many are looked at for the hosts that they are on.
+# At most this many ranks are looked at to find their hosts.
 _LOOKED_AT = 1000
 
 

@@ -96,7 +96,7 @@ class Promise(Generic[R]):
         return self._call.set(value, False, get_ident()) or self._was_late("set_result")
 
     def set_exception(self, error: BaseException) -> bool:
-        """Have whoever waits raise ``error``; otherwise as :meth:`set_result`. If nobody ever looks it is logged."""
+        """Break the promise: its waiters raise ``error``. Otherwise like :meth:`set_result`. If nobody ever looks, it is logged."""
         if not isinstance(error, BaseException):
             raise TypeError(f"set_exception() must be given an exception, got {error!r}")
         if isinstance(error, StopIteration):
@@ -117,7 +117,7 @@ class Promise(Generic[R]):
 
     def _was_late(self, method: str) -> bool:
         kind, value = self._call.outcome() or (_CANCELLED, None)
-        # Whoever gives a result cannot know of either: the other end of a descriptor may be closed at any time.
+        # The caller cannot know of either: the other end of a descriptor may be closed at any time.
         if kind in (_CANCELLED, _BROKEN):
             return False
         what = self.future._what()
@@ -150,7 +150,7 @@ class Promise(Generic[R]):
     def descriptor(self) -> int:
         """Return a descriptor by which the promise can be finished: the write end of a new pipe.
 
-        For native threads and child processes that can do no more than write: a status, as an ``int32_t`` in the byte
+        For native threads and child processes that can only write: a status, as an ``int32_t`` in the byte
         order of the machine, which means what it means for :meth:`native_handle`. To close all copies of the descriptor
         before that breaks the promise (:class:`BrokenPromise`). A status that comes late, or second, is dropped.
 

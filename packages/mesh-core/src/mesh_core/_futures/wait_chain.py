@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Addr = tuple[int, int, int]
 
 _LEAST_S: Final = 1.0
-"""After shorter waits nobody is asked: those who wait in short steps do so as a matter of course."""
+"""After shorter waits nobody is asked: polling in short steps is normal."""
 _MOST_S: Final = 0.25
 _PAUSE_S: Final = 1.0
 _MOST_LINKS: Final = 8
@@ -37,7 +37,7 @@ class _Asking:
 
 
 def is_wanted(process: Process, waited: float | None) -> bool:
-    """Whether somebody who has waited so long is to be told."""
+    """Whether a caller that has waited this long gets an explanation."""
     return (
         waited is not None
         and waited >= _LEAST_S

@@ -124,9 +124,9 @@ def _step(maker: Callable[[LocalActor], Any], local: LocalActor) -> Callable[[],
 
 
 def local_actor(number: int) -> LocalActor | None:
-    """Return the actor of this process that is of the mesh with this number; ``None`` if there is none, or no longer.
+    """Return this process's actor of the mesh with this number; ``None`` if there is none, or if it has ended.
 
-    One that is still being constructed is there already: :meth:`LocalActor.between_messages` waits for that.
+    An actor that is still being constructed is returned too; :meth:`LocalActor.between_messages` waits until it is constructed.
     """
     from mesh_core._common.current import current
 

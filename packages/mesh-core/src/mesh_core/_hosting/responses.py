@@ -222,7 +222,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
 
     def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         port, *rest = args
-        # Whoever received there is gone, perhaps, and nobody else waits.
+        # The receiver may be gone, and nobody else waits.
         with contextlib.suppress(Undeliverable):
             try:
                 value = function(cell.object, *(args if gives_port else rest), **kwargs)

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._process.process import Process
 
-# As in Rust, where whoever hears of them checks that too.
+# The same limits as in Rust, where receivers check them too.
 MOST = 64
 LONGEST_NAME = 64
 LONGEST_VALUE = 256
 
-# So many hosts an error names.
+# How many hosts an error names.
 _SHOWN = 8
 
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
     from mesh_core._system.environment import Env
 
-# So long, beside the time that processes may take to end, their end may take to be heard of.
+# How long the news of an end may take, in addition to the time that processes may take to end.
 _GRACE_S = 5.0
-# So many hosts a repr names.
+# How many hosts a repr names.
 _SHOWN = 4
 
 MAX_PROCS = 100_000
@@ -174,7 +174,7 @@ class HostMesh(Mesh):
         return made
 
     def _location_of(self, each: int) -> Location:
-        """Where the processes are of a mesh with so many on each host."""
+        """Where the processes of a mesh are that has this many on each host."""
         if isinstance(self._location, ListedLocation):
             return ListedLocation(self._numbers, self._location.names, each)
         return Location(Placement.spread(self._view, each), self._location.names)
@@ -182,7 +182,7 @@ class HostMesh(Mesh):
     def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
         """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
 
-        If there is none it is a :class:`ValueError` that says what there is.
+        If no host matches, it raises a :class:`ValueError` that lists what there is.
 
         >>> from mesh_core.testing import LocalCluster
         >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]

@@ -249,7 +249,7 @@ def all_up(call: Call, who: Addressee) -> None:
                 )
                 said.__cause__ = error
                 error = said
-            # Whoever is told of this has heard of all that died then (SUP-1).
+            # The receiver of this error has been notified of all that died then (SUP-1).
             assert isinstance(error, MeshError)  # a loss is one of those
             error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
         if error is not None:

@@ -84,7 +84,7 @@ class ProcMesh(Mesh):
         return self._name
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same processes, seen in the same shape; wherever the references have come from."""
+        """Whether both are the same processes in the same shape, wherever the references came from."""
         if not isinstance(other, ProcMesh):
             return NotImplemented
         return self._procs_id == other._procs_id and self._view == other._view
@@ -324,16 +324,16 @@ class ProcMesh(Mesh):
         meshes = [*self._location.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
         told = tell(self._location.target(self._procs_id, self._all()), meshes)
         if self._recipe is not None:
-            # Those that are made again log as the others do.
+            # Processes that are made again log like the others.
             self._recipe.log_as = tell
         if self._ready is None or self._ready.done():
-            # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
+            # So that later calls log accordingly. Processes that are not up yet receive this before anything else.
             told.wait(_TOLD_S)
 
     def alive(self) -> list[Point]:
         """The points of this mesh whose processes have not ended, as far as this process knows.
 
-        Where a mesh was spawned that is known within milliseconds. Elsewhere only those ends are known that were told of,
+        Where the mesh was spawned, this is known within milliseconds. Elsewhere, only ends that were reported are known,
         for example by a call.
         """
         lost, extent = set(self._lost()), self._view.extent

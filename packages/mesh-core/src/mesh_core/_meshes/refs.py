@@ -46,7 +46,7 @@ class RefLost(SupervisionError):
 
 
 class RefStoreFull(MeshError):
-    """A process may keep no more values: there was no room in time, or the value is larger than all the room there is."""
+    """A process cannot keep another value: there was no room in time, or the value is larger than the budget."""
 
 
 class Ref(Generic[T]):
@@ -74,7 +74,7 @@ class Ref(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """Return the value. On the host where it lies this waits for nobody, and copies no large data.
 
-        Each ``get`` makes the value anew. Arrays and tensors lie on pages that it shares with other readers until it
+        Each ``get`` makes a new object. Arrays and tensors lie on pages that it shares with other readers until it
         writes into them: what it writes is its own. From another host the value is fetched, which may take ``timeout`` seconds at most.
 
         Raises:
@@ -107,7 +107,7 @@ class Ref(Generic[T]):
         return self._kept.lost is not None
 
     def _here(self) -> Any:
-        """The value if it is at hand, else this reference."""
+        """The value if it is on this host, else this reference."""
         state, value = self._kept.open()
         if state == _LOST:
             raise self._error()
@@ -353,7 +353,7 @@ def arrive(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict
 def capture(dump: Callable[[], Any]) -> tuple[Any, list[Ref[Any]]]:
     """Call what pickles something to be kept. Returns what that returns, and the references in it.
 
-    Whoever keeps the pickle keeps the references beside it, and whoever unpickles it has them meanwhile.
+    The references have to be kept as long as the pickle, and while it is unpickled.
     """
     process = current()
     out, refs = capture_kept(process.runtime, dump)

@@ -308,7 +308,7 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
     if holding is not None:
-        # The notice of an old end may have come in between, when that process still had its rank.
+        # The notice of the old process's end may have arrived in between, while that process still had its rank.
         process.supervision.own_again(
             recipe.owner_id, holding, [rank for _, ranks in groups for rank in ranks]
         )

@@ -138,7 +138,7 @@ def spawn(
         recipe=recipe,
     )
     if location.is_joined:
-        # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
+        # The hosts are not contiguous: each has its own mesh of processes, as after a repair.
         recipe.size = 0
     process.recording(owner_id, mesh, 0)
     if location.is_joined:
@@ -197,7 +197,7 @@ class Recipe:
         """The mesh as it was grown or shrunk last."""
         self.owner_id = owner_id
         self.holding: Holding | None = None
-        """What its owner is told of its failures by; set once it is owned."""
+        """The owner's record of the mesh; set once it is owned."""
         self.lock = threading.RLock()
         """Held while the mesh is repaired, or told to stop: a stop is of all processes that there are."""
         self.stopped = False
@@ -208,7 +208,7 @@ class Recipe:
         self._location = location
         self._options = options
         self._carries = carries
-        """What they are told of extensions, where that is not what this process spawns others with."""
+        """Makes the text about extensions, where it differs from that of other spawns of this process."""
         self._extended = False
 
     def saved(self) -> dict[str, Any]:
@@ -300,7 +300,7 @@ class Recipe:
         plan = {
             "path": told["path"],
             "preload": preload,
-            # Copies of the script's directories, for one, which are imported anew once they have changed.
+            # For example for copies of the script's directories, which are imported again once they have changed.
             "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
             "afar": afar,
             "env": late,
@@ -321,7 +321,7 @@ class Recipe:
         )
 
     def _extensions(self, extent: Extent, placement: Placement) -> str:
-        """What the processes are told of extensions, once their hosts are to have those that are wanted there."""
+        """Have the hosts start the extensions that are wanted there; returns the text about extensions for the processes."""
         if self._carries is not None:
             return self._carries()
         self.process.bring_to_hosts(placement)
@@ -384,7 +384,7 @@ def _master(process: Process, location: Location) -> str:
     addresses = {host: _machine(address) for host, address in process.addresses().items()}
     found = addresses.get(first, "")
     local = [host for host in location.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
-    # The address of this machine for itself is none for others.
+    # A loopback address is of no use to other machines.
     if found and (not found.startswith(_LOOPBACK) or len(local) == len(location.hosts)):
         return found
     return location.name_of(0)

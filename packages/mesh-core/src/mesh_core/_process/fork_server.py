@@ -407,7 +407,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
 
                 prepare(plan["prepare"], os.environ.get(SCRATCH, ""))
             why = _preload(preload)
-    except BaseException as error:  # noqa: BLE001 - reported to whoever asked
+    except BaseException as error:  # noqa: BLE001 - reported to the agent
         text = "".join(traceback.format_exception_only(error)).strip()
         fork_server.report(
             _REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}"

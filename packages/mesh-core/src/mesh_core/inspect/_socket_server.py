@@ -41,7 +41,7 @@ def receive(inspection: Inspection) -> None:
             peer = inspection.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # Whoever connects is still there: without a pause this would take a whole core until there is room.
+                # The connection is still pending: without a pause, this loop would take a whole core until there is room.
                 time.sleep(_NO_ROOM_S)
             break
         if peer is None:
