@@ -64,7 +64,7 @@ class Arity:
         variadic = any(p.kind is p.VAR_POSITIONAL for p in params)
         self.most = None if variadic else len(positional)
         self.names = tuple(p.name for p in positional)
-        # So many of them cannot be given by name.
+        # How many of them cannot be given by name.
         self.bare = sum(p.kind is p.POSITIONAL_ONLY for p in positional)
         self.keywords = frozenset(p.name for p in named)
         self.required_keywords = frozenset(
@@ -322,20 +322,20 @@ class Interface:
         return self.class_name == other.class_name and next(texts) == next(texts)
 
     def signature(self, name: str) -> inspect.Signature | None:
-        """The arguments of such a method; only where the class is at hand."""
+        """The arguments of such a method; only where the class is known."""
         import inspect
 
         return None if self._cls is None else inspect.signature(getattr(self._cls, name))
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """An endpoint's function, or a plain method; only where the class is at hand."""
+        """An endpoint's function, or a plain method; only where the class is known."""
         found = getattr(self._cls, name, None)
         if isinstance(found, EndpointProperty):
             found = found.function
         return found if callable(found) else None
 
     def is_generator(self, name: str) -> bool:
-        """Whether such a method yields; only where the class is at hand."""
+        """Whether such a method yields; only where the class is known."""
         import inspect
 
         method = getattr(self._cls, name, None)

@@ -1,13 +1,12 @@
-"""Other programs, run under limits and ended with all that they have started.
+"""Runs other programs under limits, and ends them together with everything that they have started.
 
-TOOL-1: when :func:`run_tool` is left, however it is left, nothing of the tool still runs except what was detached.
-TOOL-2: the first process of a tool is waited for last: until then its pid, which is in the mark of all its descendants,
-means nothing else.
+TOOL-1: when :func:`run_tool` returns or raises, nothing of the tool still runs, except what was detached.
+TOOL-2: the first process of a tool is waited for last. Until then its pid, which is part of the mark of all its descendants, is
+not reused.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import signal
@@ -22,6 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from mesh_core._blocks.in_thread import in_thread
+from mesh_core._common.checks import check_positive
 from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError
 from mesh_core._native import start_marked
@@ -33,12 +34,12 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _CHUNK = 1 << 16
 _KEPT_OUTPUT = 1 << 20
 _LOOK_S = 0.02
-# Looking takes no more than one part in so many of a core.
+# Looking takes at most this fraction (1 / n) of a core.
 _SHARE = 10
 
 
 class ToolLimit(StrEnum):
-    """The limit that has ended a tool."""
+    """The limit that ended a tool."""
 
     TIMEOUT = "timeout"
     MEMORY = "memory"
@@ -47,40 +48,40 @@ class ToolLimit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUsage:
-    """What a tool has used, with all that it has started."""
+    """What a tool and everything that it started have used."""
 
     wall_s: float
-    """From its start to its end."""
+    """Seconds from start to end."""
     cpu_s: float
-    """Processor time, in user mode and in the kernel."""
+    """Processor time in seconds, user and system."""
     peak_memory: int
-    """Bytes: of the largest of its processes, or of all of them when they were looked at. It is never less than what the
-    process that has started the tool has itself, a copy of which the tool was at first."""
+    """Bytes: the largest of its processes, or the sum of all at one of the looks, whichever is more. It is never less than
+    the size of the process that started the tool, because the tool begins as a copy of that."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What became of a tool."""
+    """The outcome of a tool."""
 
     argv: tuple[str, ...]
     returncode: int
-    """Its exit status; negative for a signal."""
+    """The exit status; negative for a signal."""
     stdout: bytes
     stderr: bytes
     truncated: bool
-    """Whether it has written more than is kept in ``stdout`` or ``stderr``."""
+    """Whether it wrote more than was kept in ``stdout`` or ``stderr``."""
     limit: ToolLimit | None
-    """Which limit has ended it; ``None`` if none has."""
+    """The limit that ended it, if one did."""
     usage: ToolUsage
 
     @property
     def ok(self) -> bool:
-        """Whether it has ended by itself, with status 0."""
+        """Whether it ended by itself, with status 0."""
         return self.returncode == 0 and self.limit is None
 
     @property
     def text(self) -> str:
-        """What it has written to stdout, as text; what is not UTF-8 is replaced."""
+        """Its stdout as text; bytes that are not UTF-8 are replaced."""
         return self.stdout.decode(errors="replace")
 
 
@@ -95,7 +96,7 @@ def run_tool(
     env: Mapping[str, str | None] | None = None,
     max_output: int = _KEPT_OUTPUT,
 ) -> ToolResult:
-    r"""Run a program, and wait for its end; what it has started ends with it.
+    r"""Run a program and wait for its end; everything that it has started ends with it.
 
     >>> from mesh_core import run_tool
     >>> run_tool(["echo", "hello"], timeout=10).text
@@ -103,20 +104,20 @@ def run_tool(
     >>> run_tool(["sh", "-c", "sleep 60 & sleep 60"], timeout=0.1).limit
     <ToolLimit.TIMEOUT: 'timeout'>
 
-    It works in scripts and in actors. In a coroutine use :func:`run_tool_async`, as this one blocks. No shell is used.
-    When the program ends, exceeds a limit, or the wait is interrupted, everything that it has started is killed, also
-    what has made itself a daemon; :func:`detach` makes exceptions.
+    It works in scripts and in actors. It blocks; in a coroutine use :func:`run_tool_async`. No shell is used.
+    When the program ends or exceeds a limit, or the wait is interrupted, everything that it has started is killed, daemons
+    included. :func:`detach` exempts a process.
 
     Args:
-        argv: the program and its arguments; it is looked for in ``PATH``.
+        argv: the program and its arguments; it is searched for in ``PATH``.
         timeout: seconds after which it is killed.
-        memory: bytes of memory that its processes may have together. They are looked at fifty times a second at most, so
-            that a program that takes memory quickly may have more for a moment.
-        pids: how many processes it may have at once, itself included; looked at in the same way.
-        input: what it reads from stdin, which is empty otherwise.
-        cwd: the folder that it runs in.
+        memory: bytes of memory that its processes may use together. They are checked at most fifty times a second, so
+            a program that allocates quickly may exceed the limit for a moment.
+        pids: how many processes it may have at once, itself included; checked in the same way.
+        input: its stdin; empty by default.
+        cwd: its working directory.
         env: changes to the environment; ``None`` removes a variable.
-        max_output: how many bytes of stdout, and as many of stderr, are kept: the first ones.
+        max_output: how many bytes of stdout, and of stderr, are kept: the first ones.
 
     Raises:
         OSError: it cannot be started, for example ``FileNotFoundError``.
@@ -128,7 +129,7 @@ def run_tool(
 async def run_tool_async(
     argv: Sequence[str | os.PathLike[str]],
     *,
-    timeout: float | None = None,  # noqa: ASYNC109 - it is the tool's, and told of in the result
+    timeout: float | None = None,  # noqa: ASYNC109 - it limits the tool, and the result reports it
     memory: int | None = None,
     pids: int | None = None,
     input: bytes | str | None = None,  # noqa: A002 - as subprocess.run has it
@@ -136,7 +137,7 @@ async def run_tool_async(
     env: Mapping[str, str | None] | None = None,
     max_output: int = _KEPT_OUTPUT,
 ) -> ToolResult:
-    r"""Run a program without blocking the event loop; see :func:`run_tool`. If this is cancelled, the tool is killed.
+    r"""Like :func:`run_tool`, without blocking the event loop. If this is cancelled, the tool is killed.
 
     >>> import asyncio
     >>> from mesh_core import run_tool_async
@@ -144,38 +145,11 @@ async def run_tool_async(
     'hello\n'
     """
     request = _Request.of(argv, timeout, memory, pids, data=input, cwd=cwd, env=env, max_output=max_output)
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[ToolResult] = loop.create_future()
     cancel = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def work() -> None:
-        result: ToolResult | BaseException
-        try:
-            result = _Run(request, cancel).run()
-        except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-            result = error
-        with suppress(RuntimeError):  # the loop has been closed
-            loop.call_soon_threadsafe(_settle, done, result)
-
-    thread = threading.Thread(target=work, name="mesh-tool", daemon=True)
-    thread.start()
-    cancelled: asyncio.CancelledError | None = None
     try:
-        while not done.done():
-            try:
-                await asyncio.wait([done])
-            except asyncio.CancelledError as error:
-                cancelled = error
-                os.eventfd_write(cancel, 1)
+        return await in_thread(_Run(request, cancel).run, "mesh-tool", lambda: os.eventfd_write(cancel, 1))
     finally:
-        # Also where the loop does not go on: nothing of the tool is to be left.
-        os.eventfd_write(cancel, 1)
-        thread.join()
         os.close(cancel)
-    if cancelled is not None:
-        done.exception()  # looked at
-        raise cancelled
-    return done.result()
 
 
 def run_tool_as(
@@ -190,20 +164,13 @@ def run_tool_as(
     env: Mapping[str, str | None] | None,
     max_output: int,
 ) -> ToolResult:
-    """:func:`run_tool` for a process whose mark somebody else looks after."""
+    """Like :func:`run_tool`, for a process whose mark is managed elsewhere."""
     request = _Request.of(argv, timeout, memory, pids, data=data, cwd=cwd, env=env, max_output=max_output)
     return _Run(request, -1).run_as(None if mark is None else (mark.soft, mark.owner))
 
 
-def _settle(done: asyncio.Future[ToolResult], result: ToolResult | BaseException) -> None:
-    if isinstance(result, BaseException):
-        done.set_exception(result)
-    else:
-        done.set_result(result)
-
-
 def detach(pid: int) -> None:
-    """Let a process, and all that it has started or will start, outlive the actor that has started it.
+    """Let a process, and everything that it has started or will start, outlive the actor that started it.
 
     >>> import subprocess
     >>> from mesh_core import Actor, detach, endpoint, this_host
@@ -214,16 +181,16 @@ def detach(pid: int) -> None:
     ...         detach(viewer.pid)
     ...         return viewer.pid
 
-    What an actor starts ends with the actor's process, what a tool starts ends with the tool. Nobody ends a detached
-    process: the program that detaches it has to see to that. The first process of a tool, for which :func:`run_tool`
-    waits, ends with the tool all the same.
+    What an actor starts ends with the actor's process; what a tool starts ends with the tool. Nobody ends a detached
+    process: that is up to the program that detaches it. The first process of a tool, for which :func:`run_tool`
+    waits, cannot be detached from it.
 
     Args:
-        pid: a process that this one has started, or one that descends from it.
+        pid: a child of this process, or another descendant.
 
     Raises:
         ProcessLookupError: there is no such process.
-        PermissionError: it is another user's.
+        PermissionError: it belongs to another user.
     """
     if pid == os.getpid():
         raise MeshError("a process cannot detach itself: it ends with its owner. Detach what it has started.")
@@ -235,8 +202,8 @@ def detach(pid: int) -> None:
         everyone = process_marks.look_at_all(process_marks.all_pids())
         due = [
             each
-            for each in _descendants(pid, everyone)
-            if (mark := process_marks.read(each)) is not None and not mark.detached
+            for each in process_marks.descendants([pid], everyone)
+            if each != pid and (mark := process_marks.read(each)) is not None and not mark.detached
         ]
         if not due:
             return
@@ -245,16 +212,19 @@ def detach(pid: int) -> None:
                 process_marks.detach_one(each)
 
 
-def _descendants(pid: int, everyone: Found) -> list[int]:
-    found = [pid]
-    for parent in found:
-        found.extend(each for each, seen in everyone.items() if seen.parent == parent and each not in found)
-    return found[1:]
+def checked_words(argv: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The program and its arguments as strings."""
+    if isinstance(argv, str | bytes):
+        raise TypeError(
+            f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
+            '["sh", "-c", command].'
+        )
+    return tuple(os.fsdecode(word) for word in argv)
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A checked order."""
+    """The checked arguments of a run."""
 
     argv: tuple[str, ...]
     timeout: float | None
@@ -278,17 +248,10 @@ class _Request:
         env: Mapping[str, str | None] | None,
         max_output: int,
     ) -> _Request:
-        if isinstance(argv, str | bytes):
-            raise TypeError(
-                f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
-                '["sh", "-c", command].'
-            )
-        words = tuple(os.fsdecode(word) for word in argv)
+        words = checked_words(argv)
         if not words:
             raise ValueError("argv must name a program, got an empty list")
-        for name, value in (("timeout", timeout), ("memory", memory), ("pids", pids)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value!r}")
+        check_positive(timeout=timeout, memory=memory, pids=pids)
         if max_output < 0:
             raise ValueError(f"max_output must not be negative, got {max_output!r}")
         folder = None if cwd is None else os.fsdecode(cwd)
@@ -303,9 +266,9 @@ class _Request:
 
 
 class _Minding:
-    """The marks of this process's tools, and the minder that ends the tools of a script that is killed.
+    """The marks of this process's tools, and the minder that ends these tools if a script is killed.
 
-    Workers need none: what they start has their own mark, and the fork server and its minder look after that.
+    Workers need no minder of their own: what they start has their mark, and the fork server and its minder end it.
     """
 
     def __init__(self) -> None:
@@ -316,7 +279,7 @@ class _Minding:
         self._tools = 0
 
     def begin(self) -> tuple[int, int] | None:
-        """A tool is about to start. Returns the limits that mark it; its pid is added to the first."""
+        """A tool is about to start. Returns the limits that mark it; its pid has to be added to the first."""
         process = holder().process
         own = process_marks.read(0)
         worker = process is not None and process.in_charge and not process.identity.is_script
@@ -324,7 +287,7 @@ class _Minding:
             return own.soft, own.owner
         with self._lock:
             if self._pid != os.getpid():
-                # Also in a fork: its parent's minder is not its own.
+                # This may be a forked copy, whose parent's minder is not its own.
                 self._pid, self._minder, self._tools = os.getpid(), None, 0
                 try:
                     self._owner = process_marks.new_owner()
@@ -367,7 +330,7 @@ def _start_minder(owner: int) -> subprocess.Popen[bytes] | None:
 
 
 class _Output:
-    """What a tool has written to one descriptor."""
+    """The output of a tool on one descriptor."""
 
     def __init__(self, limit: int) -> None:
         self.kept = bytearray()
@@ -375,7 +338,7 @@ class _Output:
         self._limit = limit
 
     def read(self, fd: int) -> bool:
-        """Take what is there; whether there may be more, sooner or later."""
+        """Read what is available. Returns whether there may be more later."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -386,7 +349,7 @@ class _Output:
         return bool(data)
 
     def read_rest(self, fd: int) -> None:
-        """Take what is there when nobody writes any more."""
+        """Read the rest, once all writers have ended."""
         while True:
             before = len(self.kept)
             if not self.read(fd) or self.truncated or len(self.kept) == before:
@@ -418,7 +381,7 @@ class _Run:
             minding.end(mark)
 
     def run_as(self, mark: tuple[int, int] | None) -> ToolResult:
-        """Run the tool with limits that mark it; its pid is added to the first."""
+        """Run the tool with limits that mark it; the tool's pid is added to the first."""
         self._owner = 0 if mark is None else mark[1]
         fds: list[int] = []
         try:
@@ -458,7 +421,7 @@ class _Run:
                 os.close(fd)
 
     def _talk(self, ours: tuple[int, int, int], fds: list[int], began: float) -> None:
-        """Move its input and output until it ends, is to be ended, or this is interrupted."""
+        """Pass its input and output on until it ends, a limit is exceeded, or this is interrupted."""
         stdin, stdout, stderr = ours
         ended = os.pidfd_open(self._pid)
         fds.append(ended)
@@ -494,7 +457,7 @@ class _Run:
                     os.close(fd)
 
     def _look(self, began: float) -> float | None:
-        """See to the limits. Returns how many milliseconds the next look can wait."""
+        """Check the limits. Returns after how many milliseconds they have to be checked again."""
         now = time.monotonic()
         due = []
         request = self._request
@@ -523,7 +486,7 @@ class _Run:
 
     def _compare(self) -> None:
         request = self._request
-        # Counted first, and quickly: what forks all the time forks meanwhile. Some of these may have ended.
+        # Count first, which is quick: a fork bomb goes on forking meanwhile. Some of these may have ended already.
         if (
             request.pids is not None
             and process_marks.count(self._matches) <= request.pids
@@ -548,11 +511,11 @@ class _Run:
         if left:
             self._kill_group()
             Hunt(self._find, grace=0.0).run()
-        # Also if it was detached: this is what is waited for.
+        # Even if it was detached: this is the process that is waited for.
         os.kill(self._pid, signal.SIGKILL)
 
     def _finish(self) -> tuple[int, Any]:
-        """Kill what is left, and wait for the first process. Another Ctrl-C is raised only then (TOOL-1)."""
+        """Kill what is left, and wait for the first process. A further Ctrl-C is raised only after that (TOOL-1)."""
         interrupt: BaseException | None = None
         ended: tuple[int, Any] | None = None
         while ended is None:
@@ -566,14 +529,14 @@ class _Run:
         return ended
 
     def _kill_group(self) -> None:
-        """Kill the whole process group at once: what forks all the time cannot get away."""
+        """Kill the whole process group at once, so that a fork bomb cannot escape."""
         if not process_marks.detached_of(self._owner):
             with suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
 
 
 def _write(fd: int, data: memoryview) -> memoryview:
-    """Write what is taken, and return the rest; none if nobody reads it."""
+    """Write what fits, and return the rest; nothing if the reader has gone."""
     try:
         return data[os.write(fd, data[:_CHUNK]) :]
     except BlockingIOError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ from mesh_core._common.errors import MeshError
 from mesh_core._native import Extent, Point
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
     from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.procs import ProcMesh
@@ -146,6 +149,12 @@ def current_message() -> Message | None:
     """The message that is being handled, if one is."""
     now = _current.get()
     return None if now is None else now._message
+
+
+def running_loop() -> AbstractEventLoop | None:
+    """The event loop that runs in this thread, which nothing may block; does not import asyncio."""
+    asyncio = sys.modules.get("asyncio")
+    return None if asyncio is None else asyncio._get_running_loop()
 
 
 def context() -> Context:

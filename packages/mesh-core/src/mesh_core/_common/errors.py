@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised, for whoever looks at it from outside; its goodbye tells Mesh."""
+"""Exit status of a process whose bootstrap has raised, for outside observers; Mesh itself learns it from the process's goodbye."""
 REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
 """What to do where one side does not accept the other's credentials."""
 
@@ -34,9 +34,9 @@ class MeshError(Exception):
     results: Any = None
     """Where a call to many failed: the ``ValueMesh`` of all ranks' outcomes, values and exceptions alike."""
     _deaths: tuple[tuple[int, int, int], ...] = ()
-    """The processes that it tells of, as failures have them for their key."""
+    """The keys of the processes whose deaths it reports."""
     _loaded_from: tuple[Any, Any] | None = None
-    """Of a message that is to be read again: its pickle and its buffers."""
+    """The pickle and the buffers of a message that is to be read again."""
 
     def __reduce__(self) -> Any:
         # The outcomes of all ranks stay with the caller: they are values of their own, and may be large.
@@ -51,7 +51,19 @@ def _rebuild(kind: type[MeshError], args: tuple[Any, ...]) -> MeshError:
     return kind(*args)
 
 
-class ActorTimeout(MeshError, TimeoutError):
+class _OfActor(MeshError):
+    """An error that names an actor."""
+
+    def __init__(
+        self, message: str = "", *, actor: str = "", rank: int | None = None, host: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.actor = actor
+        self.rank = rank
+        self.host = host
+
+
+class ActorTimeout(_OfActor, TimeoutError):
     """An actor did not answer in time; the call was cancelled there."""
 
     def __init__(
@@ -63,23 +75,20 @@ class ActorTimeout(MeshError, TimeoutError):
         host: str = "",
         timeout: float | None = None,
     ) -> None:
-        super().__init__(message)
-        self.actor = actor
-        self.rank = rank
-        self.host = host
+        super().__init__(message, actor=actor, rank=rank, host=host)
         self.timeout = timeout
         """The deadline that was missed, in seconds."""
 
 
 class SupervisionError(MeshError, RuntimeError):
-    """A failure that nobody handled reached whoever is waiting; :attr:`failure` tells all about it."""
+    """A failure that nobody handled, raised by a call that waits; :attr:`failure` has the details."""
 
     def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
         super().__init__(message or (failure.report() if failure is not None else ""))
         self.failure = failure
 
     def __repr__(self) -> str:
-        return f"SupervisionError({str(self).partition(chr(10))[0]!r})"
+        return f"SupervisionError({first_line(self)!r})"
 
     def _repr_html_(self) -> str:
         from mesh_core._common.display import block
@@ -89,10 +98,10 @@ class SupervisionError(MeshError, RuntimeError):
 
 
 class PoolLost(SupervisionError):
-    """The process that made a pool has died, and the pool with it: nobody gives its replicas' turns away any more.
+    """The process that made a pool has died, and the pool with it: nobody hands out its replicas any longer.
 
-    Raised where the pool was sent to, by tasks that wait for a replica and by those that are submitted later. A task that runs
-    goes on, unless its replica belongs to what has died.
+    Raised in processes that the pool was sent to, by tasks that wait for a replica and by tasks that are submitted later. A
+    running task continues, unless its replica died too.
 
     >>> issubclass(PoolLost, SupervisionError)
     True
@@ -102,7 +111,7 @@ class PoolLost(SupervisionError):
 class DeviceMeshError(SupervisionError):
     """A mesh has lost ranks that were needed; :attr:`coordinates` says which.
 
-    For whatever computes on a whole mesh: make one with :meth:`of`.
+    Code that computes on a whole mesh makes one with :meth:`of`.
 
     >>> error = DeviceMeshError("a mesh has lost a rank", coordinates=({"hosts": 1, "gpus": 3},))
     >>> error.coordinates
@@ -120,11 +129,11 @@ class DeviceMeshError(SupervisionError):
         super().__init__(message, failure=failure)
         self.mesh_name = mesh_name
         self.coordinates = coordinates
-        """The points of the mesh that it has lost, in the order of the ranks."""
+        """The points that were lost, in the order of the ranks."""
 
     @classmethod
     def of(cls, mesh: Any) -> DeviceMeshError:
-        """Return the error for what a mesh of processes or actors has lost by now.
+        """Return the error for the ranks that a mesh of processes or actors has lost so far.
 
         >>> from mesh_core import DeviceMeshError, this_host
         >>> with this_host().spawn_procs({"gpus": 2}, name="workers") as procs:
@@ -167,8 +176,8 @@ class SpawnError(MeshError):
         """The last lines that the process wrote to its stderr."""
 
 
-class MailboxFull(MeshError):
-    """A message was not sent since the receiver's budget is used up, and its sender asked not to wait, or must not."""
+class MailboxFull(_OfActor):
+    """A message was not sent: the receiver's budget is used up, and the sender asked not to wait, or must not wait."""
 
     def __init__(
         self,
@@ -179,18 +188,15 @@ class MailboxFull(MeshError):
         host: str = "",
         budget: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.actor = actor
-        self.rank = rank
-        self.host = host
+        super().__init__(message, actor=actor, rank=rank, host=host)
         self.budget = budget
-        """The number of bytes that may be under way."""
+        """How many bytes may be in flight."""
 
 
-class ReplyDropped(MeshError):
-    """A reply was dropped when it came: the caller's process held as many that nobody had looked at as it may.
+class ReplyDropped(_OfActor):
+    """A reply was dropped on arrival: the caller's process already held as many unread replies as it may.
 
-    The endpoint has run, and what it did stands; only its result is lost.
+    The endpoint has run, and its effects stand; only its result is lost.
     """
 
     def __init__(
@@ -202,16 +208,13 @@ class ReplyDropped(MeshError):
         host: str = "",
         size: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.actor = actor
-        self.rank = rank
-        self.host = host
+        super().__init__(message, actor=actor, rank=rank, host=host)
         self.size = size
-        """The number of bytes that the reply had."""
+        """The size of the reply in bytes."""
 
 
-class Undeliverable(MeshError, ConnectionError):
-    """A message came back: its receiver is stopped, dead or was never there."""
+class Undeliverable(_OfActor, ConnectionError):
+    """A message came back: its receiver has stopped, has died or never existed."""
 
     def __init__(
         self,
@@ -222,24 +225,21 @@ class Undeliverable(MeshError, ConnectionError):
         host: str = "",
         reason: str = "",
     ) -> None:
-        super().__init__(message)
-        self.actor = actor
-        self.rank = rank
-        self.host = host
+        super().__init__(message, actor=actor, rank=rank, host=host)
         self.reason = reason
         """Why, in words."""
 
 
 class NotBegun(Undeliverable):
-    """A task came back: it had not begun, and never will."""
+    """A task came back: it has not begun, and never will."""
 
 
 class ChannelClosed(MeshError, EOFError):
-    """Nothing can be received from a channel any more: it was closed, or took one value and has had it."""
+    """Nothing more can be received from a channel: it was closed, or it was for one value, which has arrived."""
 
 
 class BrokenPromise(MeshError):
-    """Everything that could have kept a promise is gone, and it has no outcome.
+    """Everything that could have kept a promise is gone, and it never got an outcome.
 
     >>> from mesh_core import Promise
     >>> future = Promise[int]("weights").future
@@ -271,7 +271,7 @@ class SerializationError(MeshError, TypeError):
 
 
 class Unsendable(TypeError):
-    """Raised by what refuses to be pickled and knows what to do instead; becomes a :class:`SerializationError`."""
+    """Raised by an object that refuses to be pickled, with advice on what to do; becomes a :class:`SerializationError`."""
 
     def __init__(self, message: str, advice: str) -> None:
         super().__init__(message)
@@ -311,7 +311,7 @@ class PluginLoadError(PluginError):
         self.version = version
         """The distribution's version."""
         self.cause = cause
-        """What went wrong, in words: kept as text, so that this error can always be sent to another process."""
+        """What went wrong, as text, so that this error can always be sent to another process."""
 
 
 _OF_NATIVE: dict[NativeError, type[MeshError]] = {
@@ -339,6 +339,16 @@ def type_name(kind: type) -> str:
     """Name a type as tracebacks do: with its module, unless that is ``builtins`` or ``__main__``."""
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text; the report of a failure has many."""
+    return str(error).partition("\n")[0]
+
+
+def in_a_line(error: BaseException) -> str:
+    """An exception's type and the first line of its text."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def describe_point(point: Mapping[str, int] | None) -> str:

@@ -20,7 +20,7 @@ from mesh_core._native import begin_sigterm, guard_sigterm, release_sigterm, rep
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import FrameType, TracebackType
+    from types import FrameType
 
 _SIGINT = int(signal.SIGINT)
 
@@ -48,9 +48,7 @@ class Interrupts:
             _signal.signal(_SIGINT, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._handles:
             self._handles = False
             _signal.signal(_SIGINT, _signal.default_int_handler)
@@ -101,7 +99,7 @@ class Termination:
         self._held = 0
         self._kept = False
         self.begun = False
-        """SIGTERM has come, and the script is ending."""
+        """SIGTERM has arrived, and the script is ending."""
 
     @classmethod
     def install(cls, grace: float) -> Termination | None:
@@ -132,7 +130,7 @@ class Termination:
         self._held += 1
 
     def let_go(self) -> None:
-        """Raise what has come meanwhile."""
+        """Raise the signal that has arrived meanwhile."""
         self._held -= 1
         if self._kept and not self._held:
             self._kept = False
@@ -149,7 +147,7 @@ class Termination:
             self._held = held
 
     def forget(self) -> None:
-        """Raise nothing of what has come meanwhile: the script is ending."""
+        """Drop the signals that have arrived meanwhile: the script is ending."""
         self._kept = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
@@ -236,7 +234,7 @@ def end_by_interrupt() -> None:
 
 
 def say_stopping(count: int, *, by_sigterm: bool = False) -> None:
-    """Tell whoever waits for an end what it waits for."""
+    """Tell the user what the end of the script waits for."""
     what = f"{count} process" if count == 1 else f"{count} processes"
     which = "it" if count == 1 else "them"
     how = f"another SIGTERM kills {which}" if by_sigterm else f"Ctrl-C again to kill {which}"

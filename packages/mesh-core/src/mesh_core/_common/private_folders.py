@@ -51,7 +51,7 @@ def make_private(name: str, dir_fd: int) -> int:
 
 
 def open_own(path: str, *, dir_fd: int | None = None) -> int:
-    """Open a folder whose owner is this user or root, whoever else can enter it; ``PermissionError`` for any other.
+    """Open a folder that belongs to this user or root, even if others can enter it; ``PermissionError`` for any other.
 
     A link at the end of the path is followed only if it belongs to one of the two as well, as other users' links in a
     shared folder lead wherever those want.

@@ -212,7 +212,7 @@ class Settings:
     """Whether records of workers reach the handlers that the script has set up for ``logging``; otherwise they are text."""
 
     post_mortem: bool = _setting(False, _Switch())
-    """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller hears of it."""
+    """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller is notified."""
 
     def __post_init__(self) -> None:
         for name, rule in _rules().items():

@@ -78,7 +78,7 @@ class Extension:
         """Hear that a process of this host has ended; only in the host's own instance."""
 
     def endpoint_raised(self, raised: Raised) -> None:
-        """Hear that an actor's code has raised, on the thread where it did, before its caller hears of it."""
+        """Called when an actor's code has raised, on the same thread, before the caller is notified."""
 
     def make_actor(self, actor: LocalActor) -> Any:
         """Make an actor of this process: return ``actor.construct()``, or an object of its class made in another way."""

@@ -1,4 +1,4 @@
-"""What extensions are told. A module of its own, imported when there is something to tell: dataclasses take memory."""
+"""What extensions are notified of. A separate module, imported at the first event: dataclasses take memory."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from mesh_core._common.codes import FailureKind, Request
+from mesh_core._common.codes import Request
 from mesh_core._common.control import Control
 from mesh_core._common.errors import MeshError
 from mesh_core._geometry.location import ListedLocation, Location
@@ -33,19 +33,8 @@ if TYPE_CHECKING:
 
 MESH_NAME: Final = "host"
 AGAIN: Final = 3
-"""So often within :data:`PERIOD` a process is made again."""
+"""How often within :data:`PERIOD` a process is made again."""
 PERIOD: Final = 60.0
-
-_GONE: Final = frozenset(
-    {
-        FailureKind.HOST_DEAD,
-        FailureKind.HOST_UNREACHABLE,
-        FailureKind.HOST_NOT_ATTACHED,
-        FailureKind.HOST_NOT_AUTHENTICATED,
-        FailureKind.HOST_ABSENT,
-    }
-)
-"""With these the host has gone, which its owners hear of in other ways."""
 
 
 def address_of(host: int) -> tuple[int, int, int]:
@@ -77,12 +66,13 @@ class Again:
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
         """See :class:`mesh_core.policies.Policy`."""
+        from mesh_core._failures.failure import OF_HOSTS
         from mesh_core._failures.policies import Escalate, Failed, Ignore, Respawn
 
         if not isinstance(event, Failed):
             return self, ()
-        if event.kind in _GONE:
-            return self, (Ignore(),)
+        if event.kind in OF_HOSTS:
+            return self, (Ignore(),)  # its owners hear of the host's end in other ways
         recent = (*(death for death in self.deaths if now - death < PERIOD), now)
         after = replace(self, deaths=recent[-AGAIN:])
         if len(recent) > AGAIN:
@@ -102,7 +92,7 @@ class _HostProc:
     def __init__(self, process: Process, host: int, first: Carried) -> None:
         from mesh_core._failures.owned_meshes import Holding
         from mesh_core._meshes.procs import ProcMesh
-        from mesh_core._meshes.spawning import Recipe
+        from mesh_core._meshes.spawning import Options, Recipe
 
         self._process = process
         self._carried = {first.name: first}
@@ -119,17 +109,8 @@ class _HostProc:
             mesh_id,
             0,
             location,
+            options=Options(),
             size=1,
-            per_host=1,
-            bootstrap=None,
-            env=None,
-            preload=[],
-            fresh=False,
-            python=None,
-            binding=None,
-            seed=None,
-            devices=None,
-            torch=None,
             carries=self._told,
         )
         self.mesh: ProcMesh = ProcMesh(

@@ -50,9 +50,9 @@ class Extensions:
         self._lock = threading.RLock()
         self._running: dict[str, _Running] = {}
         self._starting: list[Extension] = []
-        """Those that send already, while messages for them still wait, or meet nobody."""
+        """Extensions that may send already, but do not receive yet."""
         self._stopping: dict[str, _Running] = {}
-        """Those that take no messages any more, and still send: each until its ``stop`` has returned."""
+        """Extensions that no longer receive, but may send until their ``stop`` has returned."""
         self.failure: MeshError | None = None
         """Why an extension that this worker was spawned with could not start."""
         self._failures: dict[str, MeshError] = {}
@@ -104,7 +104,7 @@ class Extensions:
             return self._start(cls, payload)
 
     def ensure(self, cls: type[Extension]) -> None:
-        """Have an instance here, if there is none yet: of what Mesh itself brings along."""
+        """Have an instance of one of Mesh's own extensions here, if there is none yet."""
         with self._lock:
             if cls.name not in self._running:
                 self._start(cls, None)
@@ -138,11 +138,11 @@ class Extensions:
     # Carried along.
 
     def travelling(self) -> list[Extension]:
-        """Those that processes which are spawned may carry."""
+        """The extensions that spawned processes may carry."""
         return [each.extension for each in list(self._running.values()) if not each.extension._everywhere]
 
     def carried(self, spawning: Spawning) -> str:
-        """What processes that are spawned are told of extensions, as text; nothing if they carry none."""
+        """What spawned processes carry of extensions, as text; empty if they carry none."""
         told = [pack(each, spawning) for each in self.travelling()]
         there = [each for each in told if each is not None]
         return json.dumps(there) if there else ""
@@ -157,7 +157,7 @@ class Extensions:
                     self._try(carried)
                 else:
                     self._start(*carried.load())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, whoever spawned this process is told
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the spawner of this process is told
             self.failure = _not_started(name, error)
 
     def _try(self, carried: Carried) -> None:
@@ -205,7 +205,7 @@ class Extensions:
     # What reaches them.
 
     def on_message(self, message: Message) -> None:
-        """A message for an extension has come."""
+        """A message for an extension has arrived."""
         running = self._running.get(message.name)
         if running is not None:
             running.take(message)
@@ -356,11 +356,11 @@ class _Running:
             self._put(lambda: self._receive(message))
 
     def tell(self, end: ActorEnd) -> None:
-        """Have it told of an actor's end, soon."""
+        """Notify it of an actor's end, soon."""
         self._put(lambda: self.extension.actor_ended(end))
 
     def tell_proc(self, end: ProcEnd) -> None:
-        """Have it told of the end of a process of this host, soon."""
+        """Notify it of the end of a process of this host, soon."""
         self._put(lambda: self.extension.proc_ended(end))
 
     def cancel(self, key: CallKey) -> None:
@@ -369,7 +369,7 @@ class _Running:
             self._on_loop(self._give_up, key)
 
     def end(self) -> None:
-        """Handle what has come, then stop."""
+        """Handle the messages that have arrived, then stop."""
         self._unhook()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():

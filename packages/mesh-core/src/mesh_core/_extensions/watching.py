@@ -34,13 +34,13 @@ class Watch:
         self._target = mesh._location.target(mesh._procs_id, mesh._view)
 
     def cancel(self) -> None:
-        """Be told of nothing more."""
+        """Stop the notifications."""
         with self._lock:
             self._left.clear()
         current().watches.discard(self)
 
     def _ended(self, procs_id: int, rank: int, lost: Lost) -> None:
-        """Tell of the end of a process, if that is watched and was not told of before."""
+        """Report the end of a process, if it is watched and was not reported before."""
         mesh = self._mesh
         within = mesh._location.rank_of(mesh._procs_id, procs_id, rank)
         if within is None:

@@ -38,7 +38,7 @@ OF_HOSTS = frozenset(
 """Failures of whole hosts."""
 
 _HOST_KINDS = frozenset({FailureKind.HOST_DEAD, FailureKind.HOST_UNREACHABLE})
-"""Failures whose headline says no more than that the host is dead."""
+"""Failures whose headline says only that the host is dead."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class MeshFailure:
 
     @property
     def id(self) -> str:
-        """Identify the failure within its job: the same wherever it is heard of, so that reports can be matched.
+        """Identify the failure within its job. It is the same in every process, so that reports can be matched.
 
         A process dies once, and an actor fails once: it is made of their ids. Empty for a failure that was made by hand.
         """
@@ -152,7 +152,7 @@ class MeshFailure:
     def _why(self) -> str:
         if self.signal is not None:
             why = ", probably by the kernel as memory ran out" if self.out_of_memory else ""
-            return f"killed by signal {self.signal} ({_signal_name(self.signal)}){why}"
+            return f"killed by signal {self.signal} ({signal_name(self.signal)}){why}"
         if self.exception is not None:
             return raised_in_words(self.exception)
         if self.kind is FailureKind.BOOTSTRAP_FAILED:
@@ -223,7 +223,8 @@ def _reason(lost: Lost) -> str:
 _BY_STATUS = frozenset({FailureKind.EXITED, FailureKind.KILLED, FailureKind.OUT_OF_MEMORY})
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """What a signal is called."""
     try:
         return signals.Signals(number).name
     except ValueError:

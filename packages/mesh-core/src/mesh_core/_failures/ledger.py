@@ -1,4 +1,4 @@
-"""The ledger of one process's failures: who has to be told of each of them next, and who has been told.
+"""The ledger of one process's failures: who has to be notified of each of them next, and who has been.
 
 A state machine without threads, locks, clocks or I/O: an event goes in, actions come out. :mod:`mesh_core._failures.supervision`
 brings the events, one at a time, and carries the actions out.

@@ -52,7 +52,7 @@ class Holding:
 
             self.policy = PolicyRun(policy, mesh.name)
         self.returns: Returns | None = None
-        """What its callers are told of restarts, where endpoints of it ask for that."""
+        """Answers callers who wait for restarts, if it has endpoints that do."""
         # Hardly any has something in them, and there may be very many: a set of its own takes each 200 bytes.
         self.dead: frozenset[tuple[int, int]] = frozenset()
         """Processes that were in it, by their addresses."""
@@ -82,7 +82,7 @@ class Holding:
         self._strike(rank)
 
     def regain(self, ranks: Iterable[int]) -> None:
-        """Note that there are processes, or actors, anew at these ranks."""
+        """Note that there are new processes, or actors, at these ranks."""
         ranks = set(ranks)
         self.lost -= ranks
         self.failed -= ranks
@@ -93,7 +93,7 @@ class Holding:
             self.returns.struck(place)
 
     def end_policy(self) -> None:
-        """Its policy is asked no more."""
+        """Its policy is no longer asked."""
         if self.returns is not None:
             self.returns.close()
         if self.policy is not None:
@@ -113,7 +113,7 @@ _NO_LIVES: Mapping[int, int] = MappingProxyType({})
 
 
 class Making:
-    """What actors were made with, at whoever spawned them: some of them may have to be made again."""
+    """What the spawner of actors needs to make some of them again."""
 
     __slots__ = ("holding", "lives", "owner_id", "procs", "spawned", "stopped")
 
@@ -144,7 +144,7 @@ class OwnedMeshes:
     def __init__(self) -> None:
         self._holdings: dict[int, Holding] = {}
         self._left_alone: set[int] = set()
-        """Meshes of actors that had a policy and were stopped: of their failures nobody is told any more."""
+        """Meshes of actors that had a policy and were stopped; nobody is notified of their failures any longer."""
         self._returns: dict[int, Returns] = {}
         """By the ids of actors. These stay where all ranks are lost, and may be made again."""
         self._lock = threading.Lock()
@@ -174,22 +174,12 @@ class OwnedMeshes:
     def drop(self, thing: int, among: int | None = None) -> None:
         """Forget a mesh that was told to stop; with processes, the actors on them; see :meth:`Owners.drop`."""
         with self._lock:
-            dropped = [
-                key
-                for key, each in self._holdings.items()
-                if thing in (key, each.procs_id) and among in (None, each.procs_id)
-            ]
-            for key in dropped:
+            for key in _meant(self._holdings, thing, among):
                 holding = self._holdings.pop(key)
                 if holding.policy is not None and holding.actor_id:
                     self._left_alone.add(holding.actor_id)
                 holding.end_policy()
-            ended = [
-                key
-                for key, each in self._returns.items()
-                if thing in (key, each.procs_id) and among in (None, each.procs_id)
-            ]
-            for key in ended:
+            for key in _meant(self._returns, thing, among):
                 self._returns.pop(key).close()
 
     def actors(self, actor_id: int) -> Holding | None:
@@ -197,7 +187,7 @@ class OwnedMeshes:
         return self._holdings.get(actor_id)
 
     def leaves_alone(self, actor_id: int) -> bool:
-        """Whether a failure of these actors was on its way when they were stopped, and their policy asked no more."""
+        """Whether these actors were stopped, so that a failure that was still on its way concerns nobody."""
         return actor_id in self._left_alone
 
     def procs(self) -> list[ProcMesh]:
@@ -276,6 +266,15 @@ class OwnedMeshes:
                     await stop
 
 
+def _meant(things: Mapping[int, Holding | Returns], thing: int, among: int | None) -> list[int]:
+    """The keys of what :meth:`OwnedMeshes.drop` is about."""
+    return [
+        key
+        for key, each in things.items()
+        if thing in (key, each.procs_id) and among in (None, each.procs_id)
+    ]
+
+
 class Owners:
     """What each owner of one process has spawned, by owner: the ids of its actors, 0 for everything else."""
 
@@ -294,7 +293,7 @@ class Owners:
             return found
 
     def returns(self, actor_id: int) -> Returns | None:
-        """What callers of these actors are told of restarts, whoever owns them."""
+        """What answers callers of these actors who wait for restarts, whoever owns the actors."""
         return next(
             (found for _, owned_meshes in self.all() if (found := owned_meshes.returns(actor_id))), None
         )
@@ -325,7 +324,7 @@ class Owners:
             return self._by_owner.pop(owner, None)
 
     def drop(self, thing: int, among: int | None = None) -> None:
-        """Forget a mesh, whoever's it is; with ``among`` only if it is on those processes.
+        """Forget a mesh, whoever owns it; with ``among``, only if it is on those processes.
 
         Actors that were put together of parts have the number of the first part, and are not that part.
         """

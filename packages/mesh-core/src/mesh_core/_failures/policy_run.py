@@ -124,7 +124,7 @@ class PolicyRun:
         return callable(getattr(self._state, "on_repair", None))
 
     def close(self) -> None:
-        """Give it no more events. What is put off stays so, and is reported when the script ends."""
+        """Stop passing events to it. Failures that it has put off are reported when the script ends."""
         self.closed = True
         if self.on_close is not None:
             with contextlib.suppress(RuntimeError):  # the event loop with the timers has ended already

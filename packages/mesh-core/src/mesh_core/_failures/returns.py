@@ -149,7 +149,7 @@ class Returns:
         self._lose(rest if lost else set())
 
     def close(self) -> None:
-        """The mesh is stopped, or its policy asked no more."""
+        """The mesh was stopped, or its policy is no longer asked."""
         with self._lock:
             self._closed = True
             asked, self._asked = self._asked, []

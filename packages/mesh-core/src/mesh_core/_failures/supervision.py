@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import FailureKind, MessageKind, Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.current import holder
-from mesh_core._common.errors import SupervisionError
+from mesh_core._common.errors import SupervisionError, first_line
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import MeshFailure, error_of, of_loss
 from mesh_core._futures import unseen
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _MOMENT = 0.2
 _REMEMBERED = 1024
-"""So many failures at most whose reasons are kept."""
+"""For how many failures the reasons are kept."""
 
 
 class Supervision:
@@ -146,7 +146,7 @@ class Supervision:
         return self.alarm() if self._process.alarmed else None
 
     def unheard(self) -> list[MeshFailure]:
-        """What nobody was told of; forgotten with that."""
+        """The failures that nobody was notified of. They are forgotten after this."""
         return self._on(ledger.ScriptEnds())
 
     def regain(self, holding: Holding, ranks: Iterable[int]) -> None:
@@ -307,7 +307,7 @@ class Supervision:
         except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
             if run.closed or self._process.ending:
                 return  # its mesh is being stopped, or all are, at the end of the script
-            said = str(error).partition("\n")[0]
+            said = first_line(error)
             reason = f"{type(repair).__name__} did not succeed: {said}"
             failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
             if run.hears_repairs:
@@ -401,7 +401,7 @@ def _now(verdict: Any) -> Any:
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
-    """Stop everything at the script's end; returns what nobody has heard of (SUP-2)."""
+    """Stop everything at the script's end; returns the reports of failures that nobody was notified of (SUP-2)."""
     owned_meshes = process.owners.of(0)
     process.end(interrupts)
     unseen.report_left(process)
@@ -411,11 +411,11 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
 
 
 def leave_with(unheard: list[str], status: int | None) -> None:
-    """Report failures that nobody has heard of, and have the process end with that status if there is one (SUP-2)."""
+    """Report failures that nobody was notified of, and set the exit status if one is given (SUP-2)."""
     for report in unheard:
         sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
     if status is not None:
-        # The interpreter comes to its end as ever, and has no way to change the status any more.
+        # The interpreter ends as usual, and can no longer change the status.
         exit_with(status)
 
 

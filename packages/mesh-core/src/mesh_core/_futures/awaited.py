@@ -28,7 +28,7 @@ class Coming(Protocol):
 class Awaited(Coming, Protocol):
     """Something that is going to be done: a call, a promise, or several futures together.
 
-    It may progress before it is done. Whoever waits says how much of that it has ``seen``.
+    It may progress before it is done. Its waiters say how much of that they have ``seen``.
     """
 
     def done(self) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # The number by which the thread is woken for nothing in particular.
 _WAKE = 0
 
-# So many deadlines are kept without a look whether their futures are done.
+# How many deadlines are kept without checking whether their futures are done.
 _FEW = 64
 
 # How long the end of the runtime waits for functions that are under way.
@@ -160,5 +160,5 @@ class Callbacks:
             thread, idle = self._thread, not self._waiting
         self._wake.note(self._list, _WAKE)
         if thread is not None and thread is not threading.current_thread():
-            # A promise may still be kept by somebody, and is then told of; nobody waits for that here.
+            # A promise may still be kept, and its function is called then; nobody waits for that here.
             thread.join(_MOMENT if idle else 0.0)

@@ -13,13 +13,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 
+from mesh_core._common.checks import is_whole
+from mesh_core._common.context import running_loop
 from mesh_core._common.current import current
 from mesh_core._common.errors import ActorTimeout, MeshError
 from mesh_core._futures.future import _DONE, _FAILED, _PENDING, Future
 from mesh_core._futures.promise_registry import Promises
 
 if TYPE_CHECKING:
-    import asyncio
     import concurrent.futures
     from collections.abc import Awaitable, Callable, Iterable, Sequence
     from types import TracebackType
@@ -49,7 +50,7 @@ class _Adopted(Future[R]):
     def _check_wait(self, *, awaited: bool) -> None:
         if awaited or self._loop is None or self._arrived():
             return
-        if _running_loop() is self._loop:
+        if running_loop() is self._loop:
             raise MeshError(
                 f"deadlock: {self._what()} belongs to the event loop of this thread, which cannot run while the thread "
                 "waits here. Await it instead."
@@ -63,7 +64,7 @@ class _Adopted(Future[R]):
         """Ask for its cancellation where it is from, which decides; false if it was done."""
         if self.done():
             return False
-        if self._loop is None or _running_loop() is self._loop:
+        if self._loop is None or running_loop() is self._loop:
             return bool(self._given.cancel())
         with contextlib.suppress(RuntimeError):  # its loop is closed, and never ends it
             self._loop.call_soon_threadsafe(self._given.cancel)
@@ -79,11 +80,6 @@ def _shown(given: Any) -> str:
     return f"{type(given).__name__} {name()!r}" if name is not None else f"a {type(given).__name__}"
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    asyncio = sys.modules.get("asyncio")
-    return None if asyncio is None else asyncio._get_running_loop()
-
-
 def adopt(given: Any, process: Process, where: str) -> Future[Any]:
     """Whatever can be waited for, as a future of ours. ``where`` it was given is named in errors."""
     if isinstance(given, Future):
@@ -95,7 +91,7 @@ def adopt(given: Any, process: Process, where: str) -> Future[Any]:
     if not hasattr(type(given), "__await__") and not (asyncio is not None and asyncio.isfuture(given)):
         raise TypeError(f"{where} must be futures or awaitables, got {given!r}")
     if asyncio is None or not asyncio.isfuture(given):
-        if asyncio is None or _running_loop() is None:
+        if asyncio is None or running_loop() is None:
             raise MeshError(
                 f"cannot wait for {given!r}: it runs in an event loop, and none runs in this thread. Call {where} in a "
                 "coroutine, or pass asyncio.run_coroutine_threadsafe(..., loop)."
@@ -123,7 +119,7 @@ def _completion_of(
 
 def _listen_on_loop(given: Any) -> Callable[[Callable[[Any], object]], object]:
     loop = given.get_loop()
-    if _running_loop() is loop:
+    if running_loop() is loop:
         return given.add_done_callback  # type: ignore[no-any-return]
 
     def listen(callback: Callable[[Any], object]) -> None:
@@ -251,7 +247,7 @@ class _Watch:
                     await bridge.wait(self.list, self.taken)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for place in self.pending():
             self._members[place]._forget(self.list)
 
@@ -291,7 +287,7 @@ class _Gathered(Future[list[Any]]):
                 self._looked = len(watch.done)
             known = self._first is not None or self._looked == len(self._members)
         if known and not self._call.done():
-            # Whoever else waits for this one.
+            # Wake other waiters of this one.
             self._call.set(None, False, 0)
         return known or self._call.done()
 
@@ -343,7 +339,7 @@ class _Gathered(Future[list[Any]]):
                     if member._state == _FAILED:
                         member._tell()
         with self._process.settling:
-            # Given up, it has its outcome from whoever did that.
+            # If it was given up, it has its outcome already.
             if self._state == _PENDING:
                 self._value = value
                 self._state = _DONE if self._first is None else _FAILED
@@ -477,7 +473,7 @@ async def wait_async(
     >>> from mesh_core import Promise, wait_async
     >>> async def first() -> int:
     ...     one, two = Promise[int](), Promise[int]()
-    ...     asyncio.get_running_loop().call_soon(one.set_result, 1)
+    ...     asyncio.getrunning_loop().call_soon(one.set_result, 1)
     ...     done, pending = await wait_async([one.future, two.future], count=1)
     ...     return done[0].get()
     >>> asyncio.run(first())
@@ -506,7 +502,7 @@ def _count(count: int | None, members: Sequence[Future[Any]], name: str) -> int:
     """How many are to be waited for."""
     if count is None:
         return len(members)
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_whole(count, 1):
         raise ValueError(f"{name}(count=) must be a positive integer or None, got {count!r}")
     return min(count, len(members))
 
@@ -582,7 +578,7 @@ class _Completed(Generic[F]):
         return self._next()
 
     def __del__(self) -> None:
-        # Those that are left must not keep on telling a list that nobody reads.
+        # The remaining futures must not go on adding to a list that nobody reads.
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.close()

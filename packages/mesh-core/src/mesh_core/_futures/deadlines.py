@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _LEAST_S = 0.001
 _NAMED = 8
-# Of very many, so many are looked at for the hosts that they are on.
+# At most this many ranks are looked at to find their hosts.
 _LOOKED_AT = 1000
 
 
@@ -55,7 +55,7 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
     for index in [] if who.mesh is None else missing[:_NAMED]:
         first = who.location.addr(who.mesh._procs_id, who.view.rank_at(index))
         pid = process.runtime.pid_of(*locate(process.runtime, *first))
-        if pid is not None and _is_stopped(pid):
+        if is_stopped(pid):
             text += (
                 f"; process {pid} of rank {who.point(index).rank} is stopped by a signal; SIGCONT resumes it"
             )
@@ -70,12 +70,15 @@ def _hosts(missing: list[int], who: Addressee) -> str:
     return f"hosts {', '.join(names[:_NAMED])}{' and others' if len(names) > _NAMED else ''}"
 
 
-def _is_stopped(pid: int) -> bool:
+def is_stopped(pid: int | None) -> bool:
+    """Whether a signal has stopped a process of this host, so that it cannot answer."""
+    if pid is None:
+        return False
     from pathlib import Path
 
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"T", "t"}
-    except (OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1] in ("T", "t")
+    except OSError:
         return False
 
 

@@ -87,7 +87,7 @@ class Future(Generic[R]):
         self._call.forget(listener)
 
     def _progress(self) -> bool:
-        """Whether it is done, now that something has come; if not, it is listened to again."""
+        """Whether it is done now that something has arrived; if not, the caller listens again."""
         return self.done()
 
     def _due(self) -> float | None:
@@ -143,7 +143,7 @@ class Future(Generic[R]):
         return self._arrived()
 
     def _raise_failure(self) -> None:
-        """Raise what has failed and nobody was told of: this call is the script's next to wait."""
+        """Raise the failure that is due: this is the script's next call that waits."""
         error = self._process.supervision.alarm()
         if error is not None:
             raise error
@@ -501,7 +501,7 @@ class Stream(Generic[R]):
         self._closes = closes
         """Whether to leave the loop is to have read enough: what generators yield nobody else waits for."""
         self._open_ended = open_ended
-        """Whether each rank may give any number of results, which is known only when the last has come."""
+        """Whether each rank may give any number of results, which is known only at the end."""
         self._read = 0
         """How many of a generator's items were given; a second loop goes on there."""
 

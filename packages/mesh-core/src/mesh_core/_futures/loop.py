@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Runtime
 
 _ALL = 2**63 - 1
-# What the loops of the standard library have to run next; other loops do not say.
+# The standard library's loops show what they run next; other loops do not.
 _NOTHING: deque[object] = deque()
 
 
@@ -67,7 +67,7 @@ class Bridge:
                 waiting.set_result(None)
 
     def alarm(self) -> None:
-        """Have whatever waits here raise the failure that has come to the script; called from any thread."""
+        """Have everything that waits here raise the script's failure; called from any thread."""
         loop = self.loop()
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody waits there
@@ -96,7 +96,7 @@ class Bridge:
 
 
 def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Give an errand's result to whoever waits for it; on the loop."""
+    """Set an errand's result; on the loop."""
     if not answer.done():
         if error is None:
             answer.set_result(result)

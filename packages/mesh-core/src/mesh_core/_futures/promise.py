@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from mesh_core._common.current import current
-from mesh_core._common.errors import BrokenPromise, MeshError, Unsendable
+from mesh_core._common.errors import BrokenPromise, MeshError, Unsendable, first_line
 from mesh_core._futures.future import _DONE, _FAILED, _PENDING, Future, _interrupted
 from mesh_core._futures.promise_registry import Promises
 
@@ -96,7 +96,7 @@ class Promise(Generic[R]):
         return self._call.set(value, False, get_ident()) or self._was_late("set_result")
 
     def set_exception(self, error: BaseException) -> bool:
-        """Have whoever waits raise ``error``; otherwise as :meth:`set_result`. If nobody ever looks it is logged."""
+        """Break the promise: its waiters raise ``error``. Otherwise like :meth:`set_result`. If nobody ever looks, it is logged."""
         if not isinstance(error, BaseException):
             raise TypeError(f"set_exception() must be given an exception, got {error!r}")
         if isinstance(error, StopIteration):
@@ -117,7 +117,7 @@ class Promise(Generic[R]):
 
     def _was_late(self, method: str) -> bool:
         kind, value = self._call.outcome() or (_CANCELLED, None)
-        # Whoever gives a result cannot know of either: the other end of a descriptor may be closed at any time.
+        # The caller cannot know of either: the other end of a descriptor may be closed at any time.
         if kind in (_CANCELLED, _BROKEN):
             return False
         what = self.future._what()
@@ -150,7 +150,7 @@ class Promise(Generic[R]):
     def descriptor(self) -> int:
         """Return a descriptor by which the promise can be finished: the write end of a new pipe.
 
-        For native threads and child processes that can do no more than write: a status, as an ``int32_t`` in the byte
+        For native threads and child processes that can only write: a status, as an ``int32_t`` in the byte
         order of the machine, which means what it means for :meth:`native_handle`. To close all copies of the descriptor
         before that breaks the promise (:class:`BrokenPromise`). A status that comes late, or second, is dropped.
 
@@ -319,7 +319,7 @@ class _Failure:
         if self.looked or self._pid != os.getpid():
             return
         self.looked = True
-        text = str(self.error).partition("\n")[0][:_LONGEST]
+        text = first_line(self.error)[:_LONGEST]
         name = type(self.error).__name__
         logging.getLogger("mesh").error(
             "a promise has failed, and nobody has looked at its future: %s: %s",
@@ -345,14 +345,10 @@ def _unused(_call: Completion) -> Any:
 
 
 def _limit(timeout: float | None) -> float | None:
+    from mesh_core._common.checks import seconds
     from mesh_core._futures.deadlines import inherited
 
-    if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-            raise TypeError(f"Promise(timeout=) must be a number of seconds or None, got {timeout!r}")
-        if not timeout > 0:
-            raise ValueError(f"Promise(timeout=) must be a positive number of seconds, got {timeout!r}")
-    return inherited(timeout)
+    return inherited(seconds(timeout, "Promise(timeout=)"))
 
 
 def _thread(ident: int) -> str:

@@ -47,7 +47,7 @@ class Sending:
         self._what = what
 
     def done(self) -> bool:
-        """Say whether the message waits no more: it was sent, or given up."""
+        """Whether the message was sent or given up."""
         return self._deferral is None or self._deferral.done()
 
     def cancel(self) -> bool:

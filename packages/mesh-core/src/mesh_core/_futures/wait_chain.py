@@ -6,12 +6,12 @@ The runtimes of their processes tell (``crates/mesh-runtime/src/waits.rs``), so 
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from mesh_core._common.codes import MessageKind, Question
+from mesh_core._common.context import running_loop
 from mesh_core._native import Message, Placement, Target, locate
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Addr = tuple[int, int, int]
 
 _LEAST_S: Final = 1.0
-"""After shorter waits nobody is asked: those who wait in short steps do so as a matter of course."""
+"""After shorter waits nobody is asked: polling in short steps is normal."""
 _MOST_S: Final = 0.25
 _PAUSE_S: Final = 1.0
 _MOST_LINKS: Final = 8
@@ -37,7 +37,7 @@ class _Asking:
 
 
 def is_wanted(process: Process, waited: float | None) -> bool:
-    """Whether somebody who has waited so long is to be told."""
+    """Whether a caller that has waited this long gets an explanation."""
     return (
         waited is not None
         and waited >= _LEAST_S
@@ -53,8 +53,7 @@ def chain(process: Process, call: Awaited, owner: Any, waited: float | None) -> 
     who: Addressee | None = getattr(owner, "_who", None)
     if who is None or who.mesh is None or not call.actor or not is_wanted(process, waited):
         return ""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is not None and asyncio._get_running_loop() is not None:
+    if running_loop() is not None:
         return ""
     asking = process.slots.of(_Asking)
     if not asking.lock.acquire(blocking=False):

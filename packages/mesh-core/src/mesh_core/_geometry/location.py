@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_HOSTS = 1 << 32
 _MOST_GUESTS = 1 << 32
-# A reference tells the names of so many hosts; of more it says the numbers only.
+# A reference includes the names of up to this many hosts; for more hosts it includes only their numbers.
 _NAMED = 64
-# A part of so many ranks is looked at for the hosts that it is on.
+# For a part of a mesh with up to this many ranks, its hosts are looked up.
 _LOOKED_AT = 1000
 
 
@@ -152,7 +152,7 @@ class Location:
 
 
 class ListedLocation(Location):
-    """So many ranks on each of some hosts, which need not be evenly spaced."""
+    """The same number of ranks on each of some hosts, which need not be evenly spaced."""
 
     __slots__ = ("_each", "_hosts")
 
@@ -177,7 +177,7 @@ class ListedLocation(Location):
         return self._hosts[rank // self._each]
 
     def of(self, each: int) -> ListedLocation:
-        """The same hosts, with so many ranks on each."""
+        """The same hosts, with another number of ranks on each."""
         return ListedLocation(self._hosts, self._names, each)
 
     def __reduce__(self) -> Any:

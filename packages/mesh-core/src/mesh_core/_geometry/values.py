@@ -25,7 +25,7 @@ class _Lazy:
 
 
 class ValueMesh(Mesh, Generic[R]):
-    """One value for every rank of a mesh. Values are unpickled when they are looked at.
+    """One value for every rank of a mesh. Values are unpickled when they are read.
 
     >>> from mesh_core import Extent, ValueMesh
     >>> squares = ValueMesh.of(Extent.of(gpus=4), [0, 1, 4, 9])

@@ -206,7 +206,7 @@ class ActorCell(CellState):
         return made
 
     def take_spawn(self) -> Message | None:
-        """The spawn that nobody has answered yet; whoever takes it does."""
+        """The spawn message until it is taken; the code that takes it answers it."""
         spawned, self._spawned = self._spawned, None
         return spawned
 
@@ -270,7 +270,7 @@ class ActorCell(CellState):
         return marked(self.table, self._cls, message.name, threaded=self.on_thread is not None)
 
     def too_late(self, message: Message) -> bool:
-        """Answer a message whose deadline has passed; whoever called has given up."""
+        """Answer a message whose deadline has passed; its caller has given up."""
         self.actor_host.process.deadlines = True
         if (message.left or 0.0) > 0:
             return False

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 _Ts = TypeVarTuple("_Ts")
 _PATIENCE_S = 0.05
-"""So long others wait for one constructor."""
+"""How long others wait for one constructor."""
 _TOGETHER = 64
-"""At most so many join the loop at once."""
+"""How many join the loop at once, at most."""
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
@@ -61,7 +61,7 @@ class Constructors:
         self._loop = loop
         self._waiting: queue.SimpleQueue[ActorCell | None] = queue.SimpleQueue()
         self._made: deque[ActorCell] = deque()
-        """Those that are constructed and have not joined the loop; whoever takes one out has it join."""
+        """Actors that are constructed and have not joined the loop; the thread that removes one has it join."""
         self._lock = threading.Lock()
         self._at: dict[threading.Thread, ActorCell | None] = {}
         """What each thread constructs just now."""

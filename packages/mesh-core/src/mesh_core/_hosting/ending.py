@@ -201,7 +201,7 @@ async def _cleanup_apart(cell: ActorCell, error: BaseException) -> Coroutine[Any
 
 
 def hurry(cell: ActorCell) -> None:
-    """A stop has come for an actor that is not constructed yet: it has ``stop_timeout`` for that from now on."""
+    """An actor was stopped before it was constructed: from now on, its constructor has ``stop_timeout``."""
     actor_host = cell.actor_host
 
     def give_up() -> None:

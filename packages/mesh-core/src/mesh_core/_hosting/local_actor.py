@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from mesh_core._futures.future import Future
     from mesh_core._hosting.actor_cell import ActorCell
+    from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.procs import ProcMesh
     from mesh_core._native import Point
 
@@ -123,15 +124,23 @@ def _step(maker: Callable[[LocalActor], Any], local: LocalActor) -> Callable[[],
 
 
 def local_actor(number: int) -> LocalActor | None:
-    """Return the actor of this process that is of the mesh with this number; ``None`` if there is none, or no longer.
+    """Return this process's actor of the mesh with this number; ``None`` if there is none, or if it has ended.
 
-    One that is still being constructed is there already: :meth:`LocalActor.between_messages` waits for that.
+    An actor that is still being constructed is returned too; :meth:`LocalActor.between_messages` waits until it is constructed.
     """
     from mesh_core._common.current import current
 
     actor_host = current()._actor_host
     cell = None if actor_host is None else actor_host.actors.get(number)
     return None if cell is None or cell._cls is None else LocalActor(cell, None)
+
+
+def _actors(mesh: object, where: str) -> ActorMesh[Any]:
+    from mesh_core._meshes.actors import ActorMesh
+
+    if not isinstance(mesh, ActorMesh):
+        raise TypeError(f"{where}() takes a mesh of actors, got {mesh!r}")
+    return mesh
 
 
 def actor_id(mesh: Any) -> int:
@@ -145,11 +154,7 @@ def actor_id(mesh: Any) -> int:
     ...     actor_id(workers) == actor_id(workers.slice(gpus=1))
     True
     """
-    from mesh_core._meshes.actors import ActorMesh
-
-    if not isinstance(mesh, ActorMesh):
-        raise TypeError(f"actor_id() takes a mesh of actors, got {mesh!r}")
-    return mesh._actor_id
+    return _actors(mesh, "actor_id")._actor_id
 
 
 def actor_ranks(mesh: Any) -> list[int]:
@@ -163,11 +168,7 @@ def actor_ranks(mesh: Any) -> list[int]:
     ...     actor_ranks(workers), actor_ranks(workers.slice(gpus=2))
     ([0, 1, 2], [2])
     """
-    from mesh_core._meshes.actors import ActorMesh
-
-    if not isinstance(mesh, ActorMesh):
-        raise TypeError(f"actor_ranks() takes a mesh of actors, got {mesh!r}")
-    if mesh._location.is_joined:
+    if _actors(mesh, "actor_ranks")._location.is_joined:
         raise MeshError(
             f"{mesh!r} was joined from others, which have ranks of their own; ask for each of them"
         )
@@ -192,12 +193,9 @@ def settled(mesh: Any) -> Future[None]:
     from mesh_core._common.codes import Request
     from mesh_core._futures.future import Future
     from mesh_core._hosting.responses import SETTLED
-    from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.procs import all_well
 
-    if not isinstance(mesh, ActorMesh):
-        raise TypeError(f"settled() takes a mesh of actors, got {mesh!r}")
-    process, who = mesh._process, mesh._addressee()
+    process, who = _actors(mesh, "settled")._process, mesh._addressee()
     target = mesh._location.target(mesh._procs_id, mesh._view)
     call = process.runtime.sender(target, mesh._actor_id, SETTLED, Request.CALL, True, who).call(((), {}))
     return Future(process, call, lambda call: all_well(call, who), lambda: f"settling {mesh._name!r}")
@@ -214,11 +212,8 @@ def procs_of(mesh: Any) -> ProcMesh:
     ...     procs_of(workers) == procs, procs_of(workers.slice(gpus=1)).pids == procs.pids[1:]
     (True, True)
     """
-    from mesh_core._meshes.actors import ActorMesh
-
-    if not isinstance(mesh, ActorMesh):
-        raise TypeError(f"procs_of() takes a mesh of actors, got {mesh!r}")
-    procs = None if mesh._making is None else mesh._making.procs
+    making = _actors(mesh, "procs_of")._making
+    procs = None if making is None else making.procs
     if procs is None:
         raise MeshError(
             f"the processes of {mesh!r} are not known here: only the process that spawned both the "

@@ -26,7 +26,7 @@ _BURST = 256
 _SHARE_S = 0.001
 """So long an actor with a backlog keeps the loop from the others, or as long as one endpoint takes between two awaits."""
 _STARTS = 16
-"""So many concurrent endpoints an actor begins before others have their turn."""
+"""How many concurrent endpoints an actor begins before other actors have their turn."""
 _GRACE_S = 0.1
 """A caller that waits keeps its deadline itself, and can say more about it; this process does where none waits."""
 _EXPIRED = "the call's deadline has passed"
@@ -130,7 +130,7 @@ class OnLoop:
         try:
             self.starting.discard(message)
             if cell.phase > WORKING:
-                # Between whoever took the message and its turn on the loop.
+                # It was cancelled after it was taken from the inbox and before its turn on the loop.
                 cell.stopped(message)
                 return
             if cell.given_up(message):

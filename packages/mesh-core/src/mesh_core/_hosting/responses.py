@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Spec = EndpointProperty[..., Any]
     Table = dict[str, Spec]
+    Args = tuple[Any, ...]
+    Kwargs = dict[str, Any]
 
 # An empty name, of a stop, begins with none of them.
 MARKS = (".", "!", ">", "+", "&", "=")
@@ -115,7 +117,7 @@ def by_port(spec: Spec) -> Callable[..., Any]:
     """Give the endpoint the port of its call, by which it answers."""
     function = spec.function
 
-    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         from mesh_core._meshes.ports import Port
 
         port: Port[Any] = Port(message.outlet())
@@ -124,9 +126,7 @@ def by_port(spec: Spec) -> Callable[..., Any]:
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             _failed(cell, message, port, error)
 
-    async def respond_async(
-        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         from mesh_core._meshes.ports import Port
 
         port: Port[Any] = Port(message.outlet())
@@ -144,7 +144,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
     """Send what a generator yields to its caller, until that has had enough."""
     function = spec.function
 
-    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         from mesh_core._meshes.ports import Port
 
         port: Port[Any] = Port(message.outlet())
@@ -155,9 +155,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
         except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
             _failed(cell, message, port, error)
 
-    async def respond_async(
-        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         import asyncio
 
         from mesh_core._meshes.ports import Port
@@ -222,9 +220,9 @@ def _to_port(base: Spec) -> Callable[..., Any]:
     function = base.function
     gives_port = base.arity.port
 
-    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         port, *rest = args
-        # Whoever received there is gone, perhaps, and nobody else waits.
+        # The receiver may be gone, and nobody else waits.
         with contextlib.suppress(Undeliverable):
             try:
                 value = function(cell.object, *(args if gives_port else rest), **kwargs)
@@ -235,9 +233,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
                 if not gives_port:
                     port._answer(value)
 
-    async def respond_async(
-        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
@@ -260,7 +256,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
 
     function = base.function
 
-    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
@@ -271,9 +267,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
                 _tell_raised(cell, message, port, error)
                 port._fail(error, True)
 
-    async def respond_async(
-        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         port, *rest = args
         with contextlib.suppress(Undeliverable):
             try:
@@ -293,16 +287,14 @@ def _to_rank_above(base: Spec) -> Callable[..., Any]:
     """Combine what the endpoint returns with the results of other ranks."""
     function = base.function
 
-    def respond(cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         from mesh_core._meshes.reduce import Reductions
 
         plan, *rest = args
         value = function(cell.object, *rest, **kwargs)
         Reductions.of(cell.actor_host).contribute(message, cell.instance.name, plan, value)
 
-    async def respond_async(
-        cell: ActorCell, message: Message, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
         from mesh_core._meshes.reduce import Reductions
 
         plan, *rest = args

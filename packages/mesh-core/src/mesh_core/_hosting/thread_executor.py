@@ -22,7 +22,7 @@ _STOP_ACTOR: Final = MessageKind.STOP_ACTOR
 _FAILURE: Final = MessageKind.FAILURE
 
 BURST = 256
-"""So many messages are taken from an inbox at once."""
+"""How many messages are taken from an inbox at once."""
 
 
 class OnThread:

@@ -75,7 +75,7 @@ class Addresses:
         watch.close()
 
     def _place(self, place: int, future: Future[Any], base: int) -> str | None:
-        """Tell an address; what is wrong with it if it is none."""
+        """Place a host at its address; returns what is wrong with the address, if anything is."""
         try:
             address = future.get(0)
         except BaseException as error:  # noqa: BLE001 - of somebody else's future, who may have cancelled it

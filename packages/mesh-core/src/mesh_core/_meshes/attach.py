@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from mesh_core._common.checks import is_number
 from mesh_core._common.codes import FailureKind
 from mesh_core._common.current import current
 from mesh_core._common.errors import REMEDY, AuthenticationError, MeshError, SpawnError
@@ -99,11 +100,9 @@ def attach_to_workers(
 
         twice = sorted(address for address, times in Counter(texts).items() if times > 1)
         raise ValueError(f"workers= names {', '.join(twice)} more than once; attach each host once")
-    if timeout is not None and (
-        isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0
-    ):
+    if timeout is not None and not (is_number(timeout) and timeout >= 0):
         raise ValueError(f"timeout= must be a number of seconds or None, got {timeout!r}")
-    if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold < float("inf"):
+    if not is_number(hold) or not 0 <= hold < float("inf"):
         raise ValueError(f"hold= must be a number of seconds, got {hold!r}")
     folder = str(getattr(credentials, "path", credentials))
     given = {"heartbeat_timeout": heartbeat_timeout, "fan_out": fan_out}

@@ -36,7 +36,7 @@ class Registry(Actor):
     async def get_or_spawn(
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The one actor of this name; spawned now if there is none."""
+        """Return the actor of this name; spawn it if there is none."""
         # One lock a name: a slow constructor holds up those who ask for the same thing, and nobody else.
         async with self._locks.setdefault(name, asyncio.Lock()):
             await self._heard_all()
@@ -82,7 +82,7 @@ def host_registry(process: Process) -> None:
 def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
     """The one actor of a job that goes by ``name``, from wherever it is asked for: the script or any actor.
 
-    It is spawned, in a process of its own, when it is first asked for; who asks later (or at the same time) gets the
+    It is spawned, in a process of its own, when it is first asked for. Later (or simultaneous) callers get the
     same one, and its arguments do not count. It lives until the script ends. One that has failed is replaced when it is
     next asked for.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._common.checks import is_number
 from mesh_core._common.codes import HostState
 from mesh_core._common.errors import MeshError
 from mesh_core._geometry.location import evenly
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._process.process import Process
 
-# As in Rust, where whoever hears of them checks that too.
+# The same limits as in Rust, where receivers check them too.
 MOST = 64
 LONGEST_NAME = 64
 LONGEST_VALUE = 256
 
-# So many hosts an error names.
+# How many hosts an error names.
 _SHOWN = 8
 
 
@@ -63,7 +64,7 @@ def check_resources(resources: object) -> dict[str, float]:
     """The resources of a host, or an error that says what is wrong with them."""
     checked = _named(resources, "resources", "gpus", "8")
     for name, amount in checked.items():
-        if isinstance(amount, bool) or not isinstance(amount, int | float):
+        if not is_number(amount):
             raise TypeError(f"resource {name!r} must be a number, got {amount!r}")
         if not math.isfinite(amount) or amount < 0:
             raise ValueError(f"resource {name!r} must be a number of at least 0, got {amount!r}")

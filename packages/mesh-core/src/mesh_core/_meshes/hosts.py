@@ -14,7 +14,6 @@ from mesh_core._native import Extent, Placement, Point, Region, Slice, release_h
 
 if TYPE_CHECKING:
     import os
-    from types import TracebackType
     from typing import Never, Self
 
     from mesh_core._failures.policy_run import Supervise
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
     from mesh_core._system.environment import Env
 
-# So long, beside the time that processes may take to end, their end may take to be heard of.
+# How long the news of an end may take, in addition to the time that processes may take to end.
 _GRACE_S = 5.0
-# So many hosts a repr names.
+# How many hosts a repr names.
 _SHOWN = 4
 
 MAX_PROCS = 100_000
@@ -175,7 +174,7 @@ class HostMesh(Mesh):
         return made
 
     def _location_of(self, each: int) -> Location:
-        """Where the processes are of a mesh with so many on each host."""
+        """Where the processes of a mesh are that has this many on each host."""
         if isinstance(self._location, ListedLocation):
             return ListedLocation(self._numbers, self._location.names, each)
         return Location(Placement.spread(self._view, each), self._location.names)
@@ -183,7 +182,7 @@ class HostMesh(Mesh):
     def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
         """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
 
-        If there is none it is a :class:`ValueError` that says what there is.
+        If no host matches, it raises a :class:`ValueError` that lists what there is.
 
         >>> from mesh_core.testing import LocalCluster
         >>> zones = [{"zone": "a"}, {"zone": "b"}, {"zone": "a"}]
@@ -387,7 +386,7 @@ class HostMesh(Mesh):
         return part._release("detachment")
 
     def _release(self, what: str) -> Future[None]:
-        from mesh_core._futures.future import Future
+        from mesh_core._meshes.outcomes import stopping
 
         process = self._process
         if process.closed:
@@ -407,11 +406,10 @@ class HostMesh(Mesh):
         within = process.settings.stop_timeout
         limit, said = within + _GRACE_S, f"the {what} of {self._name!r}"
         futures = [
-            Future(
+            stopping(
                 process,
                 release_hosts(process.runtime, hosts, ending, within, limit, what == "stop"),
-                lambda _: process.flush_console(),
-                lambda: said,
+                said,
             )
             for hosts in evenly(self._numbers)
         ]
@@ -432,9 +430,7 @@ class HostMesh(Mesh):
         self._attached()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             from mesh_core._meshes import with_blocks
 
@@ -445,9 +441,7 @@ class HostMesh(Mesh):
         await self
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             from mesh_core._meshes import with_blocks
 

@@ -14,13 +14,14 @@ from mesh_core._common.errors import (
     SupervisionError,
     Undeliverable,
 )
-from mesh_core._futures.future import not_here
+from mesh_core._futures.future import Future, not_here
 from mesh_core._native import Lost, Message, Point, locate, seat
 from mesh_core._serialize import explain_load_failure
 
 if TYPE_CHECKING:
     from mesh_core._geometry.location import Location
     from mesh_core._native import Call, Region
+    from mesh_core._process.process import Process
 
 # Looked at for each answer: a class of enums takes its time to find a member.
 _UNDELIVERABLE: Final = MessageKind.UNDELIVERABLE
@@ -48,6 +49,11 @@ class Addressee:
     def point(self, index: int) -> Point:
         """The place in the whole mesh of an addressee."""
         return self.root.point_of(self.view.rank_at(index))
+
+
+def stopping(process: Process, call: Call, what: str) -> Future[None]:
+    """The future of a stop. When it is done, everything that was printed is shown too."""
+    return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
 
 def load(message: Message) -> Any:
@@ -243,7 +249,7 @@ def all_up(call: Call, who: Addressee) -> None:
                 )
                 said.__cause__ = error
                 error = said
-            # Whoever is told of this has heard of all that died then (SUP-1).
+            # The receiver of this error has been notified of all that died then (SUP-1).
             assert isinstance(error, MeshError)  # a loss is one of those
             error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
         if error is not None:

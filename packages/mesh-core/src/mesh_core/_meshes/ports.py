@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 
 class Port(Generic[R]):
-    """Where a value can be sent: to a :class:`Channel`, or to whoever waits for a call.
+    """Where a value can be sent: to a :class:`Channel`, or to the caller of an endpoint.
 
     Ports are small, picklable and own nothing; pass them on as arguments, keep them, send from any thread. What
     :meth:`send` promises: values of one sender arrive in the order sent, once each. A receiver that is closed, dropped,
@@ -62,7 +62,7 @@ class Port(Generic[R]):
         return self._fail(error, self._ranked)
 
     def close(self) -> None:
-        """Say that no more comes. For the port of a call: it ends this rank's part of a ``stream``.
+        """End this rank's part of a ``stream``; only for the port of a call.
 
         A port that was given to an endpoint, and to nobody else, is closed when the last reference to it is gone.
         The port of a channel has other senders perhaps, and is closed by its receiver alone.
@@ -134,7 +134,7 @@ class PortReceiver(Closing, Generic[R]):
         self._ranked = ranked
 
     def recv(self) -> Future[R]:
-        """Return a future of the next value; it raises :class:`ChannelClosed` once no more can come.
+        """Return a future of the next value; it raises :class:`ChannelClosed` once the channel is closed.
 
         Futures are served in the order in which they were made. A value whose future was given up, by a timeout, say,
         and is referred to no more, is the next one again: nothing is lost.
@@ -164,11 +164,11 @@ class PortReceiver(Closing, Generic[R]):
         return PortReceiver(self._mailbox, True)
 
     def close(self) -> None:
-        """Receive no more: waiting ``recv()`` end, and senders hear that nobody listens."""
+        """Close the channel: waiting ``recv()`` calls end, and senders are told that nobody receives."""
         self._mailbox.close()
 
     def __len__(self) -> int:
-        """How many values have come and were not received."""
+        """How many values have arrived and were not received."""
         return len(self._mailbox)
 
     def __bool__(self) -> bool:

@@ -19,11 +19,10 @@ from mesh_core._failures.owned_meshes import Making, check_policy
 from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import Kind, Mesh, check_name, describe
 from mesh_core._meshes.actors import ActorMesh
-from mesh_core._meshes.outcomes import Addressee, error_of
+from mesh_core._meshes.outcomes import Addressee, error_of, stopping
 from mesh_core._native import Placement, Point, Region, Target, incarnation, known_moves, learn_moves, locate
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._failures.policy_run import Supervise
@@ -85,7 +84,7 @@ class ProcMesh(Mesh):
         return self._name
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same processes, seen in the same shape; wherever the references have come from."""
+        """Whether both are the same processes in the same shape, wherever the references came from."""
         if not isinstance(other, ProcMesh):
             return NotImplemented
         return self._procs_id == other._procs_id and self._view == other._view
@@ -325,16 +324,16 @@ class ProcMesh(Mesh):
         meshes = [*self._location.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
         told = tell(self._location.target(self._procs_id, self._all()), meshes)
         if self._recipe is not None:
-            # Those that are made again log as the others do.
+            # Processes that are made again log like the others.
             self._recipe.log_as = tell
         if self._ready is None or self._ready.done():
-            # So that what is called next logs by it. Processes that are not up yet hear of it before anything else.
+            # So that later calls log accordingly. Processes that are not up yet receive this before anything else.
             told.wait(_TOLD_S)
 
     def alive(self) -> list[Point]:
         """The points of this mesh whose processes have not ended, as far as this process knows.
 
-        Where a mesh was spawned that is known within milliseconds. Elsewhere only those ends are known that were told of,
+        Where the mesh was spawned, this is known within milliseconds. Elsewhere, only ends that were reported are known,
         for example by a call.
         """
         lost, extent = set(self._lost()), self._view.extent
@@ -457,7 +456,7 @@ class ProcMesh(Mesh):
             if self._recipe is not None:
                 self._recipe.stopped = True
             call = process.runtime.stop_procs(target, process.settings.stop_timeout)
-        return Future(process, call, lambda _: process.flush_console(), lambda: what)
+        return stopping(process, call, what)
 
     def _hosts_now(self) -> set[int]:
         """The numbers of the hosts that its ranks are on by now."""
@@ -472,9 +471,7 @@ class ProcMesh(Mesh):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             stopped = self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -502,9 +499,7 @@ class ProcMesh(Mesh):
         await self
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._process.in_charge:
             from mesh_core._meshes import with_blocks
 

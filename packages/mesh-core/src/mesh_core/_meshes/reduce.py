@@ -29,7 +29,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 FAN_OUT = 16
-# So many calls that have failed are kept in mind: what still comes for them is dropped.
+# How many failed calls are remembered: later messages for them are dropped.
 _REMEMBERED = 4096
 
 Key = tuple[tuple[int, int, int] | None, int]
@@ -160,7 +160,7 @@ class Plan:
 
 
 class _Gathering:
-    """The shares of one call that have come to a rank so far."""
+    """The shares of one call that have reached a rank so far."""
 
     __slots__ = ("arrived", "below", "message", "name", "own", "place", "plan")
 
@@ -199,7 +199,7 @@ class Reductions:
         return len(self._gathering)
 
     def contribute(self, message: Message, name: str, told: tuple[Any, ...], value: Any) -> None:
-        """An endpoint has returned ``value`` here; pass it on, or keep it until the ranks below have come."""
+        """An endpoint has returned ``value`` here; pass it on, or keep it until the shares of the ranks below have arrived."""
         if not message.call:
             return
         plan = Plan(told)

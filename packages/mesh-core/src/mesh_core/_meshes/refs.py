@@ -12,8 +12,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mesh_core._common.codes import MessageKind
+from mesh_core._common.context import running_loop
 from mesh_core._common.current import current
-from mesh_core._common.errors import ActorTimeout, MeshError, SupervisionError, Unsendable
+from mesh_core._common.errors import ActorTimeout, MeshError, SupervisionError, Unsendable, first_line
 from mesh_core._futures.future import Future
 from mesh_core._native import Lost
 from mesh_core._native import capture as capture_kept
@@ -41,11 +42,11 @@ class RefLost(SupervisionError):
         super().__init__(message, failure=failure)
 
     def __repr__(self) -> str:
-        return f"RefLost({str(self).partition(chr(10))[0]!r})"
+        return f"RefLost({first_line(self)!r})"
 
 
 class RefStoreFull(MeshError):
-    """A process may keep no more values: there was no room in time, or the value is larger than all the room there is."""
+    """A process cannot keep another value: there was no room in time, or the value is larger than the budget."""
 
 
 class Ref(Generic[T]):
@@ -73,7 +74,7 @@ class Ref(Generic[T]):
     def get(self, timeout: float | None = None) -> T:
         """Return the value. On the host where it lies this waits for nobody, and copies no large data.
 
-        Each ``get`` makes the value anew. Arrays and tensors lie on pages that it shares with other readers until it
+        Each ``get`` makes a new object. Arrays and tensors lie on pages that it shares with other readers until it
         writes into them: what it writes is its own. From another host the value is fetched, which may take ``timeout`` seconds at most.
 
         Raises:
@@ -106,7 +107,7 @@ class Ref(Generic[T]):
         return self._kept.lost is not None
 
     def _here(self) -> Any:
-        """The value if it is at hand, else this reference."""
+        """The value if it is on this host, else this reference."""
         state, value = self._kept.open()
         if state == _LOST:
             raise self._error()
@@ -240,9 +241,7 @@ def _wait(process: Process, putting: Putting, timeout: float | None) -> None:
     assert room is not None
     if _collected(room):
         return
-    from mesh_core._futures.combined import _running_loop
-
-    if _running_loop() is not None:
+    if running_loop() is not None:
         putting.give_up()
         raise RefStoreFull(
             f"put() has no room for {_size(putting.nbytes)} ({_full(process)}), and would block the event loop while it waits; "
@@ -342,9 +341,7 @@ def arrive(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict
     named = {name: each._here() if isinstance(each, Ref) else each for name, each in kwargs.items()}
     if not any(isinstance(each, Ref) for each in (*found, *named.values())):
         return found, named
-    from mesh_core._futures.combined import _running_loop
-
-    if _running_loop() is not None:
+    if running_loop() is not None:
         return Arriving((found, named)), {}
     got = tuple(each.get() if isinstance(each, Ref) else each for each in found)
     return got, {name: each.get() if isinstance(each, Ref) else each for name, each in named.items()}
@@ -356,7 +353,7 @@ def arrive(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict
 def capture(dump: Callable[[], Any]) -> tuple[Any, list[Ref[Any]]]:
     """Call what pickles something to be kept. Returns what that returns, and the references in it.
 
-    Whoever keeps the pickle keeps the references beside it, and whoever unpickles it has them meanwhile.
+    The references have to be kept as long as the pickle, and while it is unpickled.
     """
     process = current()
     out, refs = capture_kept(process.runtime, dump)

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mesh_core._common.checks import is_whole
 from mesh_core._common.codes import HostState, Request
 from mesh_core._common.errors import MeshError
 from mesh_core._futures.future import Future
 from mesh_core._geometry.location import single
 from mesh_core._geometry.mesh import Kind, describe
-from mesh_core._meshes.outcomes import Addressee, all_up, error_of
+from mesh_core._meshes.outcomes import Addressee, all_up, error_of, stopping
 from mesh_core._native import (
     Extent,
     Placement,
@@ -248,10 +249,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
             # It is lost as a whole with the ranks that are left.
             process.supervision.regain(recipe.holding, rest)
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
-        name = mesh._name
-        shrunk._ready = Future(
-            process, call, lambda _: process.flush_console(), lambda: f"the shrinking of {name!r}"
-        )
+        shrunk._ready = stopping(process, call, f"the shrinking of {mesh._name!r}")
         return shrunk
 
 
@@ -260,9 +258,7 @@ def stop_some(mesh: ProcMesh) -> Future[None]:
     process = mesh._process
     target = mesh._location.target(mesh._procs_id, mesh._view)
     call = process.runtime.stop_procs(target, process.settings.stop_timeout)
-    return Future(
-        process, call, lambda _: process.flush_console(), lambda: f"the stop of a part of {mesh._name!r}"
-    )
+    return stopping(process, call, f"the stop of a part of {mesh._name!r}")
 
 
 def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, list[int]]]) -> Future[None]:
@@ -312,7 +308,7 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         waits.append(ready)
     told = publish_moves(runtime, procs_id, version + 1, runs, left)
     if holding is not None:
-        # The notice of an old end may have come in between, when that process still had its rank.
+        # The notice of the old process's end may have arrived in between, while that process still had its rank.
         process.supervision.own_again(
             recipe.owner_id, holding, [rank for _, ranks in groups for rank in ranks]
         )
@@ -384,7 +380,7 @@ def _outermost(recipe: Recipe, mesh: ProcMesh, sizes: Mapping[str, int], verb: s
             f"ranks keep their numbers, so only the first can change. Write {verb}({label}=1)"
         )
     count = sizes[label]
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_whole(count, 1):
         raise ValueError(f"{label} must be a whole number of at least 1, got {count!r}")
     return label, count
 

@@ -147,7 +147,7 @@ def _arity(method: NotAnEndpoint, port: bool) -> Arity:
 
     signature = method.mesh._interface.signature(method.name)
     if signature is None:
-        # Only its name has come here with the reference: the actors check the arguments.
+        # The reference carries only its name: the actors check the arguments.
         signature = inspect.signature(_anything)
     arity = Arity(signature, skip=2 if port else 1)
     arity.streams = not port and method.mesh._interface.is_generator(method.name)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
@@ -110,17 +110,19 @@ def spawn(
         mesh_id,
         owner_id,
         location,
+        options=Options(
+            per_host=per_host,
+            bootstrap=bootstrap,
+            env=env,
+            preload=preload,
+            fresh=fresh,
+            python=python,
+            binding=binding,
+            seed=seed,
+            devices=devices,
+            torch=[_master(process, location), free_port(here=not afar)] if torch_env else None,
+        ),
         size=len(region),
-        per_host=per_host,
-        bootstrap=bootstrap,
-        env=env,
-        preload=preload,
-        fresh=fresh,
-        python=python,
-        binding=binding,
-        seed=seed,
-        devices=devices,
-        torch=[_master(process, location), free_port(here=not afar)] if torch_env else None,
     )
     notice(process)
     if process.tracer is not None:
@@ -136,7 +138,7 @@ def spawn(
         recipe=recipe,
     )
     if location.is_joined:
-        # Of hosts that lie apart: each has a mesh of processes of its own, as after a repair.
+        # The hosts are not contiguous: each has its own mesh of processes, as after a repair.
         recipe.size = 0
     process.recording(owner_id, mesh, 0)
     if location.is_joined:
@@ -154,8 +156,25 @@ def spawn(
     return mesh
 
 
+class Options(NamedTuple):
+    """How the processes of a mesh are made; see :meth:`HostMesh.spawn_procs`."""
+
+    per_host: int = 1
+    bootstrap: Callable[[], object] | None = None
+    env: Env | Callable[[Point], Env] | None = None
+    preload: Sequence[str] = ()
+    fresh: bool = False
+    """Whether each has an interpreter of its own, started by exec."""
+    python: str | None = None
+    binding: list[list[int]] | None = None
+    seed: int | None = None
+    devices: str | None = None
+    torch: list[Any] | None = None
+    """The host of the first rank and a port there, if the processes get the variables of ``torchrun``."""
+
+
 class Recipe:
-    """What the processes of a mesh are made with, at whoever spawns them: some of them may have to be made again."""
+    """What the spawner of a mesh needs to make its processes: some of them may have to be made again."""
 
     def __init__(
         self,
@@ -165,17 +184,8 @@ class Recipe:
         owner_id: int,
         location: Location,
         *,
+        options: Options,
         size: int,
-        per_host: int,
-        bootstrap: Callable[[], object] | None,
-        env: Env | Callable[[Point], Env] | None,
-        preload: list[str],
-        fresh: bool,
-        python: str | None,
-        binding: list[list[int]] | None,
-        seed: int | None,
-        devices: str | None,
-        torch: list[Any] | None,
         carries: Callable[[], str] | None = None,
     ) -> None:
         self.process = process
@@ -187,7 +197,7 @@ class Recipe:
         """The mesh as it was grown or shrunk last."""
         self.owner_id = owner_id
         self.holding: Holding | None = None
-        """What its owner is told of its failures by; set once it is owned."""
+        """The owner's record of the mesh; set once it is owned."""
         self.lock = threading.RLock()
         """Held while the mesh is repaired, or told to stop: a stop is of all processes that there are."""
         self.stopped = False
@@ -196,18 +206,9 @@ class Recipe:
         self.repair: Future[None] | None = None
         """The last one."""
         self._location = location
-        self._per_host = per_host
-        self._bootstrap = bootstrap
-        self._env = env
-        self._preload = preload
-        self._fresh = fresh
-        self._python = python
-        self._binding = binding
-        self._seed = seed
-        self._devices = devices
-        self._torch = torch
+        self._options = options
         self._carries = carries
-        """What they are told of extensions, where that is not what this process spawns others with."""
+        """Makes the text about extensions, where it differs from that of other spawns of this process."""
         self._extended = False
 
     def saved(self) -> dict[str, Any]:
@@ -216,17 +217,8 @@ class Recipe:
             "name": self.name,
             "procs_id": self.procs_id,
             "location": self._location,
+            "options": self._options,
             "size": self.size,
-            "per_host": self._per_host,
-            "bootstrap": self._bootstrap,
-            "env": self._env,
-            "preload": self._preload,
-            "fresh": self._fresh,
-            "python": self._python,
-            "binding": self._binding,
-            "seed": self._seed,
-            "devices": self._devices,
-            "torch": self._torch,
         }
 
     @classmethod
@@ -259,14 +251,14 @@ class Recipe:
             own: what :func:`checked_env` says of each rank of it, where that is known already.
             moves: where ranks of it are that were made again.
         """
-        process = self.process
+        process, options = self.process, self._options
         # What runs on another machine has that machine's environment and interpreter.
         afar = placement.only != process.identity.host_no
-        python = self._python
+        python = options.python
         inherited = {} if afar else dict(os.environ)
-        changes, each = checked_env(self._env, extent) if own is None else ({}, own)
-        if not callable(self._env):
-            changes = dict(self._env or {})
+        changes, each = checked_env(options.env, extent) if own is None else ({}, own)
+        if not callable(options.env):
+            changes = dict(options.env or {})
         if afar:
             changes = {**process.env_changes, **changes}
         if ranks and each:
@@ -282,33 +274,33 @@ class Recipe:
             "placement": self._location.placement.to_wire().hex(),
             "labels": extent.labels,
             "sizes": extent.sizes,
-            "per_host": self._per_host,
+            "per_host": options.per_host,
             "env": inherited,
             "changes": changes,
-            "devices": self._devices,
-            "torch": self._torch,
-            "seed": checked_seed(self._seed),
+            "devices": options.devices,
+            "torch": options.torch,
+            "seed": checked_seed(options.seed),
             "afar": afar,
             "path": [entry or here for entry in sys.path],
             "argv": sys.argv,
             "cwd": here,
             "settings": process.settings.as_dict(),
-            "bind": self._binding,
+            "bind": options.binding,
             "job": process.job,
             "credentials": _credentials(process),
-            "python": interpreter_command(python) if self._fresh and (python or not afar) else None,
+            "python": interpreter_command(python) if options.fresh and (python or not afar) else None,
             "interpreter": python,
             "extensions": self._extensions(extent, placement),
         }
         self._extended = bool(told["extensions"])
         # A fork server serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
         # every spawn, with them it is those of one environment.
-        preload = self._preload
+        preload = list(options.preload)
         env_there, late = executable(changed if preload else {} if afar else process.environ)
         plan = {
             "path": told["path"],
             "preload": preload,
-            # Copies of the script's directories, for one, which are imported anew once they have changed.
+            # For example for copies of the script's directories, which are imported again once they have changed.
             "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
             "afar": afar,
             "env": late,
@@ -322,14 +314,14 @@ class Recipe:
             argv=[*([""] if afar else interpreter_command(process.python)), "-c", _FORK_SERVER],
             env=sorted(env_there.items()),
             plan=json.dumps(plan).encode(),
-            fresh=self._fresh,
+            fresh=options.fresh,
             config=pack(told, each),
             within=process.settings.spawn_timeout,
             title=f"{self.name}\0{','.join(f'{k}={v}' for k, v in extent.items())}",
         )
 
     def _extensions(self, extent: Extent, placement: Placement) -> str:
-        """What the processes are told of extensions, once their hosts are to have those that are wanted there."""
+        """Have the hosts start the extensions that are wanted there; returns the text about extensions for the processes."""
         if self._carries is not None:
             return self._carries()
         self.process.bring_to_hosts(placement)
@@ -348,15 +340,16 @@ class Recipe:
                 lambda call: all_well(call, who),
                 lambda: f"the start of the extensions of {name!r}",
             )
-        if self._bootstrap is not None:
+        bootstrap = self._options.bootstrap
+        if bootstrap is not None:
             sender = process.runtime.sender(target, 0, Control.BOOTSTRAP, Request.EXTENSION)
             ready = Future(
                 process,
-                sender.call(self._bootstrap),
+                sender.call(bootstrap),
                 lambda call: all_well(call, who),
                 lambda: f"the bootstrap of {name!r}",
             )
-        return ready, self._extended or self._bootstrap is not None
+        return ready, self._extended or bootstrap is not None
 
 
 def _credentials(process: Process) -> list[object] | None:
@@ -391,7 +384,7 @@ def _master(process: Process, location: Location) -> str:
     addresses = {host: _machine(address) for host, address in process.addresses().items()}
     found = addresses.get(first, "")
     local = [host for host in location.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
-    # The address of this machine for itself is none for others.
+    # A loopback address is of no use to other machines.
     if found and (not found.startswith(_LOOPBACK) or len(local) == len(location.hosts)):
         return found
     return location.name_of(0)

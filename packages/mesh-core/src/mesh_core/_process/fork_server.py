@@ -13,6 +13,7 @@ interpreters of their own.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
@@ -23,6 +24,7 @@ import socket
 import struct
 import sys
 import traceback
+from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
 from mesh_core._native import die_with_parent, name_process
@@ -288,9 +290,18 @@ class ForkServer:
             ) from None
 
 
-def _dropped(function: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Stands for ``atexit.register``."""
-    return function
+@contextlib.contextmanager
+def nothing_at_exit() -> Iterator[None]:
+    """Have ``atexit.register`` do nothing.
+
+    What modules register when they are imported here would end in each worker what all of them share, a temporary directory
+    for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    """
+    register, atexit.register = atexit.register, lambda function, *_args, **_kwargs: function  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        atexit.register = register
 
 
 def _threads() -> int:
@@ -355,14 +366,9 @@ def show_name() -> None:
 
 def import_shared() -> None:
     """Import what most workers need."""
-    # What modules register when they are imported here would end in each worker what all of them share, a temporary
-    # directory for example. What the start of any interpreter registers stays: tools that measure it write their results.
-    register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
-    try:
+    with nothing_at_exit():
         for name in _SHARED:
             importlib.import_module(name)
-    finally:
-        atexit.register = register
 
 
 def refuse(control: int, why: str) -> NoReturn:
@@ -388,7 +394,6 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         os._exit(1)
     fork_server.start_minder()
     import_shared()
-    register, atexit.register = atexit.register, _dropped  # type: ignore[assignment]
     os.environ.update(plan["env"])
     for name in plan["unset"]:
         os.environ.pop(name, None)
@@ -396,12 +401,13 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     # What scripts and libraries look at while they are imported.
     sys.argv[:] = plan["argv"]
     try:
-        if plan["prepare"]:
-            from mesh_core._common.hooks import prepare
+        with nothing_at_exit():
+            if plan["prepare"]:
+                from mesh_core._common.hooks import prepare
 
-            prepare(plan["prepare"], os.environ.get(SCRATCH, ""))
-        why = _preload(preload)
-    except BaseException as error:  # noqa: BLE001 - reported to whoever asked
+                prepare(plan["prepare"], os.environ.get(SCRATCH, ""))
+            why = _preload(preload)
+    except BaseException as error:  # noqa: BLE001 - reported to the agent
         text = "".join(traceback.format_exception_only(error)).strip()
         fork_server.report(
             _REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}"
@@ -411,7 +417,6 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         sys.stderr.write(f"mesh: {why}\n")
         sys.stderr.flush()
         fork_server.only_exec = True
-    atexit.register = register
     # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
     gc.collect()
     gc.freeze()

@@ -61,7 +61,7 @@ Making = tuple[bytes, list[bytes]]
 _LONGEST = 64 << 20
 """Constructors' arguments of more bytes than this are not kept for later scripts."""
 _MISSED = 1000
-"""So many failures of actors are kept for a script that comes."""
+"""How many failures of actors are kept for the next script."""
 
 
 @dataclass
@@ -82,7 +82,7 @@ class _Thing:
     dead: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
     """Processes that were in it and have ended, of which a script was told."""
     untold: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
-    """Those that have ended while there was no script."""
+    """Processes that ended while there was no script."""
 
     def target(self) -> Target:
         """Where it is."""
@@ -138,7 +138,7 @@ class Guests:
             missed = list(self._missed)
             self._missed.clear()
             for key, each in list(self._things.items()):
-                # It asks about all of them and is told of these, so that the next script is not.
+                # This script is told of all of these, so the next one is not.
                 each.dead = each.dead + each.untold
                 each.untold = []
                 self._forget_dead(key, each)
@@ -225,7 +225,7 @@ class Guests:
                 self._forget_dead(key, each)
 
     def _forget_dead(self, key: tuple[int, int], thing: _Thing) -> None:
-        """Forget what is gone as a whole, once a script has been told of that."""
+        """Forget a mesh of which nothing is left, once a script has been told."""
         runtime = self._process.runtime
         lost = {gone[:2] for gone in thing.dead if locate(runtime, gone[0], gone[1], 0)[:2] == gone[2]}
         if len(lost) >= len(thing.root):
@@ -297,7 +297,7 @@ class Joined:
         self._process.hooks.flush.append(flush)
 
     def leave(self) -> None:
-        """Leave the job. What was spawned stays; actors of this process end, and the next use of Mesh here begins anew."""
+        """Leave the job. What was spawned stays; actors of this process end. Mesh can be used again here afterwards."""
         if self._process.in_charge:
             self._process.shutdown()
 

@@ -56,7 +56,7 @@ class Notices:
                 try:
                     self._on_notice(message)
                 except BaseException:
-                    # Whatever it is, those that follow are taken.
+                    # Later notices are still handled.
                     import logging
 
                     logging.getLogger("mesh").exception("a notice of a failure could not be handled")
@@ -64,20 +64,20 @@ class Notices:
             del message
 
     def barrier(self, then: Callable[[], object]) -> None:
-        """Call ``then`` on the thread, once every notice that has come before now is on its way to its owner."""
+        """Call ``then`` on the thread once every notice that has already arrived was passed on to its owner."""
         self._barriers.append(then)
         mesh, rank, host = self._process.runtime.me
         target = Target.one(mesh, rank, Placement.on(host))
         self._process.runtime.sender(target, 0, "", Request.FAILURE).tell(None)
 
     def pass_barrier(self) -> None:
-        """The marker of a barrier has come."""
+        """The marker of a barrier has arrived."""
         self._barriers.popleft()()
 
     def catch_up(self, limit: float) -> None:
-        """Wait until the notices that have come are looked at.
+        """Wait until the notices that have arrived are handled.
 
-        Policies and handlers may take their time, or wait for this very thread, so that it waits for a moment only.
+        This waits only briefly: policies and handlers may take long, or wait for this very thread.
         """
         if self._thread is not None and not self.is_current():
             passed = threading.Event()

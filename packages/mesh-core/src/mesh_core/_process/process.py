@@ -148,7 +148,7 @@ class Process:
         self.credentials: tuple[str, str] | None = None
         """The folder with the job's credentials, and where the host listens, as far as that is not in ``identity.scratch``."""
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
-        """The controller's pid, and what it runs; a worker is told of its own."""
+        """The controller's pid, and the script that it runs; workers have those of their controller."""
         self.deadlines = False
         """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
         self._names: dict[str, int] = {}
@@ -178,7 +178,7 @@ class Process:
 
     @property
     def settings(self) -> Settings:
-        """The settings in force for whoever asks; the runtime's own were fixed when it was made."""
+        """The settings in force for the calling code; the runtime's own were fixed when it was made."""
         from mesh_core._common.settings import current_settings
 
         return current_settings()
@@ -230,7 +230,7 @@ class Process:
 
     @property
     def watches(self) -> Watches:
-        """Who here is told of the ends of other processes."""
+        """The watches for the ends of other processes."""
         if self._watches is None:
             from mesh_core._failures.watches import Watches
 
@@ -273,7 +273,7 @@ class Process:
             self._extensions.on_down(message)
 
     def carried(self, mesh_name: str, extent: Extent, location: Location) -> str:
-        """What processes that this one spawns are told of its extensions."""
+        """What processes that this one spawns carry of its extensions, as text."""
         if self._extensions is None or not self._extensions.travelling():
             return ""
         from mesh_core._extensions.events import Spawning
@@ -398,7 +398,7 @@ class Process:
                 )
 
     def recording(self, owner: int, mesh: Any, actor_id: int) -> None:
-        """Tell whoever wants to know that ``owner`` is about to spawn a mesh."""
+        """Notify the hooks that ``owner`` is about to spawn a mesh."""
         for record in self.hooks.recording:
             record(owner, mesh, actor_id)
 
@@ -476,7 +476,7 @@ class Process:
                     self.closed = True
                     self._stop_all(limit)
         except BaseException:
-            # Whoever is still stopping is killed.
+            # Processes that have not stopped yet are killed.
             self.closed = True
             limit = 0.0
             if not self.identity.is_guest:
@@ -712,7 +712,7 @@ def _end_and_report() -> None:
 
 
 def shutdown() -> None:
-    """Stop everything that this script has spawned, now rather than at its end. A later spawn begins anew.
+    """Stop everything that this script has spawned, now instead of at its end. Mesh can be used again afterwards.
 
     >>> from mesh_core import shutdown, this_host
     >>> procs = this_host().spawn_procs(per_host={"gpus": 2})

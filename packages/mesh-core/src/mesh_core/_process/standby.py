@@ -114,7 +114,7 @@ def _forget_signals() -> None:
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
-    # Ctrl-C is the affair of the agent, and of the script.
+    # The agent and the script handle Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 

@@ -250,10 +250,8 @@ def format_traceback(exc: BaseException) -> str:
     try:
         if issubclass(type(exc), MeshError) and not (exc.__traceback__ or exc.__cause__ or exc.__context__):
             return ""
-        frames = exc.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("mesh_core."):
-            frames = frames.tb_next
-        lines = traceback.TracebackException(type(exc), exc, frames or exc.__traceback__, compact=True)
+        frames = in_user_code(exc.__traceback__) or exc.__traceback__
+        lines = traceback.TracebackException(type(exc), exc, frames, compact=True)
         text = "".join(lines.format())
         if issubclass(type(exc), SupervisionError) and actor_error(exc) is None:
             # A report of many lines, which is what the traceback is shown with.
@@ -261,6 +259,13 @@ def format_traceback(exc: BaseException) -> str:
     except BaseException:  # noqa: BLE001 - foreign __str__ and __repr__ may raise anything
         text = f"{_name_of(type(exc))}: {text_of(exc)}\n(its traceback is not available)\n"
     return _shortened(text)
+
+
+def in_user_code(trace: types.TracebackType | None) -> types.TracebackType | None:
+    """A traceback without the frames of Mesh's own code above the user's."""
+    while trace is not None and (trace.tb_frame.f_globals.get("__name__") or "").startswith("mesh_core."):
+        trace = trace.tb_next
+    return trace
 
 
 def reduce_actor_error(error: ActorError) -> tuple[Callable[..., ActorError], tuple[Any, ...]]:

@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._common.checks import is_whole
+
 if TYPE_CHECKING:
     from mesh_core._native import Extent, Point
 
@@ -73,7 +75,7 @@ def checked_binding(binding: Any, per_host: int) -> list[list[int]] | None:
         if not isinstance(cpus, Sequence | set | frozenset) or isinstance(cpus, str | bytes):
             raise TypeError(f"proc_bind[{place}] must be a list of CPU numbers such as [0, 1], got {cpus!r}")
         for cpu in cpus:
-            if isinstance(cpu, bool) or not isinstance(cpu, int):
+            if not is_whole(cpu):
                 raise TypeError(
                     f"proc_bind[{place}] must hold CPU numbers such as 0, got {cpu!r} ({type(cpu).__name__})"
                 )

@@ -126,6 +126,20 @@ def all_pids() -> list[int]:
 
 def below(roots: Collection[int], everyone: Mapping[int, Look]) -> set[int]:
     """``roots`` and all that descends from them, but nothing that is detached."""
+
+    def stays(pid: int) -> bool:
+        mark = read(pid)
+        return mark is None or not mark.detached
+
+    return descendants(roots, everyone, stays)
+
+
+def descendants(
+    roots: Collection[int],
+    everyone: Mapping[int, Look],
+    follow: Callable[[int], bool] = lambda _pid: True,
+) -> set[int]:
+    """``roots`` and all that descends from them by way of processes for which ``follow`` is true."""
     children: dict[int, list[int]] = {}
     for pid, seen in everyone.items():
         children.setdefault(seen.parent, []).append(pid)
@@ -133,13 +147,9 @@ def below(roots: Collection[int], everyone: Mapping[int, Look]) -> set[int]:
     due = list(roots)
     while due:
         pid = due.pop()
-        if pid in found:
-            continue
-        mark = read(pid)
-        if mark is not None and mark.detached:
-            continue
-        found.add(pid)
-        due.extend(children.get(pid, ()))
+        if pid not in found and follow(pid):
+            found.add(pid)
+            due.extend(children.get(pid, ()))
     return found
 
 

@@ -9,6 +9,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from mesh_core._common.checks import is_whole
+
 if TYPE_CHECKING:
     from mesh_core._common.import_hooks import Afterwards
 
@@ -31,7 +33,7 @@ class Seeds:
 
 def checked_seed(seed: object) -> int | None:
     """Return what was given as ``seed=``."""
-    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+    if seed is not None and not is_whole(seed):
         raise TypeError(f"seed must be a whole number, or None, got {seed!r}")
     return seed
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.codes import MessageKind, Question
+from mesh_core._futures.deadlines import is_stopped
 from mesh_core._native import Message, Placement, Target, seat
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ ROOT: Addr = (0, 0, 0)
 
 _USUAL_S = 0.1
 """A process that has not answered after so long is looked at more closely."""
+
+
+def addr_of(told: Sequence[int]) -> Addr:
+    """An address as JSON has it."""
+    return told[0], told[1], told[2]
 
 
 def _from_json(message: Message) -> Any:
@@ -98,13 +103,3 @@ def proc_name(process: Process, addr: Addr, names: dict[int, str]) -> str:
     if mesh == 0:
         return f"agent of host {rank}"
     return f"{names.get(mesh, f'mesh {mesh:x}')}[{rank}]"
-
-
-def is_stopped(pid: int | None) -> bool:
-    """Whether a signal has stopped a process of this host, so that it cannot answer."""
-    if pid is None:
-        return False
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1] in ("T", "t")
-    except OSError:
-        return False

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.codes import Question
-from mesh_core.inspect._ask import ROOT, Addr, ask, hear, put, split_title
+from mesh_core._common.errors import MeshError
+from mesh_core.inspect._ask import ROOT, Addr, addr_of, ask, hear, put, split_title
 
 if TYPE_CHECKING:
     from mesh_core._process.process import Process
@@ -27,7 +28,7 @@ def pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, 
     agents = dict.fromkeys(agent(addr[2]) for addr in addrs)
     told = ask(process, Question.TREE, agents, time.monotonic() + timeout) if agents else {}
     return {
-        (who[0], who[1], who[2]): pid
+        addr_of(who): pid
         for answer in told.values()
         for who, _, pid, *_ in answer["procs"]
         if pid is not None
@@ -73,14 +74,19 @@ class Tree:
         return host.name if host is not None and host.name else f"host {number}"
 
 
-def look(process: Process, deadline: float, *, pss: bool) -> Tree | None:
-    """Ask the controller which hosts there are, and their agents for the rest; ``None`` if it does not answer.
+def look(process: Process, timeout: float, *, pss: bool) -> tuple[Tree, float]:
+    """Ask the controller which hosts there are, and their agents for the rest; also returns what is left of the time, as a
+    deadline.
 
-    A host that cannot be reached, or is silent, is told as that and holds up nothing.
+    A host that cannot be reached, or is silent, is reported as such, and does not delay the others.
     """
+    deadline = time.monotonic() + timeout
     told = ask(process, Question.TREE, {ROOT: None}, deadline).get(ROOT)
     if told is None:
-        return None
+        raise MeshError(
+            f"the controller did not answer within {timeout} s, and only it knows all processes; "
+            "it may be stopped by a signal, or very busy: try a longer timeout"
+        )
     here = process.identity.host_no
     root_name = process.identity.host if here == 0 else process.name_of_host(0)
     hosts = {0: Host(0, root_name, "running")}
@@ -111,4 +117,4 @@ def look(process: Process, deadline: float, *, pss: bool) -> Tree | None:
         if host.told is not None:
             host.name = host.told["name"] or host.name
             host.used = dict(host.told["procs"])
-    return found
+    return found, deadline

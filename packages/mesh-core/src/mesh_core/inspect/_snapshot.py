@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.codes import Question
 from mesh_core._common.current import current
-from mesh_core._common.errors import MeshError
+from mesh_core._futures.deadlines import is_stopped
 from mesh_core._native import seat
-from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, point_of, proc_name, split_title
+from mesh_core.inspect._ask import ROOT, Addr, addr_of, ask, point_of, proc_name, split_title
 from mesh_core.inspect._event import Event
 from mesh_core.inspect._events import Names, read_event
 from mesh_core.inspect._hosts import look
@@ -204,13 +204,7 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
     [('controller', 'running'), ('workers[0]', 'running'), ('workers[1]', 'running')]
     """
     process = current()
-    deadline = time.monotonic() + timeout
-    tree = look(process, deadline, pss=pss)
-    if tree is None:
-        raise MeshError(
-            f"the controller did not answer within {timeout} s, and only it knows all processes; "
-            "it may be stopped by a signal, or very busy: try a longer timeout"
-        )
+    tree, deadline = look(process, timeout, pss=pss)
     return _Taker(process, tree, pss).take(deadline)
 
 
@@ -253,7 +247,7 @@ class _Taker:
                 # It may have stopped, or ended, since it was asked.
                 stage = "stopped" if self._stopped(pid, host) else "silent"  # noqa: PLW2901
             states.setdefault(host, []).append(
-                self._proc(addr, stage, pid, (owner[0], owner[1], owner[2]), outgoing, answers=answers)
+                self._proc(addr, stage, pid, addr_of(owner), outgoing, answers=answers)
             )
         names = Names(self.process, self.names)
         failures = [read_event(self.process, one, names) for one in self.tree.failures]
@@ -311,7 +305,7 @@ class _Taker:
     def _actor(self, told: dict[str, Any], proc: str) -> ActorState:
         name, sizes = split_title(told["title"])
         running = tuple(
-            Running(endpoint, seconds, proc_name(self.process, (caller[0], caller[1], caller[2]), self.names))
+            Running(endpoint, seconds, proc_name(self.process, addr_of(caller), self.names))
             for endpoint, seconds, caller in told["running"]
         )
         return ActorState(
@@ -320,7 +314,7 @@ class _Taker:
             rank=told["rank"],
             point=point_of(told["rank"], sizes),
             proc=proc,
-            owner=proc_name(self.process, (told["owner"][0], told["owner"][1], told["owner"][2]), self.names),
+            owner=proc_name(self.process, addr_of(told["owner"]), self.names),
             state="busy" if running else "idle" if told["up"] else "starting",
             age=told["age"],
             queue=told["queue"],

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from mesh_core._common.checks import is_number
 from mesh_core._common.errors import MeshError
 from mesh_core._features.debug.places import require_same_user
 from mesh_core._features.debug.wire import Garbled, Told, Wire
@@ -40,7 +41,7 @@ def receive(inspection: Inspection) -> None:
             peer = inspection.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # Whoever connects is still there: without a pause this would take a whole core until there is room.
+                # The connection is still pending: without a pause, this loop would take a whole core until there is room.
                 time.sleep(_NO_ROOM_S)
             break
         if peer is None:
@@ -215,7 +216,7 @@ class Lines:
 
 def _seconds(told: Told) -> float:
     given: Any = told.get("timeout", 1.0)
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= _LONGEST_S:
+    if not is_number(given) or not 0 <= given <= _LONGEST_S:
         raise ValueError(f"timeout must be between 0 and {_LONGEST_S:g} seconds, got {given!r}")
     return float(given)
 

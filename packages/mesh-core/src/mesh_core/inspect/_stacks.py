@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import Question
 from mesh_core._common.display import counted
 from mesh_core._common.errors import MeshError
+from mesh_core._futures.deadlines import is_stopped
 from mesh_core._geometry.values import ValueMesh
 from mesh_core._native import Message, locate
 from mesh_core._system.stack_dumps import Stack
 from mesh_core._system.stack_dumps import stacks as own_stacks
-from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._ask import ROOT, Addr, addr_of, ask, proc_name
 from mesh_core.inspect._hosts import look, stopped
 from mesh_core.inspect._hosts import pids as pids_afar
 from mesh_core.inspect._table import span
@@ -157,12 +158,9 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
 
 def stacks_of_job(process: Process, mesh: str, timeout: float) -> list[ProcStacks]:
     """The same of all processes of a job, the controller first; of one mesh alone if its name is given."""
-    tree = look(process, time.monotonic() + timeout, pss=False)
-    if tree is None:
-        raise MeshError(f"the controller did not answer within {timeout} s; try a longer timeout")
+    tree, _ = look(process, timeout, pss=False)
     names = {number: name for number, (name, _) in tree.titles.items()}
-    addrs: list[Addr] = [(who[0], who[1], who[2]) for who, *_ in tree.procs]
-    addrs.sort(key=lambda addr: (names.get(addr[0], ""), *addr))
+    addrs = sorted((addr_of(who) for who, *_ in tree.procs), key=lambda addr: (names.get(addr[0], ""), *addr))
     found = [addr for addr in [ROOT, *addrs] if mesh in ("", names.get(addr[0], "controller"))]
     if not found:
         from mesh_core._common.suggestions import did_you_mean

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import Question
 from mesh_core._common.current import current
 from mesh_core._common.display import counted
-from mesh_core._common.errors import MeshError
+from mesh_core._futures.deadlines import is_stopped
 from mesh_core._futures.wait_chain import name_of, wanted
 from mesh_core._native import seat
-from mesh_core.inspect._ask import ROOT, Addr, ask, is_stopped, proc_name
+from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name
 from mesh_core.inspect._circles import circles
 from mesh_core.inspect._hosts import look
 from mesh_core.inspect._table import span
@@ -130,13 +130,7 @@ def waits(timeout: float = 1.0) -> Waits:
     ('read', 'for a value from a channel', 5)
     """
     process = current()
-    deadline = time.monotonic() + timeout
-    tree = look(process, deadline, pss=False)
-    if tree is None:
-        raise MeshError(
-            f"the controller did not answer within {timeout} s, and only it knows all processes; "
-            "it may be stopped by a signal, or very busy: try a longer timeout"
-        )
+    tree, deadline = look(process, timeout, pss=False)
     here = process.identity.host_no
     names = {mesh: name for mesh, (name, _) in tree.titles.items()}
     pids: dict[Addr, int | None] = {ROOT: None}

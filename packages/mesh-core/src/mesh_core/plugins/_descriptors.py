@@ -24,6 +24,8 @@ from typing import (
     runtime_checkable,
 )
 
+from mesh_core._common.checks import is_whole
+
 if TYPE_CHECKING:
     from mesh_core.policies import Policy
 
@@ -161,11 +163,7 @@ class Plugin(Generic[C]):
         problem = name_problem(self.name)
         if problem is not None:
             raise ValueError(f"{type(self).__name__}: {problem}")
-        if (
-            not isinstance(self.api_version, int)
-            or isinstance(self.api_version, bool)
-            or self.api_version < 1
-        ):
+        if not is_whole(self.api_version, 1):
             raise ValueError(
                 f"{type(self).__name__} {self.name!r}: api_version must be a whole number from 1, got "
                 f"{self.api_version!r}"

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
+from mesh_core._common.checks import is_whole
 from mesh_core.plugins._descriptors import (
     BypassPlugin,
     CommandPlugin,
@@ -85,7 +86,7 @@ class PluginKind(Generic[P_co]):
                 f"descriptor of the kind {self.word!r} must be a subclass of Plugin, got {self.descriptor!r}"
             )
         version: object = self.api_version
-        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        if not is_whole(version, 1):
             raise ValueError(
                 f"api_version of the kind {self.word!r} must be a whole number from 1, got {version!r}"
             )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from mesh_core._actors.actor import Actor
 from mesh_core._actors.endpoint import Arity, EndpointProperty, endpoint, table_of
 from mesh_core._common.suggestions import did_you_mean
 from mesh_core._features.substitutes import layers
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -59,9 +56,7 @@ class patch_actor:  # noqa: N801 - used like a function, as unittest.mock.patch 
         layers().push(self._real, self._mock)
         return self._mock
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         layers().pop(self._real, self._mock)
 
     def __call__(self, function: F) -> F:

@@ -1,15 +1,17 @@
-"""What may go on in a pipeline: its one decision, without clock or I/O.
+"""What may happen next in a pipeline: its one decision, without clock or I/O.
 
-PIP-1: what a pipeline holds is bounded: a stage begins an item, or is read from, only while all that is held is below the
-limit of its output. Beyond ``max_bytes`` there is at most one output of each replica at work, and one more.
-PIP-2: limits rise from stage to stage, so that what is far is finished before more is begun.
-PIP-3: while no result can be taken something goes on, whatever is held: the last stage that has items, or in order the oldest
-item. So there is no deadlock: not with items larger than any limit, and not where results wait for an older one.
-PIP-5: in order, the last turn of a stage of generators is for an item that no older one can come after: it would wait for what
-the turn's owner cannot yield. Where one is in the way all the same (a replica was lost), it is read on, whatever is held.
-PIP-4: in order, a result is given when nothing older is under way.
+PIP-1: what a pipeline holds is bounded: a stage starts an item, or is read from, only while the total is below the limit of
+its output. On top of ``max_bytes`` there is at most one output of each busy replica, and one more.
+PIP-2: limits rise from stage to stage, so that items near the end are finished before new ones are started.
+PIP-3: while no result can be taken, something may always continue, however much is held: the last stage that has items or, with
+ordered results, the oldest item. So there is no deadlock, neither with items larger than any limit nor with results that wait for
+an older one.
+PIP-4: with ordered results, a result is given only when nothing older is in flight.
+PIP-5: with ordered results, the last turn of a stage of generators goes to an item that no older item can follow: the older one
+would wait for a turn whose owner may not yield. If such an item has a turn anyway (a replica was lost), it is read on, however
+much is held.
 
-An item is known by its key: its number in the source, and below it the number of each value that a generator has yielded.
+An item is identified by its key: its index in the source, followed by the index of each value that a generator has yielded.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Key = tuple[int, ...]
 
 
 class Item(NamedTuple, Generic[T]):
-    """A value on its way."""
+    """A value in flight."""
 
     key: Key
     size: int
@@ -31,7 +33,7 @@ class Item(NamedTuple, Generic[T]):
 
 
 class Flow(Generic[T]):
-    """The items of one run: those that wait for a stage, those that stages work on, and results that nobody has taken."""
+    """The items of one run: those waiting for a stage, those being worked on, and results that nobody has taken."""
 
     def __init__(self, stages: int, max_bytes: int, *, ordered: bool) -> None:
         self._stages = stages
@@ -42,15 +44,15 @@ class Flow(Generic[T]):
         self._coming: deque[Item[T]] = deque()
         self._live: list[set[Key]] = [set() for _ in range(stages)]
         self._by_age: list[list[Key]] = [[] for _ in range(stages)]
-        """Of each stage a heap of all that live there, and of some that live there no more."""
+        """A heap for each stage: the keys of all items there, and of some that have left."""
         self.bytes = [0] * (stages + 1)
-        """What each stage holds, and at last the results: what waits, and what is worked on."""
+        """The bytes that each stage holds, waiting or in work; the last entry is for results."""
         self.held = 0
 
-    # What may be done.
+    # What may happen.
 
     def wants(self, ahead: int) -> bool:
-        """Whether the source is to be asked for an item; not if so many wait for the first stage."""
+        """Whether to read an item from the source; not if ``ahead`` items wait for the first stage."""
         return len(self._waiting[0]) < ahead and self.held < self._limits[0]
 
     def _may(self, stage: int, key: Key) -> bool:
@@ -63,7 +65,7 @@ class Flow(Generic[T]):
         return not any(self._live[stage + 1 :])
 
     def _oldest(self, stages: int) -> Key | None:
-        """The oldest item that one of the first stages has, or that waits for it."""
+        """The oldest item in the first ``stages`` stages, waiting items included."""
         found: Key | None = None
         for by_age, live in zip(self._by_age[:stages], self._live, strict=False):
             while by_age and by_age[0] not in live:
@@ -73,7 +75,7 @@ class Flow(Generic[T]):
         return found
 
     def begin(self, stage: int, *, last: bool = False) -> Item[T] | None:
-        """The next item that a stage may begin, if there is one; ``last`` if it is the last turn of a stage of generators."""
+        """The next item that a stage may start, if any; ``last`` for the last turn of a stage of generators."""
         waiting = self._waiting[stage]
         if not waiting:
             return None
@@ -83,7 +85,7 @@ class Flow(Generic[T]):
         return heapq.heappop(waiting) if self._may(stage, key) else None
 
     def _comes_later(self, stage: int, key: Key) -> bool:
-        """Whether a stage may yet be given something older than this."""
+        """Whether a stage may still receive something older than this."""
         before = self._oldest(stage)
         return before is not None and before < key
 
@@ -116,10 +118,10 @@ class Flow(Generic[T]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is under way, results that nobody has taken included."""
+        """Whether nothing is in flight, including results that nobody has taken."""
         return not (any(self._live) or self._coming or self._results)
 
-    # What was done.
+    # What has happened.
 
     def _lives(self, stage: int, key: Key) -> None:
         self._live[stage].add(key)
@@ -146,36 +148,36 @@ class Flow(Generic[T]):
         self.held -= item.size
 
     def passed(self, stage: int, item: Item[T], size: int, value: T) -> None:
-        """A stage has made one value of an item."""
+        """A stage has turned an item into one value."""
         self._live[stage].discard(item.key)
         self._let_go(stage, item)
         self._put(stage + 1, Item(item.key, size, value))
 
     def opened(self, stage: int, item: Item[T]) -> None:
-        """A generator was begun with an item."""
+        """A generator was started with an item."""
         self._live[stage].discard(item.key)
         self._lives(stage, (*item.key, 0))
 
     def read(self, stage: int, item: Item[T], n: int, size: int, value: T) -> None:
-        """The ``n``-th value that a generator has yielded was read."""
+        """The ``n``-th value of a generator was read."""
         self._live[stage].discard((*item.key, n))
         self._lives(stage, (*item.key, n + 1))
         self._put(stage + 1, Item((*item.key, n), size, value))
 
     def again(self, stage: int, item: Item[T], *, opened: bool) -> None:
-        """An item is to be begun once more; of a generator, nothing was read."""
+        """An item has to be started again. If it was for a generator, nothing was read from that."""
         if opened:
             self._live[stage].discard((*item.key, 0))
             self._lives(stage, item.key)
         heapq.heappush(self._waiting[stage], item)
 
     def over(self, stage: int, item: Item[T], n: int | None = None) -> None:
-        """An item leads to nothing more: it has failed, or its generator has ended after ``n`` values."""
+        """An item is finished: it has failed, or its generator has ended after ``n`` values."""
         self._live[stage].discard(item.key if n is None else (*item.key, n))
         self._let_go(stage, item)
 
     def take(self) -> Item[T]:
-        """The next result, where it is :attr:`ready`."""
+        """Return the next result; only if one is :attr:`ready`."""
         item = heapq.heappop(self._results) if self._ordered else self._coming.popleft()
         self._let_go(self._stages, item)
         return item

@@ -1,4 +1,4 @@
-"""Values that are passed on as they came, without being unpickled on the way."""
+"""Values that are passed on without being unpickled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from mesh_core._native import Message
 
 _ITSELF = 256
-"""What an item counts besides its bytes, as a message does."""
+"""The overhead that each item counts beyond its bytes; the same as for a message."""
 
 
 class Packed:
-    """A pickled value; where it is sent as an argument the value itself arrives."""
+    """A pickled value. When it is sent as an argument, the value itself arrives."""
 
     __slots__ = ("_buffers", "_data", "_refs", "size")
 
@@ -27,20 +27,20 @@ class Packed:
         self._buffers = buffers
         self._refs = refs
         self.size = _ITSELF + len(data) + sum(memoryview(each).nbytes for each in buffers)
-        """What it counts for."""
+        """How many bytes it counts for."""
 
     @classmethod
     def of(cls, value: object) -> Packed:
         """Pickle a value; its large buffers are not copied before it is sent."""
         (data, buffers), refs = capture(partial(dumps, value, root="an item of the pipeline"))
-        # One that carries its value along is not among them, and must not arrive as a reference either.
+        # A Ref that carries its own value is not in refs, and must not arrive as a reference either.
         return cls(data, buffers, [value] if isinstance(value, Ref) else refs)
 
     @classmethod
     def come(cls, message: Message) -> Packed:
-        """What a stage has answered; an error where references are in it and it cannot be unpickled here."""
+        """A stage's reply. Raises if it contains references and cannot be unpickled here."""
         if message.has_refs:
-            return cls.of(load(message))  # Which takes the references out of the message.
+            return cls.of(load(message))  # this takes the references out of the message
         return cls(*message.raw(), [])
 
     def load(self) -> Any:
@@ -55,5 +55,5 @@ class Packed:
 
 
 def _loads(_: list[Ref[Any]], data: bytes, buffers: list[Any]) -> Any:
-    """As ``loads``, of a pickle with these references in it, which are to be held meanwhile."""
+    """Like ``loads``, for a pickle that contains these references, which have to be kept alive meanwhile."""
     return loads(data, buffers)

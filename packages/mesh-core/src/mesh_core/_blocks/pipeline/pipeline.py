@@ -1,4 +1,4 @@
-"""Pipelines as their users see them."""
+"""The public part of pipelines: stages, pipelines and their runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from mesh_core._blocks.pipeline.flow import Item
 from mesh_core._blocks.pipeline.replicas import Replicas
 from mesh_core._blocks.pipeline.running import Core, Rules
 from mesh_core._blocks.pool.following import Following, Steps
-from mesh_core._blocks.pool.pool import _at_least, _seconds
 from mesh_core._blocks.pool.turns import OnCrash
+from mesh_core._common.checks import one_of, seconds, whole
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import ActorTimeout, MeshError
 from mesh_core._meshes.adverbs import Endpoint
@@ -33,18 +33,18 @@ _LEAST_AHEAD = 64 << 10
 
 
 class Stage:
-    """One stage of a :class:`Pipeline`: an endpoint of some actors, which is given one item at a time.
+    """One stage of a :class:`Pipeline`: an endpoint of some actors that processes one item per call.
 
-    What the endpoint returns is an item for the next stage. If it is a generator, each value that it yields is one.
+    What the endpoint returns is an item for the next stage. If it is a generator, each value that it yields is an item.
 
     Args:
         endpoint: an endpoint with one argument, such as ``models.infer``.
-        per_rank: how many items each actor has at the same time, as for a pool.
-        retries: how often an item may be begun again if its replica dies. A generator is begun again only if nothing that it
-            has yielded was read.
-        timeout: seconds that one item may take, without those in which a generator waits for room.
-        on_crash: what becomes of a replica that dies, as for a pool.
-        name: what statistics and errors call the stage; ``"models.infer"`` if nothing is given.
+        per_rank: how many items each actor works on at the same time, as for a pool.
+        retries: how often an item may be started again if its replica dies. A generator is started again only if none of its
+            values has been read.
+        timeout: seconds that one item may take. The time that a generator waits for room does not count.
+        on_crash: what happens when a replica dies, as for a pool.
+        name: the name of the stage in statistics and errors; by default ``"models.infer"``.
     """
 
     __slots__ = ("endpoint", "name", "on_crash", "per_rank", "retries", "timeout")
@@ -70,13 +70,11 @@ class Stage:
             )
         if not endpoint._arity.fits((None,), {}):
             raise TypeError(f"a stage is given one item: {endpoint._refuse((None,), {})}")
-        if on_crash not in [each.value for each in OnCrash]:
-            known = ", ".join(repr(each.value) for each in OnCrash)
-            raise ValueError(f"Stage(on_crash=) must be one of {known}, got {on_crash!r}")
+        one_of(on_crash, "Stage(on_crash=)", OnCrash)
         self.endpoint = endpoint
-        self.per_rank = _at_least(1, per_rank, "per_rank", "Stage")
-        self.retries = _at_least(0, retries, "retries", "Stage")
-        self.timeout = _seconds(timeout, "timeout", "Stage")
+        self.per_rank = whole(per_rank, "Stage(per_rank=)", 1)
+        self.retries = whole(retries, "Stage(retries=)", 0)
+        self.timeout = seconds(timeout, "Stage(timeout=)")
         self.on_crash = on_crash
         self.name = endpoint._what() if name is None else name
 
@@ -85,7 +83,7 @@ class Stage:
 
 
 class Pipeline:
-    """Stages that feed each other, with a bound on the bytes that are under way.
+    """Stages that feed each other, with a limit on the bytes in flight.
 
     >>> from mesh_core import Actor, Pipeline, Stage, endpoint, this_host
     >>> class Words(Actor):
@@ -101,17 +99,18 @@ class Pipeline:
     ...     list(pipeline.run(["a bb", "", "ccc"]))
     [1, 2, 3]
 
-    Each item goes to whichever replica of the next stage is free. Values are passed on as they came: this process does not unpickle them,
-    results apart. It may be run several times, also at the same time: the runs then share the replicas. The actors stay whose they are.
+    Each item goes to a free replica of the next stage. This process passes values on without unpickling them; it unpickles only
+    the results. A pipeline may be run several times, also at the same time; the runs then share the replicas. The owner of
+    the actors does not change.
 
     Args:
-        stages: one after the other.
-        max_bytes: what may be under way at the same time, as pickled: items that wait, those that are worked on, and results that
-            nobody has taken. Beyond it there may be one output of each replica, and what generators run ahead.
-        on_error: ``"raise"``: the first item that fails ends the run with a :class:`StageError`. ``"quarantine"``: it is set
-            aside, and the others go on.
-        ordered: whether results come in the order of what they were made of, or as soon as they are there.
-        most_quarantined: so many items may be set aside; one more ends the run.
+        stages: the stages, in order.
+        max_bytes: how many pickled bytes may be in flight: waiting items, items being worked on, and results that
+            nobody has taken. One output of each replica, and what generators produce ahead, may come on top.
+        on_error: ``"raise"``: the first item that fails ends the run with a :class:`StageError`. ``"quarantine"``: the item is
+            set aside, and the others continue.
+        ordered: whether results come in the order of the source's items, or as soon as they are ready.
+        most_quarantined: how many items may be set aside; one more ends the run.
     """
 
     def __init__(
@@ -129,8 +128,7 @@ class Pipeline:
         for stage in stages:
             if not isinstance(stage, Stage):
                 raise TypeError(f"Pipeline() takes stages, such as Stage(models.infer); got {stage!r}")
-        if on_error not in ("raise", "quarantine"):
-            raise ValueError(f"Pipeline(on_error=) must be 'raise' or 'quarantine', got {on_error!r}")
+        one_of(on_error, "Pipeline(on_error=)", ("raise", "quarantine"))
         names = [stage.name for stage in stages]
         if len(set(names)) < len(names):
             raise ValueError(
@@ -138,24 +136,24 @@ class Pipeline:
             )
         self.stages = stages
         self._rules = Rules(
-            _at_least(1, max_bytes, "max_bytes", "Pipeline"),
+            whole(max_bytes, "Pipeline(max_bytes=)", 1),
             bool(ordered),
             on_error == "quarantine",
-            _at_least(0, most_quarantined, "most_quarantined", "Pipeline"),
+            whole(most_quarantined, "Pipeline(most_quarantined=)", 0),
         )
         self._lock = threading.Lock()
         self._users = 0
         self._replicas: list[Replicas] = []
 
     def run(self, source: Iterable[Any] | AsyncIterable[Any]) -> PipelineRun:
-        """Have all that ``source`` gives go through the stages; iterate over the results with ``for`` or ``async for``.
+        """Send the items of ``source`` through the stages; iterate over the results with ``for`` or ``async for``.
 
-        The source is read in that loop, as its items are needed: it may be endless. Nothing is read before the loop begins.
+        That loop reads the source as items are needed, so the source may be endless. Nothing is read before the loop begins.
         """
         process = self.stages[0].endpoint._mesh._process
-        # Raises in a forked copy, and after the end of the process's part in the mesh.
+        # Raises in a forked copy, and after the process has left the mesh.
         process.runtime.completion()
-        following = process.slots.of(Following, lambda: Following(process))
+        following = Following.of(process)
         if not isinstance(source, AsyncIterable):
             source = iter(source)
         name = f"the pipeline {' > '.join(stage.name for stage in self.stages)}"
@@ -178,7 +176,7 @@ class Pipeline:
         ahead = max(_LEAST_AHEAD, self._rules.max_bytes // (4 * max(1, generators)))
         try:
             for stage in self.stages:
-                made.append(Replicas(stage, following, ahead))  # noqa: PERF401 - those before are closed if one fails
+                made.append(Replicas(stage, following, ahead))  # noqa: PERF401 - closed if a later one fails
         except BaseException:
             for each in made:
                 each.close()
@@ -186,7 +184,7 @@ class Pipeline:
         self._replicas = made
 
     def _leave(self) -> None:
-        """A run is over, and has no item left."""
+        """A run is over, and has no items left."""
         with self._lock:
             self._users -= 1
             gone = [] if self._users else self._replicas
@@ -200,7 +198,7 @@ class Pipeline:
 
 
 class PipelineRun(Closing):
-    """The results of a pipeline, for one ``for`` or ``async for``. Leaving the loop early cancels what is left."""
+    """The results of a pipeline, for one ``for`` or ``async for`` loop. Leaving the loop early cancels the remaining items."""
 
     def __init__(self, core: Core, source: Iterable[Any] | AsyncIterable[Any], pid: int) -> None:
         self._core = core
@@ -280,11 +278,11 @@ class PipelineRun(Closing):
     # The source.
 
     def _feed(self) -> None:
-        """Take from the source what may be taken."""
+        """Read as much from the source as there is room for."""
         core = self._core
         while core.wants:
             if self._source is None:
-                # There are those that are good for either kind of loop, such as the results of another pipeline.
+                # Some sources support both kinds of loops, such as the results of another pipeline.
                 if not isinstance(self._given_source, Iterable):
                     raise TypeError("the source is asynchronous: use `async for`")
                 self._source = iter(self._given_source)
@@ -317,25 +315,25 @@ class PipelineRun(Closing):
     # The whole.
 
     def results(self, timeout: float | None = None) -> list[Any]:
-        """All results that are left. After ``timeout`` seconds it is an :class:`ActorTimeout`, which names the slowest stage."""
-        self._limit = _seconds(timeout, "timeout", "results")
+        """Return all remaining results. After ``timeout`` seconds, raise an :class:`ActorTimeout` that names the slowest stage."""
+        self._limit = seconds(timeout, "results(timeout=)")
         self._until = None if self._limit is None else time.monotonic() + self._limit
         return list(self)
 
     @property
     def stats(self) -> PipelineStats:
-        """How the stages get on, and which is the slowest. ``print(run.stats)`` shows it as text."""
+        """The progress of the stages, and which is the slowest. ``print(run.stats)`` shows it as text."""
         return self._core.stats()
 
     @property
     def quarantined(self) -> list[Quarantined]:
-        """The items that were set aside so far, with what they have raised."""
+        """The items that were set aside so far, with their errors."""
         return list(self._core.quarantined)
 
     # The end.
 
     def close(self) -> None:
-        """Cancel what is left."""
+        """Cancel the remaining items."""
         with Steps():
             self._core.close()
         self._forget_source()
@@ -350,7 +348,7 @@ class PipelineRun(Closing):
             yield
         except (StopIteration, StopAsyncIteration):
             self._forget_source()
-            # What the loop's end does is no part of the run.
+            # What happens after the loop is not part of the run.
             self._turn("over")
             raise
         except BaseException:
@@ -361,7 +359,7 @@ class PipelineRun(Closing):
         # A forked copy has nothing to cancel.
         if getattr(self, "_pid", None) == os.getpid() and not self._core.is_over:
             with contextlib.suppress(MeshError):
-                # Elsewhere: this may be a collection of garbage, in the middle of anything.
+                # On another thread: this may run during a garbage collection, at any point.
                 self._core.following.soon(self._core.close)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The actors of a stage, as all runs of a pipeline share them."""
+"""The actors of a stage, which all runs of a pipeline share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Replicas:
-    """A stage's actors at work."""
+    """A stage's actors."""
 
     def __init__(self, stage: Stage, following: Following, ahead: int) -> None:
         self.name = stage.name
@@ -25,7 +25,7 @@ class Replicas:
         self.streams: bool = stage.endpoint._arity.streams
         """Whether the endpoint is a generator."""
         self._ahead = ahead
-        """How many bytes each of its generators may be ahead of what is read."""
+        """How many bytes each of its generators may be ahead of its reader."""
         self.count = 0
         """How many turns there are."""
         self._runs: weakref.WeakSet[Core] = weakref.WeakSet()
@@ -40,7 +40,7 @@ class Replicas:
             run.pump()
 
     def join(self, run: Core) -> None:
-        """Tell this run when there are more replicas."""
+        """Notify this run when the number of replicas changes."""
         self._runs.add(run)
 
     def endpoint(self, place: int, replica: ActorMesh[Any]) -> Endpoint[..., Any]:
@@ -56,5 +56,5 @@ class Replicas:
         return found[1]
 
     def close(self) -> None:
-        """Failures of the actors are their owner's again."""
+        """Failures of the actors go to their owner again."""
         self.turns.close()

@@ -1,4 +1,4 @@
-"""One run of a pipeline: items, the turns that are asked for them, and whoever waits for results."""
+"""One run of a pipeline: its items, the turns it asks for, and the loop that waits for results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Rules(NamedTuple):
-    """What all runs of a pipeline have in common."""
+    """The options that all runs of a pipeline share."""
 
     max_bytes: int
     ordered: bool
@@ -47,11 +47,11 @@ class Running:
         """Items that have a turn, or have asked for one."""
         self.meter = Meter(now)
         self.stuck: dict[Job, None] = {}
-        """Those whose generators have yielded what cannot be read so far."""
+        """Those whose generators have yielded values that may not be read yet."""
 
 
 class Job:
-    """One item at one stage: it asks for a turn, and has a replica work."""
+    """One item at one stage: it asks for a turn, and then calls the replica."""
 
     __slots__ = ("_future", "_held", "_n", "_place", "_stream", "core", "item", "stage", "stuck_since")
 
@@ -66,7 +66,7 @@ class Job:
         """How many of its generator's values were read."""
         self.stuck_since = 0.0
         self._held = 0.0
-        """For how long what its generator has yielded could not be read: its deadline is that much later."""
+        """How many seconds its generator has waited for room; its deadline is extended by that."""
 
     @property
     def read(self) -> int:
@@ -81,10 +81,10 @@ class Job:
     # As an asker.
 
     may_go_ahead = False
-    """How much a replica has to do is what the pipeline itself decides."""
+    """The pipeline decides itself how much work a replica gets."""
 
     def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
-        """Have this replica work."""
+        """Call this replica."""
         assert not ahead
         core = self.core
         with core.lock:
@@ -106,7 +106,7 @@ class Job:
             core.following.follow(future, self._came)
         except BaseException as error:  # noqa: BLE001 - it is the item's outcome
             failed = error
-            # Elsewhere: items that all fail at once would nest as deep as they are many.
+            # On another thread: if many items failed at once, calls would nest as deeply as there are items.
             with contextlib.suppress(MeshError):
                 core.following.soon(lambda: core.finished(self, failed, None))
             return
@@ -117,7 +117,7 @@ class Job:
         """Nothing is sent ahead."""
 
     def refused(self, error: BaseException) -> None:
-        """There is no replica, and will be none."""
+        """No replica can ever work on the item."""
         self.core.hopeless(self, error)
 
     def _send(self, endpoint: Endpoint[..., Any]) -> Future[Any]:
@@ -146,7 +146,7 @@ class Job:
         self.core.finished(self, error, packed)
 
     def go_on(self) -> None:
-        """Read what the generator has yielded, as long as there is room."""
+        """Read the generator's values while there is room."""
         core, stream = self.core, self._stream
         assert stream is not None
         while True:
@@ -162,18 +162,18 @@ class Job:
                 return
             error, packed = _outcome(future)
             if packed is None:
-                # A generator that goes on would do so for nobody.
+                # Nobody reads the generator any longer.
                 self.cancel()
                 core.finished(self, error, None)
                 return
-            # The next one first: nothing may refer to what was read.
+            # Replace the future first: nothing may refer to the value that was read.
             self._future = stream._make(self._n + 1)
             if self._future._deadline is not None:
                 self._future._deadline += self._held
             core.has_read(self, packed)
 
     def resume(self) -> None:
-        """What its generator has yielded can be read again."""
+        """There is room again for its generator's values."""
         held = time.monotonic() - self.stuck_since
         self._held += held
         if self._future is not None and self._future._deadline is not None:
@@ -187,7 +187,7 @@ class Job:
     # The end.
 
     def cancel(self) -> None:
-        """The run is over: give up what a replica does."""
+        """Cancel the call: the run is over."""
         if self._stream is not None:
             self._stream._call.look_away()
             self._stream.cancel()
@@ -196,7 +196,7 @@ class Job:
             self._future.cancel()
 
     def leave(self) -> bool:
-        """Give up the turn that was asked for; false if there is one already."""
+        """Withdraw the request for a turn; false if the turn was given already."""
         return self._place is None and self.stage.replicas.turns.drop(self)
 
     def back(self, error: BaseException | None) -> None:
@@ -224,7 +224,7 @@ def _message(outcome: Any, index: int, who: Any) -> Message:
 
 
 def _streamed(endpoint: Endpoint[..., Any]) -> Callable[..., Stream[Any]]:
-    """As the endpoint's own streams, of messages instead of values."""
+    """Like the endpoint's own streams, but of messages instead of values."""
 
     def streamed(
         process: Any, call: Call, _finish: None, what: Callable[[], str], limit: float | None
@@ -250,7 +250,7 @@ def _streamed(endpoint: Endpoint[..., Any]) -> Callable[..., Stream[Any]]:
 
 
 class Core:
-    """A run, without the end of it that its user holds: it is dropped when that is, and nothing is at work."""
+    """A run, apart from the object that its user holds. It is freed when that is gone and nothing is in progress."""
 
     def __init__(
         self,
@@ -269,11 +269,11 @@ class Core:
         self.flow: Flow[Packed] = Flow(len(replicas), rules.max_bytes, ordered=rules.ordered)
         self.clock = Clock()
         self.jobs: dict[Job, None] = {}
-        # Deadlines and spans are those of whoever has begun the run.
+        # Deadlines and spans are those of the code that started the run.
         self.context = contextvars.copy_context()
         self.quarantined: list[Quarantined] = []
         self.is_over = False
-        """Nothing more is begun: all is done, or was given up."""
+        """Nothing more is started: everything is done or was given up."""
         self.exhausted = False
         """The source has ended."""
         self._error: BaseException | None = None
@@ -282,7 +282,7 @@ class Core:
         self._most_held = 0
         self._kept = 0
         self._retries: dict[tuple[int, tuple[int, ...]], int] = {}
-        """How often items were begun once more, by stage and key."""
+        """How often items were started again, by stage and key."""
         self._news: Promise[None] | None = None
         self._left: Callable[[], None] | None = left
         following.join(self)
@@ -290,11 +290,11 @@ class Core:
     # What is done next.
 
     def tick(self, stage: Running) -> None:
-        """To be called before what is measured changes."""
+        """Call this before anything that is measured changes."""
         stage.meter.tick(time.monotonic())
 
     def pump(self) -> None:
-        """Begin and read what may be begun and read."""
+        """Start and read everything that may be started and read."""
         begun: list[Job] = []
         reads: list[Job] = []
         with self.lock:
@@ -354,7 +354,7 @@ class Core:
         )
 
     def may_read(self, job: Job) -> bool:
-        """Whether what a generator has yielded may be read; if not, :meth:`pump` has it go on later."""
+        """Whether a generator's next value may be read; if not, :meth:`pump` resumes it later."""
         with self.lock:
             if self.is_over or self._may_read(job):
                 return True
@@ -377,7 +377,7 @@ class Core:
     # Outcomes.
 
     def finished(self, job: Job, error: BaseException | None, packed: Packed | None) -> None:
-        """A replica is done with an item."""
+        """A replica has finished an item."""
         lost = error if _is_crash(error) else None
         stage, item = job.stage, job.item
         with self.lock:
@@ -427,7 +427,7 @@ class Core:
     def _aside(
         self, stage: str, packed: Packed | None, index: int, error: BaseException, attempts: int
     ) -> StageError | None:
-        """Set an item aside; returns the error that is to end the run, if one is."""
+        """Set an item aside; returns the error that ends the run, if it has to end."""
         size = 0 if packed is None else packed.size
         keep = self._kept + size <= self.rules.max_bytes
         bad = quarantined(stage, packed, index, error, attempts=attempts, keep=keep)
@@ -457,13 +457,13 @@ class Core:
 
     @property
     def wants(self) -> bool:
-        """Whether the source is to be asked for an item."""
+        """Whether to read an item from the source."""
         if self.is_over or self.exhausted:
             return False
         return self.flow.wants(2 * max(1, self.stages[0].replicas.count))
 
     def feed(self, value: object) -> None:
-        """The source has given a value."""
+        """The source has returned a value."""
         number, self._numbers = self._numbers, self._numbers + 1
         try:
             packed = Packed.of(value)
@@ -489,10 +489,10 @@ class Core:
     # Results.
 
     def take(self) -> Item[Packed] | Future[None] | None:
-        """The next result; None at the end; or a future of when there is something to do."""
+        """The next result; None at the end; or a future that is done when there is something to do."""
         with self.lock:
             if self._error is not None:
-                # Once, as a generator would: later the run is at its end.
+                # Only once, as a generator does; afterwards the run has ended.
                 error, self._error = self._error, None
                 raise error
             if self.is_over:
@@ -512,7 +512,7 @@ class Core:
         """A result that was taken cannot be unpickled here."""
         with self.lock:
             self._taken -= 1
-            # The run may be over with it.
+            # This may end the run.
             ends = self._aside(RESULTS, item.value, item.key[0], error, 1)
         if ends is not None:
             raise ends
@@ -525,7 +525,7 @@ class Core:
         self.is_over = True
 
     def close(self, error: BaseException | None = None) -> None:
-        """Give up what is left."""
+        """Cancel the remaining items."""
         with self.lock:
             for stage in self.stages:
                 self.tick(stage)
@@ -547,7 +547,7 @@ class Core:
         self.pump()
 
     def end(self) -> None:
-        """This process's part in the mesh ends."""
+        """The process leaves the mesh."""
         with self.lock:
             self._stop(MeshError(f"{self.name} has ended with this process's part in the mesh (shutdown())"))
             self.jobs.clear()
@@ -556,7 +556,7 @@ class Core:
             news.set_result(None)
 
     def stats(self) -> PipelineStats:
-        """How it gets on."""
+        """The statistics up to now."""
         with self.lock:
             if not self.is_over:
                 self.clock.tick(time.monotonic())

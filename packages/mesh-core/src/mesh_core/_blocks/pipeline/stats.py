@@ -1,4 +1,4 @@
-"""How the stages of a pipeline get on, and which is the slowest."""
+"""Statistics of a pipeline's stages, and which stage is the slowest."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ SOURCE, RESULTS = "the source", "the loop over the results"
 
 @dataclass(frozen=True, slots=True)
 class StageStats:
-    """How one stage of a pipeline gets on."""
+    """Statistics of one stage of a pipeline."""
 
     name: str
     taken: int
-    """Items that it has begun."""
+    """Items that it has started."""
     made: int
-    """Values that it has made of them."""
+    """Values that it has produced."""
     quarantined: int
-    """Items that have failed, and were set aside."""
+    """Items that failed and were set aside."""
     retried: int
-    """How often an item was begun once more, since its replica was lost."""
+    """How often an item was started again because its replica was lost."""
     replicas: int
     """How many items it can work on at the same time."""
     busy: float
-    """The share of its replicas' time in which they worked, from 0 to 1."""
+    """The share of its replicas' time, from 0 to 1, in which they worked."""
     blocked: float
-    """The share in which they could have worked, but there was no room for what they make."""
+    """The share in which there was work, but no room for its output."""
     waiting: float
     """The share in which there was nothing to do."""
     held: int
-    """Bytes that wait for it, and that it works on."""
+    """Bytes of items that wait for it or that it works on."""
 
     def __str__(self) -> str:
         more = f", {self.quarantined} quarantined" * bool(self.quarantined)
@@ -42,30 +42,30 @@ class StageStats:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStats:
-    """How a run of a pipeline gets on; ``stages`` in their order."""
+    """Statistics of a run of a pipeline; ``stages`` in order."""
 
     stages: tuple[StageStats, ...]
     results: int
     """Results that were taken."""
     held: int
-    """Bytes in the whole pipeline, with results that nobody has taken."""
+    """Bytes in the whole pipeline, including results that nobody has taken."""
     most_held: int
-    """The most that it was at any time."""
+    """The highest value of ``held`` so far."""
     max_bytes: int
-    """The budget."""
+    """The limit."""
     source: float
-    """The share of the run's time in which it waited for the source to give an item."""
+    """The share of the run's time in which it waited for the source."""
     loop: float
-    """The share in which the loop over the results was at work on one, and asked for no other."""
+    """The share in which the loop over the results was busy with a result."""
 
     @property
     def slowest(self) -> str:
-        """Who holds the others up: the name of a stage, ``"the source"`` or ``"the loop over the results"``."""
+        """The bottleneck: the name of a stage, ``"the source"`` or ``"the loop over the results"``."""
         return self._slowest()[0]
 
     @property
     def why(self) -> str:
-        """What :attr:`slowest` is judged by."""
+        """Why :attr:`slowest` is the slowest."""
         return self._slowest()[1]
 
     def _slowest(self) -> tuple[str, str]:
@@ -82,7 +82,7 @@ class PipelineStats:
 
 
 class Clock:
-    """What the loop over the results does with its time: it waits for the source, for results, or is elsewhere."""
+    """Where the loop over the results spends its time: waiting for the source, waiting for results, or in its own body."""
 
     def __init__(self) -> None:
         self._at: float | None = None
@@ -90,38 +90,38 @@ class Clock:
         self._now = "stages"
 
     def turn(self, to: str, now: float) -> None:
-        """It does something else from now on: ``"source"``, ``"loop"``, ``"stages"``, or ``"over"``."""
+        """Switch to ``"source"``, ``"loop"``, ``"stages"`` or ``"over"``."""
         if self._at is not None and self._now != "over":
             self._spent[self._now] += now - self._at
         self._at, self._now = now, to
 
     def tick(self, now: float) -> None:
-        """Count what it does up to now, if it has begun."""
+        """Count the time up to now, if it has begun."""
         if self._at is not None:
             self.turn(self._now, now)
 
     def share(self, what: str) -> float:
-        """The share of the time until the last turn."""
+        """The share of the time up to the last switch."""
         return self._spent[what] / (sum(self._spent.values()) or 1.0)
 
 
 class Meter:
-    """Counts for one stage. Times are told, and not asked for."""
+    """Counters of one stage. It never reads a clock; callers pass the time."""
 
     def __init__(self, now: float) -> None:
         self.taken = self.made = self.quarantined = self.retried = 0
         self.running = 0
         """Items that replicas have."""
         self.stuck = 0
-        """Those of them that cannot go on as nobody reads what they yield."""
+        """Those of them that cannot continue because nobody reads what they yield."""
         self.held_back = False
-        """Whether items wait, and may not be begun."""
+        """Whether items wait that may not be started."""
         self.turns = 0
         self._busy = self._blocked = self._all = 0.0
         self._at = now
 
     def tick(self, now: float) -> None:
-        """To be called before any of these changes."""
+        """Call this before any of these changes."""
         passed, self._at = now - self._at, now
         turns = max(self.turns, self.running)
         self._all += passed * turns
@@ -129,7 +129,7 @@ class Meter:
         self._blocked += passed * ((turns - self.running) * self.held_back + self.stuck)
 
     def stats(self, name: str, held: int) -> StageStats:
-        """What was counted, up to the last tick."""
+        """The statistics up to the last tick."""
         whole = self._all or 1.0
         busy, blocked = self._busy / whole, self._blocked / whole
         waiting = max(0.0, 1.0 - busy - blocked) if self._all else 0.0

@@ -100,12 +100,12 @@ class Followers:
         # Reentrant: a garbage collection may give up tasks at any point.
         self._lock = threading.RLock()
         self.futures: dict[int, Followed] = {}
-        """By token."""
+        """By token. Those that are done are removed; a token that was in two lists arrives again, and is ignored."""
         self.list: Completion = process.runtime.completion()
-        done: Promise[None] = Promise()
-        done.set_result(None)
-        self._any = done.future
         self.taken = 0
+        # Already done: it puts a token into a list whenever it is asked to.
+        self._done = process.runtime.completion()
+        self._done.set(None, False, 0)
 
     def add(self, token: int, future: Followed) -> None:
         """Put the token into the list when the future is done, or has progressed."""
@@ -116,7 +116,7 @@ class Followers:
     def wake(self) -> None:
         """Wake the thread that waits for the list, so that it looks again."""
         with self._lock:
-            self._any._listen(self.list, _WAKE)
+            self._done.note(self.list, _WAKE)
 
     def again(self, token: int) -> None:
         """Put the token into the list once more, after the future has progressed."""
@@ -124,14 +124,6 @@ class Followers:
             future = self.futures.get(token)
             if future is not None:
                 future._listen(self.list, token)
-
-    def get(self, token: int) -> Followed | None:
-        """The future of a token."""
-        return self.futures.get(token)
-
-    def remove(self, token: int) -> None:
-        """Forget a finished future. A token that was in two lists arrives a second time, which is ignored."""
-        self.futures.pop(token, None)
 
     def take(self) -> int | None:
         """The next token. Only one thread at a time calls this."""
@@ -157,6 +149,11 @@ class Followers:
 class Following:
     """The futures that this process's pools wait for."""
 
+    @classmethod
+    def of(cls, process: Process) -> Following:
+        """The one of this process."""
+        return process.slots.of(cls, lambda: cls(process))
+
     def __init__(self, process: Process) -> None:
         self._lock = threading.RLock()
         self._duty = threading.Lock()
@@ -169,8 +166,9 @@ class Following:
         self._helped = 0.0
         self._is_serving = False
         """The dedicated thread does the work now."""
-        self._nudge = process.runtime.completion()
-        self._nudge.set(None, False, 0)
+        done: Promise[None] = Promise()
+        done.set_result(None)
+        self._done = done.future
         self._thread: threading.Thread | None = None
         self._closed = False
         self._users: weakref.WeakSet[User] = weakref.WeakSet()
@@ -217,9 +215,7 @@ class Following:
 
     def soon(self, then: Callable[[], object]) -> None:
         """Call ``then`` on the thread that does the work."""
-        promise: Promise[None] = Promise()
-        promise.set_result(None)
-        self.follow(promise.future, then)
+        self.follow(self._done, then)
 
     def _end(self) -> None:
         """The process leaves the mesh: what was followed has ended, or never will."""
@@ -290,7 +286,7 @@ class Following:
         self._helped = time.monotonic()
         if not self._is_serving:
             return False
-        self._nudge.note(self._followers.list, _WAKE)
+        self._followers.wake()
         # In a block that Ctrl-C does not interrupt: nothing can happen between taking the duty and giving it back.
         return self._duty.acquire(timeout=_HANDOVER_S)
 
@@ -358,7 +354,7 @@ class Following:
                 if not self._deadlines:
                     return None
                 deadline, token = self._deadlines[0]
-                future = self._followers.get(token)
+                future = self._followers.futures.get(token)
                 if future is not None and deadline > (now := time.monotonic()):
                     return deadline - now
                 heapq.heappop(self._deadlines)

@@ -16,6 +16,8 @@ from mesh_core._blocks.pool.results import Completed, Ordered, Unordered
 from mesh_core._blocks.pool.sharing import Addr, FarTurns, Options, Pools, Shared
 from mesh_core._blocks.pool.tasks import Call, Runner, Task
 from mesh_core._blocks.pool.turns import OnCrash, OwnTurns, Turns
+from mesh_core._common.checks import one_of, seconds, whole
+from mesh_core._common.context import running_loop
 from mesh_core._common.current import current
 from mesh_core._common.errors import ActorTimeout, MeshError, Unsendable
 from mesh_core._futures.promise import Promise, _Promised
@@ -23,7 +25,6 @@ from mesh_core._meshes.actors import ActorMesh
 from mesh_core._meshes.adverbs import Endpoint, ItemsEndpoint
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._blocks.pool.results import Results
@@ -120,14 +121,15 @@ class Pool(Generic[A]):
         process = mesh._process
         name = f"the pool of {mesh.name!r}"
         options = Options(
-            per_rank=_at_least(1, per_rank, "per_rank"),
-            retries=_at_least(0, retries, "retries"),
-            timeout=_seconds(timeout, "timeout"),
-            waiting=None if waiting is None else _at_least(1, waiting, "waiting"),
-            drain=_seconds(drain, "drain"),
+            per_rank=whole(per_rank, "Pool(per_rank=)", 1),
+            retries=whole(retries, "Pool(retries=)", 0),
+            timeout=seconds(timeout, "Pool(timeout=)"),
+            waiting=None if waiting is None else whole(waiting, "Pool(waiting=)", 1),
+            drain=seconds(drain, "Pool(drain=)"),
         )
-        following = process.slots.of(Following, lambda: Following(process))
-        own = OwnTurns(name, options.per_rank, _on_crash(on_crash), following)
+        one_of(on_crash, "Pool(on_crash=)", OnCrash)
+        following = Following.of(process)
+        own = OwnTurns(name, options.per_rank, OnCrash(on_crash), following)
         own.add(mesh)
         self._begin(process, mesh, own, options)
         self._own = own
@@ -151,7 +153,7 @@ class Pool(Generic[A]):
         self._shared = None
         self._turns = options.per_rank * len(actors)
         self._resizing = threading.Lock()
-        following = process.slots.of(Following, lambda: Following(process))
+        following = Following.of(process)
         name = f"the pool of {actors.name!r}"
         self._runner = Runner(name, turns, following, options.waiting or max(1, self._turns))
 
@@ -173,7 +175,7 @@ class Pool(Generic[A]):
         """
         call = self._call(endpoint, args, kwargs)
         with Steps() as steps:
-            room = self._runner.room(wait=not _on_loop())
+            room = self._runner.room(wait=running_loop() is None)
             if room is not None:
                 self._await_room(room, steps)
             return self._submit(call)
@@ -426,9 +428,7 @@ class Pool(Generic[A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         idle = self.close(cancel=kind is not None)
         try:
             idle.get(self._options.drain)
@@ -440,9 +440,7 @@ class Pool(Generic[A]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         import asyncio
 
         idle = self.close(cancel=kind is not None)
@@ -483,38 +481,6 @@ def _mesh_of(actors: object, where: str) -> ActorMesh[Any]:
     if not isinstance(actors, ActorMesh):
         raise TypeError(f"{where} takes a mesh of actors, as spawn() returns it; got {actors!r}")
     return actors
-
-
-def _on_crash(how: object) -> OnCrash:
-    try:
-        return OnCrash(how)
-    except ValueError:
-        known = ", ".join(repr(each.value) for each in OnCrash)
-        raise ValueError(f"Pool(on_crash=) must be one of {known}, got {how!r}") from None
-
-
-def _at_least(least: int, number: object, what: str, of: str = "Pool") -> int:
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise TypeError(f"{of}({what}=) must be a whole number, got {number!r}")
-    if number < least:
-        raise ValueError(f"{of}({what}=) must be at least {least}, got {number}")
-    return number
-
-
-def _seconds(given: object, what: str, of: str = "Pool") -> float | None:
-    if given is None:
-        return None
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError(f"{of}({what}=) must be a number of seconds or None, got {given!r}")
-    if not given > 0:
-        raise ValueError(f"{of}({what}=) must be a positive number of seconds, got {given!r}")
-    return float(given)
-
-
-def _on_loop() -> bool:
-    from mesh_core._futures.combined import _running_loop
-
-    return _running_loop() is not None
 
 
 def _revive(location: Addr, number: int, desk: Any, actors: Any, options: Options) -> Pool[Any]:

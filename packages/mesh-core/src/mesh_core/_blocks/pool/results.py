@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from mesh_core._blocks.pool.following import Followers, Steps
 from mesh_core._blocks.pool.items import Arrivals, Item
+from mesh_core._common.checks import is_whole
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import MailboxFull, MeshError
 
@@ -44,7 +45,7 @@ class Results(Closing, ABC, Generic[R]):
             raise TypeError(
                 "map() takes an endpoint and what to call it with, such as pool.map(scorers.score, texts)"
             )
-        if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
+        if ahead is not None and not is_whole(ahead, 1):
             raise ValueError(f"ahead= must be a whole number from 1, got {ahead!r}")
         self._pool = pool
         self._endpoint = endpoint
@@ -70,8 +71,13 @@ class Results(Closing, ABC, Generic[R]):
 
             sizes = [len(each) for each in values if isinstance(each, Sized)]
             self._bar = Bar(min(sizes) if len(sizes) == len(values) else None)
+        self._prepare()
 
     # What differs between the kinds of results.
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make what collects the results."""
 
     @abstractmethod
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
@@ -251,16 +257,8 @@ async def _zip(several: tuple[Iterable[Any] | AsyncIterable[Any], ...]) -> Async
 class _Items(Results[R]):
     """Results of tasks that have no futures of their own."""
 
-    def __init__(
-        self,
-        pool: Pool[Any],
-        endpoint: Endpoint[..., Any],
-        values: tuple[Iterable[Any] | AsyncIterable[Any], ...],
-        ahead: int | None,
-        bar: bool,
-    ) -> None:
-        self._arrivals = Arrivals(pool._process, f"results of {pool._runner.name}")
-        super().__init__(pool, endpoint, values, ahead, bar)
+    def _prepare(self) -> None:
+        self._arrivals = Arrivals(self._pool._process, f"results of {self._pool._runner.name}")
 
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
         pool = self._pool
@@ -336,17 +334,9 @@ class Unordered(_Items[R]):
 class Completed(Results[tuple[Any, "Future[Any]"]]):
     """Finished futures as they arrive, each with its value."""
 
-    def __init__(
-        self,
-        pool: Pool[Any],
-        endpoint: Endpoint[..., Any],
-        values: tuple[Iterable[Any] | AsyncIterable[Any], ...],
-        ahead: int | None,
-        bar: bool,
-    ) -> None:
-        self._coming = Followers(pool._process)
+    def _prepare(self) -> None:
+        self._coming = Followers(self._pool._process)
         self._next: int | None = None
-        super().__init__(pool, endpoint, values, ahead, bar)
 
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
         future = self._pool._submit(call)
@@ -358,7 +348,7 @@ class Completed(Results[tuple[Any, "Future[Any]"]]):
 
     def _is_ready(self) -> bool:
         while self._next is None and (number := self._coming.take()) is not None:
-            self._coming.remove(number)
+            self._coming.futures.pop(number, None)
             if number in self._open:
                 self._next = number
         return self._next is not None

@@ -18,7 +18,14 @@ from mesh_core._actors.actor import Actor
 from mesh_core._actors.endpoint import endpoint
 from mesh_core._blocks.pool.following import Following
 from mesh_core._common.current import current
-from mesh_core._common.errors import MeshError, PoolLost, SupervisionError, Undeliverable, Unsendable
+from mesh_core._common.errors import (
+    MeshError,
+    PoolLost,
+    SupervisionError,
+    Undeliverable,
+    Unsendable,
+    first_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -220,7 +227,7 @@ class FarTurns:
         self._desk = desk
         self._addr: Addr = process.runtime.me
         self._user = this_proc()
-        self._following = process.slots.of(Following, lambda: Following(process))
+        self._following = Following.of(process)
         self._lock = threading.Lock()
         self._asking: OrderedDict[Asker, None] = OrderedDict()
         self._coming = 0
@@ -264,7 +271,7 @@ class FarTurns:
     def _closed(self, error: BaseException) -> BaseException:
         if isinstance(error, SupervisionError):
             lost = PoolLost(
-                f"{self._name} is lost with the process that made it: {str(error).partition(chr(10))[0]}. Make another pool of "
+                f"{self._name} is lost with the process that made it: {first_line(error)}. Make another pool of "
                 "its actors, if they live",
                 failure=error.failure,
             )

@@ -15,11 +15,11 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Sequence
-from enum import Enum
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from mesh_core._blocks.pool.places import Places, State
-from mesh_core._common.errors import MeshError, SupervisionError
+from mesh_core._common.errors import MeshError, SupervisionError, first_line, in_a_line
 
 if TYPE_CHECKING:
     from mesh_core._blocks.pool.following import Following
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mesh_core.policies import Action, Event
 
 
-class OnCrash(Enum):
+class OnCrash(StrEnum):
     """What a pool does when one of its replicas has died."""
 
     RAISE = "raise"
@@ -263,7 +263,7 @@ class OwnTurns:
         if not len(self._places):
             return MeshError(f"{self.name} has no replicas: all were removed. add() some first")
         failure = self._last.failure if isinstance(self._last, SupervisionError) else None
-        because = "" if self._last is None else f"; the last one: {str(self._last).partition(chr(10))[0]}"
+        because = "" if self._last is None else f"; the last one: {first_line(self._last)}"
         error = SupervisionError(
             f"{self.name} has lost all of its {len(self._places)} replicas{because}. Make them again with respawn() and add() "
             'them, or use on_crash="respawn"',
@@ -487,11 +487,10 @@ class OwnTurns:
                 self._places.set(place, State.LOST)
         if given_up:
             logging.getLogger("mesh").error(
-                "%s has given up a replica: respawning it failed %d times, the last time with %s: %s",
+                "%s has given up a replica: respawning it failed %d times, the last time with %s",
                 self.name,
                 tries,
-                type(error).__name__,
-                str(error).partition("\n")[0],
+                in_a_line(error),
             )
             self._give()
         else:

@@ -1,8 +1,8 @@
-"""The end of a queue in a process that uses it: items are put in batches, and taken by calls that can be taken back.
+"""A queue's client in one process: items are put in batches, and taken by calls that can be undone.
 
-QCL-1: one batch of a process is under way at a time, so that its items come in the order in which they were put; the next one
-goes when the queue has taken that.
-QCL-2: what was taken and not looked at goes back: where the future was cancelled, or dropped.
+QCL-1: a process has one batch in flight at a time, so that its items arrive in the order in which they were put. The next batch
+is sent when the queue has accepted the one before.
+QCL-2: taken items whose future was cancelled or dropped before anybody looked at it go back into the queue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._common.errors import MailboxFull, MeshError
+from mesh_core._common.errors import MailboxFull, MeshError, first_line
 from mesh_core._futures.promise import Promise
 from mesh_core._meshes.refs import capture
 from mesh_core._serialize import dumps
@@ -33,16 +33,16 @@ _BATCH = 256
 """Items in a batch, at most."""
 _BATCH_BYTES = 1 << 20
 _AHEAD = 1024
-"""How many items may wait here before a thread that puts another waits."""
+"""How many items may wait here before a thread that puts another one has to wait."""
 _AHEAD_BYTES = 4 << 20
 
 
 class QueueClosed(MeshError, EOFError):
-    """The queue is closed: nothing can be put into it, or nothing is left to be taken."""
+    """The queue is closed: nothing can be put into it, or there is nothing left to take."""
 
 
 class Batch:
-    """Items that go to the queue together."""
+    """Items that are sent to the queue together."""
 
     __slots__ = ("bytes", "items", "promise")
 
@@ -53,7 +53,7 @@ class Batch:
 
 
 class Client:
-    """One queue's end in one process."""
+    """The client of one queue in one process."""
 
     def __init__(self, process: Process, server: Any, name: str, numbers: Iterator[int]) -> None:
         from mesh_core._meshes.hosts import this_proc
@@ -66,30 +66,30 @@ class Client:
         self._numbers = numbers
         self._lock = threading.Lock()
         self._batches: list[Batch] = []
-        """Those that wait, but for the one that is under way."""
+        """Batches that wait; the one in flight is not among them."""
         self._waiting = self._waiting_bytes = 0
         self._under_way: Batch | None = None
         self._error: BaseException | None = None
         server.hello.broadcast(this_proc(), self.owner)
 
     def number(self) -> int:
-        """The number of the next taking."""
+        """The number of the next take call."""
         return next(self._numbers)
 
     # Putting.
 
     def wire(self, value: Any, version: Any) -> tuple[Wire, int]:
-        """An item, and how many bytes it has."""
+        """An item as it is sent, and its size in bytes."""
         (data, buffers), refs = capture(partial(dumps, value, root="the item"))
         size = len(data)
         if not buffers:
             return (data, [], version, time.time(), refs), size
         size += sum(each.nbytes for each in buffers)
-        # What is put is what it was at that moment, whenever it goes.
+        # The buffers are copied, so that later changes do not affect the item, whenever it is sent.
         return (data, [PickleBuffer(bytearray(each)) for each in buffers], version, time.time(), refs), size
 
     def put(self, value: Any, version: Any, *, may_wait: bool) -> Future[None]:
-        """Have an item go to the queue."""
+        """Send an item to the queue, now or later."""
         item, size = self.wire(value, version)
         full: Future[None] | None = None
         with self._lock:
@@ -119,10 +119,10 @@ class Client:
     def _again(self, error: BaseException) -> BaseException:
         if isinstance(error, QueueClosed):
             return QueueClosed(str(error))
-        return MeshError(f"cannot put into {self.name}: {str(error).partition(chr(10))[0]}")
+        return MeshError(f"cannot put into {self.name}: {first_line(error)}")
 
     def _send(self) -> None:
-        """Send the next batch, if none is under way."""
+        """Send the next batch, unless one is in flight."""
         with self._lock:
             if self._under_way is not None or not self._batches:
                 return
@@ -150,7 +150,7 @@ class Client:
             batch.promise.set_result(None)
 
     def _fail(self, error: BaseException) -> None:
-        """The queue takes nothing more, or is gone."""
+        """The queue accepts nothing more, or is gone."""
         with self._lock:
             self._error = error
             failed = [*([] if self._under_way is None else [self._under_way]), *self._batches]
@@ -161,19 +161,19 @@ class Client:
 
     @property
     def waiting(self) -> int:
-        """How many items are not in the queue yet."""
+        """How many items the queue does not have yet."""
         with self._lock:
             return self._waiting + (0 if self._under_way is None else len(self._under_way.items))
 
     def flush(self) -> Future[None] | None:
-        """What is done when all that was put here so far is in the queue."""
+        """A future that is done when the queue has everything that was put here so far; None if it has it already."""
         with self._lock:
             last = self._batches[-1] if self._batches else self._under_way
         return None if last is None else last.promise.future
 
 
 class Queues(Extension):
-    """The ends of queues in one process. What was put there goes on its way before the process ends in order."""
+    """The queue clients of one process. In an orderly end of the process, waiting items are sent first."""
 
     name = "mesh.queues"
     _everywhere = True
@@ -181,7 +181,7 @@ class Queues(Extension):
     def __init__(self) -> None:
         self.clients: weakref.WeakValueDictionary[tuple[int, int], Client] = weakref.WeakValueDictionary()
         self.numbers = itertools.count(1)
-        """Of all takings of the process: what one end of a queue has leased outlives it."""
+        """Numbers of the take calls of the whole process: leases outlive the client that made them."""
 
     def stop(self) -> None:
         until = time.monotonic() + _END_S
@@ -192,13 +192,13 @@ class Queues(Extension):
                     flushed.get(timeout=max(0.0, until - time.monotonic()))
             except MeshError as error:
                 if not client.waiting:
-                    continue  # the queue has refused them, and their batch's promise tells
+                    continue  # the queue has refused them; the promise of their batch says so
                 logging.getLogger("mesh").error(  # noqa: TRY400 - where it was noticed says nothing
                     "%d items that were put into %s are lost, as the process ends before there was room for them (%s). Wait for "
                     "flush() before that",
                     client.waiting,
                     client.name,
-                    str(error).partition("\n")[0],
+                    first_line(error),
                 )
 
 
@@ -206,7 +206,7 @@ _END_S = 1.0
 
 
 def client_of(process: Process, server: Any, name: str) -> Client:
-    """The end of a queue in this process."""
+    """The client of a queue in this process."""
     process.extensions.ensure(Queues)
     queues = process.extensions.find(Queues.name)
     assert isinstance(queues, Queues)

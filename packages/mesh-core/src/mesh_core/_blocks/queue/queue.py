@@ -1,4 +1,4 @@
-"""Queues as their users see them."""
+"""The public part of queues."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from mesh_core._blocks.queue.client import QueueClosed, client_of
 from mesh_core._blocks.queue.server import QueueServer, QueueStats
+from mesh_core._common import checks
+from mesh_core._common.context import running_loop
 from mesh_core._common.current import current
-from mesh_core._common.errors import MeshError
+from mesh_core._common.errors import MeshError, first_line
 from mesh_core._futures.future import Future
 from mesh_core._futures.promise import Promise
 from mesh_core._serialize import loads
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Self
 
     from mesh_core._blocks.queue.server import Given
@@ -29,16 +30,16 @@ R = TypeVar("R")
 
 
 class QueueEmpty(MeshError, Empty):
-    """Nothing could be taken, now or within the timeout."""
+    """The queue had no items, now or within the timeout."""
 
 
 class QueueFull(MeshError, Full):
-    """Nothing could be put without waiting."""
+    """The queue had no room, and the caller does not wait."""
 
 
 class QueueItemError(MeshError):
-    """An item cannot be unpickled where it was taken: a module that is missing there, say. The others that were taken with it
-    are in ``rest``.
+    """An item cannot be unpickled where it was taken, for example because a module is missing there. The other items that were
+    taken with it are in ``rest``.
 
     >>> from mesh_core import Queue, QueueItemError
     >>> class Unreadable:
@@ -59,31 +60,31 @@ class QueueItemError(MeshError):
     ) -> None:
         super().__init__(message)
         self.items = list(items)
-        """What could not be unpickled, without values. Those that are leased can be acknowledged or given back, as any."""
+        """The items that could not be unpickled, without values. If they are leased, they can be acknowledged or given back."""
         self.rest = list(rest)
-        """What ``take`` would have given but for these."""
+        """What ``take`` would have returned without them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueItem(Generic[T]):
-    """An item of a queue with what is known about it."""
+    """An item of a queue, with its metadata."""
 
     value: T
     producer: str
-    """The process that has put it: the name of its mesh and its rank there, or ``controller``."""
+    """The process that put it: the name of its mesh and its rank, or ``controller``."""
     made: float
-    """When it was put, as ``time.time()`` there."""
+    """When it was put: ``time.time()`` of the producer."""
     version: Any
-    """What :meth:`Queue.put` was given as ``version=``."""
+    """The ``version=`` of :meth:`Queue.put`."""
     deliveries: int
-    """How often it was given to somebody before, who has given it back or ended."""
+    """How often it was delivered before, to takers that gave it back or ended."""
     _number: int = field(repr=False)
     _lease: int | None = field(repr=False)
-    """Which taking it came by, if it is leased."""
+    """The number of the take call that leased it, if it is leased."""
 
 
 class Queue(Generic[T]):
-    """A queue that many processes put into and take from; it may be sent to any of them.
+    """A queue that many processes can put into and take from. It can be sent to other processes.
 
     >>> from mesh_core import Queue
     >>> with Queue[str](max_items=100) as queue:
@@ -92,19 +93,19 @@ class Queue(Generic[T]):
     ...     queue.take().get(timeout=30), queue.take(10).get(timeout=30)
     ('a', ['b', 'c'])
 
-    What one process puts is taken in the order in which it was put. Each item is taken at most once; with ``lease=``, at least
-    once: an item whose taker ends, or does not :meth:`ack` it in time, goes to the next. Items are kept as they were pickled,
-    and are unpickled where they are taken.
+    The items of one process are taken in the order in which it put them. Each item is taken at most once or, with ``lease=``, at
+    least once: an item whose taker ends, or does not :meth:`ack` it in time, goes to the next taker. Items stay pickled in the
+    queue, and are unpickled by their takers.
 
-    The queue lives in a process of its own on this host, or in ``on``; it ends with whoever has made it.
+    The queue lives in a process of its own on this host, or in ``on``. It ends with its creator.
 
     Args:
-        max_items: how many items it holds, those included that are leased; beyond that who puts waits.
-        most_deliveries: how often an item is given to takers that lease it and do not acknowledge it; it is dropped then, and
-            the log says so. Without a limit if nothing is given.
-        max_bytes: how many bytes it holds; without a limit of either kind, 256 MiB.
-        on: a process that it is to live in, as a mesh of one.
-        name: what errors and listings call it.
+        max_items: how many items it holds, leased items included; when it is full, producers wait.
+        most_deliveries: how often an item is leased without being acknowledged before it is dropped, which is logged; by
+            default, there is no limit.
+        max_bytes: how many bytes it holds; 256 MiB if neither limit is given.
+        on: the process that it lives in, as a mesh of one.
+        name: its name in errors and listings.
     """
 
     def __init__(
@@ -116,9 +117,10 @@ class Queue(Generic[T]):
         on: ProcMesh | None = None,
         name: str = "queue",
     ) -> None:
-        _check(max_items, "max_items")
-        _check(max_bytes, "max_bytes")
-        _check(most_deliveries, "most_deliveries")
+        limits = {"max_items": max_items, "max_bytes": max_bytes, "most_deliveries": most_deliveries}
+        for what, limit in limits.items():
+            if limit is not None:
+                checks.whole(limit, f"Queue({what}=)", 1)
         if max_items is None and max_bytes is None:
             max_bytes = 256 << 20
         if on is not None and len(on) != 1:
@@ -141,15 +143,15 @@ class Queue(Generic[T]):
     # Putting.
 
     def put(self, item: T, *, version: Any = None) -> Future[None]:
-        """Put an item into the queue. The future is done when it is in; it may be ignored.
+        """Put an item into the queue. The future is done when the queue has the item; it may be ignored.
 
-        On a thread this waits while many items of this process wait for room. In a coroutine it returns at once: await
-        what is returned, so as to put no faster than others take. Items that were put one after the other go together.
+        On a thread, this blocks while many items of this process wait for room. In a coroutine it returns at once: await the
+        future, so that you do not put faster than others take. Items that are put in quick succession are sent together.
         """
-        return self._client.put(item, version, may_wait=not _on_loop())
+        return self._client.put(item, version, may_wait=running_loop() is None)
 
     def put_many(self, items: Iterable[T], *, version: Any = None) -> Future[None]:
-        """Put several items; the future is done when the last of them is in."""
+        """Put several items; the future is done when the queue has all of them."""
         future: Future[None] | None = None
         for item in items:
             future = self.put(item, version=version)
@@ -160,7 +162,7 @@ class Queue(Generic[T]):
         return future
 
     def put_nowait(self, item: T, *, version: Any = None) -> Future[None]:
-        """Put an item if there is room for it just now; otherwise the future raises :class:`QueueFull`."""
+        """Put an item if there is room for it now; otherwise the future raises :class:`QueueFull`."""
         wire, _ = self._client.wire(item, version)
         call = self._server.put_now.call_one(self._client._producer, wire)
         return cast("Future[None]", call.then(self._put_now))
@@ -172,7 +174,7 @@ class Queue(Generic[T]):
             raise QueueFull(f"queue {self._name!r} is full; put() waits for room")
 
     def flush(self) -> Future[None]:
-        """Return what is done when all that this process has put is in the queue."""
+        """Return a future that is done when the queue has all items that this process has put."""
         return self._client.flush() or self.put_many(())
 
     # Taking.
@@ -209,28 +211,27 @@ class Queue(Generic[T]):
         lease: float | None = None,
         items: bool = False,
     ) -> Any:
-        """Take an item, or with ``n`` a list of one to ``n``: what is there, but at least one.
+        """Take an item or, with ``n``, a list of one to ``n`` items: those that are available, but at least one.
 
         The future raises :class:`QueueClosed` once the queue is closed and empty, and :class:`QueueItemError` if an item cannot
-        be unpickled. Items whose future is cancelled, or is
-        never looked at, go back.
+        be unpickled. If the future is cancelled, or its result is never read, its items go back into the queue.
 
         Args:
-            n: how many at most.
+            n: the maximum number of items.
             timeout: seconds after which the future raises :class:`QueueEmpty`.
-            lease: the items stay in the queue's keeping for so many seconds, and are given as :class:`QueueItem`; say with
-                :meth:`ack` that they are done with, or they go to the next taker.
-            items: whether to give each as a :class:`QueueItem`, which says who has put it, and when.
+            lease: the queue keeps the items for this many seconds, and the result has :class:`QueueItem` objects. Call
+                :meth:`ack` when you are done with them, or they go to the next taker.
+            items: whether to return :class:`QueueItem` objects, which also tell who put the item, and when.
         """
-        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
+        if n is not None and not checks.is_whole(n, 1):
             raise ValueError(f"take(n) must be a whole number from 1, got {n!r}")
-        _check_seconds(lease, "lease")
-        if timeout is not None:
-            _check_seconds(timeout or 1.0, "timeout")
+        checks.seconds(lease, "lease")
+        if timeout != 0:
+            checks.seconds(timeout, "timeout")
         return self._take(n, timeout, lease, items=items or lease is not None)
 
     def take_nowait(self, n: int | None = None) -> Future[Any]:
-        """As :meth:`take`, for what is there just now: otherwise the future raises :class:`QueueEmpty`."""
+        """Like :meth:`take`, for items that are available now; if there are none, the future raises :class:`QueueEmpty`."""
         return self._take(n, 0.0, None, items=False)
 
     def _take(self, n: int | None, wait: float | None, lease: float | None, *, items: bool) -> Future[Any]:
@@ -241,16 +242,16 @@ class Queue(Generic[T]):
         return _Taking(coming, call)
 
     def ack(self, items: QueueItem[T] | Sequence[QueueItem[T]]) -> Future[int]:
-        """Say that leased items are done with. The future tells how many of them were still leased: the others are somebody's again."""
+        """Acknowledge leased items. The future's result is how many of them were still leased; the others were delivered again."""
         return self._leased("ack", items)
 
     def give_back(self, items: QueueItem[T] | Sequence[QueueItem[T]]) -> Future[int]:
-        """Have leased items go to somebody else, now."""
+        """Return leased items to the queue, for other takers."""
         return self._leased("release", items)
 
     def renew(self, item: QueueItem[T], seconds: float) -> Future[bool]:
-        """Have the lease of an item, and of all that were taken with it, end so many seconds from now; false if it has ended."""
-        _check_seconds(seconds, "seconds")
+        """Extend the lease of an item, and of all items taken with it, to this many seconds from now; false if it has ended."""
+        checks.seconds(seconds, "seconds")
         if item._lease is None:
             raise ValueError(f"{item!r} was not leased: there is nothing to renew")
         return cast("Future[bool]", self._server.renew.call_one(self._client.owner, item._lease, seconds))
@@ -268,13 +269,13 @@ class Queue(Generic[T]):
     # The whole.
 
     def stats(self) -> Future[QueueStats]:
-        """Ask how the queue stands."""
+        """Return the queue's statistics."""
         return cast("Future[QueueStats]", self._server.stats.call_one())
 
     def close(self, *, discard: bool = False) -> Future[None]:
-        """Have the queue take no more items: who takes gets what is left, and then :class:`QueueClosed`.
+        """Close the queue for new items. Takers get the remaining items, and then :class:`QueueClosed`.
 
-        What this process has put before comes in, if there is room. ``discard`` drops what is left.
+        Items that this process has put before are still accepted if there is room. ``discard`` drops the remaining items.
         """
         closed: Promise[None] = Promise(f"the end of queue {self._name!r}")
 
@@ -293,7 +294,7 @@ class Queue(Generic[T]):
         return closed.future
 
     def stop(self) -> Future[None]:
-        """End the queue, with all that is in it. Only who has made it can."""
+        """End the queue and drop its items. Only its creator can do this."""
         if self._procs is not None:
             return self._procs.stop()
         return cast("Future[None]", self._server.stop())
@@ -317,17 +318,13 @@ class Queue(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop().get()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     def __reduce__(self) -> Any:
@@ -361,7 +358,7 @@ class _Coming:
         self.looked = False
 
     def look(self, call: Any) -> Any:
-        """What has come; from here on it is the taker's."""
+        """Return what has arrived. From now on it belongs to the taker."""
         self.looked = True
         given: list[Given] | None = self._call._finish(call)
         queue = self._queue
@@ -370,7 +367,7 @@ class _Coming:
         if not given:
             raise QueueEmpty(f"nothing could be taken from queue {queue._name!r} within the timeout")
         if not self._leased:
-            # Before anybody has them: whoever ends from here on ends with them.
+            # Before the taker has them: if it ends from now on, its items are gone too.
             queue._server.confirm.broadcast(queue._client.owner, self._number)
         values: list[Any] = []
         bad: list[QueueItem[Any]] = []
@@ -378,7 +375,7 @@ class _Coming:
         for each in given:
             try:
                 value = loads(each[1], each[2])
-            except Exception as error:  # noqa: BLE001 - the item's affair alone
+            except Exception as error:  # noqa: BLE001 - concerns this item only
                 first = first or error
                 bad.append(self._item(each, None))
             else:
@@ -397,7 +394,7 @@ class _Coming:
         said = [
             (
                 f"item {item._number} of queue {name!r}, put by {item.producer}, cannot be unpickled here: "
-                f"{str(error).partition(chr(10))[0].rstrip('.')}"
+                f"{first_line(error).rstrip('.')}"
             )
         ]
         if len(bad) > 1:
@@ -409,7 +406,7 @@ class _Coming:
         return QueueItemError("; ".join(said), items=bad, rest=rest)
 
     def undo(self) -> None:
-        """Nobody wants it, and nobody has looked."""
+        """Return the items, unless the taker has looked at them."""
         if not self.looked:
             self.looked = True
             self._queue._server.undo.broadcast(self._queue._client.owner, self._number)
@@ -431,30 +428,6 @@ class _Taking(Future[Any]):
     def __del__(self) -> None:
         coming = getattr(self, "_coming", None)
         if coming is not None and not coming.looked and not self._process.closed:
-            # Where the queue is gone, so is what was taken.
+            # If the queue is gone, so are its items.
             with contextlib.suppress(Exception):
                 coming.undo()
-
-
-def _check(limit: object, what: str) -> None:
-    if limit is None:
-        return
-    if isinstance(limit, bool) or not isinstance(limit, int):
-        raise TypeError(f"Queue({what}=) must be a whole number or None, got {limit!r}")
-    if limit < 1:
-        raise ValueError(f"Queue({what}=) must be at least 1, got {limit}")
-
-
-def _check_seconds(given: object, what: str) -> None:
-    if given is None:
-        return
-    if isinstance(given, bool) or not isinstance(given, int | float):
-        raise TypeError(f"{what} must be a number of seconds, got {given!r}")
-    if not given > 0:
-        raise ValueError(f"{what} must be a positive number of seconds, got {given!r}")
-
-
-def _on_loop() -> bool:
-    from mesh_core._futures.combined import _running_loop
-
-    return _running_loop() is not None

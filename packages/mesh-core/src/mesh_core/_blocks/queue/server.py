@@ -1,6 +1,6 @@
-"""The actor that a queue lives in: its store, the clock, and who of those that use it has ended.
+"""The actor that a queue lives in: the store, the clock, and notifications of the ends of its users.
 
-QSV-1: the end of a user counts after all that came from it before: a taker that said that items have come has them.
+QSV-1: the end of a user takes effect after all of its earlier messages: a taker that has confirmed its items keeps them.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ if TYPE_CHECKING:
     from mesh_core.extensions import ProcEnd, Watch
 
 Wire = tuple[bytes, "list[Any]", Any, float, "list[Ref[Any]]"]
-"""An item on its way in: its pickle, the buffers beside it, its version, when it was made, and the references in it."""
+"""An item on its way to the queue: its pickle and buffers, its version, when it was put, and the references in it."""
 Given = tuple[int, bytes, "list[Any]", Any, str, float, int, "list[Ref[Any]]"]
-"""One on its way out: its number, pickle, buffers, version, producer, when it was made, how often it was given before, and
-the references in it, which are to be held while it is unpickled."""
+"""An item on its way to a taker: its number, pickle, buffers, version, producer, when it was put, how often it was delivered
+before, and the references in it, which have to be kept alive while it is unpickled."""
 
 Key = tuple[Owner, int]
-"""A taking: who takes, and the number that it has there."""
+"""A take call: the process that takes, and the call's number there."""
 
 _ENTRY_COST = 128
-"""What an item counts beside its bytes, so that a flood of empty ones is bounded, too."""
+"""The overhead that each item counts beyond its bytes, so that empty items are limited too."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """What is going on in a queue; :meth:`Queue.stats`."""
+    """Statistics of a queue; see :meth:`Queue.stats`."""
 
     ready: int
     """Items that can be taken."""
     leased: int
-    """Items that are with takers who have not said that they are done with them."""
+    """Items that takers have and have not acknowledged."""
     bytes: int
-    """What both take, beside some bytes for each."""
+    """The size of both, including a small overhead for each item."""
     put: int
-    """How many were put so far."""
+    """How many items were put so far."""
     given_back: int
-    """How often an item was given back: by a taker, by its end, or by the end of its lease."""
+    """How often an item came back: from a taker, or because the taker or its lease ended."""
     dropped: int
-    """How many were dropped as they had been given out too often (``most_deliveries=``)."""
+    """How many items were dropped because they were delivered too often (``most_deliveries=``)."""
     putters: int
     """Producers that wait for room."""
     takers: int
@@ -75,7 +75,7 @@ class QueueServer(Actor):
         self._watches: dict[Owner, Watch] = {}
         self._clock: threading.Thread | None = None
         self._waits: dict[Key, float] = {}
-        """Until when takers wait, if not forever."""
+        """The deadlines of takers that do not wait forever."""
         self._over = False
 
     def _dropped(self, entry: Entry) -> None:
@@ -87,27 +87,27 @@ class QueueServer(Actor):
             entry.leases,
         )
 
-    # Who uses it.
+    # Users.
 
     @endpoint
     def hello(self, user: ProcMesh, owner: Owner) -> None:
-        """A process is about to use the queue: be notified of its end."""
+        """A process is about to use the queue: watch for its end."""
         from mesh_core.extensions import watch
 
         if owner != _CONTROLLER and owner not in self._watches:
             self._watches[owner] = watch(user, partial(self._ended, context().actor_instance.ref, owner))
 
     def _ended(self, own: Any, owner: Owner, _end: ProcEnd) -> None:
-        # Ends are told beside the messages that wait here: this goes behind those (QSV-1).
+        # This notification overtakes waiting messages; a message to itself goes behind them (QSV-1).
         try:
             own.gone.broadcast(owner)
         except MeshError:
-            # There is no room for it, or the queue is ending: out of turn is better than never.
+            # There is no room for the message, or the queue is ending. Too early is better than never.
             self._gone(owner)
 
     @endpoint
     def gone(self, owner: Owner) -> None:
-        """Somebody who used the queue has ended."""
+        """A user has ended."""
         self._gone(owner)
 
     def _gone(self, owner: Owner) -> None:
@@ -138,7 +138,7 @@ class QueueServer(Actor):
     def take(
         self, port: Port[list[Given] | None], key: Key, most: int, lease: float | None, wait: float | None
     ) -> None:
-        """Give items, as soon as there are some; an empty list if none come for so long, ``None`` once none ever will."""
+        """Reply with items as soon as there are some; with an empty list after ``wait`` seconds, with ``None`` if none can come."""
         now = time.monotonic()
         taker = Taker(*key, most, lease, self._answer(port, key))
         with self._lock:
@@ -162,13 +162,13 @@ class QueueServer(Actor):
 
     @endpoint
     def confirm(self, owner: Owner, number: int) -> None:
-        """Items have come."""
+        """Items have arrived at their taker."""
         with self._lock:
             self._store.confirm(owner, number, time.monotonic())
 
     @endpoint
     def undo(self, owner: Owner, number: int) -> None:
-        """A taker wants nothing, or has not looked at what came."""
+        """A taker has given up, or has not looked at its items."""
         with self._lock:
             self._waits.pop((owner, number), None)
             self._store.undo(owner, number, time.monotonic())
@@ -177,21 +177,21 @@ class QueueServer(Actor):
 
     @endpoint
     def ack(self, owner: Owner, entries: Mapping[int, list[int]]) -> int:
-        """Items are done with, of these takings."""
+        """A taker is done with items of these take calls."""
         now = time.monotonic()
         with self._lock:
             return sum(self._store.ack(owner, number, each, now) for number, each in entries.items())
 
     @endpoint
     def release(self, owner: Owner, entries: Mapping[int, list[int]]) -> int:
-        """Items are for somebody else."""
+        """A taker returns items."""
         now = time.monotonic()
         with self._lock:
             return sum(self._store.release(owner, number, each, now) for number, each in entries.items())
 
     @endpoint
     def renew(self, owner: Owner, number: int, seconds: float) -> bool:
-        """A lease goes on, from now."""
+        """Extend a lease, counted from now."""
         with self._lock:
             renewed = self._store.renew(owner, number, time.monotonic() + seconds)
             self._mind()
@@ -201,7 +201,7 @@ class QueueServer(Actor):
 
     @endpoint
     def stats(self) -> QueueStats:
-        """How it stands."""
+        """Return the statistics."""
         with self._lock:
             store = self._store
             return QueueStats(
@@ -231,7 +231,7 @@ class QueueServer(Actor):
         if self._clock is not None:
             self._clock.join()
 
-    # The clock: a thread, only once there is a lease or somebody who does not wait forever.
+    # The clock: a thread, which exists only once there is a lease or a taker with a deadline.
 
     def _mind(self) -> None:
         if self._next() is None:
@@ -271,8 +271,7 @@ def _entry(producer: str, item: Wire) -> Entry:
 
 
 def _send(port: Port[Any], answer: Any) -> None:
-    # Whoever has gone, or wants nothing any more: what it was given is undone when that is heard of, and nobody else is
-    # to be disturbed.
+    # The caller may have ended or given up. Its items come back when that is reported; it must not affect others.
     with contextlib.suppress(MeshError):
         port.send(answer)
 

@@ -1,13 +1,13 @@
-"""What is in a queue, and who gets it: without clock or I/O.
+"""The items of a queue, and which taker gets them, without clock or I/O.
 
-QUE-1: an item is in one place at a time: it waits to be put, is ready, or is with one taker, until it is over.
-QUE-2: the items of one producer become ready in the order in which they were put, and are given in the order in which they
-became ready; one that was given back comes before all that were ready after it.
-QUE-3: no item is added where that would exceed a limit; a limit counts what is ready and what is with takers. An item that is
-larger than the limit of bytes goes into an empty queue.
+QUE-1: an item is in one place at a time: it waits to be put, is ready, or is with one taker, until it is acknowledged or dropped.
+QUE-2: the items of one producer become ready in the order in which they were put, and are delivered in the order in which they
+became ready. An item that came back is delivered before all that became ready after it.
+QUE-3: no item is added if that would exceed a limit. Limits count ready items and items with takers. An item that is
+larger than the limit of bytes may be added to an empty queue.
 QUE-4: takers are served in the order in which they came.
-QUE-5: an item that was leased as often as it may be is dropped when it would be given back.
-QUE-6: whoever has ended is given nothing: what it had is given back once, and a taking of it that comes later is nobody's.
+QUE-5: an item that was leased as often as allowed is dropped instead of coming back.
+QUE-6: a process that has ended gets nothing: its items come back once, and take calls of it that arrive later are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Owner = tuple[int, int, int]
 """The process that puts or takes, by its address."""
 
 _ENDED_KEPT = 4096
-"""So many that have ended are kept in mind; what others sent has long arrived."""
+"""How many ended processes are remembered; the messages of earlier ones have long arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,7 @@ class Entry:
     """One item in the queue."""
 
     data: Any
-    """What it is, as it came: the queue never looks at it."""
+    """The item itself, as it came; the queue never looks into it."""
     size: int
     producer: str
     made: float
@@ -39,9 +39,9 @@ class Entry:
     number: int = 0
     """Its place in the order of the queue."""
     deliveries: int = 0
-    """How often it was given to a taker."""
+    """How often it was delivered."""
     leases: int = 0
-    """How often a taker had it leased, and did not acknowledge it."""
+    """How often it was leased and not acknowledged."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,28 +52,28 @@ class Delivery:
     number: int
     entries: dict[int, Entry] = field(default_factory=dict)
     until: float | None = None
-    """When the lease ends; nothing for items that are the taker's as soon as it says that they have come."""
+    """When the lease ends; None for items that belong to the taker once it confirms that they have arrived."""
 
 
 @dataclass(slots=True, eq=False)
 class Taker:
-    """Somebody who waits for items."""
+    """A take call that waits for items."""
 
     owner: Owner
     number: int
     most: int
     lease: float | None
     answer: Any
-    """Called with the entries; with none if the queue is closed and empty."""
+    """Called with the entries; with an empty list if the queue is closed and empty."""
 
 
 @dataclass(slots=True, eq=False)
 class Putter:
-    """Items that wait for room, of one producer."""
+    """Items of one producer that wait for room."""
 
     entries: deque[Entry]
     answer: Any
-    """Called when all are in; with false if the queue was closed before."""
+    """Called when all were added; with false if the queue was closed before that."""
 
 
 class Store:
@@ -99,7 +99,7 @@ class Store:
         self._ended: OrderedDict[Owner, None] = OrderedDict()
         self._expiries: list[tuple[float, int, tuple[Owner, int]]] = []
         self.items = 0
-        """How many are ready or with takers."""
+        """How many items are ready or with takers."""
         self.bytes = 0
         self.put_items = 0
         self.given_back = 0
@@ -109,7 +109,7 @@ class Store:
     # Putting.
 
     def put(self, entries: Iterable[Entry], answer: Any, now: float) -> None:
-        """Add items as there is room for them, and then call ``answer(True)``."""
+        """Add items as room permits, and then call ``answer(True)``."""
         if self.closed:
             answer(False)
             return
@@ -117,7 +117,7 @@ class Store:
         self.settle(now)
 
     def put_now(self, entry: Entry, now: float) -> bool:
-        """Add an item if there is room, and nobody waits for it; false if not."""
+        """Add an item if there is room and no other producer waits; otherwise return false."""
         if self.closed or self._putters or not self._fits(entry):
             return False
         self._add(entry)
@@ -139,59 +139,57 @@ class Store:
     # Taking.
 
     def take(self, taker: Taker, now: float) -> None:
-        """Give items to the taker: now, or when there are some."""
+        """Deliver items to the taker, now or when there are some."""
         if taker.owner in self._ended:
             return
         self._takers[taker.owner, taker.number] = taker
         self.settle(now)
 
     def leave(self, owner: Owner, number: int) -> Taker | None:
-        """A taker waits no more; returns it if it did."""
+        """A taker stops waiting; returns it if it was waiting."""
         return self._takers.pop((owner, number), None)
 
     def confirm(self, owner: Owner, number: int, now: float) -> None:
-        """Items have come to their taker: they are its own."""
-        self._over(self._out.pop((owner, number), None))
+        """Items have arrived, and now belong to their taker."""
+        if (delivery := self._out.pop((owner, number), None)) is not None:
+            for entry in delivery.entries.values():
+                self._drop(entry)
         self.settle(now)
 
     def undo(self, owner: Owner, number: int, now: float) -> None:
-        """A taker wants nothing more: what it was given and has not looked at goes back."""
+        """A taker gives up: items that it has not looked at come back."""
         self._takers.pop((owner, number), None)
         self._give_back(self._out.pop((owner, number), None), looked=False)
         self.settle(now)
 
     def ack(self, owner: Owner, number: int, entries: Iterable[int], now: float) -> int:
         """Leased items are done with; returns how many of them were still leased."""
-        delivery = self._out.get((owner, number))
-        done = (
-            []
-            if delivery is None
-            else [delivery.entries.pop(each) for each in entries if each in delivery.entries]
-        )
+        done = self._pop(owner, number, entries)
         for entry in done:
             self._drop(entry)
-        if delivery is not None and not delivery.entries:
-            del self._out[owner, number]
         self.settle(now)
         return len(done)
 
     def release(self, owner: Owner, number: int, entries: Iterable[int], now: float) -> int:
-        """Leased items are to go to somebody else; returns how many of them were still leased."""
-        delivery = self._out.get((owner, number))
-        back = (
-            []
-            if delivery is None
-            else [delivery.entries.pop(each) for each in entries if each in delivery.entries]
-        )
+        """Leased items come back; returns how many of them were still leased."""
+        back = self._pop(owner, number, entries)
         for entry in back:
             self._return(entry)
-        if delivery is not None and not delivery.entries:
-            del self._out[owner, number]
         self.settle(now)
         return len(back)
 
+    def _pop(self, owner: Owner, number: int, entries: Iterable[int]) -> list[Entry]:
+        """Remove those of the entries that the delivery still has."""
+        delivery = self._out.get((owner, number))
+        if delivery is None:
+            return []
+        found = [delivery.entries.pop(each) for each in entries if each in delivery.entries]
+        if not delivery.entries:
+            del self._out[owner, number]
+        return found
+
     def renew(self, owner: Owner, number: int, until: float) -> bool:
-        """A lease goes on; false if it has ended."""
+        """Extend a lease; false if it has ended."""
         delivery = self._out.get((owner, number))
         if delivery is None or delivery.until is None:
             return False
@@ -200,7 +198,7 @@ class Store:
         return True
 
     def gone(self, owner: Owner, now: float) -> None:
-        """A process has ended: what it had goes back, and it gets nothing more."""
+        """A process has ended: its items come back, and it gets nothing more."""
         self._ended[owner] = None
         if len(self._ended) > _ENDED_KEPT:
             self._ended.popitem(last=False)
@@ -226,19 +224,14 @@ class Store:
             return
         heapq.heappush(self._returned, (entry.number, entry))
 
-    def _over(self, delivery: Delivery | None) -> None:
-        if delivery is not None:
-            for entry in delivery.entries.values():
-                self._drop(entry)
-
     def _drop(self, entry: Entry) -> None:
         self.items -= 1
         self.bytes -= entry.size
 
-    # What follows from all this.
+    # What follows.
 
     def settle(self, now: float) -> None:
-        """Give what can be given, and add what there is room for, until nothing more can be done."""
+        """Deliver what can be delivered, and add what there is room for, until nothing more can be done."""
         self._expire(now)
         while True:
             while self._takers and (self._ready or self._returned):
@@ -281,7 +274,7 @@ class Store:
 
     @property
     def next_expiry(self) -> float | None:
-        """When the next lease ends, at the earliest."""
+        """The earliest end of a lease."""
         while self._expiries:
             until, _, key = self._expiries[0]
             delivery = self._out.get(key)
@@ -292,7 +285,7 @@ class Store:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed, and nothing is left."""
+        """Whether it is closed and empty."""
         return self.closed and not self.items
 
     @property
@@ -316,7 +309,7 @@ class Store:
         return len(self._takers)
 
     def close(self, *, discard: bool, now: float) -> None:
-        """Add nothing more; what is there can be taken, unless it is discarded."""
+        """Add nothing more. What is left can be taken, unless it is discarded."""
         self.closed = True
         putters, self._putters = self._putters, deque()
         for putter in putters:

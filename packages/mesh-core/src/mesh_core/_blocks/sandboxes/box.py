@@ -1,7 +1,7 @@
-"""A box from inside: the keeper, its first process, and the worker, which runs what the owner asks for.
+"""The processes in a box: the keeper, which is the first, and the worker, which runs what the owner asks for.
 
-The keeper does nothing with what the worker does but look at its limits, keep the end of its output, and report its end. Where boxes
-have their own processes it is their ``init``: they cannot harm it, and the kernel ends them with it.
+The keeper only checks the worker's limits, keeps the end of its output, and reports its end. If the box has its own process
+namespace, the keeper is the ``init`` there: the other processes cannot harm it, and the kernel ends them with it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from mesh_core._system.process_marks import Found, Hunt
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _KEPT = 16 << 10
 _BUSY_LOOK_S, _IDLE_LOOK_S = 0.02, 0.25
-# Looking takes no more than one part in so many of a core.
+# Looking takes at most this fraction (1 / n) of a core.
 _SHARE = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the worker of a box, and what it starts, may have."""
+    """The limits of a box's worker, and of what it starts."""
 
     memory: int | None
     pids: int | None
@@ -45,7 +45,7 @@ class Limits:
 
 
 class Keeper:
-    """The first process of a box, from the moment when it is set up."""
+    """The first process of a box, once that is set up."""
 
     def __init__(self, told: socket.socket, limits: Limits, isolation: Isolation) -> None:
         self._told = told
@@ -57,7 +57,7 @@ class Keeper:
         self._me = int(os.readlink("/proc/self"))  # noqa: PTH115 - a number
 
     def run(self, connection: socket.socket, folder: str) -> NoReturn:
-        """Start the worker, and keep the box until its end or the owner's word."""
+        """Start the worker, and watch the box until it ends or the owner ends it."""
         if not self._alone:
             adopt_orphans()
         output, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -76,7 +76,7 @@ class Keeper:
         self._finish(worker, status, output)
 
     def _keep(self, worker: int, ended: int, output: int) -> int | None:
-        """Returns the status that the worker has ended with, or ``None`` if the box is to be ended."""
+        """Returns the worker's status, or ``None`` if the box has to be ended."""
         poll = select.poll()
         for fd in (ended, output, self._told.fileno()):
             poll.register(fd, select.POLLIN)
@@ -105,7 +105,7 @@ class Keeper:
                 due = now + max(pause, _SHARE * (time.monotonic() - now))
 
     def _read(self, output: int) -> bool:
-        """Keep the end of what there is."""
+        """Read output, and keep the end of it."""
         try:
             data = os.read(output, 1 << 16)
         except BlockingIOError:
@@ -120,27 +120,18 @@ class Keeper:
         found = self._below()
         if pids is not None and len(found) > pids:
             self._limit = "pids"
-        # What each has in common with the template does not count.
+        # Memory that they share with the template does not count.
         elif memory is not None and sum(max(0, _private_memory(pid) - self._base) for pid in found) > memory:
             self._limit = "memory"
         return bool(self._limit)
 
     def _below(self) -> Found:
-        """All living processes of the box but this one."""
+        """All living processes of the box except this one."""
         everyone = process_marks.look_at_all(process_marks.all_pids())
-        children: dict[int, list[int]] = {}
-        for pid, seen in everyone.items():
-            children.setdefault(seen.parent, []).append(pid)
-        found: list[int] = []
-        due = list(children.get(self._me, ()))
-        while due:
-            pid = due.pop()
-            found.append(pid)
-            due.extend(children.get(pid, ()))
-        return process_marks.living(found, everyone)
+        return process_marks.living(process_marks.descendants([self._me], everyone) - {self._me}, everyone)
 
     def _reap(self, worker: int) -> None:
-        """Take leave of orphans; the worker is waited for elsewhere."""
+        """Reap orphans; the worker is waited for elsewhere."""
         with suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
                 if ended.si_pid == worker:
@@ -164,7 +155,7 @@ class Keeper:
 
 
 def _private_memory(pid: int | str) -> int:
-    """Resident bytes that are no file's."""
+    """Resident bytes that do not belong to files."""
     try:
         fields = Path(f"/proc/{pid}/statm").read_bytes().split()
         return (int(fields[1]) - int(fields[2])) * _PAGE
@@ -178,7 +169,7 @@ def _private_memory(pid: int | str) -> int:
 def work(
     connection: socket.socket, told: socket.socket, folder: str, output: int, limits: Limits, *, keeper: int
 ) -> NoReturn:
-    """Be a worker: run what the owner asks for, one after the other, until it asks no more."""
+    """Be a worker: run what the owner asks for, one request after the other."""
     status = 1
     try:
         die_with_parent(keeper)
@@ -186,7 +177,7 @@ def work(
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd, number in ((nothing, 0), (output, 1), (output, 2)):
             os.dup2(fd, number)
-        # The pipe's description is the keeper's own: what is written here waits for room.
+        # This end has its own file description: here, writes block when the pipe is full.
         os.set_blocking(1, True)
         os.close(output)
         os.close(nothing)
@@ -195,7 +186,7 @@ def work(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _seed()
         _limit(limits)
-        # What is touched for the first time costs most of the first call's time.
+        # A rehearsal: most of the time of a first call is spent on touching memory for the first time.
         _answer([bytearray(part) for part in _serialize.dumps(("call", len, ("",), {}))[:1]], limits)
         gc.enable()
         serve = connection.detach()
@@ -236,7 +227,7 @@ def _limit(limits: Limits) -> None:
         seconds = max(1, -int(-limits.cpu // 1))
         _, hard = resource.getrlimit(resource.RLIMIT_CPU)
         if hard == resource.RLIM_INFINITY or seconds < hard:
-            # SIGXCPU first, which tells what it was; SIGKILL a second later to who ignores it.
+            # SIGXCPU first, which tells the cause; SIGKILL a second later, if that is ignored.
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
 
 

@@ -1,6 +1,6 @@
-"""What a box is kept apart from, by means of the kernel; all of it is optional, as many containers forbid it.
+"""Isolation of boxes by the kernel. All of it is optional, because many containers forbid it.
 
-ISO-1: whether something can be had is found out by doing it, in processes that end with the answer.
+ISO-1: whether a kind of isolation is available is found out by trying it, in processes that exit with the answer.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ _LEAST_PIDS = 301  # the kernel takes no lower limit
 
 
 class Isolation(Flag):
-    """What boxes are kept apart from.
+    """What boxes are isolated from.
 
     >>> Isolation.FILES in (Isolation.PROCESSES | Isolation.FILES)
     True
     """
 
     NONE = 0
-    """Limits and a private folder are all there is."""
+    """Only limits and a private folder."""
     PROCESSES = 1
-    """A box sees and signals its own processes alone, and the kernel ends all of them with it."""
+    """A box sees and signals only its own processes, and the kernel ends all of them with it."""
     FILES = 2
-    """A box can write to its own folder, a ``/tmp`` and a ``/dev/shm`` of its own, and read everything else."""
+    """A box can write only to its folder and to its own ``/tmp`` and ``/dev/shm``, and read everything else."""
     NETWORK = 4
-    """A box has no network but a loopback of its own."""
+    """A box has no network except its own loopback."""
     IPC = 8
-    """A box has System V shared memory, semaphores and message queues of its own."""
+    """A box has its own System V shared memory, semaphores and message queues."""
 
 
 EVERYTHING = Isolation.PROCESSES | Isolation.FILES | Isolation.NETWORK | Isolation.IPC
 
 
 class Seclusion:
-    """Puts guard, template and boxes in their places; each step is done by the process that it is for."""
+    """Isolates guard, template and boxes; each step runs in the process that it is for."""
 
     def __init__(self, kinds: Isolation, keep: list[str], size: int | None, pids: int | None) -> None:
         self.kinds = kinds
@@ -62,14 +62,14 @@ class Seclusion:
         self._own = -1
 
     def settle_guard(self) -> None:
-        """What comes before the fork of the template."""
+        """Runs in the guard, before it forks the template."""
         if not self.kinds:
             return
         user, group = os.geteuid(), os.getegid()
         try:
             unshare(_USERS)
         except OSError:
-            # Root of this machine, or of a container with privileges, can do without.
+            # Root of this machine, or of a privileged container, does not need a user namespace.
             if user != 0:
                 raise
         else:
@@ -81,7 +81,7 @@ class Seclusion:
             unshare(_PIDS)
 
     def settle_template(self) -> None:
-        """What the template does first."""
+        """Runs first in the template."""
         if self.kinds & (Isolation.PROCESSES | Isolation.FILES):
             unshare(_MOUNTS)
             mount(None, "/", None, _RECURSIVE | _PRIVATE, None)
@@ -104,7 +104,7 @@ class Seclusion:
         return pid
 
     def settle_box(self, folder: str) -> None:
-        """What the first process of a box does."""
+        """Runs in the first process of a box."""
         if self._own >= 0:
             os.close(self._own)
         kinds = self.kinds
@@ -120,10 +120,10 @@ class Seclusion:
         if Isolation.PROCESSES in kinds:
             _mount_proc()
             if self._pids is not None:
-                # Linux 6.14 and newer have one for each namespace; to older ones this is forbidden.
+                # Linux 6.14 and newer have one for each namespace; older kernels refuse this.
                 with suppress(OSError):
                     Path("/proc/sys/kernel/pid_max").write_text(str(max(_LEAST_PIDS, 4 * self._pids)))
-            # Root of the machine needs no privileges to write to some of what is there.
+            # Root of the machine can write to some of these files without privileges.
             change_mount("/proc", _RDONLY, 0, False)
         give_up_privileges()
 
@@ -155,7 +155,7 @@ class Seclusion:
 
 
 def _bind(fd: int, target: str, clear: int) -> None:
-    """Show what a descriptor stands for at another place too, without those attributes."""
+    """Mount what a descriptor refers to at another place, without those attributes."""
     mount(f"/proc/self/fd/{fd}", target, None, _BIND, None)
     if clear:
         change_mount(target, 0, clear, False)
@@ -174,7 +174,7 @@ def _raise_loopback() -> None:
 
 
 def what_can_be_had(wanted: Isolation) -> Isolation:
-    """Find out how much of this the kernel allows this process (ISO-1). It must have one thread."""
+    """Find out how much of this the kernel allows (ISO-1). The process must have a single thread."""
     if not wanted or _works(wanted):
         return wanted
     found = Isolation.NONE
@@ -185,7 +185,7 @@ def what_can_be_had(wanted: Isolation) -> Isolation:
 
 
 def _works(kinds: Isolation) -> bool:
-    """Go all the way from a guard to a box."""
+    """Try all steps, from a guard to a box."""
     with tempfile.TemporaryDirectory(prefix="mesh-probe-") as folder:
         seclusion = Seclusion(kinds, [], 1 << 20, None)
 
@@ -205,7 +205,7 @@ def _works(kinds: Isolation) -> bool:
 
 
 def _succeeds(fork: Callable[[], int], steps: Callable[[], bool]) -> bool:
-    """Whether a child that does these steps says so."""
+    """Whether a child that runs these steps reports success."""
     pid = fork()
     if pid == 0:
         status = 1

@@ -1,4 +1,4 @@
-"""What becomes of a call into a sandbox: errors, and exceptions that cross its border as plain data (BOX-1)."""
+"""Outcomes of calls into a sandbox: errors, and exceptions that leave it as plain data (BOX-1)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Any
 
 from mesh_core._blocks.sandboxes import plain as _plain
 from mesh_core._common.errors import MeshError
+from mesh_core._serialize.exceptions import in_user_code
 
 _LONGEST_TEXT = 64 << 10
-# They mean something else where they are raised out of a generator or a coroutine.
+# These have a special meaning when they leave a generator or a coroutine.
 _NOT_RAISED = (StopIteration, StopAsyncIteration, SystemError)
 
 
 class SandboxError(MeshError):
-    """A sandbox cannot be had, or what a function in it has done cannot be told as it was.
+    """A sandbox cannot be made or used, or an exception in it is of a class that is not known here.
 
     >>> str(SandboxError("sandboxes 'python' are closed", sandboxes="python"))
     "sandboxes 'python' are closed"
@@ -30,7 +31,7 @@ class SandboxError(MeshError):
 
 
 class SandboxDied(SandboxError):
-    """The process in a sandbox has ended: it crashed, was killed, left, or exceeded a limit. Take another one.
+    """The process in a sandbox has ended: it crashed, was killed, exited, or exceeded a limit. Take another one.
 
     >>> error = SandboxDied("...", exitcode=-11, limit=None, output="Fatal Python error")
     >>> error.exitcode, error.limit, error.output
@@ -48,15 +49,15 @@ class SandboxDied(SandboxError):
     ) -> None:
         super().__init__(message, sandboxes=sandboxes)
         self.exitcode = exitcode
-        """Its exit status, negative for a signal; ``None`` if it was ended from outside, or nobody knows."""
+        """Its exit status, negative for a signal; ``None`` if it was ended from outside, or if that is not known."""
         self.limit = limit
-        """Which limit it has exceeded: ``"memory"``, ``"pids"`` or ``"cpu"``; ``None`` if none, or nobody knows."""
+        """The limit that it exceeded: ``"memory"``, ``"pids"`` or ``"cpu"``; ``None`` if none did, or if that is not known."""
         self.output = output
-        """The end of what it has written to stdout and stderr."""
+        """The end of its stdout and stderr."""
 
 
 class SandboxTimeout(SandboxError, TimeoutError):
-    """A call has taken too long, and its sandbox was ended; or none was free in time.
+    """A call took too long, and its sandbox was ended; or no sandbox was free in time.
 
     >>> issubclass(SandboxTimeout, TimeoutError)
     True
@@ -67,9 +68,9 @@ class SandboxTimeout(SandboxError, TimeoutError):
     ) -> None:
         super().__init__(message, sandboxes=sandboxes)
         self.timeout = timeout
-        """How many seconds there were."""
+        """The time limit in seconds."""
         self.output = output
-        """The end of what the sandbox has written to stdout and stderr."""
+        """The end of the sandbox's stdout and stderr."""
 
 
 def tell_exception(error: BaseException) -> dict[str, Any]:
@@ -81,9 +82,7 @@ def tell_exception(error: BaseException) -> dict[str, Any]:
     except BaseException:  # noqa: BLE001 - foreign __str__ may raise anything
         told["text"] = ""
     try:
-        frames = error.__traceback__
-        while frames is not None and frames.tb_frame.f_globals.get("__name__", "").startswith("mesh_core."):
-            frames = frames.tb_next
+        frames = in_user_code(error.__traceback__)
         told["traceback"] = "".join(traceback.format_exception(kind, error, frames))[-_LONGEST_TEXT:]
     except BaseException:  # noqa: BLE001
         told["traceback"] = f"{told['name']}: {told['text']}\n"
@@ -99,9 +98,9 @@ def tell_exception(error: BaseException) -> dict[str, Any]:
 
 
 def rebuild_exception(told: Any, sandboxes: str, function: str) -> Exception:
-    """Make the exception that was told of, or a :class:`SandboxError` if it is of no known kind. Runs no code of its class.
+    """Make the exception again, or a :class:`SandboxError` if its class is not known here. Runs no code of its class.
 
-    ``KeyError`` and others fail here for what is not from :func:`tell_exception`.
+    Raises ``KeyError`` and others for data that is not from :func:`tell_exception`.
     """
     name, text, trace = str(told["name"]), str(told["text"]), str(told["traceback"])
     error = _remake(str(told["module"]), name, told["args"], dict(told["fields"]))
@@ -114,7 +113,7 @@ def rebuild_exception(told: Any, sandboxes: str, function: str) -> Exception:
 
 
 def _remake(module: str, name: str, args: Any, fields: dict[str, Any]) -> Exception | None:
-    """An exception of a class that this process has already; nothing is imported for it."""
+    """An exception of a class that is loaded in this process; nothing is imported for it."""
     if args is None or type(args) is not tuple:
         return None
     found: Any = builtins if module == "builtins" else sys.modules.get(module)
@@ -140,5 +139,5 @@ def _remake(module: str, name: str, args: Any, fields: dict[str, Any]) -> Except
 
 
 def _native_base(kind: type) -> type:
-    """The first of its classes that is the interpreter's own."""
+    """The first of its base classes that is built in."""
     return next(each for each in kind.__mro__ if each.__module__ == "builtins")

@@ -1,8 +1,7 @@
-"""One sandbox, as its user has it."""
+"""The public part of one sandbox."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import socket
@@ -12,17 +11,18 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from mesh_core import _serialize
+from mesh_core._blocks.in_thread import in_thread
 from mesh_core._blocks.sandboxes import plain as _plain
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxDied, SandboxError, SandboxTimeout, rebuild_exception
 from mesh_core._blocks.sandboxes.stock import Box, Stock
-from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage
+from mesh_core._blocks.tools import ToolLimit, ToolResult, ToolUsage, checked_words
 from mesh_core._common.errors import SerializationError
+from mesh_core._failures.failure import signal_name
 
 R = TypeVar("R")
 
@@ -36,15 +36,15 @@ _SIGXCPU, _SIGXFSZ = 24, 25
 
 
 class Sandbox:
-    """A process of its own for code that may crash, hang or be hostile; from :meth:`Sandboxes.take`.
+    """A separate process for code that may crash, hang or be hostile; from :meth:`Sandboxes.take`.
 
     >>> from mesh_core import Sandboxes
     >>> with Sandboxes(network=None) as boxes, boxes.take() as box:
     ...     box.call(divmod, 17, 5)
     (3, 2)
 
-    Calls in one sandbox run one after the other, in one process, and find what earlier ones have left. When it is given back,
-    everything in it is ended and its folder removed.
+    Calls in one sandbox run one after the other, in one process, and see the effects of earlier calls. When the sandbox is given
+    back, everything in it is ended and its folder is removed.
     """
 
     def __init__(self, stock: Stock, box: Box) -> None:
@@ -62,18 +62,18 @@ class Sandbox:
 
     @property
     def folder(self) -> Path:
-        """Its private folder, which calls and tools begin in; to be read and written as long as the sandbox is taken."""
+        """Its private folder, the working directory of calls and tools. You may read and write it until you give the sandbox back."""
         return Path(self._box.folder)
 
     @property
     def isolation(self) -> Isolation:
-        """What it is kept apart from."""
+        """What it is isolated from."""
         return self._box.isolation
 
     def call(
         self, function: Callable[..., R], /, *args: Any, timeout: float | None = None, **kwargs: Any
     ) -> R:
-        """Run a function in the sandbox; returns what it returns, or raises what it raises.
+        """Run a function in the sandbox; return its result, or raise its exception.
 
         >>> import time
         >>> from mesh_core import Sandboxes, SandboxTimeout
@@ -89,19 +89,19 @@ class Sandbox:
         invalid literal for int() with base 10: 'one'
         0.1
 
-        Function and arguments travel as those of calls to actors do. What comes back is plain data: ``None``, booleans, numbers,
-        text, bytes, and lists, tuples, dictionaries and sets of these, as nothing that a sandbox sends is unpickled.
+        The function and its arguments are sent like those of calls to actors. The result must be plain data: ``None``, booleans,
+        numbers, text, bytes, and lists, tuples, dictionaries and sets of these. Nothing that a sandbox sends is unpickled.
 
         Args:
-            function: what to run; with ``functools.partial`` if it has an argument ``timeout`` of its own.
+            function: what to run; use ``functools.partial`` if it has an argument ``timeout`` of its own.
             args: its arguments.
-            timeout: seconds after which the sandbox is ended, whatever it does.
+            timeout: seconds after which the sandbox is ended.
             kwargs: its arguments by name.
 
         Raises:
             SandboxTimeout: it took longer.
-            SandboxDied: the process has ended; the sandbox is of no more use.
-            SerializationError: the function has returned something else than plain data.
+            SandboxDied: the process has ended; the sandbox can no longer be used.
+            SerializationError: the function has returned something other than plain data.
         """
         return self._call(timeout, function, args, kwargs)
 
@@ -113,8 +113,10 @@ class Sandbox:
         timeout: float | None = None,  # noqa: ASYNC109 - it ends the sandbox
         **kwargs: Any,
     ) -> R:
-        """:meth:`call` without blocking the event loop. If this is cancelled, the sandbox is ended."""
-        return await self._in_thread(lambda: self._call(timeout, function, args, kwargs))
+        """Like :meth:`call`, without blocking the event loop. If this is cancelled, the sandbox is ended."""
+        return await in_thread(
+            lambda: self._call(timeout, function, args, kwargs), "mesh-sandbox", self._interrupt
+        )
 
     def run(
         self,
@@ -125,7 +127,7 @@ class Sandbox:
         env: Mapping[str, str | None] | None = None,
         max_output: int = _KEPT_OUTPUT,
     ) -> ToolResult:
-        r"""Run a program in the sandbox's folder, as :func:`run_tool` does, under the limits of the sandbox.
+        r"""Run a program in the sandbox's folder, like :func:`run_tool`, under the limits of the sandbox.
 
         >>> from mesh_core import Sandboxes
         >>> with Sandboxes(network=None) as boxes, boxes.take() as box:
@@ -133,7 +135,7 @@ class Sandbox:
         ...     result.ok, (box.folder / "greeting").read_text()
         (True, 'hello\n')
 
-        What exceeds a limit is ended, and the result says so; the sandbox can still be used.
+        A program that exceeds a limit is ended, and the result says so; the sandbox can still be used.
         """
         return self._run(argv, timeout, input, env, max_output)
 
@@ -141,16 +143,18 @@ class Sandbox:
         self,
         argv: Sequence[str | os.PathLike[str]],
         *,
-        timeout: float | None = None,  # noqa: ASYNC109 - it is the tool's, and told of in the result
+        timeout: float | None = None,  # noqa: ASYNC109 - it limits the tool, and the result reports it
         input: bytes | str | None = None,  # noqa: A002 - as subprocess.run has it
         env: Mapping[str, str | None] | None = None,
         max_output: int = _KEPT_OUTPUT,
     ) -> ToolResult:
-        """:meth:`run` without blocking the event loop. If this is cancelled, the sandbox is ended."""
-        return await self._in_thread(lambda: self._run(argv, timeout, input, env, max_output))
+        """Like :meth:`run`, without blocking the event loop. If this is cancelled, the sandbox is ended."""
+        return await in_thread(
+            lambda: self._run(argv, timeout, input, env, max_output), "mesh-sandbox", self._interrupt
+        )
 
     def give_back(self) -> None:
-        """End all that is in it, and have its folder removed; a call that is under way ends with an error. Does not wait."""
+        """End everything in it and remove its folder. A call in progress raises an error. Does not wait."""
         if self._given_back:
             return
         self._given_back = True
@@ -161,17 +165,13 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.give_back()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.give_back()
 
     def __repr__(self) -> str:
@@ -184,32 +184,6 @@ class Sandbox:
         with self._closing:
             if self._finalizer.alive:
                 os.eventfd_write(self._stop, 1)
-
-    async def _in_thread(self, work: Callable[[], R]) -> R:
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[tuple[R | None, BaseException | None]] = loop.create_future()
-
-        def run() -> None:
-            outcome: tuple[R | None, BaseException | None]
-            try:
-                outcome = work(), None
-            except BaseException as error:  # noqa: BLE001 - raised where it is awaited
-                outcome = None, error
-            with suppress(RuntimeError):  # the loop has been closed
-                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
-
-        thread = threading.Thread(target=run, name="mesh-sandbox", daemon=True)
-        thread.start()
-        try:
-            value, error = await asyncio.shield(done)
-        except BaseException:
-            self._interrupt()
-            thread.join()
-            raise
-        thread.join()
-        if error is not None:
-            raise error
-        return value  # type: ignore[return-value]
 
     def _call(
         self,
@@ -247,12 +221,7 @@ class Sandbox:
         env: Mapping[str, str | None] | None,
         max_output: int,
     ) -> ToolResult:
-        if isinstance(argv, str | bytes):
-            raise TypeError(
-                f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
-                '["sh", "-c", command].'
-            )
-        words = [os.fsdecode(word) for word in argv]
+        words = checked_words(argv)
         options = {
             "argv": words,
             "timeout": timeout,
@@ -280,7 +249,7 @@ class Sandbox:
     def _ask(
         self, parts: Sequence[Any], limit: float | None, timeout: float | None, what: str, *, watch: bool
     ) -> Any:
-        """Send one order, and wait for its answer."""
+        """Send one request, and wait for its answer."""
         self._stock.check()
         with self._lock:
             if self._given_back:
@@ -305,7 +274,7 @@ class Sandbox:
             except (_plain.Garbage, RecursionError, MemoryError):
                 raise self._garbage() from None
             except BaseException:
-                # Interrupted: nobody knows what goes on in there.
+                # Interrupted: the state of the sandbox is unknown.
                 self._died = self._ended(what)
                 self._stock.end(self._box)
                 raise
@@ -317,7 +286,7 @@ class Sandbox:
     def _talk(
         self, parts: Sequence[Any], until: float | None, timeout: float | None, what: str, *, watch: bool
     ) -> bytes:
-        # To most calls the keeper need not pay attention: they have returned before it would look.
+        # The keeper need not watch most calls: they return before its next look.
         watch_at = time.monotonic() + _SHORT_S if watch else None
         watching = False
         connection, told = self._box.connection, self._box.told
@@ -366,7 +335,7 @@ class Sandbox:
         return answer.feed(data)
 
     def _report(self, *, ask: bool) -> dict[str, Any]:
-        """What the keeper says of the end, if it does."""
+        """The keeper's report about the end, if there is one."""
         told = self._box.told
         if ask:
             self._watch(b"end")
@@ -383,7 +352,7 @@ class Sandbox:
         report = self._report(ask=False)
         silent = not report
         if silent:
-            # Its worker lives, and has let go of its connection; or all of it was killed from outside.
+            # Either its worker lives and has closed its connection, or everything was killed from outside.
             report = self._report(ask=True)
         status, limit, output = (
             report.get("ended"),
@@ -397,7 +366,7 @@ class Sandbox:
         elif status is None:
             how = "was killed, or closed its connection"
         elif status < 0:
-            how = f"was killed by signal {-status} ({_signal_name(-status)})"
+            how = f"was killed by signal {-status} ({signal_name(-status)})"
         else:
             how = f"ended with exit status {status}"
         tail = f"\nIt has written:\n{output.strip()}" if output.strip() else ""
@@ -428,7 +397,7 @@ class Sandbox:
         )
 
     def _garbage(self) -> SandboxDied:
-        """It has sent what no worker sends: nothing more may be sent to it."""
+        """It has sent something that no worker sends. It must not be used again."""
         self._died = SandboxDied(
             f"a sandbox of {self._stock.name!r} has sent something that is not an answer: code in it has written to its "
             "connection. It was ended; take another one",
@@ -450,24 +419,15 @@ def _send(connection: socket.socket, due: list[memoryview]) -> list[memoryview]:
 
 
 def _drop(stock: Stock, box: Box, stop: int, pid: int) -> None:
-    """A box is given back, or is no longer referred to."""
+    """A box was given back, or nothing refers to it any longer."""
     if os.getpid() == pid:
         stock.end(box)
         box.close()
         os.close(stop)
 
 
-def _signal_name(number: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return "unknown"
-
-
 def _tool_result(told: dict[str, Any]) -> ToolResult:
-    """A result from what a worker says that it was; each field is of its type, whatever was sent."""
+    """The result that a worker has reported. Every field is converted to its type, whatever was sent."""
     usage = told["usage"]
     if type(told["stdout"]) is not bytes or type(told["stderr"]) is not bytes:
         raise TypeError("output must be bytes")

@@ -8,13 +8,13 @@ import os
 import sys
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxTimeout
 from mesh_core._blocks.sandboxes.sandbox import Sandbox
 from mesh_core._blocks.sandboxes.stock import Box, Stock, folders_to_keep, plain_environment
+from mesh_core._common.checks import check_positive
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import SerializationError
 
@@ -22,7 +22,7 @@ _MOST, _READY = 64, 4
 
 
 class Sandboxes(Closing):
-    """Throwaway processes for code that may crash, hang or be hostile, started in milliseconds from a warm template.
+    """Disposable processes for code that may crash, hang or be hostile. They start in milliseconds, from a warm template.
 
     >>> from mesh_core import Sandboxes
     >>> with Sandboxes(preload=["json"], memory=512 << 20, pids=64, network=None) as boxes:
@@ -30,27 +30,27 @@ class Sandboxes(Closing):
     ...         box.call(eval, "6 * 7", timeout=5)
     42
 
-    The first one starts the template, a process that imports the modules once; each sandbox is a copy of that process, in
-    a private copy of the folder. It is used by one taker and ended when it is given back. All end with the process that made
-    them, killed or not. They belong to that process and cannot be sent to others.
+    The first use starts the template, a process that imports the modules once. Each sandbox is a copy of that process, in
+    a private copy of the folder. A sandbox is used once, and ended when it is given back. All sandboxes end with the process that
+    made them, even if that is killed. They belong to that process and cannot be sent to others.
 
     Args:
-        preload: modules that functions in the sandboxes find imported.
-        folder: a folder that each sandbox begins in a copy of, as it is when the template starts; an empty one otherwise.
-        memory: bytes that the processes of a sandbox may have together beyond what the template has. The kernel refuses more to
-            each of them, which is a ``MemoryError`` in Python; a sandbox whose processes have more together is ended.
-        pids: how many processes there may be in a sandbox; with more it is ended.
-        cpu: seconds of processor time, in whole seconds, for each of its processes.
-        file_size: bytes for each file that is written.
-        network: ``False`` for none, and an error where that cannot be had; ``None`` for none where that can be had; ``True`` for
-            that of this process.
-        isolate: ``None`` to keep the sandboxes apart by namespaces as well as this system allows, which
-            :attr:`isolation` tells; ``True`` for an error where anything is missing; ``False`` for limits alone.
-        env: changes to their environment, which has ``PATH``, ``LANG``, ``PYTHON...`` and the like and nothing else of this
-            process's, as the rest may be secret.
-        most: how many may be taken at once; whoever takes more waits.
-        ready: how many are made ahead.
-        name: what errors and ``ps`` call them.
+        preload: modules that are already imported in the sandboxes.
+        folder: each sandbox starts in a copy of this folder, taken when the template starts; by default, in an empty folder.
+        memory: bytes that the processes of a sandbox may use together, in addition to what the template uses. The kernel also
+            refuses more to each of them, which is a ``MemoryError`` in Python; a sandbox that exceeds the limit is ended.
+        pids: how many processes a sandbox may have; with more, it is ended.
+        cpu: processor time for each process, in whole seconds.
+        file_size: maximum size in bytes of each file that is written.
+        network: ``False`` for no network, and an error if that is not possible here; ``None`` for no network if that is possible;
+            ``True`` for this process's network.
+        isolate: ``None`` to isolate the sandboxes with namespaces as far as this system allows (see
+            :attr:`isolation`); ``True`` to raise an error if anything is missing; ``False`` for limits only.
+        env: changes to their environment. From this process's environment, it contains only ``PATH``, ``LANG``, ``PYTHON...`` and
+            the like, because the rest may be secret.
+        most: how many may be taken at once; further takers wait.
+        ready: how many are prepared ahead.
+        name: their name in errors and in ``ps``.
     """
 
     def __init__(
@@ -70,9 +70,7 @@ class Sandboxes(Closing):
         name: str = "sandboxes",
     ) -> None:
         limits = {"memory": memory, "pids": pids, "cpu": cpu, "file_size": file_size}
-        for what, value in {**limits, "most": most}.items():
-            if value is not None and not value > 0:
-                raise ValueError(f"{what} must be positive, got {value!r}")
+        check_positive(**limits, most=most)
         if ready < 0:
             raise ValueError(f"ready must not be negative, got {ready!r}")
         if isinstance(preload, str):
@@ -101,7 +99,7 @@ class Sandboxes(Closing):
             "argv": list(sys.argv),
         }
         self.name = name
-        """What errors and ``ps`` call them."""
+        """Their name in errors and in ``ps``."""
         self.most = most
         """How many may be taken at once."""
         self._stock = Stock(name, plan, plain_environment(env or {}), most, min(ready, most))
@@ -110,22 +108,22 @@ class Sandboxes(Closing):
 
     @property
     def isolation(self) -> Isolation:
-        """What they are kept apart from; waits for the template."""
+        """What they are isolated from; waits for the template."""
         self._stock.check()
         return self._stock.started.result()
 
     @property
     def taken(self) -> int:
-        """How many are taken, or not quite gone yet."""
+        """How many are taken or still ending."""
         return self._stock.counts()[0]
 
     @property
     def ready(self) -> int:
-        """How many are made, and can be taken at once."""
+        """How many are prepared and can be taken without waiting."""
         return self._stock.counts()[1]
 
     def take(self, timeout: float | None = None) -> Sandbox:
-        """Take a fresh sandbox; waits while as many are out as there may be.
+        """Take a fresh sandbox. Waits while the maximum number is taken.
 
         >>> from mesh_core import Sandboxes
         >>> with Sandboxes(network=None) as boxes:
@@ -139,7 +137,7 @@ class Sandboxes(Closing):
 
         Raises:
             SandboxTimeout: none was free in time.
-            SandboxError: none can be made; the text says why.
+            SandboxError: none can be made; the message says why.
         """
         asked = self._stock.ask()
         try:
@@ -154,20 +152,18 @@ class Sandboxes(Closing):
         return Sandbox(self._stock, box)
 
     def take_async(self, timeout: float | None = None) -> Taking:
-        """:meth:`take` in a coroutine: ``async with boxes.take_async() as box``, or ``box = await boxes.take_async()``."""
+        """Like :meth:`take`, for coroutines: ``async with boxes.take_async() as box``, or ``box = await boxes.take_async()``."""
         return Taking(self, timeout)
 
     def close(self) -> None:
-        """End all sandboxes, also those that are taken, and the template; waits for that. Done by ``with`` too."""
+        """End all sandboxes, including taken ones, and the template, and wait for that. A ``with`` block does this at its end."""
         self._finalizer.detach()
         self._stock.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)
 
     def __repr__(self) -> str:
@@ -205,7 +201,7 @@ class Sandboxes(Closing):
         )
 
     def _forgo(self, asked: concurrent.futures.Future[Box]) -> None:
-        """Want a box no more; one that has come meanwhile is given back."""
+        """Withdraw a request; a box that has arrived meanwhile is given back."""
         if not asked.cancel() and not asked.cancelled() and asked.exception() is None:
             box = asked.result()
             self._stock.end(box)
@@ -213,7 +209,7 @@ class Sandboxes(Closing):
 
 
 class Taking:
-    """A sandbox that a coroutine is about to take; from :meth:`Sandboxes.take_async`.
+    """The result of :meth:`Sandboxes.take_async`: await it, or use it with ``async with``.
 
     >>> import asyncio
     >>> from mesh_core import Sandboxes
@@ -239,8 +235,6 @@ class Taking:
         self._sandbox = await self
         return self._sandbox
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._sandbox is not None:
             self._sandbox.give_back()

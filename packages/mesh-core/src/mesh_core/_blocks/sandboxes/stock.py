@@ -1,4 +1,4 @@
-"""The owner's side of a template: a thread that keeps boxes in stock, hands them out and sees them gone."""
+"""The owner's side of a template: a thread that keeps boxes in stock, hands them out and waits for their end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mesh_core._blocks.sandboxes.template import start
 start(int(sys.argv[1]), int(sys.argv[2]))
 """
 _LEAVE_S = 10.0
-# What the template says is read between so many orders: neither side waits for the other while both have much to say.
+# The template's messages are read after this many requests, so that the two sides cannot block each other.
 _BATCH = 32
 
 
@@ -47,19 +47,19 @@ class Box:
     folder: str = ""
 
     def is_well(self) -> bool:
-        """Whether it waits for orders. One that has nothing to do says nothing, but at its end."""
+        """Whether it waits for requests. An idle box sends nothing, except at its end."""
         poll = select.poll()
         poll.register(self.told, select.POLLIN)
         return not poll.poll(0)
 
     def close(self) -> None:
-        """Let go of its descriptors."""
+        """Close its descriptors."""
         self.connection.close()
         self.told.close()
 
 
 class Stock:
-    """Boxes of one kind. All but :meth:`run` may be called by any thread."""
+    """The boxes of one kind. Public methods may be called by any thread."""
 
     def __init__(
         self, name: str, plan: dict[str, Any], env: Mapping[str, str], most: int, ready: int
@@ -67,7 +67,7 @@ class Stock:
         self.name = name
         self._plan = plan
         self.watched = plan["limits"]["memory"] is not None or plan["limits"]["pids"] is not None
-        """Whether keepers have to look at their boxes."""
+        """Whether keepers have to check the limits of their boxes."""
         self._env = dict(env)
         self._most = most
         self._ready_wanted = ready
@@ -92,7 +92,7 @@ class Stock:
     # --- for users of boxes
 
     def ask(self) -> Future[Box]:
-        """Be given a box, now or once there is one. Whoever waits no more cancels, or gives back what has come."""
+        """Request a box. To withdraw the request, cancel the future, or give back the box if it has arrived."""
         self.check()
         future: Future[Box] = Future()
         with self._lock:
@@ -106,7 +106,7 @@ class Stock:
         return future
 
     def check(self) -> None:
-        """Refuse use that cannot succeed."""
+        """Raise if the stock cannot be used."""
         if self._closed:
             raise SandboxError(f"sandboxes {self.name!r} are closed; make others", sandboxes=self.name)
         if os.getpid() != self._pid:
@@ -117,7 +117,7 @@ class Stock:
             )
 
     def end(self, box: Box) -> None:
-        """Have a box ended; its descriptors are the caller's."""
+        """End a box; the caller closes its descriptors."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -126,7 +126,7 @@ class Stock:
         self._alarm()
 
     def abandon(self) -> None:
-        """Have all ended, without waiting for it."""
+        """End all boxes, without waiting."""
         if os.getpid() == self._pid:
             self._closed = True
             self._alarm()
@@ -175,7 +175,7 @@ class Stock:
         self._waiting = deque(each for each in self._waiting if not each.cancelled())
         there = len(self._ready) + len(self._making)
         room = self._most - len(self._out) - there
-        # More at once would make none of them sooner, and the first one later.
+        # Making more at once would make none of them earlier, and delay the first.
         hands = self._hands - len(self._making)
         return max(0, min(len(self._waiting) + self._ready_wanted - there, room, hands))
 
@@ -195,7 +195,7 @@ class Stock:
                 atexit.unregister(self.close)
 
     def _await_need(self) -> None:
-        """After the end of a template that was well: until somebody wants a box."""
+        """Wait until somebody wants a box, after a healthy template has ended."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         while not (self._closed or self._waiting or self._error is not None):
@@ -311,7 +311,7 @@ class Stock:
             wire.send_packet(ours, {"make": box.number}, [inner.fileno(), inner_told.fileno()])
 
     def _made(self, box: Box) -> None:
-        """A box is ready, or will never be."""
+        """A box is ready, or has failed to start."""
         told, _ = wire.receive_packet(box.told)
         with self._lock:
             if self._making.pop(box.number, None) is None:
@@ -320,7 +320,7 @@ class Stock:
                 self._ready.append(box)
                 self._hand_out()
                 return
-            # Counted until it is gone.
+            # It counts as taken until it is gone.
             self._out[box.number] = box
             waiting = self._waiting.popleft() if self._waiting else None
         box.close()
@@ -342,7 +342,7 @@ class Stock:
             box = self._out.pop(number, None)
             waiting = self._waiting.popleft() if making is not None and self._waiting else None
             if making is None and box is None:
-                # In stock: it has ended by itself, or somebody has ended it.
+                # It was in stock, and has ended by itself or was killed.
                 box = next((each for each in self._ready if each.number == number), None)
                 if box is not None:
                     self._ready.remove(box)
@@ -358,7 +358,7 @@ class Stock:
             return  # another one is started
         said = str(told.get("unfit", ""))
         if not said:
-            # Its guard may say only by its end what has become of it.
+            # The guard has sent no message: only its exit status tells what happened.
             status = process.wait()
             said = f"the process that forks them has ended while it started, with status {status}"
         tail = os.pread(log, 4096, max(0, os.fstat(log).st_size - 4096)).decode(errors="replace").strip()
@@ -399,7 +399,7 @@ class Stock:
 
 
 def plain_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """What a box finds in its environment: no variable of the owner's that may be a secret."""
+    """The environment of a box, without any variables of the owner that may be secret."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -419,6 +419,6 @@ _KEPT = frozenset(
 
 
 def folders_to_keep(path: list[str]) -> list[str]:
-    """What code in boxes is imported from, also where it lies among temporary files."""
+    """The folders that code in boxes is imported from, even if they are among temporary files."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return sorted({os.path.abspath(each) for each in [*path, *prefixes] if os.path.isdir(each)})  # noqa: PTH100, PTH112

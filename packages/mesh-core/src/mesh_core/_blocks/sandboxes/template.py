@@ -6,7 +6,6 @@ boxes are to find imported, and forks them; it has one thread (NUR-1).
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import json
@@ -216,26 +215,24 @@ class Template:
             os._exit(1)
 
     def _preload(self) -> None:
-        from mesh_core._process.fork_server import preload
+        from mesh_core._process.fork_server import nothing_at_exit, preload
 
-        # What modules register when they are imported here would end in each box what all of them share.
-        register, atexit.register = atexit.register, lambda function, *_args, **_kwargs: function  # type: ignore[assignment]
-        for name in _SHARED:
-            importlib.import_module(name)
-        sys.argv[:] = self._plan["argv"]
         names = self._plan["preload"]
-        try:
-            found = preload(names)
-        except BaseException as error:
-            text = "".join(traceback.format_exception_only(error)).strip()
-            raise Unfit(f"a module of preload={names!r} cannot be imported: {text}") from error
+        with nothing_at_exit():
+            for name in _SHARED:
+                importlib.import_module(name)
+            sys.argv[:] = self._plan["argv"]
+            try:
+                found = preload(names)
+            except BaseException as error:
+                text = "".join(traceback.format_exception_only(error)).strip()
+                raise Unfit(f"a module of preload={names!r} cannot be imported: {text}") from error
         if found is not None:
             what, it = found
             raise Unfit(
                 f"{what}, and threads do not survive a fork. Leave {it} out of preload=: import it in the functions that "
                 "run in sandboxes"
             )
-        atexit.register = register
         gc.collect()
         gc.freeze()
         gc.disable()

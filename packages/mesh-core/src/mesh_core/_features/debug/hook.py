@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, ModuleType, TracebackType
+    from types import FrameType, ModuleType
 
     from mesh_core._features.debug.pdb import RemotePdb
     from mesh_core._features.debug.server import Debugger
@@ -82,7 +82,9 @@ class Breakpoints:
         """Stop the thread at the place where an exception was raised, in the user's code."""
         import bdb
 
-        trace = _in_user_code(error.__traceback__)
+        from mesh_core._serialize.exceptions import in_user_code
+
+        trace = in_user_code(error.__traceback__)
         if trace is None or not isinstance(error, Exception) or isinstance(error, bdb.BdbQuit):
             return
         pdb = self._pdb()
@@ -105,12 +107,6 @@ class Breakpoints:
         if found is None:
             found = self._local.pdb = RemotePdb(Session(debugger))
         return found
-
-
-def _in_user_code(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and (trace.tb_frame.f_globals.get("__name__") or "").startswith("mesh_core."):
-        trace = trace.tb_next
-    return trace
 
 
 class _PdbFinder:

@@ -158,7 +158,7 @@ def find_inspected(job: int | None = None) -> Iterator[tuple[int, str, socket.so
                 except PermissionError:
                     pass
                 except OSError:
-                    # It does not accept: a signal has stopped it, say.
+                    # It does not accept connections; perhaps a signal has stopped it.
                     seen.add(number)
                     yield number, f"{place}/{INSPECTION}", None
                 else:

@@ -40,7 +40,7 @@ class Selection:
         return cls(text, tuple(meshes), tuple(numbers), ranges)
 
     def pick(self, stops: Sequence[Stop]) -> list[Stop]:
-        """Those that it means; a ``MeshError`` that says what there is if it means none."""
+        """The stops that it selects; raises a ``MeshError`` that lists what there is if it selects none."""
         if not stops:
             raise MeshError("nothing is stopped")
         found = [stop for number, stop in enumerate(stops) if self._means(number, stop)]

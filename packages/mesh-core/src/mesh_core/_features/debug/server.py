@@ -181,7 +181,7 @@ class Server(threading.Thread):
             peer, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # Whoever knocks is still there: without a pause this would take a whole core until there is room.
+                # The connection is still pending: without a pause, this loop would take a whole core until there is room.
                 time.sleep(_NO_ROOM_S)
             return
         try:

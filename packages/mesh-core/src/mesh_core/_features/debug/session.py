@@ -83,7 +83,7 @@ class Session:
         self.debugger.tidy_up()
 
     def ask(self, prompt: str, *, takes_end: bool = False) -> str:
-        """Wait for a line, from whoever is or comes to be attached; empty for Ctrl-D where that is an answer."""
+        """Wait for a line from the attached user, now or later; empty for Ctrl-D where that is an answer."""
         with self.debugger.lock:
             self._evaluating = self._cut = False
             self._forget_interrupt()
@@ -164,7 +164,7 @@ class Console:
     def write(self, text: str) -> int:
         """Print; a line that is not ended yet may turn out to be a prompt."""
         if threading.current_thread() is not self._session.thread:
-            # pdb puts this in place of sys.stdout while it runs a statement; other threads print as ever.
+            # pdb puts this in place of sys.stdout while it runs a statement; other threads print as usual.
             return len(text) if sys.__stdout__ is None else sys.__stdout__.write(text)
         whole, end, rest = (self._written + text).rpartition("\n")
         self._written = rest

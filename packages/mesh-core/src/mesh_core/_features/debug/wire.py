@@ -76,7 +76,7 @@ class Wire:
                 return told
 
     def take(self) -> list[Told] | None:
-        """What has come: whole objects, none yet, or ``None`` once the other end is gone."""
+        """Return the objects that have arrived; ``None`` once the other end is gone."""
         try:
             more = self.peer.recv(65536)
         except OSError:

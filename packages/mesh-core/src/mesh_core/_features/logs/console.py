@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mesh_core._features.logs.records import Told
     from mesh_core._native import Logs
 
-# Where stdout takes nothing for so long, the end of a script does not wait for it.
+# If stdout accepts nothing for this long, the end of the script does not wait for it.
 _STUCK_S = 10.0
 
 
@@ -64,7 +64,7 @@ class Console:
                     self.logs.hand_on_records(self._hands_on)
         finally:
             self._ended.set()
-            # Who waits for more hears that there is none.
+            # Readers that wait for more are notified that nothing follows.
             for tap in tuple(self.taps):
                 tap(False, "")
 
@@ -110,7 +110,7 @@ def _write(stream: TextIO | None, text: str) -> None:
     try:
         stream.write(text)
     except UnicodeEncodeError as error:
-        # A stream that can do ASCII only, say.
+        # The stream may support ASCII only.
         stream.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
     stream.flush()
 

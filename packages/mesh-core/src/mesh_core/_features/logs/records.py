@@ -152,7 +152,7 @@ class Records:
         made["actor"], made["rank"], made["host"], made["point"] = actor, rank, host, _coordinates(point)
         made["relativeCreated"] = (created - self._began) * 1000
         if logging.getLogRecordFactory() is logging.LogRecord:
-            # Making one as usual would note this thread, which is none of `threading`'s, for good.
+            # The usual constructor would register this thread, which `threading` does not know, forever.
             record = logging.LogRecord.__new__(logging.LogRecord)
             vars(record).update(made, exc_info=None)
         else:

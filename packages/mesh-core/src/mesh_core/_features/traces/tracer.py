@@ -78,7 +78,7 @@ class Tracer:
         self._tracer.start_span(f"spawn {name}", kind=self._kinds.CLIENT, attributes=attributes).end()
 
     def promise(self, call: Completion, name: str) -> _Open:
-        """Begin the span of a promise: from its making to its outcome, whoever gives that."""
+        """Begin the span of a promise, which ends with its outcome."""
         call.time()
         attributes = {"mesh.promise": name} if name else {}
         title = f"promise {name}" if name else "promise"

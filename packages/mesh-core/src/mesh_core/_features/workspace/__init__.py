@@ -71,7 +71,7 @@ def _synchronizer(process: Process) -> Any:
             from mesh_core._features.workspace.synchronizer import Synchronizer
             from mesh_core._meshes.hosts import this_proc
 
-            # Outside of any actor: it is the script's, whoever asks first.
+            # Outside of any actor: the script owns it, whatever code syncs first.
             process.slots.of(Synced).synchronizer = contextvars.Context().run(
                 this_proc().spawn, "workspace", Synchronizer
             )

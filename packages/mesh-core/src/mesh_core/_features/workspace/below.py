@@ -51,7 +51,7 @@ class Below:
         return self._way[-1][1] if self._way else self.root
 
     def look(self, path: str) -> os.stat_result | None:
-        """What has that name; ``None`` if nothing has, or a folder on the way is none."""
+        """The status of a path; ``None`` if it does not exist, or a parent is not a folder."""
         try:
             at, name = self.parent(path)
             return os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -109,7 +109,7 @@ class Below:
         os.rename(name, last, src_dir_fd=source, dst_dir_fd=at)
 
     def names(self, path: str) -> list[str]:
-        """What is in a folder; nothing if there is none."""
+        """The names in a folder; empty if there is no such folder."""
         try:
             at, _ = self.parent(f"{path}/." if path else ".")
             return os.listdir(at)  # noqa: PTH208 - names are wanted

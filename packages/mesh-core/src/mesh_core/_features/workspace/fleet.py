@@ -70,7 +70,7 @@ class Fleet:
             procs.respawn([point.rank for point in procs.failed() if point.rank in dead]).get()
             keepers.respawn(dead).get()
         except (MeshError, ValueError):
-            # Its host is dead, or cannot make processes: whoever asks for that host hears of it from the next crew.
+            # Its host is dead, or cannot make processes; spawning the next crew there reports that.
             self._crews.remove(crew)
             procs.stop()
 
@@ -86,7 +86,7 @@ def _parts(keepers: Any, places: list[int]) -> list[Any]:
 def tell_running(
     process: Process, fleet: Fleet, workspace: Workspace, changed: list[str], again: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have the processes that run import from the copies and, ``again``, anew what has ``changed``."""
+    """Have running processes import from the copies and, with ``again``, reload what has ``changed``."""
     keepers = fleet.procs_ids()
     told = Told(process.slots.of(Synced).told, workspace.source, workspace.to, changed, again)
     futures = send_told(find(Copies) or install(Copies), process, told, keepers)
@@ -96,7 +96,7 @@ def tell_running(
     failed: list[str] = []
     for future in futures:
         if not again:
-            # Only the path: whoever is late comes to it before what is sent from now on.
+            # Only the path changes: a busy process handles this before anything that is sent from now on.
             future._call.wait(max(0.0, until - time.monotonic()))
             continue
         for answer in future.get():

@@ -86,7 +86,7 @@ class Mirror:
         self._arriving: tuple[int, int, blake2b] | None = None
         self._serial = 0
         self._arrived: dict[tuple[str, str, bytes], str] = {}
-        """What has come and is not in place yet, by its path, kind and digest: also what came before a second survey."""
+        """What has arrived and is not in place yet, by path, kind and digest, including what arrived before a second survey."""
 
     @property
     def digest(self) -> bytes:
@@ -442,7 +442,7 @@ def _key(entry: Entry) -> tuple[str, str, bytes]:
 
 
 def _has_mode(found: os.stat_result | None, entry: Entry) -> bool:
-    # A folder may have its group from the one around it, which is for the host to say.
+    # A folder may inherit its group from its parent; that is up to the host.
     return found is not None and stat.S_IMODE(found.st_mode) & ~group_bit(found) == entry.mode
 
 

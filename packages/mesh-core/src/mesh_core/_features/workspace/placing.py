@@ -1,4 +1,4 @@
-"""Where copies of workspaces are, and what processes are told of them."""
+"""Where copies of workspaces are, and how processes learn of them."""
 
 from __future__ import annotations
 

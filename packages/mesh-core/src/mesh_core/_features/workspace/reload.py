@@ -40,7 +40,7 @@ def reload(actor_host: ActorHost, workspace: Workspace, root: str) -> Answer:
     """Import again what has changed: by this sync, by those that did not ask for it, or by those that failed at it."""
     process = actor_host.process
     mine = _loaded(root, workspace.source)
-    # What was deleted is gone for those who import it from now on; whoever has it keeps it.
+    # A deleted module cannot be imported any longer; code that has imported it keeps it.
     again = [
         name
         for name, path in mine.items()
@@ -62,7 +62,7 @@ def reload(actor_host: ActorHost, workspace: Workspace, root: str) -> Answer:
             before = dict(vars(sys.modules[name]))
             _import_again(sys.modules[name], undo, kept)
             _hand_on(name, before, imports, undo)
-    except BaseException as error:  # noqa: BLE001 - of the user's code; told to whoever syncs
+    except BaseException as error:  # noqa: BLE001 - from the user's code; reported to the caller of the sync
         for step in reversed(undo):
             step()
         text = "".join(traceback.format_exception_only(error)).strip()

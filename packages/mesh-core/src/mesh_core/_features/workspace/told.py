@@ -1,4 +1,4 @@
-"""A process that runs hears of a workspace: where to import from, and what to import again."""
+"""A running process is notified of a workspace: where to import from, and what to import again."""
 
 from __future__ import annotations
 
