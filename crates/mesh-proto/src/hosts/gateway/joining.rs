@@ -7,7 +7,9 @@
 
 use super::{Action, Gateway, GatewayOptions, Missed, Pending, Turn, Wire};
 use crate::control::{Attachment, Report, Terms};
-use crate::hosts::{Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome};
+use crate::hosts::{
+    Cargo, Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
+};
 use crate::{CallId, HostNo};
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,6 +106,7 @@ impl<W: Wire> Gateway<W> {
         for host in ready {
             if let Some(peer) = self.peers.get_mut(&host).filter(|peer| peer.connection.is_none()) {
                 peer.lost_since.get_or_insert(turn.now);
+                self.plan_look(host, turn.now);
             }
         }
         self.look_soon();
@@ -144,9 +147,10 @@ impl<W: Wire> Gateway<W> {
             peer.lost_since = children.contains(*host).then_some(turn.now);
             if *host == 0 {
                 peer.dials = true;
-                continue;
+            } else {
+                peer.attachment = Some(Arc::clone(&attachment));
             }
-            peer.attachment = Some(Arc::clone(&attachment));
+            self.plan_look(*host, turn.now);
         }
         self.reach_out(turn);
         turn.wire.wake();
@@ -166,6 +170,7 @@ impl<W: Wire> Gateway<W> {
             }
         }
         for host in wanted {
+            self.plan_look(host, turn.now);
             self.dial(turn, host);
         }
     }
@@ -309,6 +314,7 @@ impl<W: Wire> Gateway<W> {
         for packet in std::mem::take(&mut peer.kept) {
             turn.wire.send(&connection, &packet, now);
         }
+        self.plan_look(host, now);
         let recovered = self.standing(host) == Standing::Suspect;
         if recovered {
             self.stand(turn.wire, host, Standing::Live, now);
