@@ -43,6 +43,7 @@ impl<W: Wire> Gateway<W> {
         self.window = options.window;
         self.hold = self.hold.max(options.hold);
         self.fan_out = options.fan_out;
+        self.peer_streams.resend_within(self.window);
         base
     }
 
@@ -139,6 +140,7 @@ impl<W: Wire> Gateway<W> {
             self.topology.add_group(told.base, told.count, told.fan_out);
         }
         self.orphaned = Some(turn.now);
+        self.peer_streams.resend_within(told.window);
         let children = self.topology.children(me);
         let attachment = Arc::new(Attachment { below: Vec::new(), ..told.clone() });
         for (host, address) in &told.below {
