@@ -138,6 +138,9 @@ impl Runtime {
         let counts = |host: HostNo| origins.is_none_or(|origins| origins.contains(host));
         let Ok(replies) = unmerge(frame, places, counts, place) else { return };
         for (_, reply) in replies {
+            if reply.header.src.is_agent() && self.me == ProcAddr::CONTROLLER {
+                self.note_introduction(&reply);
+            }
             self.dispatch(reply, Some(GATEWAY));
         }
     }

@@ -10,7 +10,7 @@ use crate::control::{Attachment, Report, Terms};
 use crate::hosts::{
     Cargo, Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
 };
-use crate::{CallId, HostNo};
+use crate::{CallId, HostNo, ProcAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -141,6 +141,7 @@ impl<W: Wire> Gateway<W> {
         }
         self.orphaned = Some(turn.now);
         self.peer_streams.resend_within(told.window);
+        self.merge_answers_to_attachment(turn, told);
         let children = self.topology.children(me);
         let attachment = Arc::new(Attachment { below: Vec::new(), ..told.clone() });
         for (host, address) in &told.below {
@@ -156,6 +157,21 @@ impl<W: Wire> Gateway<W> {
         }
         self.reach_out(turn);
         turn.wire.wake();
+    }
+
+    /// What the hosts below answer to their attachment comes by, and goes on together with this host's own answer.
+    fn merge_answers_to_attachment(&mut self, turn: &mut Turn<'_, W>, told: &Attachment) {
+        let below = self.topology.subtree(self.me);
+        let is_alone = below.len() < 2 && self.topology.parent(self.me) == Some(0);
+        if told.dialed || is_alone {
+            return;
+        }
+        for frame in self.merge.expect(ProcAddr::CONTROLLER, told.call, 1) {
+            let host = HostSet::one(frame.header.dst.host);
+            self.post(Cargo::of(&frame), host, &mut HostSet::default(), turn.now, turn.wire);
+        }
+        let merged = self.relays.expect(0, ProcAddr::CONTROLLER, told.call, &below);
+        self.send_on(turn.wire, merged, turn.now);
     }
 
     /// Sees to it that there is, or comes, a connection to every host that this one relays to.
