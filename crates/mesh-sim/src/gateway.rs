@@ -251,6 +251,9 @@ impl World {
                 let node = &mut self.nodes[host as usize];
                 let replies = unmerge(&frame, places, |origin| origins.contains(origin), ProcAddr::agent);
                 for (place, _) in replies.into_iter().flatten() {
+                    if call.purpose == Purpose::Attach {
+                        node.gateway.introduce(place + 1, gathered.call, || Some(Introduction::default()));
+                    }
                     node.cpu += self.model.costs.outcome;
                     node.load.busy += self.model.costs.outcome;
                     call.reply(place, node.cpu);

@@ -140,6 +140,9 @@ impl<P: Process> Gateway<P> {
         let counts = |host: HostNo| origins.is_none_or(|origins| origins.contains(host));
         let Ok(replies) = unmerge(frame, places, counts, place) else { return };
         for (_, reply) in replies {
+            if reply.header.src.is_agent() && self.is_controller() {
+                self.note_introduction(process, &reply);
+            }
             process.arrived(reply);
         }
     }

@@ -7,8 +7,10 @@
 
 use super::{Action, Gateway, GatewayOptions, Missed, Pending, Turn, Wire};
 use crate::control::{Attachment, Report, Terms};
-use crate::hosts::{Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome};
-use crate::{CallId, HostNo};
+use crate::hosts::{
+    Cargo, Fate, Heartbeat, HostSet, Join, Packet, PacketKind, Parting, Refusal, Refuse, Standing, Welcome,
+};
+use crate::{CallId, HostNo, ProcAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +43,7 @@ impl<W: Wire> Gateway<W> {
         self.window = options.window;
         self.hold = self.hold.max(options.hold);
         self.fan_out = options.fan_out;
+        self.peer_streams.resend_within(self.window);
         base
     }
 
@@ -104,6 +107,7 @@ impl<W: Wire> Gateway<W> {
         for host in ready {
             if let Some(peer) = self.peers.get_mut(&host).filter(|peer| peer.connection.is_none()) {
                 peer.lost_since.get_or_insert(turn.now);
+                self.plan_look(host, turn.now);
             }
         }
         self.look_soon();
@@ -136,6 +140,8 @@ impl<W: Wire> Gateway<W> {
             self.topology.add_group(told.base, told.count, told.fan_out);
         }
         self.orphaned = Some(turn.now);
+        self.peer_streams.resend_within(told.window);
+        self.merge_answers_to_attachment(turn, told);
         let children = self.topology.children(me);
         let attachment = Arc::new(Attachment { below: Vec::new(), ..told.clone() });
         for (host, address) in &told.below {
@@ -144,12 +150,28 @@ impl<W: Wire> Gateway<W> {
             peer.lost_since = children.contains(*host).then_some(turn.now);
             if *host == 0 {
                 peer.dials = true;
-                continue;
+            } else {
+                peer.attachment = Some(Arc::clone(&attachment));
             }
-            peer.attachment = Some(Arc::clone(&attachment));
+            self.plan_look(*host, turn.now);
         }
         self.reach_out(turn);
         turn.wire.wake();
+    }
+
+    /// What the hosts below answer to their attachment comes by, and goes on together with this host's own answer.
+    fn merge_answers_to_attachment(&mut self, turn: &mut Turn<'_, W>, told: &Attachment) {
+        let below = self.topology.subtree(self.me);
+        let is_alone = below.len() < 2 && self.topology.parent(self.me) == Some(0);
+        if told.dialed || is_alone {
+            return;
+        }
+        for frame in self.merge.expect(ProcAddr::CONTROLLER, told.call, 1) {
+            let host = HostSet::one(frame.header.dst.host);
+            self.post(Cargo::of(&frame), host, &mut HostSet::default(), turn.now, turn.wire);
+        }
+        let merged = self.relays.expect(0, ProcAddr::CONTROLLER, told.call, &below);
+        self.send_on(turn.wire, merged, turn.now);
     }
 
     /// Sees to it that there is, or comes, a connection to every host that this one relays to.
@@ -166,6 +188,7 @@ impl<W: Wire> Gateway<W> {
             }
         }
         for host in wanted {
+            self.plan_look(host, turn.now);
             self.dial(turn, host);
         }
     }
@@ -309,6 +332,7 @@ impl<W: Wire> Gateway<W> {
         for packet in std::mem::take(&mut peer.kept) {
             turn.wire.send(&connection, &packet, now);
         }
+        self.plan_look(host, now);
         let recovered = self.standing(host) == Standing::Suspect;
         if recovered {
             self.stand(turn.wire, host, Standing::Live, now);

@@ -4,7 +4,9 @@
 //! returns [`Action`]s. Packets go straight into a [`Wire`], so that the data path neither allocates nor hands over.
 //!
 //! - this file: what the machine is made of, events and actions;
-//! - `health`: heartbeats, lost connections, and deaths;
+//! - `schedule` and `ticks`: which host is due for a look when, and what is done then;
+//! - `health`: lost connections, and deaths;
+//! - `cut_off`: a controller that is itself the one that is missing;
 //! - `joining`: hosts that are attached, greetings, and new connections;
 //! - `moving`: packets in, out and through;
 //! - `roster`: which hosts there are, for people, and hosts that are let go.
@@ -23,10 +25,13 @@
 //! ATT-1: no host is connected to before the credentials of its attachment were read and its address, and those of all hosts
 //! below it, are known; until then its silence does not count.
 
+mod cut_off;
 mod health;
 mod joining;
 mod moving;
 mod roster;
+mod schedule;
+mod ticks;
 
 use super::{
     DEFAULT_FAN_OUT, Farewell, Fate, Heartbeat, HostMerge, HostSet, Lost, Packet, Parting, PeerStreams, RelayMerge,
@@ -40,8 +45,10 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cut_off::CutOff;
 pub use joining::Caller;
 pub use roster::{HostState, HostView};
+use schedule::Schedule;
 
 /// Bytes that may be under way to one other host.
 const WINDOW: u64 = 64 << 20;
@@ -346,6 +353,8 @@ pub struct Gateway<W: Wire> {
     topology: Topology,
     peer_streams: PeerStreams,
     peers: BTreeMap<HostNo, Peer<W::Connection>>,
+    /// When which of them is looked at.
+    schedule: Schedule,
     merge: HostMerge,
     relays: RelayMerge,
     job: u64,
@@ -353,10 +362,7 @@ pub struct Gateway<W: Wire> {
     window: Duration,
     /// For how long hosts and the controller wait for each other once all connections between them are lost.
     hold: Duration,
-    /// At the controller: when it was last seen to be cut off from all others, or came back (GTW-4).
-    cut_off: Option<Duration>,
-    /// At the controller of a job that is held: when it last checked on its hosts.
-    looked_at: Duration,
+    cut_off: CutOff,
     fan_out: u32,
     next_host: HostNo,
     pending: Pending,
@@ -391,14 +397,14 @@ impl<W: Wire> Gateway<W> {
             topology: Topology::new(me),
             peer_streams: PeerStreams::new(me, WINDOW),
             peers: BTreeMap::new(),
+            schedule: Schedule::default(),
             merge: HostMerge::new(me, ProcAddr::agent(me)),
             relays: RelayMerge::new(me),
             job: incarnation,
             incarnation,
             window: Duration::from_secs(10),
             hold: Duration::ZERO,
-            cut_off: None,
-            looked_at: Duration::ZERO,
+            cut_off: CutOff::default(),
             fan_out: DEFAULT_FAN_OUT,
             next_host: 1,
             pending: Pending::default(),

@@ -114,16 +114,22 @@ impl<W: Wire> Gateway<W> {
             return;
         }
         let peer = self.peer(via);
-        if peer.connection.is_none() && peer.lost_since.is_none() {
+        let is_lost = peer.connection.is_none() && peer.lost_since.is_none();
+        if is_lost {
             peer.lost_since = Some(now);
         }
-        if peer.dialing || peer.redial_at.is_some() {
-            return;
+        let is_wanted = !peer.dialing && peer.redial_at.is_none();
+        if is_wanted {
+            // The next tick dials, or asks where it is.
+            peer.redial_at = Some(now);
         }
-        // The next tick dials, or asks where it is.
-        peer.redial_at = Some(now);
-        self.look_soon();
-        wire.wake();
+        if is_lost || is_wanted {
+            self.plan_look(via, now);
+        }
+        if is_wanted {
+            self.look_soon();
+            wire.wake();
+        }
     }
 
     /// Sends somebody's packet on, whatever is in it.

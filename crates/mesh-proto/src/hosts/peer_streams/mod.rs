@@ -34,7 +34,7 @@ use crate::HostNo;
 use bytes::Bytes;
 use incoming::{Held, Verdict};
 use outbox::{Blocked, Hosts, Outbox, Post, in_order, minus};
-use outgoing::{Log, Sent};
+use outgoing::{Log, Patience, Sent};
 use passing::Passing;
 use peers::Peers;
 use rustc_hash::FxHashMap;
@@ -54,9 +54,6 @@ const ACK_DELAY: Duration = Duration::from_millis(20);
 const ACK_COST: u64 = 256 << 10;
 /// For so long a relay keeps others' acks, so that many become one.
 const MERGE_DELAY: Duration = Duration::from_millis(5);
-/// Without progress for so long, and then twice as long each time, the first unacknowledged packet is sent again.
-const RESEND_AFTER: Duration = Duration::from_secs(2);
-const RESEND_AFTER_AT_MOST: Duration = Duration::from_secs(8);
 /// So many posts of a lane are looked at for one that may go when the first may not.
 const AHEAD: usize = 32;
 /// Where what cannot go anywhere waits for a path.
@@ -143,6 +140,7 @@ pub struct Lost {
 pub struct PeerStreams {
     me: HostNo,
     window: u64,
+    patience: Patience,
     peers: Peers,
     ended: HostSet,
     outboxes: FxHashMap<HostNo, Outbox>,
@@ -163,6 +161,7 @@ impl PeerStreams {
         Self {
             me,
             window,
+            patience: Patience::default(),
             peers: Peers::default(),
             ended: HostSet::default(),
             outboxes: FxHashMap::default(),
@@ -173,6 +172,12 @@ impl PeerStreams {
             ready: Vec::new(),
             passing: Passing::default(),
         }
+    }
+
+    /// Hosts are dead after so much silence: what was lost is sent again within that, if nothing else tells of its loss.
+    /// What is under way already keeps its time.
+    pub fn resend_within(&mut self, window: Duration) {
+        self.patience = Patience::within(window);
     }
 
     /// Posts a message to `hosts` by the next hop `via`: one next hop's share of a message. Those of the hosts are
@@ -373,8 +378,8 @@ impl PeerStreams {
                 }
                 add_dest(&mut packet.dests, Dest { first, count, seq });
                 refs += count;
-                if peer.out.take(index, via, cost, now) {
-                    peer.arm(alarms, first, now + RESEND_AFTER);
+                if peer.out.take(index, via, cost, now, self.patience) {
+                    peer.arm(alarms, first, now + self.patience.first);
                 }
             }
         }
@@ -585,7 +590,7 @@ impl PeerStreams {
         }
         for &(first, count) in &news {
             for (first, count, peer) in self.peers.range(first, count) {
-                let more = peer.out.acknowledge(ack, count, &mut self.log, now);
+                let more = peer.out.acknowledge(ack, count, &mut self.log, now, self.patience);
                 if peer.out.outstanding <= self.window / 4 * 3 {
                     for (via, lane) in peer.out.blocked.drain(..) {
                         unblock(&mut self.outboxes, &mut self.ready, via, lane);
@@ -648,6 +653,7 @@ impl PeerStreams {
     /// Does what is due: acks and nacks are appended to `out`, for the runtime to send on the next hops of their
     /// destinations, of which they may have many; what is to be sent again becomes [ready](PeerStreams::take_ready).
     pub fn on_tick(&mut self, now: Duration, out: &mut Vec<Packet>) {
+        let patience = self.patience;
         let mut acks: Vec<Dest> = Vec::new();
         while let Some(Reverse((at, host))) = self.peers.alarms.peek().copied().filter(|Reverse((at, _))| *at <= now) {
             self.peers.alarms.pop();
@@ -670,7 +676,7 @@ impl PeerStreams {
                 if peer.inc.ack_at.is_some_and(|at| at <= now) {
                     acks.push(Dest { first, count, seq: peer.inc.say() });
                 }
-                again = peer.out.on_tick(now);
+                again = peer.out.on_tick(now, patience);
                 if let Some(next) = [peer.inc.deadline(), peer.out.deadline()].into_iter().flatten().min() {
                     peer.arm(alarms, first, next);
                 }

@@ -1,6 +1,6 @@
 //! The sending half of a peer stream, and the packets that peer streams share.
 
-use super::{Lane, Lost, RESEND_AFTER, RESEND_AFTER_AT_MOST};
+use super::{Lane, Lost};
 use crate::HostNo;
 use crate::hosts::Short;
 use crate::hosts::packet::{Gap, Packet, PacketKind};
@@ -9,8 +9,35 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// Without progress for so long the first packet that was not acknowledged is sent again.
+const RESEND_AFTER: Duration = Duration::from_secs(2);
+/// Acks are held back for a moment, twice: sooner than this nothing is late.
+const RESEND_AFTER_AT_LEAST: Duration = Duration::from_millis(100);
 /// At most so many packets follow one ack while it is found out what was lost.
 const BURST: u64 = 64;
+
+/// How long nothing has to be heard of a host until what is under way to it is sent again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// The first time.
+    pub(super) first: Duration,
+    /// It doubles each time, up to this.
+    pub(super) most: Duration,
+}
+
+impl Patience {
+    /// For hosts that are dead after `window`: what is lost behind a relay is sent again while they live.
+    pub(super) fn within(window: Duration) -> Self {
+        let first = (window / 4).clamp(RESEND_AFTER_AT_LEAST, RESEND_AFTER);
+        Self { first, most: 4 * first }
+    }
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { first: RESEND_AFTER, most: 4 * RESEND_AFTER }
+    }
+}
 
 /// A packet that was sent, kept once for all hosts that have not acknowledged it.
 #[derive(Debug)]
@@ -131,11 +158,11 @@ impl Outgoing {
     }
 
     /// The next number is the packet's; whether nothing was under way before.
-    pub(super) fn take(&mut self, sent: u32, via: HostNo, cost: u64, now: Duration) -> bool {
+    pub(super) fn take(&mut self, sent: u32, via: HostNo, cost: u64, now: Duration, patience: Patience) -> bool {
         let first = self.flights.is_empty();
         if first {
             self.progress = now;
-            self.patience = RESEND_AFTER;
+            self.patience = patience.first;
         }
         self.flights.push_back(Flight { sent, via });
         self.outstanding += cost;
@@ -164,14 +191,21 @@ impl Outgoing {
     }
 
     /// At `hosts` hosts everything up to `ack` has arrived, which is news; what is to be sent again.
-    pub(super) fn acknowledge(&mut self, ack: u64, hosts: u32, log: &mut Log, now: Duration) -> Vec<u64> {
+    pub(super) fn acknowledge(
+        &mut self,
+        ack: u64,
+        hosts: u32,
+        log: &mut Log,
+        now: Duration,
+        patience: Patience,
+    ) -> Vec<u64> {
         for _ in self.acked..ack {
             let Some(flight) = self.flights.pop_front() else { break };
             self.outstanding = self.outstanding.saturating_sub(log.release(flight.sent, hosts));
         }
         self.acked = ack;
         self.progress = now;
-        self.patience = RESEND_AFTER;
+        self.patience = patience.first;
         if ack >= self.recover {
             return Vec::new();
         }
@@ -221,12 +255,12 @@ impl Outgoing {
     }
 
     /// What is to be sent again because nothing was heard for too long: the first packet, to find out.
-    pub(super) fn on_tick(&mut self, now: Duration) -> Vec<u64> {
+    pub(super) fn on_tick(&mut self, now: Duration, patience: Patience) -> Vec<u64> {
         if self.deadline().is_none_or(|at| at > now) {
             return Vec::new();
         }
         self.progress = now;
-        self.patience = (self.patience * 2).min(RESEND_AFTER_AT_MOST);
+        self.patience = (self.patience * 2).min(patience.most);
         self.recover = self.next_seq() - 1;
         self.resent = self.acked + 1;
         self.burst = 1;

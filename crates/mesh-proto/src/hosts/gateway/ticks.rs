@@ -1,0 +1,310 @@
+//! What is due: heartbeats, hosts that are dialed again, and hosts that have been out of reach for too long.
+
+use super::{Action, Gateway, Missed, Peer, Turn, Wire};
+use crate::control::{Report, Whereabouts};
+use crate::hosts::{Beat, Farewell, Fate, Heartbeat, HostSet, Packet, PacketKind, Parting, Standing};
+use crate::{HostNo, ProcAddr};
+use std::time::Duration;
+
+/// How often a host that is out of reach, and held, is looked at.
+const AGAIN: Duration = Duration::from_millis(100);
+/// No tick comes sooner after another.
+const BETWEEN: Duration = Duration::from_micros(200);
+
+/// What a tick finds, to be carried out once all that are due were looked at.
+struct Due<C> {
+    dial: Vec<HostNo>,
+    ask: Vec<HostNo>,
+    reports: Vec<(HostNo, Report)>,
+    closed: Vec<(HostNo, C, String)>,
+    silent: Vec<(HostNo, C, String)>,
+    /// At the controller of a job that is held: who may be silent because this side is cut off. Known once it is needed.
+    held: Option<HostSet>,
+}
+
+impl<C> Default for Due<C> {
+    fn default() -> Self {
+        Self {
+            dial: Vec::new(),
+            ask: Vec::new(),
+            reports: Vec::new(),
+            closed: Vec::new(),
+            silent: Vec::new(),
+            held: None,
+        }
+    }
+}
+
+impl<W: Wire> Gateway<W> {
+    /// When the next [`Event::Tick`](super::Event::Tick) is wanted, asked right after one. What comes up earlier wakes.
+    pub fn next_tick(&mut self, now: Duration) -> Duration {
+        let orphan = self.orphaned.map(|since| since + self.orphan_limit());
+        let next = [self.next_deadline(), self.schedule.next(), orphan].into_iter().flatten().min();
+        let next = next.unwrap_or(Duration::MAX);
+        // What this turn was asked for may be settled already, and asked for again by the next packet: an ack that is
+        // due in a moment, say. One look too many then costs less than a wake-up for every packet.
+        let next = if self.armed > now { next.min(self.armed) } else { next };
+        self.armed = next.max(now + BETWEEN);
+        self.armed
+    }
+
+    /// When streams and merges have something to do by themselves; none if nothing is under way.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Duration> {
+        [self.peer_streams.next_deadline(), self.merge.next_deadline(), self.relays.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    pub(super) fn tick(&mut self, turn: &mut Turn<'_, W>) {
+        if self.over {
+            return;
+        }
+        self.tick_streams(turn.wire, turn.now);
+        let due = self.look_at_peers(turn.wire, turn.now);
+        let is_orphaned = self.is_orphaned(turn.now);
+        for (host, connection, why) in due.closed {
+            self.closed(turn, host, &connection, &why);
+            turn.out.push(Action::Close { connection, farewell: None });
+        }
+        for (host, connection, why) in due.silent {
+            self.silent(turn, host, connection, why);
+        }
+        for host in due.ask {
+            let question = Whereabouts { host, address: None };
+            turn.out.push(Action::Send(question.frame(ProcAddr::agent(self.me), ProcAddr::CONTROLLER)));
+        }
+        for host in due.dial {
+            self.dial(turn, host);
+        }
+        for (host, report) in due.reports {
+            self.report(turn, host, report);
+        }
+        if is_orphaned {
+            let why = format!("the controller could not be reached for {} s", self.orphan_limit().as_secs_f64());
+            self.end(turn, Parting::CutOff, Parting::CutOff, &why);
+        }
+    }
+
+    /// Nothing was heard over a connection for the window.
+    fn silent(&mut self, turn: &mut Turn<'_, W>, host: HostNo, connection: W::Connection, why: String) {
+        // In case it hears more than it says.
+        let farewell =
+            (self.me == 0).then(|| Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {why}") });
+        let was_used = self.closed(turn, host, &connection, &why);
+        turn.out.push(Action::Close { connection, farewell });
+        if !was_used {
+            return;
+        }
+        if self.topology.children(self.me).contains(host) {
+            self.report(turn, host, Report::dead(Fate::Silent, why));
+        } else if !self.topology.ancestors(self.me).contains(&host) {
+            self.missed(turn, host, Missed::for_good(Fate::Silent, why));
+        }
+    }
+
+    /// Has the next tick at which something is due look at a host: to be called after each change of what is due.
+    pub(super) fn plan_look(&mut self, host: HostNo, now: Duration) {
+        let deadline = if self.standing(host) == Standing::Dead {
+            None
+        } else {
+            self.peers.get(&host).and_then(|peer| {
+                let beat = peer.heartbeat.as_ref().map(Heartbeat::next_deadline);
+                let end = self.lost_since(peer).map(|since| since + peer.limit(self.window));
+                // One that is late already is waited for all the same (GTW-4), and all such ones are looked at together.
+                let end = end.map(|end| if end > now { end } else { next_multiple(now, AGAIN) });
+                // An attempt that is being made ends by itself, and then it is planned anew.
+                let dials = !peer.dialing && (peer.dials || peer.connection.is_none());
+                [beat, peer.redial_at.filter(|_| dials), end].into_iter().flatten().min()
+            })
+        };
+        self.schedule.set(host, deadline);
+    }
+
+    fn look_at_peers(&mut self, wire: &W, now: Duration) -> Due<W::Connection> {
+        let mut due = Due::default();
+        self.notice_cut_off(wire, now);
+        let hosts = self.schedule.take_due(now);
+        if hosts.is_empty() {
+            return due;
+        }
+        let children = self.topology.children(self.me);
+        for host in hosts {
+            let standing = self.standing(host);
+            let Some(peer) = self.peers.get(&host).filter(|_| standing != Standing::Dead) else {
+                self.schedule.watch(host, false);
+                continue;
+            };
+            if self.is_pending(host) {
+                // ATT-1
+                if let Some(peer) = self.peers.get_mut(&host) {
+                    (peer.lost_since, peer.redial_at) = (None, None);
+                }
+            } else if peer.connection.is_some() {
+                self.look_at_connected(wire, now, (host, standing), children.contains(host), &mut due);
+            } else {
+                self.look_at_lost(wire, now, (host, standing), children.contains(host), &mut due);
+            }
+            let heartbeat = self.peers.get(&host).and_then(|peer| peer.heartbeat.as_ref());
+            let is_suspect = heartbeat.is_some_and(Heartbeat::is_suspect) || self.standing(host) == Standing::Suspect;
+            self.schedule.watch(host, is_suspect);
+            self.plan_look(host, now);
+        }
+        due
+    }
+
+    fn look_at_connected(
+        &mut self,
+        wire: &W,
+        now: Duration,
+        (host, standing): (HostNo, Standing),
+        is_child: bool,
+        due: &mut Due<W::Connection>,
+    ) {
+        let (me, default) = (self.me, self.window);
+        let Some(peer) = self.peers.get_mut(&host) else { return };
+        let window = peer.window(default);
+        let (Some(connection), Some(heartbeat)) = (&peer.connection, &mut peer.heartbeat) else { return };
+        let heard_at = wire.heard_at(connection);
+        // A sign of life counts once: who is suspect is not so anew with every look.
+        let was_suspect = peer.heard.replace(heard_at) != Some(heard_at) && heartbeat.heard(heard_at);
+        heartbeat.sent(wire.sent_at(connection));
+        // Who was connected to anew while others were told of its silence is not suspect here, but is to all.
+        let is_mistaken = standing == Standing::Suspect
+            && !heartbeat.is_suspect()
+            && peer.well_at.is_none_or(|at| at + window / 4 <= now);
+        if (was_suspect || is_mistaken) && heard_at + window / 4 > now && is_child {
+            peer.well_at = Some(now);
+            due.reports.push((host, Report::Well));
+        }
+        let mut dead = None;
+        loop {
+            match heartbeat.on_tick(now) {
+                Beat::Quiet => break,
+                Beat::Ping => wire.send(connection, &Packet::new(PacketKind::Ping, me), now),
+                Beat::Suspect if is_child => due.reports.push((host, Report::Suspect)),
+                Beat::Suspect => {}
+                Beat::Dead => {
+                    peer.redial_at = None;
+                    dead = Some(connection.clone());
+                    break;
+                }
+            }
+        }
+        // What is silent may be the connection alone: a network that is well again, or a firewall that has forgotten
+        // it, takes a new one at once, while the old one waits for TCP to send again.
+        if !heartbeat.is_suspect() {
+            peer.redial_at = None;
+        } else if peer.dials && !peer.dialing && peer.redial_at.is_none_or(|at| at <= now) {
+            peer.redial_at = None;
+            due.dial.push(host);
+        }
+        if let Some(connection) = dead {
+            let why = format!("nothing was heard of it for {} s", window.as_secs_f64());
+            if self.is_held(wire, now, host, due) {
+                // This side may be the one that is cut off: another connection is made when it can be.
+                due.closed.push((host, connection, why));
+            } else {
+                due.silent.push((host, connection, why));
+            }
+        }
+    }
+
+    fn look_at_lost(
+        &mut self,
+        wire: &W,
+        now: Duration,
+        (host, standing): (HostNo, Standing),
+        is_child: bool,
+        due: &mut Due<W::Connection>,
+    ) {
+        let is_parent = Some(host) == self.topology.parent(self.me);
+        let Some(peer) = self.peers.get(&host) else { return };
+        let mut limit = peer.limit(self.window);
+        let (silent, dials) = (self.lost_since(peer).map(|since| now.saturating_sub(since)), peer.dials);
+        if silent.is_some_and(|silent| silent >= limit) && self.is_held(wire, now, host, due) {
+            limit = limit.max(self.hold);
+        }
+        if silent.is_some_and(|silent| silent >= limit) {
+            if is_child && (dials || self.me == 0) {
+                let Some(peer) = self.peers.get_mut(&host) else { return };
+                let why = match peer.why.as_str() {
+                    "" => format!("it could not be reached for {} s", limit.as_secs_f64()),
+                    why => why.to_owned(),
+                };
+                peer.redial_at = None;
+                peer.lost_since = Some(now);
+                due.reports.push((host, Report::dead(Fate::Unreachable, why)));
+                return;
+            }
+            if !is_child && host != 0 && (!is_parent || self.is_connected_above(host)) {
+                self.go_around(wire, now, host, is_parent && standing == Standing::Live);
+                return;
+            }
+        }
+        let Some(peer) = self.peers.get_mut(&host) else { return };
+        if !peer.dialing && peer.redial_at.is_some_and(|at| at <= now) {
+            peer.redial_at = None;
+            // Who is above dials; whoever is below waits.
+            let above = is_parent || host == 0;
+            if peer.address.is_some() && (peer.dials || !above) {
+                peer.dials = true;
+                due.dial.push(host);
+            } else if !peer.asked && self.me != 0 && !above {
+                peer.asked = true;
+                due.ask.push(host);
+            }
+        }
+    }
+
+    /// A host was not reached for the window, and there is another way.
+    fn go_around(&mut self, wire: &W, now: Duration, host: HostNo, is_suspect: bool) {
+        let Some(peer) = self.peers.get_mut(&host) else { return };
+        peer.lost_since = None;
+        peer.redial_at = None;
+        if is_suspect {
+            // It would have dialed. Word of its end may be lost for want of this side's acks, which wait for it.
+            self.stand(wire, host, Standing::Suspect, now);
+        }
+        if self.topology.unreachable(host) {
+            self.reroute(wire, &HostSet::one(host), now);
+        }
+    }
+
+    fn is_held(&mut self, wire: &W, now: Duration, host: HostNo, due: &mut Due<W::Connection>) -> bool {
+        due.held.get_or_insert_with(|| self.held(wire, now)).contains(host)
+    }
+
+    fn is_connected_to(&self, host: HostNo) -> bool {
+        self.peers.get(&host).is_some_and(|peer: &Peer<W::Connection>| peer.connection.is_some())
+    }
+
+    /// Whether there is a connection to another of those above this host than `host`.
+    fn is_connected_above(&self, host: HostNo) -> bool {
+        self.topology.ancestors(self.me).into_iter().any(|above| above != host && self.is_connected_to(above))
+    }
+
+    /// Whether nobody above this host has been connected to it for so long that it has to end (GTW-3).
+    fn is_orphaned(&mut self, now: Duration) -> bool {
+        if self.me == 0 {
+            return false;
+        }
+        let ancestors = self.topology.ancestors(self.me);
+        if self.is_connected_to(0) || ancestors.iter().any(|above| self.is_connected_to(*above)) {
+            self.orphaned = None;
+            return false;
+        }
+        // The window counts from the last sign of life, as it does for whoever is above.
+        let lost_since = |host: &HostNo| self.peers.get(host).and_then(|peer| peer.lost_since);
+        let last = ancestors.iter().filter_map(lost_since).max();
+        let since = *self.orphaned.get_or_insert(last.unwrap_or(now));
+        now.saturating_sub(since) >= self.orphan_limit()
+    }
+}
+
+/// The first multiple of `step` after `now`.
+fn next_multiple(now: Duration, step: Duration) -> Duration {
+    let late = now.as_nanos() % step.as_nanos().max(1);
+    now + step - Duration::from_nanos(u64::try_from(late).unwrap_or(0))
+}
