@@ -8,7 +8,8 @@
 //! | [`Point`] | one coordinate in an extent; its `rank` is the row-major index |
 //! | [`Slice`] | a strided n-dimensional view of flat ranks, without names |
 //! | [`Region`] (also [`Shape`]) | an extent laid over a slice: the part of a mesh that a cast names |
-//! | [`RankSet`] | any set of ranks, as sorted runs: what set operations yield |
+//! | [`RankSet`] | any set of ranks, as sorted runs: the result of set operations |
+//! | [`RunSet`] | a set of any unsigned numbers, kept as sorted runs |
 //!
 //! Invariants, cited by the tests that hold them:
 //!
@@ -33,9 +34,9 @@ mod error;
 mod extent;
 mod label;
 mod point;
-mod rank_set;
 mod ranks;
 mod region;
+mod run_set;
 mod select;
 mod slice;
 mod wire;
@@ -44,9 +45,9 @@ pub use error::{Result, TopologyError};
 pub use extent::Extent;
 pub use label::MAX_LABEL_LEN;
 pub use point::Point;
-pub use rank_set::RankSet;
 pub use ranks::Ranks;
 pub use region::{Region, Shape};
+pub use run_set::{RankSet, RunNumber, RunSet};
 pub use select::{Selector, Span};
 pub use slice::Slice;
 pub use wire::Wire;

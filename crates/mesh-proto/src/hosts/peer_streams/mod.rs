@@ -33,7 +33,7 @@ use super::{HostSet, Short};
 use crate::HostNo;
 use bytes::Bytes;
 use incoming::{Held, Verdict};
-use outbox::{Blocked, Hosts, Outbox, Post, in_order, minus};
+use outbox::{Blocked, Hosts, Outbox, Post, in_order};
 use outgoing::{Log, Patience, Sent};
 use passing::Passing;
 use peers::Peers;
@@ -186,8 +186,8 @@ impl PeerStreams {
     pub fn post(&mut self, via: HostNo, mut hosts: HostSet, cargo: Cargo) -> HostSet {
         let mut gone = HostSet::default();
         if !self.ended.is_empty() {
-            let living = minus(&hosts, &self.ended);
-            gone = minus(&hosts, &living);
+            let living = hosts.difference(&self.ended);
+            gone = hosts.difference(&living);
             hosts = living;
         }
         if !hosts.is_empty() {
@@ -314,7 +314,7 @@ impl PeerStreams {
                 chosen = Some((at, None));
                 break;
             }
-            let ready = barred.iter().chain([&late]).fold(post.hosts.to_set(), |hosts, less| minus(&hosts, less));
+            let ready = barred.iter().chain([&late]).fold(post.hosts.to_set(), |hosts, less| hosts.difference(less));
             if !ready.is_empty() {
                 chosen = Some((at, (ready.len() < post.hosts.len()).then_some(ready)));
                 break;
@@ -577,7 +577,7 @@ impl PeerStreams {
     fn living(&self, share: &Share) -> HostSet {
         let mut hosts = HostSet::range(share.first, share.count);
         hosts.remove(self.me);
-        if self.ended.is_empty() { hosts } else { minus(&hosts, &self.ended) }
+        if self.ended.is_empty() { hosts } else { hosts.difference(&self.ended) }
     }
 
     /// The `count` hosts from `first` on have received everything up to the number `ack`.

@@ -61,19 +61,7 @@ impl Hosts {
     fn overlaps(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::One(host), other) | (other, Self::One(host)) => other.contains(*host),
-            (Self::Many(mine), Self::Many(theirs)) => {
-                let (mut mine, mut theirs) = (mine.runs().iter().peekable(), theirs.runs().iter().peekable());
-                while let (Some((a, a_len)), Some((b, b_len))) = (mine.peek(), theirs.peek()) {
-                    if a + a_len <= *b {
-                        mine.next();
-                    } else if b + b_len <= *a {
-                        theirs.next();
-                    } else {
-                        return true;
-                    }
-                }
-                false
-            }
+            (Self::Many(mine), Self::Many(theirs)) => mine.overlaps(theirs),
         }
     }
 }
@@ -152,7 +140,7 @@ impl Queue {
     /// Splits a post: those of its hosts that are `ready` first. The bytes that wait more for it.
     pub(super) fn split(&mut self, at: usize, ready: HostSet, via: HostNo) -> u64 {
         let Some(post) = self.posts.get_mut(at) else { return 0 };
-        let rest = minus(&post.hosts.to_set(), &ready);
+        let rest = post.hosts.to_set().difference(&ready);
         let rest = Post { hosts: Hosts::Many(rest), ..post.clone() };
         post.hosts = Hosts::Many(ready);
         let left = rest.left();
@@ -163,24 +151,6 @@ impl Queue {
     fn recount(&mut self, via: HostNo) {
         self.relayed = self.posts.iter().filter(|post| !post.hosts.is_only(via)).count();
     }
-}
-
-/// The hosts that are not among `less`.
-pub(super) fn minus(hosts: &HostSet, less: &HostSet) -> HostSet {
-    let mut out = HostSet::default();
-    let mut less = less.runs().iter().peekable();
-    for &(first, count) in hosts.runs() {
-        let (mut at, end) = (first, first + count);
-        while at < end {
-            while less.next_if(|(from, len)| from + len <= at).is_some() {}
-            let (from, to) = less.peek().map_or((end, end), |(from, len)| (*from, from + len));
-            if from > at {
-                out.push_run(at, from.min(end) - at);
-            }
-            at = if from >= end { end } else { to };
-        }
-    }
-    out
 }
 
 /// Sorts runs and leaves every host in one of them only.
