@@ -13,7 +13,6 @@ mod error;
 mod fork_server;
 mod gateway;
 mod gauge;
-mod guests;
 mod inbox;
 mod inspect;
 mod interfaces;

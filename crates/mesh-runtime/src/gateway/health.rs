@@ -96,8 +96,7 @@ impl Runtime {
         self.end_visits_through(host);
         self.note_host_died(host, end);
         self.tell_room();
-        let aftermath = lock(&self.agent).family.host_died(host);
-        self.end_orphans(aftermath.end);
+        self.agent.host_died(self, host);
         self.bounce_lost(host, lost);
         let down = HostDown { host, end: end.clone() };
         for link in self.links() {

@@ -105,11 +105,11 @@ impl Runtime {
             // The host's own extensions serve the others until these have ended.
             let is_host =
                 |mesh: &MeshId| is_host_mesh(this.seat(ProcAddr { mesh: *mesh, rank: 0, host: this.me.host }).mesh);
-            let (last, first): (HashSet<_>, HashSet<_>) = this.meshes_here().into_iter().partition(is_host);
-            first.iter().for_each(|mesh| this.end_procs(*mesh, None, within));
+            let (last, first): (HashSet<_>, HashSet<_>) = this.agent.meshes().into_iter().partition(is_host);
+            first.iter().for_each(|mesh| this.agent.end_procs(&*this, *mesh, None, within));
             if !last.is_empty() {
-                this.wait_until(until - LAST / 2, |_| true, || this.meshes_here().is_subset(&last));
-                last.iter().for_each(|mesh| this.end_procs(*mesh, None, within.min(LAST / 2)));
+                this.wait_until(until - LAST / 2, |_| true, || this.agent.meshes().is_subset(&last));
+                last.iter().for_each(|mesh| this.agent.end_procs(&*this, *mesh, None, within.min(LAST / 2)));
             }
             this.wait_until_left(until);
             let reply = Reply { actor: 0, call: asked.call, place: asked.place, answer: Answer::Value };
@@ -121,7 +121,7 @@ impl Runtime {
 
     /// Waits until no process runs here any more, and what these have sent has arrived.
     fn wait_until_left(&self, until: Instant) {
-        self.wait_until(until, |_| true, || lock(&self.agent).len() == 0);
+        self.wait_until(until, |_| true, || self.agent.len() == 0);
         self.wait_until(until, |state| state.machine.has_arrived(), || true);
     }
 

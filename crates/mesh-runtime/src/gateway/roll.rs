@@ -81,6 +81,6 @@ impl Runtime {
     /// Whether no process of the job's meshes is on this host; those of its own extensions do not count.
     pub(super) fn is_vacant(&self) -> bool {
         let seat = |mesh: MeshId| self.seat(ProcAddr { mesh, rank: 0, host: self.me.host }).mesh;
-        self.meshes_here().into_iter().all(|mesh| is_host_mesh(seat(mesh)))
+        self.agent.meshes().into_iter().all(|mesh| is_host_mesh(seat(mesh)))
     }
 }
