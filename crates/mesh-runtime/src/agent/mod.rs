@@ -200,9 +200,15 @@ impl HostAgent {
         lock(&self.state).procs.overview()
     }
 
-    #[cfg(test)]
+    /// Whether this host has none.
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.state).procs.is_empty()
+        self.len() == 0
+    }
+
+    /// Whether nothing is left of those that it had.
+    #[cfg(test)]
+    pub(crate) fn has_forgotten_all(&self) -> bool {
+        lock(&self.state).procs.has_forgotten_all()
     }
 }
 

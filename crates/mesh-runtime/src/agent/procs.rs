@@ -200,7 +200,7 @@ impl Procs {
 
     /// Whether nothing is left of what was here.
     #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub(crate) fn has_forgotten_all(&self) -> bool {
         let all_free = self.free_seats.len() == self.last_seat as usize;
         self.procs.is_empty() && self.titles.is_empty() && self.family.is_empty() && all_free
     }

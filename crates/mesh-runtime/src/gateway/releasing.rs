@@ -121,7 +121,7 @@ impl Runtime {
 
     /// Waits until no process runs here any more, and what these have sent has arrived.
     fn wait_until_left(&self, until: Instant) {
-        self.wait_until(until, |_| true, || self.agent.len() == 0);
+        self.wait_until(until, |_| true, || self.agent.is_empty());
         self.wait_until(until, |state| state.machine.has_arrived(), || true);
     }
 
