@@ -286,7 +286,7 @@ pub(crate) fn usage(host: HostNo, name: &str, pids: impl Iterator<Item = u32>, s
     out
 }
 
-/// What [`crate::agent::Agent::overview`] tells of a proc: its address, stage, pid and owner.
+/// What [`crate::agent::HostAgent::overview`] tells of a proc: its address, stage, pid and owner.
 pub(crate) type ProcView = (ProcAddr, Stage, Option<u32>, ProcAddr);
 
 /// The names of meshes of procs.

@@ -14,7 +14,6 @@ mod fork_server;
 mod gateway;
 mod gauge;
 mod greeting;
-mod guests;
 mod host;
 mod inbox;
 mod inspect;

@@ -1,10 +1,9 @@
 //! What the switch hands frames to, and whose part each kind of frame is.
 
+use super::Runtime;
 use super::early::NotEarly;
 use super::switch::Parts;
-use super::{Runtime, lock};
 use crate::calls::Outcome;
-use mesh_proto::control::Hello;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::Meaning;
 use mesh_proto::{Frame, Kind, LinkId, ProcAddr, Undelivered};
@@ -16,8 +15,7 @@ impl Parts for Runtime {
 
     fn overhear(&self, frame: &Frame, came: bool) {
         if came {
-            let to_watch = crate::agent::relate(&mut lock(&self.agent).family, &frame.header);
-            self.watch_owners(to_watch);
+            self.agent.overhear(self, &frame.header);
         }
         if frame.header.carries_refs() || frame.header.is_distant() {
             self.note_carried(frame);
@@ -94,9 +92,9 @@ impl Runtime {
             Meaning::Control(Kind::Down) => self.on_down(&frame),
             Meaning::Control(Kind::SpawnProcs) => self.on_spawn_procs(&frame),
             Meaning::Control(Kind::StopProcs) => self.on_stop_procs(&frame),
-            Meaning::Control(Kind::Hello) => self.on_hello(header.src, Hello::read(&header).pid),
+            Meaning::Control(Kind::Hello) => self.agent.on_hello(self, &header),
             Meaning::Control(Kind::Goodbye) => self.on_goodbye(&frame),
-            Meaning::Control(Kind::Watch) => self.on_watch_proc(&header),
+            Meaning::Control(Kind::Watch) => self.agent.on_watch(self, &header),
             Meaning::Control(Kind::Inspect) => self.on_inspect(&frame),
             Meaning::Control(Kind::Moved) => self.on_news(&frame),
             Meaning::Control(Kind::Lines) => self.on_lines(&frame),

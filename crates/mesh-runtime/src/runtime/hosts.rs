@@ -58,8 +58,7 @@ impl Process for Runtime {
             let kind = if released { "host_stopped" } else { "host_died" };
             self.note(Note::new(kind, ProcAddr::agent(host)).text("host", &name).text("text", &end.why), !released);
         }
-        let aftermath = lock(&self.agent).family.host_died(host);
-        self.end_orphans(aftermath.end);
+        self.agent.host_died(self, host);
     }
 
     fn ranks_lost(&self, host: HostNo, end: &HostEnd) {
@@ -82,13 +81,13 @@ impl Process for Runtime {
         // The host's own extensions serve the others until these have ended.
         let is_host =
             |mesh: &MeshId| is_host_mesh(self.seat(ProcAddr { mesh: *mesh, rank: 0, host: self.me.host }).mesh);
-        let (last, first): (HashSet<_>, HashSet<_>) = self.meshes_here().into_iter().partition(is_host);
-        first.iter().for_each(|mesh| self.end_procs(*mesh, None, within));
+        let (last, first): (HashSet<_>, HashSet<_>) = self.agent.meshes().into_iter().partition(is_host);
+        first.iter().for_each(|mesh| self.agent.end_procs(self, *mesh, None, within));
         if !last.is_empty() {
-            self.gateway.wait_for_processes(until - LAST / 2, || self.meshes_here().is_subset(&last));
-            last.iter().for_each(|mesh| self.end_procs(*mesh, None, within.min(LAST / 2)));
+            self.gateway.wait_for_processes(until - LAST / 2, || self.agent.meshes().is_subset(&last));
+            last.iter().for_each(|mesh| self.agent.end_procs(self, *mesh, None, within.min(LAST / 2)));
         }
-        self.gateway.wait_for_processes(until, || lock(&self.agent).len() == 0);
+        self.gateway.wait_for_processes(until, || self.agent.is_empty());
     }
 }
 
@@ -164,7 +163,7 @@ impl Runtime {
     /// Whether no process of the job's meshes is on this host; those of its own extensions do not count.
     pub(crate) fn is_vacant(&self) -> bool {
         let seat = |mesh: MeshId| self.seat(ProcAddr { mesh, rank: 0, host: self.me.host }).mesh;
-        self.meshes_here().into_iter().all(|mesh| is_host_mesh(seat(mesh)))
+        self.agent.meshes().into_iter().all(|mesh| is_host_mesh(seat(mesh)))
     }
 
     // For Python.

@@ -24,7 +24,7 @@ impl Runtime {
         if header.name_len != 0
             && let Some(up) = ProcUp::read(&frame)
         {
-            lock(&self.pids).insert(up.proc, up.pid);
+            self.remote_spawns.on_up(up.proc, up.pid);
         }
         let mut reply = self.inboxes.message(frame);
         if header.is_charged() {
@@ -106,10 +106,9 @@ impl Runtime {
         let Some(Down { who: addr, ended, answer, .. }) = Down::read(frame) else { return };
         self.note_ended(addr);
         if self.me.is_agent() {
-            let aftermath = lock(&self.agent).family.died(addr);
-            self.end_orphans(aftermath.end);
+            self.agent.owner_died(self, addr);
         }
-        lock(&self.pids).remove(&addr);
+        self.remote_spawns.on_down(addr);
         let ended = Arc::new(ended);
         self.forget_debts(addr, &ended);
         let lost = self.lose_proc(addr, &ended);
@@ -172,15 +171,6 @@ impl Runtime {
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
         }
-    }
-
-    /// A proc's process, where that is known here.
-    pub fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
-        if self.me.is_agent() && addr.host == self.me.host {
-            // It knows which have ended.
-            return self.pid_here(addr);
-        }
-        lock(&self.pids).get(&addr).copied()
     }
 
     /// The inbox of an actor of the controller's own that is made when it is first called.

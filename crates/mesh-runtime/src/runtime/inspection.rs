@@ -1,6 +1,6 @@
 //! What others ask of this process, and what it tells them of what happens; see [`crate::inspect`].
 
-use super::{Runtime, lock};
+use super::Runtime;
 use crate::error::RuntimeError;
 use crate::inbox::LoopWaker;
 use crate::inspect::{self, Note, Sight, addr, list, quoted};
@@ -57,7 +57,7 @@ impl Runtime {
     }
 
     fn tree(&self) -> String {
-        let (procs, titles) = lock(&self.agent).overview();
+        let (procs, titles) = self.agent.overview();
         let mut out = String::from(r#"{"procs":"#);
         list(&mut out, procs, |out, (who, stage, pid, owner)| {
             let queued = self.switch.link_of(who).map_or(0, |link| link.queued());
@@ -95,7 +95,7 @@ impl Runtime {
         let made = std::thread::Builder::new().name("mesh-look".to_owned()).stack_size(256 * 1024).spawn(move || {
             if let Some(runtime) = this.filter(|runtime| !runtime.is_closed()) {
                 let name = if runtime.me == ProcAddr::CONTROLLER { usage::machine() } else { runtime.host_name() };
-                let procs = lock(&runtime.agent).overview().0;
+                let procs = runtime.agent.overview().0;
                 let pids = procs.into_iter().filter_map(|(_, _, pid, _)| pid).chain([std::process::id()]);
                 let answer = inspect::usage(runtime.me.host, &name, pids, shares);
                 runtime.reply(&to, Answer::Value, answer.as_bytes(), &[]);
@@ -191,7 +191,7 @@ impl Runtime {
         if !self.me.is_agent() {
             return;
         }
-        let (procs, _) = lock(&self.agent).overview();
+        let (procs, _) = self.agent.overview();
         for (who, ..) in procs {
             self.dispatch(Inspect::Watch(begin).frame(self.me, who, None), None);
         }

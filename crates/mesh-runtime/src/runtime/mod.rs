@@ -1,6 +1,7 @@
 //! One process's runtime: the one object that ties links, calls, inboxes and the agent together.
 //!
-//! - this file: what it is made of, its procs, its end;
+//! - this file: what it is made of, its end;
+//! - `procs`: the procs that it makes and stops, or has as their agent; `guests`: scripts that join and leave;
 //! - `outgoing`: messages from here to their receivers;
 //! - `answers`: replies that wait here until their callers read;
 //! - `backlog`: messages that wait here for room at their receivers;
@@ -24,6 +25,7 @@ mod dispatch;
 mod early;
 mod event_loop;
 mod flow;
+mod guests;
 mod home;
 mod hosts;
 mod inboxes;
@@ -35,9 +37,11 @@ mod lines;
 mod moving;
 mod outgoing;
 mod ports;
+mod procs;
 mod refs;
 mod returns;
 mod signals;
+mod spawned;
 mod switch;
 mod waiting;
 
@@ -45,7 +49,7 @@ pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub use counts::Counts;
 pub(crate) use dispatch::Dispatch;
-pub(crate) use home::Home;
+pub(crate) use home::{AgentEnvironment, Home};
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
@@ -56,8 +60,8 @@ pub(crate) use switch::{GATEWAY, Switch};
 pub(crate) use waiting::Patience;
 pub use waiting::Waited;
 
-use crate::agent::{self, Agent, FORK_SERVER_TOKENS, SpawnSpec};
-use crate::calls::{Call, Calls, Outcome};
+use crate::agent::{FORK_SERVER_TOKENS, HostAgent};
+use crate::calls::{Call, Calls};
 use crate::completion::{Completion, Finisher};
 use crate::error::RuntimeError;
 use crate::fork_server::Spare;
@@ -83,16 +87,15 @@ use crate::unseen::Unseen;
 use crate::visits::Visits;
 use descriptors::Descriptors;
 use early::EarlyFrames;
-use home::AgentEnvironment;
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
-use mesh_proto::control::{Goodbye, Hello, StopProcs};
+use mesh_proto::control::{Goodbye, Hello};
 use mesh_proto::messages::Extend;
 use mesh_proto::{
-    ActorId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES,
-    Route, Router, SPAWNS, Target,
+    ActorId, EndReason, Ended, Frame, HostNo, IdMaker, LinkId, MeshId, ProcAddr, REPLIES, Router, SPAWNS, Target,
 };
-use mesh_topology::{Region, Slice};
+use mesh_topology::Region;
+use spawned::RemoteSpawns;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -146,7 +149,7 @@ pub struct Runtime {
     remote_values: copies::RemoteValues,
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
-    pub(crate) agent: Mutex<Agent>,
+    pub(crate) agent: HostAgent,
     /// What the procs of this host print; made with the first of them.
     logs: OnceLock<Arc<Logs>>,
     pub(crate) started: Instant,
@@ -171,10 +174,8 @@ pub struct Runtime {
     pub(crate) home: Arc<Home>,
     /// Meshes of other hosts that this process has sent to.
     pub(crate) remote_meshes: Mutex<RemoteMeshes>,
-    /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
-    remote_spawns: Mutex<HashMap<MeshId, (Region, Placement)>>,
-    /// The processes of procs that this one has spawned, where it is not their agent.
-    pids: Mutex<HashMap<ProcAddr, u32>>,
+    /// What this process has spawned below other agents than itself.
+    remote_spawns: RemoteSpawns,
     ids: IdMaker,
     sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
@@ -279,6 +280,8 @@ impl Runtime {
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
         let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
+        let (home, started) = (Arc::<Home>::default(), Instant::now());
+        let agent = HostAgent::new(me, &reactor, &board, &home, started);
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
@@ -314,9 +317,9 @@ impl Runtime {
                 memory: Arc::clone(&memory),
                 refs: Refs::new(options.ref_budget),
                 remote_values: copies::RemoteValues::default(),
-                agent: Mutex::new(Agent::new(me.host)),
+                agent,
                 logs: OnceLock::new(),
-                started: Instant::now(),
+                started,
                 meters: Meters::default(),
                 deferred: backlog::Deferred::new(options.link_budget),
                 answering: answers::Answering::new(REPLIES, options.link_budget),
@@ -333,8 +336,7 @@ impl Runtime {
                 landings: landing::Landings::default(),
                 home,
                 remote_meshes: Mutex::default(),
-                remote_spawns: Mutex::default(),
-                pids: Mutex::default(),
+                remote_spawns: RemoteSpawns::default(),
                 ids: IdMaker::new(u64::from_ne_bytes(seed)),
                 sends: AtomicU32::new(0),
                 io: Mutex::new(None),
@@ -448,98 +450,6 @@ impl Runtime {
         self.inboxes.notice(Frame::build(header, None, VISITOR.as_bytes(), &[]));
     }
 
-    // Procs.
-
-    /// Makes a mesh of procs. Returns the call that completes as they come up.
-    ///
-    /// # Errors
-    /// If the runtime is closed, or descriptors run out.
-    pub fn spawn_procs(
-        &self,
-        mesh: MeshId,
-        whole: &Region,
-        placement: &Placement,
-        spec: &SpawnSpec,
-    ) -> Result<Arc<Call>, RuntimeError> {
-        self.usable()?;
-        let call = self.open(Target::Many(mesh, whole.clone(), placement.clone()), false)?;
-        let per_host = placement.per_host(whole.len());
-        if self.me.is_agent() && placement.only() == Some(self.me.host) {
-            if let Err(error) = self.make_procs(mesh, 0..per_host, spec, (self.me, call.id)) {
-                self.calls.cancel(&self.reactor, &call);
-                return Err(error.while_spawning());
-            }
-        } else if let Some(agents) = placement.agents() {
-            lock(&self.remote_spawns).insert(mesh, (whole.clone(), placement.clone()));
-            self.dispatch(spec.order(mesh, per_host, call.id).frame(self.me, &agents), None);
-        }
-        Ok(call)
-    }
-
-    /// Asks procs to end. The call completes when all have.
-    ///
-    /// # Errors
-    /// If the runtime is closed.
-    pub fn stop_procs(&self, target: &Target, within: Duration) -> Result<Arc<Call>, RuntimeError> {
-        self.usable()?;
-        let call = self.open(target.clone(), false)?;
-        for Piece { first, target, .. } in target.pieces().iter() {
-            match target {
-                Target::One(addr) => {
-                    let rank = addr.rank as usize;
-                    let only = Slice::new(rank, &[], &[]).and_then(|slice| Region::new::<&str>(&[], slice));
-                    if let Ok(only) = only {
-                        self.stop_some(&call, *first, (addr.mesh, &only, &Placement::On(addr.host)), within);
-                    }
-                }
-                Target::Many(mesh, ranks, placement) => {
-                    self.stop_some(&call, *first, (*mesh, ranks, placement), within)
-                }
-                Target::Joined(_) => {}
-            }
-        }
-        Ok(call)
-    }
-
-    fn stop_some(
-        &self,
-        call: &Call,
-        first: usize,
-        (mesh, ranks, placement): (MeshId, &Region, &Placement),
-        within: Duration,
-    ) {
-        if self.me.is_agent() && placement.only() == Some(self.me.host) {
-            for (index, rank) in (first..).zip(ranks) {
-                let addr = placement.addr(mesh, rank);
-                match self.switch.route(addr) {
-                    Route::Gone(ended) => self.calls.on_outcome(&self.reactor, call.id, index, Outcome::Lost(ended)),
-                    Route::Unknown => {
-                        let gone = agent::lost(EndReason::NeverKnown);
-                        self.calls.on_outcome(&self.reactor, call.id, index, gone);
-                    }
-                    Route::Here | Route::Via(_) | Route::Remote(_) => {}
-                }
-            }
-            self.end_procs(mesh, Some(ranks), within);
-            return;
-        }
-        let Some(agents) = placement.agents() else { return };
-        let whole = lock(&self.remote_spawns).get(&mesh).is_none_or(|(whole, _)| whole.len() == ranks.len());
-        if whole {
-            lock(&self.remote_spawns).remove(&mesh);
-            lock(&self.remote_meshes).forget(mesh);
-        }
-        // To one agent: from which of the mesh's ranks on it is to look.
-        let (place, per_host) = match placement {
-            Placement::Spread(spread) => (0, spread.per_host),
-            _ if ranks.len() == 1 => (ranks.as_slice().offset(), 1),
-            _ => (0, u32::try_from(ranks.as_slice().bounds().end).unwrap_or(u32::MAX)),
-        };
-        let first = u32::try_from(place).unwrap_or(u32::MAX);
-        let order = StopProcs { mesh, call: call.id, first, per_host, within, ranks: ranks.clone() };
-        self.dispatch(order.frame(self.me, &agents), None);
-    }
-
     /// Takes a frame one step on its way. Returns how many bytes wait behind it.
     pub(crate) fn dispatch(&self, frame: Frame, from: Option<LinkId>) -> usize {
         self.switch.dispatch(self, frame, from)
@@ -547,12 +457,6 @@ impl Runtime {
 
     pub(crate) fn links(&self) -> Vec<Arc<Link>> {
         self.switch.links()
-    }
-
-    /// Makes these links the procs of a mesh, and gives them what has waited for them. Returns what it was about, and what
-    /// was for ranks that are not among them.
-    pub(crate) fn open_routes(&self, mesh: MeshId, base: u32, fresh: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>) {
-        self.early.open(&self.switch, &self.reactor, (mesh, base), fresh)
     }
 
     /// Whether it takes no part in the mesh any more.
@@ -573,15 +477,6 @@ impl Runtime {
             // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
             up.wait_end(limit);
         }
-    }
-
-    /// The meshes of procs that this controller owns and that have not all ended, with their sizes and places.
-    pub fn live(&self) -> Vec<(MeshId, usize, Placement)> {
-        let here = Placement::On(self.me.host);
-        let live = self.own_meshes().into_iter();
-        let live = live.filter_map(|mesh| self.switch.local(mesh).map(|on| (mesh, on.len(), here.clone())));
-        let remote_spawns = lock(&self.remote_spawns);
-        live.chain(remote_spawns.iter().map(|(mesh, (whole, place))| (*mesh, whole.len(), place.clone()))).collect()
     }
 
     /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
@@ -614,7 +509,7 @@ impl Runtime {
         self.gateway.close(Duration::from_secs(1));
         self.visits.close();
         self.waiting.event_loop.wake(&self.reactor);
-        self.close_fork_servers(within);
+        self.agent.close(within);
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspector.journal.close(&self.reactor);
@@ -637,7 +532,7 @@ impl Runtime {
             let _ = thread.join();
         }
         // One that the I/O thread was starting just then.
-        self.close_fork_servers(within);
+        self.agent.close(within);
         if let Some(logs) = self.logs.get() {
             logs.close();
         }
@@ -662,7 +557,7 @@ impl Handler for Runtime {
                 self.notice_visitor();
             }
         } else if token >= FORK_SERVER_TOKENS {
-            self.on_fork_server(token, readable, writable);
+            self.on_procs(self.agent.on_fork_server(token, readable, writable));
         } else if let Some(link) = self.switch.link(token as LinkId) {
             if writable {
                 link.flush(&self.reactor);

@@ -2,9 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod agent;
+mod agent_schedules;
 mod answers;
 mod calls;
 mod completion;
+#[path = "../../../mesh-proto/tests/support/dice.rs"]
+mod dice;
 mod flow;
 mod inspect;
 mod landing;

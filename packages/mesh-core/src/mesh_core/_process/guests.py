@@ -1,7 +1,7 @@
 """Scripts that come and go in a job that outlives them.
 
 The job's controller is a process that runs no script of a user's: it lets scripts in, one at a time, as processes of its host that
-connect by themselves (``mesh-runtime/src/guests.rs``). A script spawns, calls and hears of failures as ever; what it has
+connect by themselves (``mesh-runtime/src/runtime/guests.rs``). A script spawns, calls and hears of failures as ever; what it has
 spawned stays when it ends. For that it records each spawn with the controller, before it, by a message on the same link.
 
 GST-3: a script that comes finds all that others have spawned outside of actors and not stopped. It is told of each death once that

@@ -7,17 +7,13 @@
 //! GST-1: a guest that has lost its link is no part of the job any more, and every use of its runtime says so; its process lives on.
 //! GST-2: what a guest has spawned stays when it goes (FAM-5).
 
+use super::Runtime;
 use crate::error::RuntimeError;
-use crate::link::Link;
-use crate::runtime::{Runtime, lock};
 use mesh_proto::control::Goodbye;
 use mesh_proto::{EndReason, Ended, Event, Exit, GUEST_MESHES, Moved, ProcAddr, Run};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How long a guest may take from its connection to its first word.
-const WITHIN: Duration = Duration::from_secs(30);
 
 impl Runtime {
     /// Takes a script into the job, as the `number`th that comes: the process `pid`, at the other end of `link`. The one before
@@ -36,17 +32,7 @@ impl Runtime {
             self.dismiss(number - 1);
             self.hand_over(number)?;
         }
-        let mut agent = lock(&self.agent);
-        let link = Arc::new(Link::new(agent.next_link(), addr, link));
-        link.register(&self.reactor)?;
-        let (heard, strays) = self
-            .begin_with(std::slice::from_ref(&link), || self.open_routes(addr.mesh, 0, std::slice::from_ref(&link)));
-        debug_assert!(heard.is_empty());
-        let seat = agent.take_in(addr, self.me, pid, (self.started.elapsed(), WITHIN));
-        drop(agent);
-        strays.iter().for_each(|frame| self.refuse_unknown(frame));
-        self.reactor.ring_io();
-        Ok(seat)
+        self.agent.admit(self, addr, link, pid)
     }
 
     /// Where another process of this user finds the host's board.

@@ -1,0 +1,218 @@
+//! The host agent: which procs a host has, which fork servers made them, and who is told of their ends.
+//!
+//! It is a part of the process that all others of its host are connected to: the controller itself, or the agent of another
+//! host. It decides little by itself. `mesh_proto::Lifecycle` says what an event means for a proc, and `mesh_proto::Family`
+//! who owns what and who is told; the agent keeps both, and does what they say.
+//!
+//! - [`procs`]: the table of procs and their lives, without I/O;
+//! - [`fork_servers`]: which fork servers run, start and end;
+//! - [`spawning`], [`stopping`], [`guests`]: how procs come and go;
+//! - [`watching`]: who is told of whose end.
+//!
+//! An end concerns many parts of a process. The agent only says what has ended ([`HostAgent::on_proc`]) and what follows from
+//! that ([`HostAgent::bury`]); `runtime/procs.rs` carries it out.
+//!
+//! There is one lock. It is held while the routes to new procs are opened, and so comes before those of moves, early frames,
+//! the router and links. Only the reading end of a link may be held when it is taken. A fork server is started and sent to
+//! without it.
+
+mod fork_servers;
+mod guests;
+mod procs;
+mod spawning;
+mod stopping;
+mod watching;
+
+pub(crate) use fork_servers::FORK_SERVER_TOKENS;
+pub(crate) use procs::{Death, Procs, Spawn};
+pub use spawning::SpawnSpec;
+
+use crate::calls::Outcome;
+use crate::error::RuntimeError;
+use crate::inspect::{ProcView, Titles};
+use crate::link::Link;
+use crate::locks::lock;
+use crate::oom::OomKills;
+use crate::reactor::Reactor;
+use crate::runtime::{Dispatch, Home};
+use crate::spin_board::SpinBoard;
+use fork_servers::ForkServers;
+use mesh_proto::control::{Goodbye, Hello};
+use mesh_proto::messages::ProcUp;
+use mesh_proto::{EndReason, Ended, Event, Exit, Frame, Header, LinkId, MeshId, ProcAddr, Route};
+use std::collections::HashSet;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// More procs than any mesh has on one host. The limit for counting to a number that came in a frame.
+pub(crate) const MOST_PROCS: u32 = 1 << 20;
+
+/// What the host agent needs of the process that it is a part of.
+pub(crate) trait Surroundings: Dispatch {
+    /// Where a process is.
+    fn route(&self, addr: ProcAddr) -> Route;
+    /// Opens the routes to new procs, and sends them what each must know first and what has waited for them. Returns the
+    /// headers of the latter, and messages for ranks that are not among them. The agent's lock is held.
+    fn open_routes(&self, mesh: MeshId, base: u32, links: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>);
+    /// A message is for a rank that will never be there.
+    fn refuse(&self, frame: &Frame);
+    /// The writing ends of a new proc's stdout and stderr.
+    fn open_output(&self, addr: ProcAddr) -> Result<(OwnedFd, OwnedFd), RuntimeError>;
+    /// That proc will not be made after all.
+    fn forget_output(&self, addr: ProcAddr);
+    /// An event, for whoever follows: procs are being made. The agent's lock is held.
+    fn note_spawn(&self, mesh: MeshId, title: &str, owner: ProcAddr, links: &[Arc<Link>]);
+    /// An event: a proc is up.
+    fn note_up(&self, addr: ProcAddr, title: &str);
+}
+
+#[derive(Debug)]
+struct State {
+    procs: Procs,
+    fork_servers: ForkServers,
+    /// From the first proc on, where the kernel tells.
+    oom: Option<OomKills>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct HostAgent {
+    me: ProcAddr,
+    reactor: Arc<Reactor>,
+    board: Arc<SpinBoard>,
+    home: Arc<Home>,
+    /// When the process's clock began.
+    started: Instant,
+    next_link: AtomicU32,
+    state: Mutex<State>,
+}
+
+impl HostAgent {
+    pub(crate) fn new(
+        me: ProcAddr,
+        reactor: &Arc<Reactor>,
+        board: &Arc<SpinBoard>,
+        home: &Arc<Home>,
+        started: Instant,
+    ) -> Self {
+        let state = State { procs: Procs::new(me.host), fork_servers: ForkServers::default(), oom: None };
+        Self {
+            me,
+            reactor: Arc::clone(reactor),
+            board: Arc::clone(board),
+            home: Arc::clone(home),
+            started,
+            next_link: AtomicU32::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// The id of a link that is about to be made.
+    fn new_link(&self) -> LinkId {
+        self.next_link.fetch_add(1, Ordering::Relaxed)
+    }
+
+    // The lives of procs.
+
+    /// Something has happened to a proc of this host. Returns its end, if that is it: each proc has one (LIF-1).
+    #[must_use]
+    pub(crate) fn on_proc(&self, addr: ProcAddr, event: Event) -> Option<Ended> {
+        let (turn, killer) = {
+            let mut state = lock(&self.state);
+            let mut turn = state.procs.on(addr, event, self.now())?;
+            if let Some(ended) = &mut turn.ended
+                && ended.exit == Exit::Signal(rustix::process::Signal::KILL.as_raw())
+                && !ended.orderly
+                && state.oom.as_mut().is_some_and(OomKills::claim)
+            {
+                ended.exit = Exit::OutOfMemory;
+            }
+            let killer = turn.kill.and_then(|token| state.fork_servers.running(token));
+            (turn, killer)
+        };
+        if turn.new_deadline {
+            self.reactor.ring_io();
+        }
+        if let Some(fork_server) = killer {
+            fork_server.kill(&self.reactor, addr);
+        }
+        turn.ended
+    }
+
+    /// A proc is up: its spawner is told.
+    pub(crate) fn on_hello(&self, around: &impl Surroundings, header: &Header) {
+        let addr = header.src;
+        let Some((title, (spawner, call))) = lock(&self.state).procs.hello(addr, self.now()) else { return };
+        around.note_up(addr, &title);
+        if !addr.is_guest() {
+            around.dispatch(ProcUp { proc: addr, call, pid: Hello::read(header).pid }.frame(spawner));
+        }
+    }
+
+    /// A proc has said its last word: what follows is no failure, or it has said why it is one.
+    pub(crate) fn on_goodbye(&self, frame: &Frame) {
+        let Goodbye { reason } = Goodbye::read(frame).unwrap_or_default();
+        let ended = self.on_proc(frame.header.src, Event::Goodbye(reason));
+        debug_assert!(ended.is_none());
+    }
+
+    /// A proc has ended ([`Self::on_proc`]) and its route is closed. Forgets it, and returns what follows.
+    pub(crate) fn bury(&self, addr: ProcAddr) -> Death {
+        let mut state = lock(&self.state);
+        let Some(mut death) = state.procs.remove(addr) else { return Death::default() };
+        // Under the lock: nobody has the seat yet.
+        self.board.clear(death.seat);
+        // The end of a proc is this process's own affair; it needs no message.
+        death.aftermath.tell.retain(|listener| *listener != self.me);
+        death
+    }
+
+    // What there is.
+
+    /// How many procs this host has.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.state).procs.len()
+    }
+
+    /// The process of a proc of this host.
+    pub(crate) fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
+        lock(&self.state).procs.pid_of(addr)
+    }
+
+    /// The meshes that have procs here.
+    pub(crate) fn meshes(&self) -> HashSet<MeshId> {
+        lock(&self.state).procs.meshes()
+    }
+
+    /// This process's own meshes that have not ended. The others end with their owners.
+    pub(crate) fn own_meshes(&self) -> Vec<MeshId> {
+        lock(&self.state).procs.owned_by(self.me)
+    }
+
+    /// All procs that have not ended, and the titles of their meshes.
+    pub(crate) fn overview(&self) -> (Vec<ProcView>, Titles) {
+        lock(&self.state).procs.overview()
+    }
+
+    /// Whether this host has none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether nothing is left of those that it had.
+    #[cfg(test)]
+    pub(crate) fn has_forgotten_all(&self) -> bool {
+        lock(&self.state).procs.has_forgotten_all()
+    }
+}
+
+/// What becomes of a call to a proc that is not there any more, or never was.
+pub(crate) fn lost(reason: EndReason) -> Outcome {
+    Outcome::Lost(Arc::new(Ended { orderly: true, ..Ended::unmade(reason) }))
+}
