@@ -101,7 +101,7 @@ impl Runtime {
         }
         let mut frame = self.localized(frame);
         if matches!(header.kind, Kind::Reply | Kind::Undeliverable) && header.target_len == 0 {
-            frame = self.share_copy(frame);
+            frame = self.remote_values.share(frame, self);
         }
         self.dispatch(frame, Some(GATEWAY));
     }

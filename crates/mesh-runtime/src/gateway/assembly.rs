@@ -175,7 +175,10 @@ impl Runtime {
     pub(super) fn localized(&self, frame: Frame) -> Frame {
         let header = frame.header;
         let to_me = header.dst == self.me && header.target_len == 0;
-        if !is_mapped(header.kind) || frame.body.len() < self.shm_threshold() || (to_me && !self.awaits_copy(&header)) {
+        if !is_mapped(header.kind)
+            || frame.body.len() < self.shm_threshold()
+            || (to_me && !self.remote_values.awaits(&header))
+        {
             return frame;
         }
         if header.sharing().shared {

@@ -110,7 +110,7 @@ impl Runtime {
     pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
         self.landings_end(|one| one.host == host);
-        let known = lock(&self.remote_meshes).on(host);
+        let known = self.remote_meshes.on(host);
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
         }

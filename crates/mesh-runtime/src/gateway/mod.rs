@@ -46,7 +46,7 @@ use connection::HostConnection;
 use mesh_proto::hosts::gateway::{Action, Event, Wire};
 pub use mesh_proto::hosts::gateway::{GatewayOptions, HostState, HostView, agents};
 use mesh_proto::hosts::{Gateway as Machine, Packet};
-use mesh_proto::{HostEnd, HostNo, MeshId, Placement, ProcAddr};
+use mesh_proto::{HostEnd, HostNo};
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::SocketAddr;
@@ -232,22 +232,6 @@ impl Runtime {
     /// The hosts that are attached and not dead.
     pub fn live_hosts(&self) -> Vec<HostNo> {
         lock(&self.gateway.state).machine.live_hosts()
-    }
-
-    /// Notes where a mesh of another host is that this process sends to: if a host dies, its ranks there are lost.
-    pub fn note_remote_mesh(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
-        if mesh == 0 || placement.only() == Some(self.me.host) {
-            return;
-        }
-        lock(&self.remote_meshes).note(mesh, placement, ranks);
-    }
-
-    /// The same for one rank, whose place says nothing of where the others of its mesh are.
-    pub(crate) fn note_remote_proc(&self, addr: ProcAddr) {
-        if addr.mesh == 0 || addr.host == self.me.host {
-            return;
-        }
-        lock(&self.remote_meshes).note_one(addr);
     }
 
     /// The connections to all other hosts, for whoever looks in: number, whether it is up, bytes under way.

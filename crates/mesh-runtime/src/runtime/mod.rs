@@ -19,7 +19,9 @@ mod copies;
 mod counts;
 mod deliver;
 mod descriptors;
+mod dispatch;
 mod early;
+mod ended;
 mod event_loop;
 mod flow;
 mod home;
@@ -32,19 +34,20 @@ mod lines;
 mod moving;
 mod outgoing;
 mod ports;
-mod refs;
+mod repairs;
 mod returns;
 mod signals;
 mod switch;
+mod values;
 mod waiting;
 
 pub use answers::Spawned;
 pub use backlog::{Calling, Deferral, Later, millis};
 pub use counts::Counts;
+pub(crate) use dispatch::Dispatch;
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
-pub use refs::Opened;
 #[cfg(test)]
 pub(crate) use switch::Parts;
 pub(crate) use switch::{GATEWAY, Switch};
@@ -62,20 +65,21 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspector;
 use crate::link::Link;
 pub(crate) use crate::locks::lock;
-use crate::locks::{read, write};
 use crate::logs::Logs;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
-use crate::refs::Refs;
+use crate::refs::{Around, Refs};
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;
 use crate::unseen::Unseen;
+pub(crate) use copies::RemoteValues;
 use descriptors::Descriptors;
 use early::EarlyFrames;
+use ended::EndedProcs;
 use home::{AgentEnvironment, Home};
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
@@ -86,6 +90,7 @@ use mesh_proto::{
     REPLIES, Route, Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
+use moving::Moving;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -136,7 +141,7 @@ pub struct Runtime {
     pub(crate) ports: Ports,
     pub(crate) refs: Refs,
     /// At an agent: copies of values of other hosts.
-    remote_values: copies::RemoteValues,
+    pub(crate) remote_values: RemoteValues,
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
@@ -163,12 +168,12 @@ pub struct Runtime {
     /// The host that this process is on.
     pub(crate) home: Home,
     /// Meshes of other hosts that this process has sent to.
-    pub(crate) remote_meshes: Mutex<RemoteMeshes>,
+    pub(crate) remote_meshes: RemoteMeshes,
     /// Meshes that this process has spawned elsewhere and not stopped: their shapes and places.
     remote_spawns: Mutex<HashMap<MeshId, (Region, Placement)>>,
     /// The processes of procs that this one has spawned, where it is not their agent.
     pids: Mutex<HashMap<ProcAddr, u32>>,
-    ids: IdMaker,
+    ids: Arc<IdMaker>,
     sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
     waiting: Waiting,
@@ -179,7 +184,9 @@ pub struct Runtime {
     pub(crate) visits: Visits,
     pub(crate) inspector: Inspector,
     /// Where the ranks of repaired meshes are.
-    moving: moving::Moving,
+    moving: Moving,
+    /// Processes that have ended, as far as this one was told.
+    ended: EndedProcs,
 }
 
 impl Runtime {
@@ -281,6 +288,7 @@ impl Runtime {
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
         let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
+        let ids = Arc::new(IdMaker::new(u64::from_ne_bytes(seed)));
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
@@ -293,6 +301,15 @@ impl Runtime {
                 _ if me.is_agent() => Unseen::default(),
                 _ => Unseen::told_to(Arc::clone(&system)),
             };
+            let around = Around {
+                me,
+                reactor: Arc::clone(&reactor),
+                standing: Arc::clone(&standing),
+                memory: Arc::clone(&memory),
+                board: Arc::clone(&board),
+                ids: Arc::clone(&ids),
+                counter: Weak::<Self>::clone(this),
+            };
             Self {
                 me,
                 reactor,
@@ -301,8 +318,8 @@ impl Runtime {
                 ports: Ports::default(),
                 promises: Promises::default(),
                 memory: Arc::clone(&memory),
-                refs: Refs::new(options.ref_budget),
-                remote_values: copies::RemoteValues::default(),
+                refs: Refs::new(around, options.ref_budget),
+                remote_values: RemoteValues::new(me, &memory),
                 agent: Mutex::new(Agent::new(me.host)),
                 logs: OnceLock::new(),
                 started: Instant::now(),
@@ -321,10 +338,10 @@ impl Runtime {
                 early: EarlyFrames::default(),
                 landings: landing::Landings::default(),
                 home: Home::default(),
-                remote_meshes: Mutex::default(),
+                remote_meshes: RemoteMeshes::new(me.host),
                 remote_spawns: Mutex::default(),
                 pids: Mutex::default(),
-                ids: IdMaker::new(u64::from_ne_bytes(seed)),
+                ids,
                 sends: AtomicU32::new(0),
                 io: Mutex::new(None),
                 waiting,
@@ -332,7 +349,8 @@ impl Runtime {
                 descriptors: Descriptors::new(&for_parts.0, &for_parts.1),
                 visits: Visits::default(),
                 inspector: Inspector::new(me, &for_parts.0),
-                moving: moving::Moving::default(),
+                moving: Moving::new(me, &for_parts.0),
+                ended: EndedProcs::default(),
             }
         });
         runtime.memory.counted_by(runtime.weak());
@@ -516,7 +534,7 @@ impl Runtime {
         let whole = lock(&self.remote_spawns).get(&mesh).is_none_or(|(whole, _)| whole.len() == ranks.len());
         if whole {
             lock(&self.remote_spawns).remove(&mesh);
-            lock(&self.remote_meshes).forget(mesh);
+            self.remote_meshes.forget(mesh);
         }
         // To one agent: from which of the mesh's ranks on it is to look.
         let (place, per_host) = match placement {
@@ -609,7 +627,7 @@ impl Runtime {
         self.inspector.journal.close(&self.reactor);
         self.close_backlog();
         self.close_answers();
-        self.close_refs();
+        self.refs.close();
         self.meters.end(&self.reactor, None);
         for inbox in self.inboxes.all() {
             self.close_inbox(&inbox);

@@ -133,7 +133,7 @@ impl Runtime {
         let Some(Held { call, place, news }) = Held::read(frame) else { return };
         let src = frame.header.src;
         if self.refs.keeps(call) {
-            return self.on_ref_held(call, src, news);
+            return self.refs.on_held(call, src, news, self);
         }
         let change = |change: &mut dyn FnMut(&mut Holders)| {
             self.calls.on_held(&self.reactor, call, place as usize, change);
