@@ -15,6 +15,7 @@ mod alarms;
 mod answers;
 mod api;
 mod backlog;
+mod call_ends;
 mod copies;
 mod counts;
 mod deliver;
@@ -33,7 +34,7 @@ mod landing;
 mod lines;
 mod moving;
 mod outgoing;
-mod ports;
+mod port_handles;
 mod repairs;
 mod returns;
 mod signals;
@@ -46,8 +47,7 @@ pub use backlog::{Calling, Deferral, Later, millis};
 pub use counts::Counts;
 pub(crate) use dispatch::Dispatch;
 pub use outgoing::{Body, Outgoing, Terms};
-pub(crate) use ports::STREAM;
-pub use ports::{Posted, Posting, Said};
+pub use port_handles::{Mailbox, Outlet, Packed, Posted, Posting, Said};
 #[cfg(test)]
 pub(crate) use switch::Parts;
 pub(crate) use switch::{GATEWAY, Switch};
@@ -315,7 +315,7 @@ impl Runtime {
                 reactor,
                 board,
                 calls: Calls::telling(unseen),
-                ports: Ports::default(),
+                ports: Ports::new(me, &for_parts.0, &for_parts.1),
                 promises: Promises::default(),
                 memory: Arc::clone(&memory),
                 refs: Refs::new(around, options.ref_budget),
