@@ -79,7 +79,9 @@ use crate::unseen::Unseen;
 pub(crate) use copies::RemoteValues;
 use descriptors::Descriptors;
 use early::EarlyFrames;
-use ended::EndedProcs;
+#[cfg(test)]
+pub(crate) use ended::ENDS_KEPT;
+pub(crate) use ended::EndedProcs;
 use home::{AgentEnvironment, Home};
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
@@ -90,7 +92,7 @@ use mesh_proto::{
     REPLIES, Route, Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
-use moving::Moving;
+pub(crate) use moving::Moving;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;

@@ -5,6 +5,8 @@
 mod answers;
 mod calls;
 mod completion;
+#[path = "../../../mesh-proto/tests/support/dice.rs"]
+mod dice;
 mod flow;
 mod inspect;
 mod landing;
@@ -13,13 +15,16 @@ mod logs;
 mod moving;
 mod nonsense;
 mod order;
+mod outbox;
 mod pair;
 mod ports;
+mod ports_schedules;
 mod refs;
 mod remote_meshes;
 mod shm;
 mod switch;
 mod tasks;
+mod values;
 
 use crate::Options;
 use mesh_topology::{Extent, Region};
