@@ -71,11 +71,11 @@ pub use mesh_tls as tls;
 pub use message::Message;
 pub use meter::Meter;
 pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};
-pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
-pub use refs::{Hold, Kept, RefAddr, View, pack};
+pub use ports::{Receive, Way};
+pub use refs::{Hold, Kept, Opened, RefAddr, View, pack};
 pub use runtime::{
-    Body, Calling, Counts, Deferral, Later, Opened, Options, Outgoing, Posted, Posting, Runtime, Said, Spawned, Terms,
-    Waited, millis,
+    Body, Calling, Counts, Deferral, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted, Posting, Runtime, Said,
+    Spawned, Terms, Waited, millis,
 };
 pub use rustix::io::Errno;
 pub use shm::{PartData, SharedPart};

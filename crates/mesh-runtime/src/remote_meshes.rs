@@ -1,24 +1,26 @@
-//! Meshes of other hosts that this process has sent to: if a host dies, so have their ranks there.
+//! Meshes of other hosts that this process has sent to. When a host dies, it finds here which ranks have died with it.
 //!
-//! AFR-1: a rank is told of as ended with the host that it is on, and with no other, in whatever order a process has come
-//! to know the ranks of its mesh: one at a time, or all of them.
+//! AFR-1: a rank is reported as ended with the host that it is on, and with no other, whether a process came to know the
+//! ranks of its mesh one at a time or all at once.
 
-use mesh_proto::{HostNo, MeshId, Placement, ProcAddr};
+use crate::locks::lock;
+use mesh_proto::{HostNo, MeshId, Placement, ProcAddr, Target};
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Mutex;
 
 #[derive(Debug, Default)]
 struct Known {
     /// Where all of it is, if that is known.
     placement: Option<Placement>,
-    /// It has at least so many ranks, which are where the placement says; none without one.
+    /// The first ranks, this many, are where the placement says; 0 without a placement.
     ranks: usize,
-    /// Ranks that are known by themselves: where one is says nothing of the others.
+    /// Ranks that are known one by one. Where one is says nothing about the others.
     single: BTreeMap<u32, HostNo>,
     ended: HashSet<u32>,
 }
 
 impl Known {
-    /// Whether a rank is where the placement has it; it counts as one of those from now on.
+    /// Whether a rank is where the placement says. If so, it counts among `ranks` from now on.
     fn covers(&mut self, rank: u32, host: HostNo) -> bool {
         let covers = self.placement.as_ref().is_some_and(|placement| placement.host_of(rank) == host);
         if covers {
@@ -29,21 +31,42 @@ impl Known {
 
     fn is_over(&self) -> bool {
         let has_ended = |rank: u32| self.ended.contains(&rank);
-        // Others than those that are known here may have ended, too.
+        // Ranks that are not known here may have ended, too.
         self.ended.len() >= self.ranks.max(self.single.len())
             && self.single.keys().all(|rank| has_ended(*rank))
             && (0..self.ranks).all(|rank| u32::try_from(rank).is_ok_and(has_ended))
     }
 }
 
-/// The meshes that have not ended, as far as this process knows of them.
-#[derive(Debug, Default)]
-pub(crate) struct RemoteMeshes(HashMap<MeshId, Known>);
+/// See the module. A mesh is forgotten with the last of its ranks that is known.
+#[derive(Debug)]
+pub(crate) struct RemoteMeshes {
+    here: HostNo,
+    meshes: Mutex<HashMap<MeshId, Known>>,
+}
 
 impl RemoteMeshes {
-    /// Something is sent to the first `ranks` of a mesh that is placed so, or some of these.
-    pub(crate) fn note(&mut self, mesh: MeshId, placement: &Placement, ranks: usize) {
-        let known = self.0.entry(mesh).or_default();
+    /// Those of a process on the host `here`.
+    pub(crate) fn new(here: HostNo) -> Self {
+        Self { here, meshes: Mutex::default() }
+    }
+
+    /// Something is sent to these.
+    pub(crate) fn note_target(&self, target: &Target) {
+        match target {
+            Target::One(addr) => self.note_one(*addr),
+            Target::Many(mesh, region, placement) => self.note(*mesh, placement, region.as_slice().bounds().end),
+            Target::Joined(joined) => joined.pieces().iter().for_each(|piece| self.note_target(&piece.target)),
+        }
+    }
+
+    /// Something is sent to the first `ranks` of a mesh with this placement, or to some of them.
+    pub(crate) fn note(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
+        if mesh == 0 || placement.only() == Some(self.here) {
+            return;
+        }
+        let mut meshes = lock(&self.meshes);
+        let known = meshes.entry(mesh).or_default();
         if known.placement.is_none() {
             known.placement = Some(placement.clone());
             for (rank, host) in std::mem::take(&mut known.single) {
@@ -56,31 +79,36 @@ impl RemoteMeshes {
     }
 
     /// Something is sent to one rank of a mesh.
-    pub(crate) fn note_one(&mut self, addr: ProcAddr) {
-        let known = self.0.entry(addr.mesh).or_default();
+    pub(crate) fn note_one(&self, addr: ProcAddr) {
+        if addr.mesh == 0 || addr.host == self.here {
+            return;
+        }
+        let mut meshes = lock(&self.meshes);
+        let known = meshes.entry(addr.mesh).or_default();
         if !known.covers(addr.rank, addr.host) {
             known.single.insert(addr.rank, addr.host);
         }
     }
 
-    /// A rank has ended, by the one notice of that. With the last that is known the mesh is forgotten.
-    pub(crate) fn ended(&mut self, addr: ProcAddr) {
-        let Some(known) = self.0.get_mut(&addr.mesh) else { return };
+    /// A rank has ended, as its one notice says.
+    pub(crate) fn ended(&self, addr: ProcAddr) {
+        let mut meshes = lock(&self.meshes);
+        let Some(known) = meshes.get_mut(&addr.mesh) else { return };
         known.ended.insert(addr.rank);
         if known.is_over() {
-            self.forget(addr.mesh);
+            meshes.remove(&addr.mesh);
         }
     }
 
-    /// Nothing more is sent to a mesh: it is to end.
-    pub(crate) fn forget(&mut self, mesh: MeshId) {
-        self.0.remove(&mesh);
+    /// Nothing more is sent to a mesh: it is being stopped.
+    pub(crate) fn forget(&self, mesh: MeshId) {
+        lock(&self.meshes).remove(&mesh);
     }
 
     /// The ranks on a host.
     pub(crate) fn on(&self, host: HostNo) -> Vec<ProcAddr> {
         let mut on = Vec::new();
-        for (&mesh, known) in &self.0 {
+        for (&mesh, known) in lock(&self.meshes).iter() {
             if let Some(placement) = &known.placement {
                 on.extend(placement.ranks_on(host, known.ranks).map(|rank| placement.addr(mesh, rank)));
             }
@@ -93,6 +121,6 @@ impl RemoteMeshes {
     /// How many meshes are remembered.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.0.len()
+        lock(&self.meshes).len()
     }
 }

@@ -11,12 +11,11 @@
 //! right. It is taken before all other locks, and by nobody who holds one. What is left of a message is seen to without it:
 //! ports that were in one may have something to say that has to wait here.
 
-use super::{Outgoing, Runtime, lock};
+use super::{Outgoing, Packed, Runtime, lock};
 use crate::calls::Call;
 use crate::completion::{Completion, Fate};
 use crate::error::RuntimeError;
 use crate::meter::Meter;
-use crate::ports::Packed;
 use mesh_proto::{ActorId, Backlog, CallId, Frame, Place, Target};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -60,8 +60,8 @@ impl Runtime {
             spawns: self.spawning.size(),
             held: self.held_replies.load(Ordering::Relaxed),
             kept: self.refs.kept(),
-            refs: self.refs.foreign(self.me),
-            fetched: self.remote_values.counts(),
+            refs: self.refs.foreign(),
+            fetched: (self.refs.fetches(), self.remote_values.len()),
             bypassed: self.landings.counts(),
             landing: self.landings.len(),
         }

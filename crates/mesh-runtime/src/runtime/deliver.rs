@@ -18,7 +18,8 @@ impl Parts for Runtime {
             self.agent.overhear(self, &frame.header);
         }
         if frame.header.carries_refs() || frame.header.is_distant() {
-            self.note_carried(frame);
+            let owners = self.remote_values.note_carried(frame);
+            self.watch_owners(owners);
         }
     }
 
@@ -36,7 +37,7 @@ impl Parts for Runtime {
     }
 
     fn answers_for(&self, frame: &Frame) -> bool {
-        self.ask_for_copy(frame)
+        self.remote_values.answers(frame, self)
     }
 
     fn await_procs(&self, frame: Frame, from: Option<LinkId>) {
@@ -67,7 +68,7 @@ impl Runtime {
     /// Hands a frame to the part of this process that it is for.
     pub(super) fn take_in(&self, frame: Frame) {
         let header = frame.header;
-        let said = if self.is_outdated(header.src) { None } else { Meaning::read(&frame).ok() };
+        let said = if self.moving.is_outdated(header.src) { None } else { Meaning::read(&frame).ok() };
         let Some(said) = said else {
             // Of a process whose rank another one has (MOV-2); or no process of Mesh has made it (MSG-1).
             return self.memory.let_go(&frame);

@@ -1,8 +1,8 @@
 //! Who may send how much to whom: meters of what is sent from here, and what others ask and tell of theirs.
 
 use super::Runtime;
-use super::ports::STREAM;
 use crate::meter::{CreditPost, Meter};
+use crate::ports::STREAM;
 use mesh_proto::messages::Meaning;
 use mesh_proto::{ActorId, Admission, Credit, Flow, Header, ProcAddr};
 use std::sync::Arc;

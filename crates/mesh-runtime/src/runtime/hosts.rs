@@ -1,6 +1,6 @@
 //! What ties the gateway to the other parts of its process: what it needs of them, what they and Python ask of it.
 
-use super::{GATEWAY, Runtime, lock};
+use super::{GATEWAY, Runtime};
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
 use crate::gateway::{GatewayOptions, HostView, LAST, Process, ReleaseTerms};
@@ -9,7 +9,7 @@ use crate::tls::Identity;
 use crate::visits::Answerer;
 use mesh_proto::control::{Down, HostDown, Introduction};
 use mesh_proto::hosts::{Fate, HostSet};
-use mesh_proto::{Frame, Header, HostEnd, HostNo, Kind, MeshId, Placement, ProcAddr, Target, is_host_mesh};
+use mesh_proto::{Frame, Header, HostEnd, HostNo, Kind, MeshId, ProcAddr, Target, is_host_mesh};
 use mesh_topology::Region;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -33,11 +33,11 @@ impl Process for Runtime {
     }
 
     fn awaits_copy(&self, header: &Header) -> bool {
-        self.awaits_copy(header)
+        self.remote_values.awaits(header)
     }
 
     fn share_copy(&self, frame: Frame) -> Frame {
-        self.share_copy(frame)
+        self.remote_values.share(frame, self)
     }
 
     fn bounce(&self, frame: &Frame, outcome: Outcome) {
@@ -122,7 +122,7 @@ impl Runtime {
     fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
         self.landings_end(|one| one.host == host);
-        let known = lock(&self.remote_meshes).on(host);
+        let known = self.remote_meshes.on(host);
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
         }
@@ -134,22 +134,6 @@ impl Runtime {
         self.refs_end(|one| one.host == host, &ended);
         self.meters.end_host(&self.reactor, host);
         self.answers_end_with(host);
-    }
-
-    /// Notes where a mesh of another host is that this process sends to: if a host dies, its ranks there are lost.
-    pub fn note_remote_mesh(&self, mesh: MeshId, placement: &Placement, ranks: usize) {
-        if mesh == 0 || placement.only() == Some(self.me.host) {
-            return;
-        }
-        lock(&self.remote_meshes).note(mesh, placement, ranks);
-    }
-
-    /// The same for one rank, whose place says nothing of where the others of its mesh are.
-    pub(crate) fn note_remote_proc(&self, addr: ProcAddr) {
-        if addr.mesh == 0 || addr.host == self.me.host {
-            return;
-        }
-        lock(&self.remote_meshes).note_one(addr);
     }
 
     // For the host that serves this job.

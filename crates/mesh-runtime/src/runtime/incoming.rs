@@ -1,6 +1,6 @@
 //! Messages in: from a link or from this very process, to whoever they are for.
 
-use super::{Runtime, lock};
+use super::Runtime;
 use crate::calls::Outcome;
 use crate::gauge::Gauge;
 use crate::inbox::{Inbox, Put};
@@ -104,7 +104,7 @@ impl Runtime {
     /// A process of another host has ended, or of this one, whose agent tells of it.
     pub(super) fn on_down(&self, frame: &Frame) {
         let Some(Down { who: addr, ended, answer, .. }) = Down::read(frame) else { return };
-        self.note_ended(addr);
+        self.ended.note(addr);
         if self.me.is_agent() {
             self.agent.owner_died(self, addr);
         }
@@ -113,7 +113,7 @@ impl Runtime {
         self.forget_debts(addr, &ended);
         let lost = self.lose_proc(addr, &ended);
         if !answer {
-            lock(&self.remote_meshes).ended(addr);
+            self.remote_meshes.ended(addr);
             self.notice_down(addr, &ended, lost);
         }
     }

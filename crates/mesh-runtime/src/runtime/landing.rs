@@ -8,12 +8,12 @@
 use super::{Runtime, lock};
 use crate::bypass::Bypass;
 use crate::gateway::is_mapped;
-use crate::refs::{Hold, Place, RefAddr};
+use crate::refs::{Hold, RefAddr};
 use crate::shm::Room;
 use bytes::Bytes;
-use mesh_proto::control::{Fetch, Holding, down_of};
+use mesh_proto::control::{Fetch, down_of};
 use mesh_proto::messages::{Extend, Meaning};
-use mesh_proto::{CallId, Frame, Holders, Kind, Landing, Part, ProcAddr, Sharing, Target, Undelivered};
+use mesh_proto::{CallId, Frame, Kind, Landing, Part, ProcAddr, Sharing, Target, Undelivered};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -153,7 +153,7 @@ impl Runtime {
             return None;
         }
         let Some(room) = self.memory.keep_room(data.len(), &Target::One(self.me)) else {
-            self.refs.settle(cost);
+            self.refs.unreserve(cost, None);
             return None;
         };
         room.fill(0, data, self.board.spare());
@@ -161,18 +161,12 @@ impl Runtime {
         // SAFETY: `place` keeps it mapped, and it stays as it is until the value is given back, which waits for the offer.
         let Some((offer, ticket)) = (unsafe { bypass.offer(place.at, len) }) else {
             drop(room);
-            self.refs.settle(cost);
+            self.refs.unreserve(cost, None);
             return None;
         };
-        let addr = RefAddr { owner: self.me, id: self.new_id() };
-        self.refs.insert(self.me, addr.id, (Place::Shared(room.done()), len, cost), Vec::new());
-        self.refs.offered(addr.id, (offer, place));
         self.landings.offered.fetch_add(1, Ordering::Relaxed);
-        // Who it is for holds it from here on, and nobody else.
-        let held = self.new_id();
-        self.tell_ref(addr, Holding::Given { ticket: held, to: vec![to], name: String::new() });
-        self.tell_ref(addr, Holding::LetGo(vec![Holders::FIRST]));
-        Some(Part::Distant { id: addr.id, held, len, ticket: ticket.into() })
+        let (id, held) = self.refs.keep_offered(room.done(), (len, cost), (offer, place), to, self);
+        Some(Part::Distant { id, held, len, ticket: ticket.into() })
     }
 
     // At the receiver.

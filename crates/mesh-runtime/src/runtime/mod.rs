@@ -17,12 +17,14 @@ mod alarms;
 mod answers;
 mod api;
 mod backlog;
+mod call_ends;
 mod copies;
 mod counts;
 mod deliver;
 mod descriptors;
 mod dispatch;
 mod early;
+mod ended;
 mod event_loop;
 mod flow;
 mod guests;
@@ -36,13 +38,14 @@ mod landing;
 mod lines;
 mod moving;
 mod outgoing;
-mod ports;
+mod port_handles;
 mod procs;
-mod refs;
+mod repairs;
 mod returns;
 mod signals;
 mod spawned;
 mod switch;
+mod values;
 mod waiting;
 
 pub use answers::Spawned;
@@ -51,9 +54,7 @@ pub use counts::Counts;
 pub(crate) use dispatch::Dispatch;
 pub(crate) use home::{AgentEnvironment, Home};
 pub use outgoing::{Body, Outgoing, Terms};
-pub(crate) use ports::STREAM;
-pub use ports::{Posted, Posting, Said};
-pub use refs::Opened;
+pub use port_handles::{Mailbox, Outlet, Packed, Posted, Posting, Said};
 #[cfg(test)]
 pub(crate) use switch::Parts;
 pub(crate) use switch::{GATEWAY, Switch};
@@ -72,21 +73,24 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspector;
 use crate::link::Link;
 pub(crate) use crate::locks::lock;
-use crate::locks::{read, write};
 use crate::logs::Logs;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
-use crate::refs::Refs;
+use crate::refs::{Around, Refs};
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;
 use crate::unseen::Unseen;
 use crate::visits::Visits;
+pub(crate) use copies::RemoteValues;
 use descriptors::Descriptors;
 use early::EarlyFrames;
+#[cfg(test)]
+pub(crate) use ended::ENDS_KEPT;
+pub(crate) use ended::EndedProcs;
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
 use mesh_proto::control::{Goodbye, Hello};
@@ -95,6 +99,7 @@ use mesh_proto::{
     ActorId, EndReason, Ended, Frame, HostNo, IdMaker, LinkId, MeshId, ProcAddr, REPLIES, Router, SPAWNS, Target,
 };
 use mesh_topology::Region;
+pub(crate) use moving::Moving;
 use spawned::RemoteSpawns;
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -146,7 +151,7 @@ pub struct Runtime {
     pub(crate) ports: Ports,
     pub(crate) refs: Refs,
     /// At an agent: copies of values of other hosts.
-    remote_values: copies::RemoteValues,
+    pub(crate) remote_values: RemoteValues,
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: HostAgent,
@@ -173,10 +178,10 @@ pub struct Runtime {
     /// The host that this process is on.
     pub(crate) home: Arc<Home>,
     /// Meshes of other hosts that this process has sent to.
-    pub(crate) remote_meshes: Mutex<RemoteMeshes>,
+    pub(crate) remote_meshes: RemoteMeshes,
     /// What this process has spawned below other agents than itself.
     remote_spawns: RemoteSpawns,
-    ids: IdMaker,
+    ids: Arc<IdMaker>,
     sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
     waiting: Waiting,
@@ -187,7 +192,9 @@ pub struct Runtime {
     pub(crate) visits: Arc<Visits<Self>>,
     pub(crate) inspector: Inspector,
     /// Where the ranks of repaired meshes are.
-    moving: moving::Moving,
+    moving: Moving,
+    /// Processes that have ended, as far as this one was told.
+    ended: EndedProcs,
 }
 
 impl Runtime {
@@ -282,6 +289,7 @@ impl Runtime {
         let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
         let (home, started) = (Arc::<Home>::default(), Instant::now());
         let agent = HostAgent::new(me, &reactor, &board, &home, started);
+        let ids = Arc::new(IdMaker::new(u64::from_ne_bytes(seed)));
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
@@ -294,7 +302,7 @@ impl Runtime {
                 _ if me.is_agent() => Unseen::default(),
                 _ => Unseen::told_to(Arc::clone(&system)),
             };
-            let (calls, home) = (Arc::new(Calls::telling(unseen)), Arc::new(Home::default()));
+            let calls = Arc::new(Calls::telling(unseen));
             let visits = Arc::new(Visits::new(me, this));
             let for_gateway = Neighbors {
                 reactor: Arc::clone(&reactor),
@@ -307,16 +315,25 @@ impl Runtime {
             };
             let incarnation = u64::from_ne_bytes(seed).rotate_left(16) | 1;
             let gateway = Gateway::new(me, incarnation, this, for_gateway, options.shm_threshold);
+            let around = Around {
+                me,
+                reactor: Arc::clone(&reactor),
+                standing: Arc::clone(&standing),
+                memory: Arc::clone(&memory),
+                board: Arc::clone(&board),
+                ids: Arc::clone(&ids),
+                counter: Weak::<Self>::clone(this),
+            };
             Self {
                 me,
                 reactor,
                 board,
                 calls,
-                ports: Ports::default(),
+                ports: Ports::new(me, &for_parts.0, &for_parts.1),
                 promises: Promises::default(),
                 memory: Arc::clone(&memory),
-                refs: Refs::new(options.ref_budget),
-                remote_values: copies::RemoteValues::default(),
+                refs: Refs::new(around, options.ref_budget),
+                remote_values: RemoteValues::new(me, &memory),
                 agent,
                 logs: OnceLock::new(),
                 started,
@@ -335,9 +352,9 @@ impl Runtime {
                 early: EarlyFrames::default(),
                 landings: landing::Landings::default(),
                 home,
-                remote_meshes: Mutex::default(),
+                remote_meshes: RemoteMeshes::new(me.host),
                 remote_spawns: RemoteSpawns::default(),
-                ids: IdMaker::new(u64::from_ne_bytes(seed)),
+                ids,
                 sends: AtomicU32::new(0),
                 io: Mutex::new(None),
                 waiting,
@@ -345,7 +362,8 @@ impl Runtime {
                 descriptors: Descriptors::new(&for_parts.0, &for_parts.1),
                 visits,
                 inspector: Inspector::new(me, &for_parts.0),
-                moving: moving::Moving::default(),
+                moving: Moving::new(me, &for_parts.0),
+                ended: EndedProcs::default(),
             }
         });
         runtime.memory.counted_by(runtime.weak());
@@ -515,7 +533,7 @@ impl Runtime {
         self.inspector.journal.close(&self.reactor);
         self.close_backlog();
         self.close_answers();
-        self.close_refs();
+        self.refs.close();
         self.meters.end(&self.reactor, None);
         for inbox in self.inboxes.all() {
             self.close_inbox(&inbox);

@@ -158,7 +158,7 @@ impl Runtime {
         let Body { payload, buffers, refs } = body;
         if let Some(refs) = refs {
             header.set_carries_refs();
-            let payload = Carried::append(payload, &self.give_refs(refs, target));
+            let payload = Carried::append(payload, &self.refs.give(refs, target, self));
             return self.write(header, target, name, Body::new(&payload, buffers));
         }
         let cast = match target {

@@ -1,8 +1,8 @@
 //! The procs that this process makes, stops, or has as their agent: what ties the host agent (`agent/`) to the switch, the
 //! calls, the logs, the gateway and the inspector.
 
+use super::Runtime;
 use super::spawned::stop_order;
-use super::{Runtime, lock};
 use crate::agent::{self, SpawnSpec, Surroundings};
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
@@ -190,7 +190,7 @@ impl Runtime {
             self.agent.end_procs(self, mesh, Some(ranks), within);
         } else if let Some(agents) = placement.agents() {
             if self.remote_spawns.stop(mesh, ranks.len()) {
-                lock(&self.remote_meshes).forget(mesh);
+                self.remote_meshes.forget(mesh);
             }
             self.dispatch(stop_order(call.id, mesh, ranks, placement, within).frame(self.me, &agents), None);
         }

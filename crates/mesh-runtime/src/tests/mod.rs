@@ -17,13 +17,16 @@ mod logs;
 mod moving;
 mod nonsense;
 mod order;
+mod outbox;
 mod pair;
 mod ports;
+mod ports_schedules;
 mod refs;
 mod remote_meshes;
 mod shm;
 mod switch;
 mod tasks;
+mod values;
 
 use crate::Options;
 use mesh_topology::{Extent, Region};

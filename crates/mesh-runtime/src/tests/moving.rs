@@ -1,12 +1,20 @@
 //! Messages to meshes that were repaired.
 
+use super::dice::Dice;
 use super::pair::{ACTOR, Host, MESH, out};
 use super::{options, procs, soon};
 use crate::calls::Outcome;
+use crate::link::Link;
+use crate::reactor::Reactor;
+use crate::runtime::{ENDS_KEPT, EndedProcs, Moving, Switch};
 use crate::{Runtime, Waited};
+use mesh_proto::control::News;
 use mesh_proto::messages::{Request, Tell};
-use mesh_proto::{Frame, Moved, Placement, ProcAddr, Run, Seat, Target};
+use mesh_proto::{Decoder, Frame, Moved, Placement, ProcAddr, Router, Run, Seat, Target};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 fn addr(rank: u32) -> ProcAddr {
     ProcAddr { mesh: MESH, rank, host: 0 }
@@ -87,4 +95,172 @@ fn a_call_to_nobody_s_places_waits_for_the_others_only() {
         }
     }
     host.close();
+}
+
+// Without a runtime: agents and their workers, and the links between them.
+
+/// What a worker knows, and its end of the link.
+struct Told {
+    moving: Moving,
+    link: OwnedFd,
+    decoder: Decoder,
+    news: usize,
+}
+
+impl Told {
+    /// Takes in what its agent has said.
+    fn read(&mut self, nowhere: &Switch) {
+        let mut bytes = [0; 4096];
+        while let Ok(length) = rustix::io::read(&self.link, &mut bytes) {
+            self.decoder.push(&bytes[..length]);
+        }
+        while let Some(frame) = self.decoder.next_frame().unwrap() {
+            self.moving.spread(&News::read(&frame).unwrap(), nowhere);
+            self.news += 1;
+        }
+    }
+}
+
+struct Agents {
+    reactor: Arc<Reactor>,
+    moving: Moving,
+    switch: Switch,
+    links: std::sync::atomic::AtomicU32,
+}
+
+impl Agents {
+    fn new(host: u32, reactor: &Arc<Reactor>) -> Self {
+        let me = ProcAddr::agent(host);
+        let (moving, switch) = (Moving::new(me, reactor), Switch::new(me, reactor, Router::agent(me)));
+        Self { reactor: Arc::clone(reactor), moving, switch, links: 0.into() }
+    }
+
+    fn begin(&self) -> Told {
+        let n = self.links.fetch_add(1, Ordering::Relaxed);
+        let who = ProcAddr { mesh: 1000 + u64::from(n), rank: 0, host: self.host() };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let links = [Arc::new(Link::new(n, who, ours))];
+        self.moving.begin_with(&links, || self.switch.add(who.mesh, 0, &links));
+        let moving = Moving::new(who, &self.reactor);
+        Told { moving, link: theirs, decoder: Decoder::default(), news: 0 }
+    }
+
+    fn host(&self) -> u32 {
+        if self.moving.believes(ProcAddr { mesh: 1, rank: 0, host: 0 }) { 0 } else { 1 }
+    }
+}
+
+/// Version `n` of a mesh of one rank: each repair gives it a new process.
+fn life(version: u32) -> ProcAddr {
+    ProcAddr { mesh: 50 + u64::from(version), rank: 0, host: version % 2 }
+}
+
+fn repair(version: u32) -> News {
+    let run = Run { first: 0, count: 1, at: life(version), incarnation: version };
+    News { moved: Moved { mesh: 50, version, runs: vec![run], left: vec![life(version - 1)] }, call: 0 }
+}
+
+/// MOV-1, MOV-2: whatever order news comes in, nobody takes what an earlier life of a rank has sent once it knows of its
+/// successor, and in the end all know the newest.
+#[test]
+fn news_of_repairs_reaches_all_in_any_order() {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let nowhere = Switch::new(life(0), &reactor, Router::leaf(life(0), 0));
+    for seed in 0..150 {
+        let mut dice = Dice(seed);
+        let (controller, other) = (Agents::new(0, &reactor), Agents::new(1, &reactor));
+        let mut workers: Vec<Told> = [&controller, &other].map(Agents::begin).into();
+        let (mut version, mut under_way) = (0, Vec::new());
+        for _ in 0..40 {
+            match dice.roll(8) {
+                0 | 1 => {
+                    version += 1;
+                    let news = repair(version);
+                    controller.moving.spread(&news, &controller.switch);
+                    under_way.push(news);
+                }
+                2 | 3 if !under_way.is_empty() => {
+                    let news = under_way.swap_remove(dice.roll(under_way.len()));
+                    other.moving.spread(&news, &other.switch);
+                }
+                4 => {
+                    let agent = if dice.roll(2) == 0 { &controller } else { &other };
+                    workers.push(agent.begin());
+                }
+                5 => {
+                    // A reference that somebody sends says what it knows.
+                    let (from, to) = (dice.roll(workers.len()), dice.roll(workers.len()));
+                    if let Some(known) = workers[from].moving.moved(50) {
+                        workers[to].moving.learn(&known);
+                        assert!(workers[to].moving.incarnation(50, 0) >= known.version);
+                    }
+                }
+                _ => {
+                    let n = dice.roll(workers.len());
+                    workers[n].read(&nowhere);
+                }
+            }
+            for moving in workers.iter().map(|one| &one.moving).chain([&controller.moving, &other.moving]) {
+                let known = moving.incarnation(50, 0);
+                assert!(!moving.is_outdated(life(known)), "seed {seed}: the newest that it knows of is taken");
+                assert_eq!(moving.news() == 0, known == 0);
+            }
+            assert!((0..version).all(|old| controller.moving.is_outdated(life(old))), "MOV-2");
+        }
+        for news in under_way.drain(..) {
+            other.moving.spread(&news, &other.switch);
+        }
+        workers.iter_mut().for_each(|one| one.read(&nowhere));
+        let old_timers = workers[..2].iter().map(|one| (&one.moving, one.news));
+        for (moving, news) in old_timers {
+            assert_eq!(news, version as usize, "each repair is told once");
+            assert!((0..version).all(|old| moving.is_outdated(life(old))), "MOV-2");
+        }
+        for moving in workers.iter().map(|one| &one.moving).chain([&controller.moving, &other.moving]) {
+            assert_eq!(moving.incarnation(50, 0), version, "seed {seed}");
+            if version > 0 {
+                let first = ProcAddr { mesh: 50, rank: 0, host: 0 };
+                assert_eq!(moving.locate(first), life(version));
+                assert_eq!(moving.seat(life(version)), Seat { mesh: 50, rank: 0, incarnation: version });
+            }
+        }
+    }
+}
+
+#[test]
+fn a_process_that_begins_amid_news_misses_none() {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let nowhere = Switch::new(life(0), &reactor, Router::leaf(life(0), 0));
+    let agent = Agents::new(0, &reactor);
+    let mut workers = Vec::new();
+    std::thread::scope(|scope| {
+        scope.spawn(|| (1..=100).for_each(|version| agent.moving.spread(&repair(version), &agent.switch)));
+        workers.extend((0..30).map(|_| agent.begin()));
+    });
+    for worker in &mut workers {
+        worker.read(&nowhere);
+        assert_eq!(worker.moving.incarnation(50, 0), 100);
+    }
+}
+
+#[test]
+fn an_agent_believes_the_controller_alone() {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let owner = ProcAddr { mesh: 9, rank: 0, host: 1 };
+    let believes = |me: ProcAddr, src: ProcAddr| Moving::new(me, &reactor).believes(src);
+    assert!(believes(ProcAddr::CONTROLLER, owner));
+    assert!(!believes(ProcAddr::agent(1), owner) && believes(ProcAddr::agent(1), ProcAddr::CONTROLLER));
+    assert!(believes(owner, ProcAddr::agent(1)));
+}
+
+#[test]
+fn the_oldest_ends_are_forgotten() {
+    let ended = EndedProcs::default();
+    let one = |rank: usize| ProcAddr { mesh: 3, rank: rank as u32, host: 0 };
+    for rank in 0..=ENDS_KEPT {
+        ended.note(one(rank));
+        ended.note(one(rank));
+    }
+    assert!(!ended.contains(one(0)) && ended.contains(one(1)) && ended.contains(one(ENDS_KEPT)));
 }

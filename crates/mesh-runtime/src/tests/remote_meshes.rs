@@ -10,7 +10,7 @@ const fn at(mesh: u64, rank: u32) -> ProcAddr {
 
 #[test]
 fn a_mesh_is_forgotten_with_its_last_rank() {
-    let mut remote = RemoteMeshes::default();
+    let remote = RemoteMeshes::new(0);
     for mesh in 1..=1000 {
         remote.note(mesh, &Placement::On(1), 2);
     }
@@ -26,7 +26,7 @@ fn a_mesh_is_forgotten_with_its_last_rank() {
 
 #[test]
 fn ranks_that_were_not_sent_to_do_not_count_for_those_that_were() {
-    let mut remote = RemoteMeshes::default();
+    let remote = RemoteMeshes::new(0);
     remote.note(5, &Placement::On(1), 1);
     remote.ended(at(5, 3));
     assert_eq!(remote.on(1), [at(5, 0)]);
@@ -56,7 +56,7 @@ fn ranks_that_are_known_one_at_a_time_end_with_their_own_hosts() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         // Before any of them, after each, or never: something is sent to the whole mesh.
         for whole_at in 0..=5 {
-            let mut remote = RemoteMeshes::default();
+            let remote = RemoteMeshes::new(0);
             for (place, rank) in order.into_iter().enumerate() {
                 if place == whole_at {
                     remote.note(5, &spread(), 4);
@@ -79,7 +79,7 @@ fn ranks_that_are_known_one_at_a_time_end_with_their_own_hosts() {
 
 #[test]
 fn one_rank_says_nothing_of_others() {
-    let mut remote = RemoteMeshes::default();
+    let remote = RemoteMeshes::new(0);
     remote.note_one(at(5, 3));
     assert_eq!(remote.on(1), [at(5, 3)]);
     remote.ended(at(5, 0));

@@ -1,0 +1,467 @@
+//! Values that stay in the process where they were made, and references to them.
+//!
+//! A process keeps the bytes of a value once, in memory that its host's other processes map. It counts the holders by
+//! tickets, as the ports of calls do ([`Holders`], HLD-1): each message with a reference in it travels under a ticket.
+//!
+//! REF-1: a value is kept as long as somebody alive holds a reference to it: an object, a message on its way, another kept
+//! value, or a view of its bytes. It is freed when the last of these is gone, whether it was dropped or its process died.
+//! REF-2: the owner hears of a new holder before the message leaves that makes it one, so it knows of every holder.
+//! REF-3: all kept values together take no more than the budget. Those who find no room wait, in the order of arrival.
+//! REF-4: once its owner has died, every holder knows. What a holder has mapped by then stays readable.
+
+mod budget;
+mod hold;
+mod view;
+
+pub(crate) use hold::RefCounter;
+pub use hold::{Hold, RefAddr};
+pub(crate) use view::Layout;
+pub use view::{View, pack};
+
+use crate::bypass::Offer;
+use crate::completion::Completion;
+use crate::error::RuntimeError;
+use crate::locks::lock;
+use crate::reactor::Reactor;
+use crate::runtime::Dispatch;
+use crate::shm::{self, Memory};
+use crate::spin_board::SpinBoard;
+use crate::standing::Standing;
+use budget::Budget;
+use bytes::Bytes;
+use mesh_proto::control::{Held, Holding, Watch};
+use mesh_proto::{Carried, Ended, Frame, Holders, IdMaker, ProcAddr, SharedRef, Target, Ticket};
+use rustix::io::Errno;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+/// At most this many holders are named in one frame.
+const MOST_NAMED: usize = 1024;
+const PAGE: u64 = 4096;
+
+/// A value that has just been kept, or came by a reference: where it lies.
+#[derive(Clone, Debug)]
+pub struct Kept {
+    /// Which one.
+    pub addr: RefAddr,
+    /// Where, for processes of its host; none where memory cannot be shared.
+    pub at: Option<SharedRef>,
+    /// How many bytes it takes, packed.
+    pub len: u64,
+}
+
+/// What came of opening a value.
+#[derive(Debug)]
+pub enum Opened {
+    /// Here it is.
+    Here(View),
+    /// It has to be fetched from its owner.
+    Remote,
+    /// Its owner has ended.
+    Lost(Arc<Ended>),
+}
+
+/// How a value gets to a process that has asked for it.
+#[derive(Debug)]
+pub(crate) enum Fetched {
+    /// The shared memory that it lies in was lent to the answer, with its length.
+    Lent(SharedRef, u64),
+    /// Its bytes are to be copied from where they are mapped.
+    Mapped(shm::View),
+    /// Its bytes are to be copied.
+    Heap(Bytes),
+}
+
+/// Where a kept value lies.
+#[derive(Clone, Debug)]
+enum Place {
+    Shared(SharedRef),
+    Heap(Bytes),
+}
+
+/// A part of a message that is offered to its receiver past the gateways, and where it is mapped for that.
+type Offered = (Offer, shm::Place);
+
+/// A value that this process keeps.
+#[derive(Debug)]
+struct Entry {
+    place: Place,
+    len: u64,
+    /// What it counts against the budget.
+    cost: u64,
+    holders: Holders,
+    /// The values that references in this one are to.
+    inner: Vec<Arc<Hold>>,
+    offer: Option<Offered>,
+}
+
+/// The values that this process keeps.
+#[derive(Debug, Default)]
+struct Own {
+    entries: HashMap<u64, Entry>,
+    /// Holders whose ends this process is told of.
+    watched: HashSet<ProcAddr>,
+}
+
+/// The values that this process holds, its own among them.
+#[derive(Debug, Default)]
+struct References {
+    holds: HashMap<RefAddr, Weak<Hold>>,
+    /// Owners whose ends this process is told of.
+    watched: HashSet<ProcAddr>,
+}
+
+/// What values and references need of the process that they are in.
+#[derive(Debug)]
+pub(crate) struct Around {
+    pub(crate) me: ProcAddr,
+    pub(crate) reactor: Arc<Reactor>,
+    pub(crate) standing: Arc<Standing>,
+    pub(crate) memory: Arc<Memory>,
+    pub(crate) board: Arc<SpinBoard>,
+    pub(crate) ids: Arc<IdMaker>,
+    /// Told when nothing here holds a value any more.
+    pub(crate) counter: Weak<dyn RefCounter>,
+}
+
+/// All values that a process keeps, and those that it holds references to. See the module.
+#[derive(Debug)]
+pub(crate) struct Refs {
+    around: Around,
+    budget: Arc<Budget>,
+    own: Mutex<Own>,
+    held: Mutex<References>,
+    /// How often this process was asked for the bytes of a value of its own.
+    fetched: AtomicU64,
+}
+
+impl Refs {
+    /// Those of a process that may keep `budget` bytes of values.
+    pub(crate) fn new(around: Around, budget: u64) -> Self {
+        let budget = Arc::new(Budget::new(budget));
+        Self { around, budget, own: Mutex::default(), held: Mutex::default(), fetched: AtomicU64::new(0) }
+    }
+
+    // Figures.
+
+    /// How many values are kept here, and the bytes that are counted for them.
+    pub(crate) fn kept(&self) -> (usize, u64) {
+        (lock(&self.own).entries.len(), self.budget.used())
+    }
+
+    /// How many values of others are held here.
+    pub(crate) fn foreign(&self) -> usize {
+        lock(&self.held).holds.keys().filter(|addr| addr.owner != self.around.me).count()
+    }
+
+    /// How often this process was asked for the bytes of a value of its own.
+    pub(crate) fn fetches(&self) -> u64 {
+        self.fetched.load(Ordering::Relaxed)
+    }
+
+    // Room (REF-3).
+
+    /// How many bytes of values may be kept.
+    pub(crate) fn budget(&self) -> u64 {
+        self.budget.bytes()
+    }
+
+    /// What a value with parts of these lengths counts against the budget.
+    pub(crate) fn cost(parts: &[usize]) -> u64 {
+        (Layout::of(parts.iter().copied()).len as u64).next_multiple_of(PAGE)
+    }
+
+    /// Counts a value that is about to be kept. Returns what to wait for if there is no room.
+    pub(crate) fn reserve(&self, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
+        self.around.standing.usable()?;
+        Ok(self.budget.reserve(cost, || Completion::new(&self.around.reactor, &self.around.standing)))
+    }
+
+    /// As [`Self::reserve`], but only if there is room at once.
+    pub(crate) fn reserve_now(&self, cost: u64) -> bool {
+        self.budget.reserve_now(cost)
+    }
+
+    /// Nothing is kept in room that was counted, or, with `waited`, waited for.
+    pub(crate) fn unreserve(&self, cost: u64, waited: Option<&Arc<Completion>>) {
+        match waited {
+            Some(done) => self.budget.give_up(cost, done),
+            None => self.budget.free(cost),
+        }
+    }
+
+    /// The runtime closes: nobody gets room any more.
+    pub(crate) fn close(&self) {
+        self.budget.close();
+    }
+
+    // Values of this process.
+
+    /// Whether this process keeps a value under this number.
+    pub(crate) fn keeps(&self, id: u64) -> bool {
+        lock(&self.own).entries.contains_key(&id)
+    }
+
+    fn place(&self, id: u64) -> Option<(Place, u64)> {
+        lock(&self.own).entries.get(&id).map(|entry| (entry.place.clone(), entry.len))
+    }
+
+    /// Keeps a value that was counted. `inner` are the values that references in it are to.
+    pub(crate) fn keep(
+        &self,
+        parts: &[&[u8]],
+        cost: u64,
+        inner: Vec<Arc<Hold>>,
+    ) -> Result<(Kept, Arc<Hold>), RuntimeError> {
+        let Around { me, memory, board, ids, standing, .. } = &self.around;
+        if let Err(error) = standing.usable() {
+            self.budget.free(cost);
+            return Err(error);
+        }
+        let layout = Layout::of(parts.iter().map(|part| part.len()));
+        let len = layout.len as u64;
+        let (place, at) = match memory.keep_room(layout.len, &Target::One(*me)) {
+            Some(room) => {
+                room.write(0, &layout.head);
+                for (start, part) in layout.starts.iter().zip(parts) {
+                    room.fill(*start, part, board.spare());
+                }
+                let at = room.done();
+                (Place::Shared(at), Some(at))
+            }
+            None => (Place::Heap(pack(parts)), None),
+        };
+        let addr = RefAddr { owner: *me, id: ids.next() };
+        let entry = Entry { place, len, cost, holders: Holders::new(*me), inner, offer: None };
+        lock(&self.own).entries.insert(addr.id, entry);
+        let (hold, _) = self.hold(addr, Holders::FIRST, None);
+        Ok((Kept { addr, at, len }, hold))
+    }
+
+    /// Keeps a part of a message to `to` that was counted, and is offered past the gateways. Only its receiver holds it.
+    /// Returns its number and the receiver's ticket.
+    pub(crate) fn keep_offered(
+        &self,
+        at: SharedRef,
+        (len, cost): (u64, u64),
+        offer: Offered,
+        to: ProcAddr,
+        out: &impl Dispatch,
+    ) -> (u64, Ticket) {
+        let (me, id) = (self.around.me, self.around.ids.next());
+        let holders = Holders::new(me);
+        let entry = Entry { place: Place::Shared(at), len, cost, holders, inner: Vec::new(), offer: Some(offer) };
+        lock(&self.own).entries.insert(id, entry);
+        let ticket = self.around.ids.next();
+        self.on_held(id, me, Holding::Given { ticket, to: vec![to], name: String::new() }, out);
+        self.on_held(id, me, Holding::LetGo(vec![Holders::FIRST]), out);
+        (id, ticket)
+    }
+
+    /// `src` tells who holds a value of this process.
+    pub(crate) fn on_held(&self, id: u64, src: ProcAddr, news: Holding, out: &impl Dispatch) {
+        let mut fresh = Vec::new();
+        let gone = self.change(id, |holders| match news {
+            Holding::Loose => holders.loosen(),
+            Holding::LetGo(tickets) => tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)),
+            Holding::Unsent { ticket, to } => to.iter().for_each(|addr| holders.let_go(*addr, ticket)),
+            Holding::Given { ticket, to, name } => {
+                let name = name.into();
+                fresh.extend(to.into_iter().take(MOST_NAMED).filter(|addr| holders.given(*addr, ticket, &name)));
+            }
+        });
+        let me = self.around.me;
+        // This process is told of its own end, and of the end of a whole host, anyway.
+        fresh.retain(|addr| *addr != me && !addr.is_agent());
+        if !fresh.is_empty() {
+            let mut own = lock(&self.own);
+            fresh.retain(|addr| own.watched.insert(*addr));
+        }
+        for holder in fresh {
+            out.dispatch(Watch::of(holder).frame(me, holder));
+        }
+        self.free(gone);
+    }
+
+    /// Changes who holds a value. Returns the value if nobody does any more (REF-1).
+    fn change(&self, id: u64, change: impl FnOnce(&mut Holders)) -> Option<Entry> {
+        let mut own = lock(&self.own);
+        let entry = own.entries.get_mut(&id)?;
+        change(&mut entry.holders);
+        entry.holders.verdict()?;
+        own.entries.remove(&id)
+    }
+
+    /// Nobody holds these values any more. No lock is held here: a value may be the last holder of others.
+    fn free(&self, gone: impl IntoIterator<Item = Entry>) {
+        for entry in gone {
+            let Entry { place, cost, inner, offer, .. } = entry;
+            drop(inner);
+            let at = match place {
+                Place::Shared(at) => at,
+                Place::Heap(_) => {
+                    self.budget.free(cost);
+                    continue;
+                }
+            };
+            let (memory, budget) = (Arc::clone(&self.around.memory), Arc::clone(&self.budget));
+            let free = move || {
+                memory.unkeep(&at);
+                budget.free(cost);
+            };
+            match offer {
+                // Not before the last reader has finished (BYP-1).
+                Some((offer, mapped)) => offer.withdraw(Box::new(move || {
+                    drop(mapped);
+                    free();
+                })),
+                None => free(),
+            }
+        }
+    }
+
+    /// A process asks for the bytes of a value. None if it is not kept here (any more).
+    pub(crate) fn fetch(&self, id: u64, to: ProcAddr) -> Option<Fetched> {
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+        let memory = &self.around.memory;
+        match self.place(id)? {
+            (Place::Heap(bytes), _) => Some(Fetched::Heap(bytes)),
+            (Place::Shared(at), len) if to.host != self.around.me.host && memory.lend(&at) => {
+                Some(Fetched::Lent(at, len))
+            }
+            (Place::Shared(at), len) => memory.view(&at, len).ok().map(Fetched::Mapped),
+        }
+    }
+
+    // References.
+
+    /// What this process holds a value by, if it does.
+    pub(crate) fn held(&self, addr: &RefAddr) -> Option<Arc<Hold>> {
+        lock(&self.held).holds.get(addr).and_then(Weak::upgrade)
+    }
+
+    /// Holds a value under a ticket; `within` is a kept value that has the reference in it. True if this process is to ask
+    /// to be told of the owner's end.
+    pub(crate) fn hold(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> (Arc<Hold>, bool) {
+        let mut held = lock(&self.held);
+        let known = held.holds.get(&addr).and_then(Weak::upgrade);
+        let hold = known.unwrap_or_else(|| {
+            let hold = Arc::new(Hold::new(Weak::clone(&self.around.counter), addr, within));
+            held.holds.insert(addr, Arc::downgrade(&hold));
+            hold
+        });
+        hold.add(ticket);
+        let fresh = held.watched.insert(addr.owner) && addr.owner != self.around.me;
+        (hold, fresh)
+    }
+
+    /// Takes a reference that was read from a value: this process gives it to itself. Returns the ticket.
+    pub(crate) fn give_to_self(&self, addr: RefAddr, out: &impl Dispatch) -> Ticket {
+        let ticket = self.around.ids.next();
+        let to = vec![self.around.me];
+        self.tell(addr, Holding::Given { ticket, to, name: String::new() }, out);
+        ticket
+    }
+
+    /// References are about to travel to `target`: their owners are told first (REF-2).
+    pub(crate) fn give(&self, refs: &[Arc<Hold>], target: &Target, out: &impl Dispatch) -> Vec<Carried> {
+        let to: Vec<ProcAddr> = target.procs().collect();
+        let give = |hold: &Arc<Hold>| {
+            let (RefAddr { owner, id }, ticket) = (hold.addr(), self.around.ids.next());
+            for some in to.chunks(MOST_NAMED) {
+                self.tell(hold.addr(), Holding::Given { ticket, to: some.to_vec(), name: String::new() }, out);
+            }
+            Carried { owner, id, ticket }
+        };
+        refs.iter().map(give).collect()
+    }
+
+    /// A message will never arrive: its receivers do not hold the references in it after all.
+    pub(crate) fn unsent(&self, frame: &Frame, out: &impl Dispatch) {
+        if self.around.standing.usable().is_err() {
+            return;
+        }
+        let to: Vec<ProcAddr> = frame.target().map(|target| target.procs().collect()).unwrap_or_default();
+        for Carried { owner, id, ticket } in frame.carried() {
+            for some in to.chunks(MOST_NAMED) {
+                self.tell(RefAddr { owner, id }, Holding::Unsent { ticket, to: some.to_vec() }, out);
+            }
+        }
+    }
+
+    /// Nothing in this process holds a value any more.
+    pub(crate) fn dropped(&self, hold: &Hold, tickets: Vec<Ticket>, out: &impl Dispatch) {
+        {
+            let mut held = lock(&self.held);
+            // Another hold may have taken its place meanwhile.
+            if held.holds.get(&hold.addr()).is_some_and(|one| std::ptr::eq(one.as_ptr(), hold)) {
+                held.holds.remove(&hold.addr());
+            }
+        }
+        if hold.lost().is_none() && self.around.standing.usable().is_ok() {
+            self.tell(hold.addr(), Holding::LetGo(tickets), out);
+        }
+    }
+
+    /// Tells a value's owner who holds it.
+    fn tell(&self, addr: RefAddr, news: Holding, out: &impl Dispatch) {
+        let me = self.around.me;
+        if addr.owner == me {
+            self.on_held(addr.id, me, news, out);
+        } else {
+            out.dispatch(Held { call: addr.id, place: 0, news }.frame(me, addr.owner));
+        }
+    }
+
+    /// Looks at a value without a copy.
+    pub(crate) fn view(&self, kept: &Kept, hold: &Arc<Hold>) -> Result<Opened, RuntimeError> {
+        let Around { me, memory, standing, .. } = &self.around;
+        standing.original()?;
+        if let Some(ended) = hold.lost() {
+            return Ok(Opened::Lost(Arc::clone(ended)));
+        }
+        let odd = || RuntimeError::Os { what: "read a kept value", errno: Errno::INVAL };
+        if let Some(at) = kept.at.filter(|_| kept.addr.owner.host == me.host) {
+            return match memory.view(&at, kept.len) {
+                Ok(view) => View::mapped(view, hold).map(Opened::Here).ok_or_else(odd),
+                // Its owner has just ended. The answer to a question will say how.
+                Err(RuntimeError::Os { errno: Errno::NOENT | Errno::SRCH | Errno::NXIO, .. }) => {
+                    Ok(hold.lost().map_or(Opened::Remote, |ended| Opened::Lost(Arc::clone(ended))))
+                }
+                // This process may not map it: it runs as another user, say.
+                Err(RuntimeError::Os { errno: Errno::ACCESS | Errno::PERM, .. }) => Ok(Opened::Remote),
+                Err(error) => Err(error),
+            };
+        }
+        match self.place(kept.addr.id).filter(|_| kept.addr.owner == *me) {
+            Some((Place::Heap(bytes), _)) => View::of_bytes(bytes).map(Opened::Here).ok_or_else(odd),
+            _ => Ok(Opened::Remote),
+        }
+    }
+
+    // Ends.
+
+    /// Processes have ended: the values that they kept are lost (REF-4), and they hold nothing any more.
+    pub(crate) fn on_ends(&self, dead: impl Fn(ProcAddr) -> bool, ended: &Arc<Ended>) {
+        let lost: Vec<Arc<Hold>> = {
+            let mut held = lock(&self.held);
+            held.watched.retain(|owner| !dead(*owner));
+            let theirs = held.holds.iter().filter(|(addr, _)| dead(addr.owner));
+            theirs.filter_map(|(_, hold)| hold.upgrade()).collect()
+        };
+        lost.iter().for_each(|hold| hold.lose(ended));
+        // One of them may be the last: that wants the lock.
+        drop(lost);
+        let gone: Vec<Entry> = {
+            let mut own = lock(&self.own);
+            let gone: Vec<ProcAddr> = own.watched.extract_if(|addr| dead(*addr)).collect();
+            if gone.is_empty() {
+                return;
+            }
+            own.entries.values_mut().for_each(|entry| gone.iter().for_each(|addr| entry.holders.died(*addr, ended)));
+            own.entries.extract_if(|_, entry| entry.holders.verdict().is_some()).map(|(_, entry)| entry).collect()
+        };
+        self.free(gone);
+    }
+}

@@ -1,0 +1,48 @@
+//! Calls that nobody can look at any more, and calls with one combined reply.
+
+use super::{Body, Runtime};
+use crate::calls::Call;
+use crate::completion::Completion;
+use crate::message::Message;
+use mesh_proto::messages::{Asked, Cancel, Cancelled, Partial};
+use mesh_proto::{Header, ProcAddr, Target};
+use std::sync::Arc;
+
+impl Runtime {
+    /// Calls with combined replies have failed: their receivers drop what they have gathered for them.
+    pub(crate) fn forget_fallen(&self) {
+        for call in self.calls.take_fallen() {
+            let Some((target, actor)) = call.reduced() else { continue };
+            let cancel = Cancel { actor: *actor, call: call.id, place: 0, what: Cancelled::Gathering };
+            self.send_cancel(target, cancel);
+        }
+    }
+
+    /// Nobody can look at the call any more. A stream, which may go on forever, ends here, and its senders are told. The
+    /// failure of any other call is reported even if it comes later (UNS-1).
+    pub fn abandon(&self, call: &Call) {
+        if call.is_done() {
+            if call.has_failed() && !self.is_forked() {
+                self.calls.let_go(&self.reactor, call);
+            }
+        } else if call.is_stream() {
+            self.calls.abandon(call);
+        } else if !self.is_forked() {
+            self.calls.let_go(&self.reactor, call);
+        }
+    }
+
+    /// Notices of calls that have failed and that nobody has looked at, though somebody holds them.
+    pub fn unseen(&self) -> Vec<Message> {
+        self.calls.unseen()
+    }
+
+    /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is the
+    /// call that it answers.
+    pub fn pass_on(&self, to: &Header, parent: ProcAddr, body: Body<'_>) -> Option<Arc<Completion>> {
+        let Asked { by, actor, call, place } = Asked::of(to)?;
+        let header = Partial { actor, call, place }.header(self.me, parent);
+        let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), body);
+        self.answer(frame, None, true).0
+    }
+}

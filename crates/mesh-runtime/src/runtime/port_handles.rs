@@ -1,0 +1,388 @@
+//! Ports as their holders use them, and what ties [`crate::ports`] to the calls, the meters and the backlog.
+
+use super::{Body, Deferral, Later, Runtime};
+use crate::error::RuntimeError;
+use crate::message::Message;
+use crate::meter::MailboxCredits as Account;
+use crate::ports::{Inlet, Receive, STREAM, SendingEnd, Way};
+use mesh_proto::control::{Closed, Held};
+use mesh_proto::messages::{Answer, Post, Reply};
+use mesh_proto::{ActorId, Frame, Header, Holders, MESSAGE_COST, PortEnd, ProcAddr, Target, Ticket};
+use std::sync::Arc;
+use std::time::Duration;
+
+impl Runtime {
+    /// Opens a port that is received at here.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn open_port(self: &Arc<Self>, once: bool) -> Result<Mailbox, RuntimeError> {
+        self.usable()?;
+        let account = Account::new(self.new_id(), self.options.mailbox_budget, Some(self.weak()));
+        let inlet = Arc::new(Inlet::new(once, account));
+        self.ports.open(&inlet);
+        Ok(Mailbox { runtime: Arc::clone(self), inlet })
+    }
+
+    /// The sending end of a port; `first` for the one that an endpoint gets.
+    pub fn outlet(self: &Arc<Self>, owner: ProcAddr, way: Way, first: bool) -> Outlet {
+        self.outlet_of(owner, way, (first, first.then_some(Holders::FIRST)))
+    }
+
+    /// The sending end of the port of a call that came from another process, under `ticket`.
+    pub fn outlet_under(self: &Arc<Self>, owner: ProcAddr, way: Way, ticket: Ticket) -> Outlet {
+        self.outlet_of(owner, way, (false, Some(ticket)))
+    }
+
+    fn outlet_of(self: &Arc<Self>, owner: ProcAddr, way: Way, how: (bool, Option<Ticket>)) -> Outlet {
+        Outlet { runtime: Arc::clone(self), end: SendingEnd::new(&self.ports, self.me, owner, way, how) }
+    }
+
+    /// Sends what says something about a port, behind values of it that wait for room.
+    fn dispatch_behind(&self, end: &SendingEnd, frame: Option<Frame>) {
+        let Some(frame) = frame.filter(|_| self.usable().is_ok()) else { return };
+        let target = Target::One(end.owner());
+        match end.counted().filter(|place| self.behind(&target, *place).is_some()) {
+            Some(place) => {
+                // If the runtime closes first, it is dropped.
+                self.dispatch_later(vec![frame], &Arc::new(target), place, Later::default());
+            }
+            None => {
+                self.dispatch(frame, None);
+            }
+        }
+    }
+
+    /// Counts a value of a stream against the budget of its reader.
+    pub(super) fn charge_stream(&self, reply: &mut Message) {
+        let header = *reply.header();
+        let (budget, call) = (self.options.mailbox_budget, reply.meaning().call());
+        match self.calls.account(call, |own| {
+            Account::new(call | STREAM, own.map_or(budget, |own| own.min(budget)), Some(self.weak()))
+        }) {
+            Some(account) => reply.charge_to(&account),
+            None => self.refuse(&header),
+        }
+    }
+
+    /// A value has come for a port.
+    pub(super) fn on_post(&self, post: Post, frame: Frame) {
+        let header = frame.header;
+        let message = self.inboxes.message(frame);
+        if message.is_torn() {
+            return; // Its sender is dead, so nobody is to be told.
+        }
+        if !self.ports.take(post.port, message, &self.calls) {
+            self.refuse(&header);
+            self.refuse_post(&header, PortEnd::Closed);
+        }
+    }
+
+    /// Tells the sender of a value that nobody receives at its port.
+    pub(super) fn refuse_post(&self, header: &Header, why: PortEnd) {
+        self.ports.refuse(header, why, self);
+    }
+
+    pub(super) fn on_closed(&self, frame: &Frame) {
+        if let Some(closed) = Closed::read(frame) {
+            self.ports.on_closed(closed);
+        }
+    }
+
+    /// Somebody tells who holds a value of this process, or the port of one of its calls.
+    pub(super) fn on_held(&self, frame: &Frame) {
+        let Some(held) = Held::read(frame) else { return };
+        if self.refs.keeps(held.call) {
+            self.refs.on_held(held.call, frame.header.src, held.news, self);
+        } else {
+            self.ports.on_held(held, frame.header.src, &self.calls, self);
+        }
+    }
+}
+
+/// The receiving end of a port. With the last reference to it the port is closed.
+#[derive(Debug)]
+pub struct Mailbox {
+    runtime: Arc<Runtime>,
+    inlet: Arc<Inlet>,
+}
+
+impl Mailbox {
+    /// The port's id.
+    pub fn id(&self) -> u64 {
+        self.inlet.id
+    }
+
+    /// Begins to wait for the next value.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn receive(&self) -> Result<Arc<Receive>, RuntimeError> {
+        let call = self.runtime.open(Target::One(self.runtime.me), false)?;
+        Ok(self.inlet.receive(&self.runtime.reactor, &self.runtime.calls, call))
+    }
+
+    /// Ends the wait; false if the value had come.
+    pub fn cancel(&self, receive: &Receive) -> bool {
+        self.runtime.calls.cancel(&self.runtime.reactor, &receive.call)
+    }
+
+    /// Nobody is going to look at `receive` any more.
+    pub fn give_up(&self, receive: &Arc<Receive>) {
+        self.inlet.give_up(&self.runtime.reactor, &self.runtime.calls, receive);
+    }
+
+    /// Takes no more in, and drops what nobody has received.
+    pub fn close(&self) {
+        self.runtime.ports.close(&self.inlet, &self.runtime.calls, &*self.runtime);
+    }
+
+    /// Whether nothing can be received any more.
+    pub fn is_over(&self) -> bool {
+        self.inlet.is_over()
+    }
+
+    /// How many values have come that nobody has received.
+    pub fn len(&self) -> usize {
+        self.inlet.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Drop for Mailbox {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The sending end of a port.
+#[derive(Debug)]
+pub struct Outlet {
+    runtime: Arc<Runtime>,
+    end: SendingEnd,
+}
+
+impl Outlet {
+    /// Who receives.
+    pub fn owner(&self) -> ProcAddr {
+        self.end.owner()
+    }
+
+    /// Where it leads.
+    pub fn way(&self) -> Way {
+        self.end.way()
+    }
+
+    /// The id under which the receiver's process counts what comes, if it does: if many values may come.
+    pub fn counted(&self) -> Option<ActorId> {
+        self.end.counted()
+    }
+
+    /// Whether a message would still be sent.
+    pub fn is_open(&self) -> bool {
+        self.end.is_open()
+    }
+
+    /// The process's runtime.
+    pub fn runtime(&self) -> &Arc<Runtime> {
+        &self.runtime
+    }
+
+    /// Says that no more comes this way: the end of a stream, or of the hope for an answer.
+    pub fn end(&self) {
+        if self.runtime.usable().is_ok() {
+            self.runtime.dispatch_behind(&self.end, self.end.end());
+        }
+    }
+
+    // Handing it on.
+
+    /// It goes where nobody can follow it: from now on another process may send too.
+    pub fn hand_on(&self) {
+        self.runtime.dispatch_behind(&self.end, self.end.hand_on());
+    }
+
+    /// A ticket that tells one handing on from all others.
+    pub fn new_ticket(&self) -> Ticket {
+        self.runtime.new_id()
+    }
+
+    /// The port is about to be part of a message.
+    pub fn packed(&self) -> Packed {
+        let (owner, way) = (self.owner(), self.way());
+        Packed { outlet: self.runtime.outlet(owner, way, false), ticket: self.new_ticket() }
+    }
+
+    // Room.
+
+    /// Has somebody wait until the queue towards the receiver is within budget. What is sent there meanwhile waits behind.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn turn(&self, place: ActorId) -> Result<Deferral, RuntimeError> {
+        self.runtime.turn(&Arc::new(Target::One(self.owner())), place, None, 0)
+    }
+
+    /// Bytes that may wait for the receiver before its senders do.
+    pub fn budget(&self) -> usize {
+        self.runtime.link_budget()
+    }
+
+    /// Waits a moment for the queue towards the receiver to be within budget; true once it is.
+    pub fn wait_room(&self, limit: Duration) -> bool {
+        self.runtime.wait_room(&Target::One(self.owner()), limit)
+    }
+
+    // Values.
+
+    /// What a value of this many bytes counts against its receiver's budget; the same as its frame will (`Frame::cost`).
+    pub fn cost(&self, said: &Said<'_>, bytes: usize) -> u64 {
+        let name = match (self.way(), said.place) {
+            (Way::Channel { .. }, Some((_, shape))) => Post::name_len(shape),
+            _ => 0,
+        };
+        MESSAGE_COST + (name + bytes) as u64
+    }
+
+    /// Sends a value.
+    ///
+    /// # Errors
+    /// If the receiver is known to be gone or to take no more, or the runtime is closed.
+    pub fn send(&self, said: Said<'_>, body: Body<'_>, how: Posting) -> Result<Posted, RuntimeError> {
+        let runtime = &self.runtime;
+        let mut frame = match self.compose(said, body) {
+            Ok(Some(frame)) => frame,
+            refused => {
+                if let Posting::Later(later) = how {
+                    runtime.unreserve(later.cost);
+                }
+                return refused.map(|_| Posted::Sent(0)); // Nobody waits.
+            }
+        };
+        match how {
+            Posting::Now(counted) => {
+                frame.header.set_charged(counted);
+                let queued = runtime.dispatch(frame, None);
+                // The receiver may be here, or this process may know that it is not.
+                match self.end.closed() {
+                    Some(why) => Err(RuntimeError::PortClosed(why)),
+                    None => Ok(Posted::Sent(queued)),
+                }
+            }
+            Posting::Later(later) => {
+                let target = Arc::new(Target::One(self.owner()));
+                let place = self.counted().unwrap_or(0);
+                Ok(Posted::Waits(runtime.dispatch_later(vec![frame], &target, place, later)))
+            }
+        }
+    }
+
+    fn compose(&self, said: Said<'_>, body: Body<'_>) -> Result<Option<Frame>, RuntimeError> {
+        let (runtime, owner) = (&self.runtime, self.owner());
+        runtime.usable()?;
+        if !self.end.begin(said.error).map_err(RuntimeError::PortClosed)? {
+            return Ok(None);
+        }
+        let target = Target::One(owner);
+        Ok(Some(match self.way() {
+            Way::Channel { id, .. } => {
+                let rank = said.place.map_or(0, |(rank, _)| rank);
+                let header = Post { port: id, error: said.error, rank }.header(runtime.me, owner);
+                runtime.write(header, &target, &said.name(), body)
+            }
+            Way::Response { call, actor, index, .. } => {
+                let answer = if said.error { Answer::Raised } else { Answer::More };
+                let header = Reply { actor, call, place: index, answer }.header(runtime.me, owner);
+                runtime.write(header, &target, b"", body)
+            }
+        }))
+    }
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        let Self { runtime, end } = self;
+        let told = end.on_dropped(&runtime.ports);
+        runtime.dispatch_behind(end, told);
+        // A stream has a meter of its own for each call, which is not to be kept for long.
+        if let (Way::Response { .. }, Some(place)) = (end.way(), end.counted())
+            && end.is_last()
+            && runtime.behind(&Target::One(end.owner()), place).is_none()
+        {
+            runtime.meters.forget(end.owner(), place);
+        }
+    }
+}
+
+/// The port of a call in a message that is about to be sent.
+#[derive(Debug)]
+pub struct Packed {
+    outlet: Outlet,
+    ticket: Ticket,
+}
+
+impl Packed {
+    /// Whether it is that port.
+    pub fn is_of(&self, outlet: &Outlet) -> bool {
+        self.outlet.end.is_of(&outlet.end)
+    }
+
+    /// The ticket under which it travels.
+    pub fn ticket(&self) -> Ticket {
+        self.ticket
+    }
+
+    /// The message is being sent: from here on the end of this process's port is not the end of all.
+    pub fn begin(&self) {
+        self.outlet.end.begin_handing_on();
+    }
+
+    /// The message was not sent.
+    pub fn unsent(&self) {
+        self.outlet.end.not_handed_on();
+    }
+
+    /// The message was sent to `to`; `who` is what people call them.
+    pub fn sent(&self, to: &Target, who: &str) {
+        let Outlet { runtime, end } = &self.outlet;
+        runtime.dispatch_behind(end, end.handed_on(self.ticket, to, who));
+    }
+}
+
+/// What a value says beside itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Said<'a> {
+    /// The payload is an encoded exception.
+    pub error: bool,
+    /// The sender's rank, and the shape of the mesh that it is a rank of.
+    pub place: Option<(u32, &'a [u8])>,
+}
+
+impl Said<'_> {
+    /// The name under which the value travels to a channel.
+    fn name(&self) -> Vec<u8> {
+        self.place.map_or_else(Vec::new, |(_, shape)| Post::name(shape))
+    }
+}
+
+/// How a value gets to its port.
+#[derive(Debug)]
+pub enum Posting {
+    /// At once, and whether meters have counted it.
+    Now(bool),
+    /// Once there is room.
+    Later(Later),
+}
+
+/// What became of a value that was sent.
+#[derive(Debug)]
+pub enum Posted {
+    /// It is on its way. This many bytes wait for its receiver now.
+    Sent(usize),
+    /// It waits for room.
+    Waits(Deferral),
+}

@@ -1,0 +1,140 @@
+//! Values and references: what ties [`crate::refs`] and [`super::copies`] to the switch, the calls, and what goes to other
+//! hosts.
+
+use super::{Body, Runtime};
+use crate::calls::Call;
+use crate::completion::Completion;
+use crate::error::RuntimeError;
+use crate::refs::{Fetched, Hold, Kept, Opened, RefAddr, RefCounter, Refs};
+use bytes::Bytes;
+use mesh_proto::control::{Fetch, Undeliverable};
+use mesh_proto::hosts::HostSet;
+use mesh_proto::messages::{Answer, Asked, Reply};
+use mesh_proto::{Ended, Frame, Header, Part, ProcAddr, Route, Sharing, Target, Ticket, Undelivered};
+use std::sync::Arc;
+
+impl RefCounter for Runtime {
+    fn dropped(&self, hold: &Hold, tickets: Vec<Ticket>) {
+        self.refs.dropped(hold, tickets, self);
+    }
+
+    fn came(&self, frame: &Frame) -> Vec<Arc<Hold>> {
+        let carried = frame.carried().into_iter();
+        carried.map(|one| self.hold_under(RefAddr { owner: one.owner, id: one.id }, one.ticket, None)).collect()
+    }
+
+    fn unsent(&self, frame: &Frame) {
+        self.refs.unsent(frame, self);
+    }
+}
+
+impl Runtime {
+    /// How many bytes of values this process may keep.
+    pub fn ref_budget(&self) -> u64 {
+        self.refs.budget()
+    }
+
+    /// What a value with parts of these lengths counts against that.
+    pub fn ref_cost(parts: &[usize]) -> u64 {
+        Refs::cost(parts)
+    }
+
+    /// Counts a value that is about to be kept. Returns what to wait for if there is no room.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn reserve_ref(&self, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
+        self.refs.reserve(cost)
+    }
+
+    /// Nothing is kept in room that was counted, or, with `waited`, waited for.
+    pub fn unreserve_ref(&self, cost: u64, waited: Option<&Arc<Completion>>) {
+        self.refs.unreserve(cost, waited);
+    }
+
+    /// Keeps a value that was counted. `inner` are the values that references in it are to.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn keep_value(
+        &self,
+        parts: &[&[u8]],
+        cost: u64,
+        inner: Vec<Arc<Hold>>,
+    ) -> Result<(Kept, Arc<Hold>), RuntimeError> {
+        self.refs.keep(parts, cost, inner)
+    }
+
+    /// Looks at a value without a copy.
+    ///
+    /// # Errors
+    /// If this is a forked copy, or the memory cannot be mapped.
+    pub fn open_ref(&self, kept: &Kept, hold: &Arc<Hold>) -> Result<Opened, RuntimeError> {
+        self.refs.view(kept, hold)
+    }
+
+    /// What this process holds a value by. If it does not hold it yet, `within` is the opened value that the reference was
+    /// read from.
+    pub fn hold_of(&self, addr: RefAddr, within: Option<&Arc<Hold>>) -> Option<Arc<Hold>> {
+        if let Some(hold) = self.refs.held(&addr) {
+            return Some(hold);
+        }
+        let within = within?;
+        let ticket = self.refs.give_to_self(addr, self);
+        Some(self.hold_under(addr, ticket, Some(Arc::clone(within))))
+    }
+
+    /// A reference has come under a ticket. From its first value on, the end of an owner is asked for.
+    pub(super) fn hold_under(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> Arc<Hold> {
+        let (hold, fresh) = self.refs.hold(addr, ticket, within);
+        if fresh {
+            match self.switch.route(addr.owner) {
+                Route::Gone(ended) => self.refs_end(|one| one == addr.owner, &ended),
+                // An agent is told of the ends on its host anyway.
+                _ if self.me.is_agent() && addr.owner.host == self.me.host => {}
+                _ => self.watch_owners(vec![addr.owner]),
+            }
+        }
+        hold
+    }
+
+    /// Asks a value's owner for its bytes. They come as one part.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn fetch_ref(&self, addr: RefAddr) -> Result<Arc<Call>, RuntimeError> {
+        let call = self.open(Target::One(addr.owner), false)?;
+        self.dispatch(Fetch { id: addr.id, call: call.id }.frame(self.me, addr.owner), None);
+        Ok(call)
+    }
+
+    /// Somebody asks for the bytes of a value that is kept here.
+    pub(super) fn on_fetch(&self, header: &Header) {
+        let Some(Fetch { id, call }) = Fetch::read(header) else { return };
+        let to = header.src;
+        let mut reply = Reply { actor: 0, call, place: 0, answer: Answer::Value }.header(self.me, to);
+        let copied = |bytes: &[u8]| self.write(reply, &Target::One(to), b"", Body::new(b"", &[bytes]));
+        let frame = match self.refs.fetch(id, to) {
+            Some(Fetched::Lent(at, len)) => {
+                reply.set_sharing(Sharing { sole: true, shared: true });
+                Frame::build(reply, None, b"", &[Part::Inline(Bytes::new()), Part::Shared { at, len }])
+            }
+            // SAFETY: the view keeps it mapped, and nobody writes into it (SHM-1).
+            Some(Fetched::Mapped(view)) => copied(unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len()) }),
+            Some(Fetched::Heap(bytes)) => copied(&bytes),
+            None => {
+                let Some(asked) = Asked::of(header) else { return };
+                Undeliverable::answer(&asked, Undelivered::NoActor).frame(self.me, asked.by)
+            }
+        };
+        self.dispatch(frame, None);
+    }
+
+    /// Processes have ended: what they kept is lost, and they hold nothing any more.
+    pub(crate) fn refs_end(&self, dead: impl Fn(ProcAddr) -> bool, ended: &Arc<Ended>) {
+        self.refs.on_ends(&dead, ended);
+        for fetch in self.remote_values.on_ends(&dead) {
+            self.send_remote(&fetch, HostSet::one(fetch.header.dst.host));
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! A [`Dispatch`] that keeps what it is given.
+
+use crate::locks::lock;
+use crate::runtime::Dispatch;
+use mesh_proto::Frame;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Outbox(Mutex<VecDeque<Frame>>);
+
+impl Dispatch for Outbox {
+    fn dispatch(&self, frame: Frame) -> usize {
+        lock(&self.0).push_back(frame);
+        0
+    }
+}
+
+impl Outbox {
+    /// What was sent since the last time, in order.
+    pub(super) fn take(&self) -> Vec<Frame> {
+        lock(&self.0).drain(..).collect()
+    }
+}
