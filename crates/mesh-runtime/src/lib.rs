@@ -11,9 +11,11 @@ mod copy;
 mod dump;
 mod error;
 mod fork_server;
+mod gate;
 mod gateway;
 mod gauge;
 mod guests;
+mod handling;
 mod inbox;
 mod inspect;
 mod interfaces;
@@ -34,6 +36,7 @@ pub mod reactor;
 mod refs;
 mod remote_meshes;
 mod runtime;
+mod sender;
 #[cfg_attr(loom, path = "models/sets.rs")]
 mod sets;
 mod shm;
@@ -57,11 +60,13 @@ pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
 pub use fork_server::{ForkServerSpec, Spare, Standby};
+pub use gate::{Admission, Bid, Doubt, Full, Gate, Receivers, Turn, Verdict};
 pub use gateway::{
     GatewayOptions, Host, HostOptions, HostState, HostTold, HostView, VisitEnd, VisitError, Visited, agents, jobs_at,
     visit,
 };
 pub use gauge::{ClockStop, Gauge};
+pub use handling::Handling;
 pub use inbox::{Inbox, LoopWaker};
 pub use interfaces::interfaces;
 pub use journal::Entries;
@@ -75,9 +80,10 @@ pub use ports::{Mailbox, Outlet, Packed, Receive, Way};
 pub use refs::{Hold, Kept, RefAddr, View, pack};
 pub use runtime::{
     Body, Calling, Counts, Deferral, Later, Opened, Options, Outgoing, Posted, Posting, Runtime, Said, Spawned, Terms,
-    Waited, millis,
+    Wait, Waited,
 };
 pub use rustix::io::Errno;
+pub use sender::{Road, Sender, SenderSpec, Taken, TooLong};
 pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
 pub use title::name_process;

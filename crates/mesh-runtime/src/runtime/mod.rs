@@ -13,8 +13,8 @@
 
 mod alarms;
 mod answers;
-mod api;
 mod backlog;
+mod blocking;
 mod copies;
 mod counts;
 mod deliver;
@@ -39,7 +39,9 @@ mod switch;
 mod waiting;
 
 pub use answers::Spawned;
-pub use backlog::{Calling, Deferral, Later, millis};
+pub(crate) use backlog::millis;
+pub use backlog::{Calling, Deferral, Later};
+pub use blocking::Wait;
 pub use counts::Counts;
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
@@ -48,7 +50,7 @@ pub use refs::Opened;
 #[cfg(test)]
 pub(crate) use switch::Parts;
 pub(crate) use switch::{GATEWAY, Switch};
-pub(crate) use waiting::Patience;
+use waiting::Patience;
 pub use waiting::Waited;
 
 use crate::agent::{self, Agent, FORK_SERVER_TOKENS, SpawnSpec};
