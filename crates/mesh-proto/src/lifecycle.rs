@@ -30,6 +30,30 @@ pub enum Exit {
     Unknown,
 }
 
+impl Exit {
+    /// What the kernel kills with, on every machine that Linux runs on.
+    const SIGKILL: i32 = 9;
+
+    /// The status that it exited with.
+    #[must_use]
+    pub fn code(self) -> Option<i32> {
+        match self {
+            Self::Code(code) => Some(code),
+            Self::Signal(_) | Self::OutOfMemory | Self::Unknown => None,
+        }
+    }
+
+    /// The signal that killed it.
+    #[must_use]
+    pub fn signal(self) -> Option<i32> {
+        match self {
+            Self::Signal(signal) => Some(signal),
+            Self::OutOfMemory => Some(Self::SIGKILL),
+            Self::Code(_) | Self::Unknown => None,
+        }
+    }
+}
+
 /// The end of a proc, as everyone who waits for it hears of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {

@@ -253,12 +253,12 @@ impl Call {
     }
 
     /// Has an event loop told when the call progresses; at once if there is nothing to wait for.
-    pub(crate) fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
+    pub fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
         self.listen(reactor, Listener::Loop(Arc::clone(waker)), token, seen);
     }
 
     /// Has a list get `token` when the call progresses; at once if there is nothing to wait for.
-    pub(crate) fn note(&self, reactor: &Reactor, list: &Arc<Completion>, token: u64, seen: usize) {
+    pub fn note(&self, reactor: &Reactor, list: &Arc<Completion>, token: u64, seen: usize) {
         self.listen(reactor, Listener::List(Arc::clone(list)), token, seen);
     }
 

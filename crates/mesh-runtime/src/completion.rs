@@ -274,6 +274,21 @@ impl Completion {
         self.lock().waiters.retain(|one| !Arc::ptr_eq(one, &me));
     }
 
+    /// Blocks until a list has tokens, or is finished, or the deadline passes, without ever reading the links: whoever waits
+    /// here is in nobody's way.
+    pub fn wait_aside(&self, deadline: Option<Instant>) {
+        let ready = || self.is_done() || self.arrived() > 0;
+        self.expect();
+        while !ready() {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break;
+            }
+            Waiter::current().park(left, &ready);
+        }
+        self.leave();
+    }
+
     fn listen(&self, listener: Listener, token: u64, seen: usize) {
         let mut state = self.lock();
         if !self.is_done() && self.arrived() <= seen {

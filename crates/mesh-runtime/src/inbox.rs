@@ -335,7 +335,7 @@ impl Inbox {
     }
 
     /// Has a loop told from now on, with this token.
-    pub(crate) fn attach(&self, reactor: &Reactor, waker: Arc<LoopWaker>, token: u64) {
+    pub fn attach(&self, reactor: &Reactor, waker: Arc<LoopWaker>, token: u64) {
         let mut queue = self.lock();
         let waiting = !queue.messages.is_empty();
         queue.told = waiting;
@@ -356,6 +356,16 @@ impl Inbox {
     /// The calling thread is about to wait for the next message.
     pub(crate) fn expect(&self) {
         self.lock().waiter = Some(Waiter::current());
+    }
+
+    /// Blocks until there are messages or the inbox is closed, without ever reading the links: whoever waits here is in
+    /// nobody's way.
+    pub fn wait_apart(&self) {
+        let ready = || !self.is_empty() || self.is_closed();
+        while !ready() {
+            self.expect();
+            Waiter::current().park(None, &ready);
+        }
     }
 
     /// Takes no more; what still waits is given back. Whoever waits is woken.

@@ -11,9 +11,11 @@ mod copy;
 mod dump;
 mod error;
 mod fork_server;
+mod gate;
 mod gateway;
 mod gauge;
 mod greeting;
+mod handling;
 mod host;
 mod inbox;
 mod inspect;
@@ -35,6 +37,7 @@ pub mod reactor;
 mod refs;
 mod remote_meshes;
 mod runtime;
+mod sender;
 #[cfg_attr(loom, path = "models/sets.rs")]
 mod sets;
 mod shm;
@@ -59,8 +62,10 @@ pub use calls::{Call, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
 pub use fork_server::{ForkServerSpec, Spare, Standby};
+pub use gate::{Admission, Bid, Doubt, Full, Gate, Receivers, Turn, Verdict};
 pub use gateway::{GatewayOptions, HostState, HostView, agents};
 pub use gauge::{ClockStop, Gauge};
+pub use handling::Handling;
 pub use host::{Host, HostOptions, HostTold};
 pub use inbox::{Inbox, LoopWaker};
 pub use interfaces::interfaces;
@@ -75,9 +80,10 @@ pub use ports::{Receive, Way};
 pub use refs::{Hold, Kept, Opened, RefAddr, View, pack};
 pub use runtime::{
     Body, Calling, Counts, Deferral, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted, Posting, Runtime, Said,
-    Spawned, Terms, Waited, millis,
+    Spawned, Terms, Wait, Waited,
 };
 pub use rustix::io::Errno;
+pub use sender::{Road, Sender, SenderSpec, Taken, TooLong};
 pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
 pub use title::name_process;

@@ -7,7 +7,7 @@
 use crate::locks::lock;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
-use crate::waits::Blocked;
+use crate::waits::{Blocked, InRoom};
 use mesh_proto::{ActorId, Admission, Credit, HostNo, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -87,6 +87,11 @@ impl Meter {
     /// Whether a message of `cost` bytes would be let through.
     pub fn has_room(&self, cost: u64) -> bool {
         lock(&self.state).flow.has_room(cost)
+    }
+
+    /// A thread is about to wait for room, on behalf of an actor (0 for none), until the result is dropped.
+    pub fn block(&self, actor: ActorId) -> InRoom<'_> {
+        self.blocked.block(actor)
     }
 
     pub(crate) fn admit(&self, cost: u64) -> Admission {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Alarms {
+pub struct Alarms {
     count: AtomicU64,
     /// Whether somebody is still to be told.
     on: AtomicBool,
@@ -37,13 +37,13 @@ impl Alarms {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Everybody has been told: who begins to wait from now on just waits.
-    pub(super) fn calm(&self) {
+    /// Everybody has been told: alarms end no waits that begin from now on.
+    pub fn calm(&self) {
         self.on.store(false, Ordering::SeqCst);
     }
 
     /// What to take for heard at the beginning of a wait: no alarm that is still on.
-    pub(super) fn heard(&self) -> u64 {
+    pub(crate) fn heard(&self) -> u64 {
         let alarms = self.count();
         if self.on.load(Ordering::SeqCst) { alarms.wrapping_sub(1) } else { alarms }
     }

@@ -397,8 +397,7 @@ impl Runtime {
 }
 
 /// A deadline as messages carry it: rounded up, and never 0, which means none.
-#[must_use]
-pub fn millis(until: Instant) -> u32 {
+pub(crate) fn millis(until: Instant) -> u32 {
     let left = until.saturating_duration_since(Instant::now());
     u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
 }

@@ -11,7 +11,7 @@ use std::thread::ThreadId;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct EventLoop {
+pub struct EventLoop {
     /// The set of its descriptors that the reactor knows; -1 before there is one.
     watched: AtomicI32,
     ready: AtomicBool,
@@ -67,7 +67,7 @@ impl EventLoop {
     }
 
     /// Whether the calling thread is the loop's, which may not wait for what runs on it.
-    pub(super) fn is_mine(&self) -> bool {
+    pub fn is_mine(&self) -> bool {
         let me = std::thread::current().id();
         lock(&self.thread).is_some_and(|thread| thread == me)
     }

@@ -7,6 +7,7 @@ use crate::inspect::{self, Note, Sight, addr, list, quoted};
 use crate::journal::Entries;
 use crate::link::Link;
 use crate::usage::{self, stage_name};
+use crate::waits::Awaited;
 use mesh_proto::control::{Inspect, Question};
 use mesh_proto::messages::Answer;
 use mesh_proto::{ActorId, Ended, Exit, Frame, Header, MeshId, ProcAddr, Undelivered};
@@ -25,6 +26,13 @@ impl Runtime {
             system: &self.inboxes.system,
             inboxes: self.inboxes.all(),
         }
+    }
+
+    /// Who waits in this process, and what its actors run.
+    fn waits(&self) -> String {
+        let (calls, promises, meters) = (&self.calls, &self.promises, &self.meters);
+        let awaited = Awaited { me: self.me, calls, promises, meters, inboxes: self.inboxes.all() };
+        awaited.tell(|call| self.waits_here(call))
     }
 
     // What others ask.

@@ -15,8 +15,8 @@
 
 mod alarms;
 mod answers;
-mod api;
 mod backlog;
+mod blocking;
 mod call_ends;
 mod copies;
 mod counts;
@@ -49,7 +49,9 @@ mod values;
 mod waiting;
 
 pub use answers::Spawned;
-pub use backlog::{Calling, Deferral, Later, millis};
+pub(crate) use backlog::millis;
+pub use backlog::{Calling, Deferral, Later};
+pub use blocking::Wait;
 pub use counts::Counts;
 pub(crate) use dispatch::Dispatch;
 pub(crate) use home::{AgentEnvironment, Home};
@@ -58,7 +60,7 @@ pub use port_handles::{Mailbox, Outlet, Packed, Posted, Posting, Said};
 #[cfg(test)]
 pub(crate) use switch::Parts;
 pub(crate) use switch::{GATEWAY, Switch};
-pub(crate) use waiting::Patience;
+use waiting::Patience;
 pub use waiting::Waited;
 
 use crate::agent::{FORK_SERVER_TOKENS, HostAgent};

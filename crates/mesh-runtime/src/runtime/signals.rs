@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Signals {
+pub struct Signals {
     pipe: (OwnedFd, OwnedFd),
     came: AtomicBool,
     /// Where such bytes go on to: whoever listened for signals before.
@@ -59,12 +59,12 @@ impl Signals {
     }
 
     /// Where a signal handler is to write.
-    pub(super) fn fd(&self) -> RawFd {
+    pub fn fd(&self) -> RawFd {
         self.pipe.1.as_raw_fd()
     }
 
     /// Where such bytes are to go on to; -1 for nowhere.
-    pub(super) fn forward_to(&self, fd: RawFd) {
+    pub fn forward_to(&self, fd: RawFd) {
         self.forward.store(fd, Ordering::SeqCst);
     }
 

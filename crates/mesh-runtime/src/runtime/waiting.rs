@@ -12,7 +12,7 @@ use crate::meter::Meter;
 use crate::reactor::{Handler, Reactor};
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;
-use crate::wait::Waiter;
+use crate::waits::Waiting as Blocked;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -34,7 +34,7 @@ pub enum Waited {
 
 /// For how long, and for what else, a thread waits.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Patience {
+pub struct Patience {
     /// When it gives up.
     pub deadline: Option<Instant>,
     /// It returns before it would block.
@@ -46,11 +46,17 @@ pub(crate) struct Patience {
 }
 
 /// What a thread can wait for until it is done, or has progressed.
-pub(super) trait Awaited {
+pub trait Awaited: Sized {
     fn is_done(&self) -> bool;
     fn arrived(&self) -> usize;
     /// Has the calling thread woken when it progresses.
     fn expect(&self);
+    /// The calling thread is about to block, until the result is dropped.
+    fn block(&self) -> Blocked<'_>;
+    /// Waits for it, once.
+    fn wait(&self, waiting: &Waiting, handler: &dyn Handler, seen: Option<usize>, patience: Patience) -> Waited {
+        waiting.for_progress(handler, self, seen, patience)
+    }
 }
 
 impl Awaited for Call {
@@ -62,6 +68,9 @@ impl Awaited for Call {
     }
     fn expect(&self) {
         self.expect();
+    }
+    fn block(&self) -> Blocked<'_> {
+        self.block()
     }
 }
 
@@ -75,34 +84,17 @@ impl Awaited for Completion {
     fn expect(&self) {
         self.expect();
     }
-}
-
-/// Blocks until there are messages, or there never will be, without ever reading the links: whoever waits for notices is to be
-/// in nobody's way.
-pub(super) fn wait_apart(inbox: &Inbox) {
-    while inbox.is_empty() && !inbox.is_closed() {
-        inbox.expect();
-        Waiter::current().park(None, &|| !inbox.is_empty() || inbox.is_closed());
+    fn block(&self) -> Blocked<'_> {
+        self.block()
     }
-}
-
-/// Blocks until a list has tokens, or is finished, without ever reading the links, as [`wait_apart`].
-pub(super) fn wait_aside(list: &Completion, deadline: Option<Instant>) {
-    let ready = || list.is_done() || list.arrived() > 0;
-    list.expect();
-    while !ready() {
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-        if left.is_some_and(|left| left.is_zero()) {
-            break;
-        }
-        Waiter::current().park(left, &ready);
+    fn wait(&self, waiting: &Waiting, handler: &dyn Handler, seen: Option<usize>, patience: Patience) -> Waited {
+        waiting.for_completion(handler, self, seen, patience)
     }
-    list.leave();
 }
 
 /// What ends a wait, beside what is waited for. `handler` takes what comes meanwhile.
 #[derive(Debug)]
-pub(crate) struct Waiting {
+pub struct Waiting {
     reactor: Arc<Reactor>,
     board: Arc<SpinBoard>,
     spin: Duration,

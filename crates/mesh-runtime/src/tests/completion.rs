@@ -132,7 +132,7 @@ fn it_is_finished_after_its_runtime_has_gone() {
 fn an_alarm_ends_the_wait() {
     let runtime = runtime();
     let completion = runtime.completion();
-    let heard = runtime.alarms_heard();
+    let heard = runtime.alarms().heard();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| runtime.wait_completion(&completion, None, soon(), false, false, Some(heard)));
         runtime.alarm();
@@ -220,7 +220,7 @@ fn a_list_taken_from_begins_anew() {
     }
     assert_eq!((list.take(), list.take()), (vec![3, 4], vec![]));
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| runtime.wait_aside(&list, soon()));
+        let waiting = scope.spawn(|| list.wait_aside(soon()));
         let member = runtime.completion();
         member.finish(Fate::Value);
         member.note(&list, 5, usize::MAX);

@@ -10,6 +10,8 @@ mod completion;
 #[path = "../../../mesh-proto/tests/support/dice.rs"]
 mod dice;
 mod flow;
+mod gate;
+mod handling;
 mod inspect;
 mod landing;
 mod link;
@@ -23,6 +25,7 @@ mod ports;
 mod ports_schedules;
 mod refs;
 mod remote_meshes;
+mod sender;
 mod shm;
 mod switch;
 mod tasks;

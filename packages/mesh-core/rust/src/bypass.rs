@@ -1,4 +1,4 @@
-//! A road past the gateways for large parts of messages, as another package offers it in a capsule.
+//! A way past the gateways for large parts of messages, which another package offers in a capsule.
 
 use crate::runtime::PyRuntime;
 use mesh_runtime::{BYPASS_VERSION, Bypass, RawBypass};
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-/// Has parts of `from_bytes` and more travel past the gateways, by what the capsule has; or notes that nothing can do that.
+/// Sends parts of `from_bytes` and more past the gateways, by the functions in the capsule; none do without one.
 #[pyfunction]
 #[pyo3(signature = (runtime, capsule, from_bytes))]
 pub(crate) fn set_bypass(
@@ -15,11 +15,11 @@ pub(crate) fn set_bypass(
     from_bytes: usize,
 ) -> PyResult<()> {
     let Some(capsule) = capsule else {
-        runtime.shared().set_bypass(None);
+        runtime.0.set_bypass(None);
         return Ok(());
     };
     let raw = capsule.pointer_checked(Some(c"mesh_core.bypass"))?.cast::<RawBypass>();
-    // SAFETY: what a capsule of this name points to begins with the version, whatever that is.
+    // SAFETY: what a capsule of this name points to begins with the version.
     let version = unsafe { raw.cast::<u32>().read() };
     if version != BYPASS_VERSION {
         return Err(PyRuntimeError::new_err(format!(
@@ -27,7 +27,7 @@ pub(crate) fn set_bypass(
              of both that belong together"
         )));
     }
-    // SAFETY: of this version; the header demands that it stays until the process ends.
-    runtime.shared().set_bypass(Some((unsafe { Bypass::new(raw) }, from_bytes)));
+    // SAFETY: it has this version, and the header demands that it stays until the process ends.
+    runtime.0.set_bypass(Some((unsafe { Bypass::new(raw) }, from_bytes)));
     Ok(())
 }

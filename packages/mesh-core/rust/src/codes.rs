@@ -39,212 +39,148 @@ impl Members {
     }
 }
 
-static KINDS: Members = Members::new(
-    "MessageKind",
-    &[
-        "OTHER",
-        "SPAWN",
-        "CALL",
-        "TELL",
-        "REPLY",
-        "STOP_ACTOR",
-        "STOP_PROC",
-        "CANCEL",
-        "UNDELIVERABLE",
-        "DOWN",
-        "FAILURE",
-        "POST",
-        "PARTIAL",
-        "INSPECT",
-        "EXTENSION",
-        "UNSEEN",
-    ],
-);
+/// A function that gives the member for a value of Rust's, and the table of the members that it gives.
+macro_rules! gives {
+    ($(#[$doc:meta])* $give:ident($type:ty) from $table:ident = $class:literal { $($pattern:pat => $member:ident,)+ }) => {
+        static $table: Members = Members::new($class, &[$(stringify!($member)),+]);
 
-/// A `MessageKind`.
-pub(crate) fn kind(py: Python<'_>, kind: Kind) -> PyResult<Py<PyAny>> {
-    let place = match kind {
-        Kind::Spawn => 1,
-        Kind::Call => 2,
-        Kind::Tell => 3,
-        Kind::Reply => 4,
-        Kind::StopActor => 5,
-        Kind::StopProc => 6,
-        Kind::Cancel => 7,
-        Kind::Undeliverable => 8,
-        Kind::Down => 9,
-        Kind::Failure => 10,
-        Kind::Post => 11,
-        Kind::Partial => 12,
-        Kind::Inspect => 13,
-        Kind::Extend => 14,
-        Kind::Unseen => 15,
-        _ => 0,
+        $(#[$doc])*
+        pub(crate) fn $give(py: Python<'_>, value: $type) -> PyResult<Py<PyAny>> {
+            #[allow(non_camel_case_types, clippy::upper_case_acronyms)] // as in Python
+            enum Place { $($member),+ }
+            let place = match value { $($pattern => Place::$member),+ };
+            $table.member(py, place as usize)
+        }
     };
-    KINDS.member(py, place)
 }
 
-static REQUESTS: Members =
-    Members::new("Request", &["CALL", "REDUCE", "SPAWN", "STOP_ACTOR", "FAILURE", "EXTENSION", "TASK", "TASK_AHEAD"]);
+/// A function that gives what a member stands for in Rust, and the table of the members that it takes.
+macro_rules! takes {
+    ($(#[$doc:meta])* $take:ident -> $type:ty, from $table:ident = $class:literal { $($member:ident => $value:expr,)+ }) => {
+        static $table: Members = Members::new($class, &[$(stringify!($member)),+]);
 
-/// What a `Request` asks for, and whether the replies are combined.
-pub(crate) fn request(one: &Bound<'_, PyAny>) -> PyResult<(Request, bool)> {
-    Ok(match REQUESTS.place(one)? {
-        0 => (Request::CALL, false),
-        1 => (Request::CALL, true),
-        2 => (Request::Spawn, false),
-        3 => (Request::StopActor, false),
-        4 => (Request::Failure, false),
-        5 => (Request::Extend, false),
-        6 => (Request::TASK, false),
-        _ => (Request::TASK_AHEAD, false),
-    })
-}
-
-static QUESTIONS: Members =
-    Members::new("Question", &["STATE", "STACKS", "DUMP", "THREADS", "WAITS", "TREE", "USAGE", "SHARES"]);
-
-/// What a `Question` asks.
-pub(crate) fn question(one: &Bound<'_, PyAny>) -> PyResult<Question> {
-    Ok(match QUESTIONS.place(one)? {
-        0 => Question::State,
-        1 => Question::Stacks,
-        2 => Question::Dump,
-        3 => Question::Threads,
-        4 => Question::Waits,
-        5 => Question::Tree,
-        6 => Question::Usage,
-        _ => Question::Shares,
-    })
-}
-
-static UNDELIVERED: Members = Members::new(
-    "Undelivered",
-    &[
-        "UNKNOWN",
-        "NO_ACTOR",
-        "NEVER_SPAWNED",
-        "ACTOR_STOPPED",
-        "ENDED",
-        "PORT_DROPPED",
-        "PORT_HANDED_ON",
-        "UNKNOWN_QUESTION",
-        "NO_THREAD",
-        "NO_EXTENSIONS",
-        "NO_ROOM",
-        "NOT_BEGUN",
-    ],
-);
-
-/// An `Undelivered`.
-pub(crate) fn undelivered(py: Python<'_>, why: &Undelivered) -> PyResult<Py<PyAny>> {
-    let place = match why {
-        Undelivered::NoActor => 1,
-        Undelivered::NeverSpawned => 2,
-        Undelivered::ActorStopped => 3,
-        Undelivered::Ended(_) => 4,
-        Undelivered::PortDropped => 5,
-        Undelivered::PortHandedOn => 6,
-        Undelivered::UnknownQuestion => 7,
-        Undelivered::NoThread => 8,
-        Undelivered::NoExtensions => 9,
-        Undelivered::NoRoom(_) => 10,
-        Undelivered::NotBegun => 11,
-        Undelivered::Unknown(_) => 0,
+        $(#[$doc])*
+        pub(crate) fn $take(one: &Bound<'_, PyAny>) -> PyResult<$type> {
+            Ok([$($value),+][$table.place(one)?])
+        }
     };
-    UNDELIVERED.member(py, place)
 }
 
-static HOST_STATES: Members =
-    Members::new("HostState", &["ATTACHING", "RUNNING", "SUSPECT", "UNREACHABLE", "STOPPED", "DEAD"]);
-
-/// A `HostState`.
-pub(crate) fn host_state(py: Python<'_>, state: HostState) -> PyResult<Py<PyAny>> {
-    let place = match state {
-        HostState::Attaching => 0,
-        HostState::Running => 1,
-        HostState::Suspect => 2,
-        HostState::Unreachable => 3,
-        HostState::Stopped => 4,
-        HostState::Dead => 5,
-    };
-    HOST_STATES.member(py, place)
+gives! {
+    /// A `MessageKind`.
+    kind(Kind) from KINDS = "MessageKind" {
+        Kind::Spawn => SPAWN,
+        Kind::Call => CALL,
+        Kind::Tell => TELL,
+        Kind::Reply => REPLY,
+        Kind::StopActor => STOP_ACTOR,
+        Kind::StopProc => STOP_PROC,
+        Kind::Cancel => CANCEL,
+        Kind::Undeliverable => UNDELIVERABLE,
+        Kind::Down => DOWN,
+        Kind::Failure => FAILURE,
+        Kind::Post => POST,
+        Kind::Partial => PARTIAL,
+        Kind::Inspect => INSPECT,
+        Kind::Extend => EXTENSION,
+        Kind::Unseen => UNSEEN,
+        _ => OTHER,
+    }
 }
 
-static ENDS: Members = Members::new(
-    "FailureKind",
-    &[
-        "EXITED",
-        "KILLED",
-        "OUT_OF_MEMORY",
-        "SPAWN_FAILED",
-        "SPAWN_TIMEOUT",
-        "BOOTSTRAP_FAILED",
-        "FORK_SERVER_DIED",
-        "CONNECTION_LOST",
-        "HOST_DEAD",
-        "HOST_UNREACHABLE",
-        "HOST_NOT_ATTACHED",
-        "HOST_NOT_AUTHENTICATED",
-        "HOST_ABSENT",
-        "UNKNOWN",
-    ],
-);
-
-/// A `FailureKind`.
-pub(crate) fn end(py: Python<'_>, kind: EndKind) -> PyResult<Py<PyAny>> {
-    let place = match kind {
-        EndKind::Exited => 0,
-        EndKind::Killed => 1,
-        EndKind::OutOfMemory => 2,
-        EndKind::SpawnFailed => 3,
-        EndKind::SpawnTimeout => 4,
-        EndKind::BootstrapFailed => 5,
-        EndKind::ForkServerDied => 6,
-        EndKind::ConnectionLost => 7,
-        EndKind::HostDead => 8,
-        EndKind::HostUnreachable => 9,
-        EndKind::HostNotAttached => 10,
-        EndKind::HostNotAuthenticated => 11,
-        EndKind::HostAbsent => 12,
-        EndKind::Unknown => 13,
-    };
-    ENDS.member(py, place)
+takes! {
+    /// What a `Request` asks for, and whether the replies are combined.
+    request -> (Request, bool), from REQUESTS = "Request" {
+        CALL => (Request::CALL, false),
+        REDUCE => (Request::CALL, true),
+        SPAWN => (Request::Spawn, false),
+        STOP_ACTOR => (Request::StopActor, false),
+        FAILURE => (Request::Failure, false),
+        EXTENSION => (Request::Extend, false),
+        TASK => (Request::TASK, false),
+        TASK_AHEAD => (Request::TASK_AHEAD, false),
+    }
 }
 
-static ERRORS: Members = Members::new(
-    "NativeError",
-    &[
-        "CLOSED",
-        "FORKED",
-        "NO_SUCH_PROC",
-        "PORT_CLOSED",
-        "FULL",
-        "FRAME",
-        "SPAWN",
-        "OS",
-        "NOT_CONTROLLER",
-        "CREDENTIALS",
-        "ADDRESS",
-    ],
-);
+takes! {
+    /// What a `Question` asks.
+    question -> Question, from QUESTIONS = "Question" {
+        STATE => Question::State,
+        STACKS => Question::Stacks,
+        DUMP => Question::Dump,
+        THREADS => Question::Threads,
+        WAITS => Question::Waits,
+        TREE => Question::Tree,
+        USAGE => Question::Usage,
+        SHARES => Question::Shares,
+    }
+}
 
-/// A `NativeError`.
-pub(crate) fn error(py: Python<'_>, kind: ErrorKind) -> PyResult<Py<PyAny>> {
-    let place = match kind {
-        ErrorKind::Closed => 0,
-        ErrorKind::Forked => 1,
-        ErrorKind::NoSuchProc => 2,
-        ErrorKind::PortClosed => 3,
-        ErrorKind::Full => 4,
-        ErrorKind::Frame => 5,
-        ErrorKind::Spawn => 6,
-        ErrorKind::Os => 7,
-        ErrorKind::NotController => 8,
-        ErrorKind::Credentials => 9,
-        ErrorKind::Address => 10,
-    };
-    ERRORS.member(py, place)
+gives! {
+    /// An `Undelivered`.
+    undelivered(&Undelivered) from UNDELIVERED = "Undelivered" {
+        Undelivered::Unknown(_) => UNKNOWN,
+        Undelivered::NoActor => NO_ACTOR,
+        Undelivered::NeverSpawned => NEVER_SPAWNED,
+        Undelivered::ActorStopped => ACTOR_STOPPED,
+        Undelivered::Ended(_) => ENDED,
+        Undelivered::PortDropped => PORT_DROPPED,
+        Undelivered::PortHandedOn => PORT_HANDED_ON,
+        Undelivered::UnknownQuestion => UNKNOWN_QUESTION,
+        Undelivered::NoThread => NO_THREAD,
+        Undelivered::NoExtensions => NO_EXTENSIONS,
+        Undelivered::NoRoom(_) => NO_ROOM,
+        Undelivered::NotBegun => NOT_BEGUN,
+    }
+}
+
+gives! {
+    /// A `HostState`.
+    host_state(HostState) from HOST_STATES = "HostState" {
+        HostState::Attaching => ATTACHING,
+        HostState::Running => RUNNING,
+        HostState::Suspect => SUSPECT,
+        HostState::Unreachable => UNREACHABLE,
+        HostState::Stopped => STOPPED,
+        HostState::Dead => DEAD,
+    }
+}
+
+gives! {
+    /// A `FailureKind`.
+    end(EndKind) from ENDS = "FailureKind" {
+        EndKind::Exited => EXITED,
+        EndKind::Killed => KILLED,
+        EndKind::OutOfMemory => OUT_OF_MEMORY,
+        EndKind::SpawnFailed => SPAWN_FAILED,
+        EndKind::SpawnTimeout => SPAWN_TIMEOUT,
+        EndKind::BootstrapFailed => BOOTSTRAP_FAILED,
+        EndKind::ForkServerDied => FORK_SERVER_DIED,
+        EndKind::ConnectionLost => CONNECTION_LOST,
+        EndKind::HostDead => HOST_DEAD,
+        EndKind::HostUnreachable => HOST_UNREACHABLE,
+        EndKind::HostNotAttached => HOST_NOT_ATTACHED,
+        EndKind::HostNotAuthenticated => HOST_NOT_AUTHENTICATED,
+        EndKind::HostAbsent => HOST_ABSENT,
+        EndKind::Unknown => UNKNOWN,
+    }
+}
+
+gives! {
+    /// A `NativeError`.
+    error(ErrorKind) from ERRORS = "NativeError" {
+        ErrorKind::Closed => CLOSED,
+        ErrorKind::Forked => FORKED,
+        ErrorKind::NoSuchProc => NO_SUCH_PROC,
+        ErrorKind::PortClosed => PORT_CLOSED,
+        ErrorKind::Full => FULL,
+        ErrorKind::Frame => FRAME,
+        ErrorKind::Spawn => SPAWN,
+        ErrorKind::Os => OS,
+        ErrorKind::NotController => NOT_CONTROLLER,
+        ErrorKind::Credentials => CREDENTIALS,
+        ErrorKind::Address => ADDRESS,
+    }
 }
 
 static ALL: [&Members; 7] = [&KINDS, &REQUESTS, &QUESTIONS, &UNDELIVERED, &HOST_STATES, &ENDS, &ERRORS];

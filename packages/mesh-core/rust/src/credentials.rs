@@ -1,13 +1,14 @@
 //! Folders of credentials, as Python makes and reads them.
 
-use crate::callables::callables;
 use crate::door;
+use crate::errors::raise_credentials;
+use crate::time::duration;
 use mesh_runtime::tls::{self, CredentialError, Entry, Store};
 use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Role, job, serial number, fingerprint, since when, until when, and when it was revoked.
+/// A certificate: its role, job, serial number and fingerprint, from when and until when it is valid, when it was revoked.
 type Told = (&'static str, String, String, String, f64, f64, Option<f64>);
 
 fn seconds(time: SystemTime) -> f64 {
@@ -20,24 +21,18 @@ fn tell(entry: Entry) -> Told {
     (facts.role.name(), facts.job, facts.serial, facts.fingerprint, from, until, revoked.map(seconds))
 }
 
-/// The error of who cannot prove, or is not told, who is who.
-pub(crate) fn raise(py: Python<'_>, error: &CredentialError) -> PyErr {
-    let class = callables(py).map(|python| python.authentication_error.bind(py));
-    class.and_then(|class| class.call1((error.to_string(),))).map_or_else(|failed| failed, PyErr::from_value)
-}
-
 fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, CredentialError> + Send) -> PyResult<T> {
-    door::outside(py, body).map_err(|error| raise(py, &error))
+    door::outside(py, body).map_err(|error| raise_credentials(py, &error))
 }
 
-/// Makes a new job's folder; its controller's and its hosts' certificates hold for so many seconds.
+/// Makes a folder for a new job. Its controller's and its hosts' certificates are valid for so many seconds.
 #[pyfunction]
 pub(crate) fn credentials_new(py: Python<'_>, path: PathBuf, lifetime: f64, hosts: f64) -> PyResult<()> {
-    let (lifetime, hosts) = (door::duration(lifetime)?, door::duration(hosts)?);
+    let (lifetime, hosts) = (duration(lifetime)?, duration(hosts)?);
     leave(py, || Store::create(&path, lifetime, hosts).map(drop))
 }
 
-/// Whether a folder of credentials has an authority, or is that of a member.
+/// Whether a folder of credentials has an authority, or is the folder of a member.
 #[pyfunction]
 pub(crate) fn credentials_owner(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
     leave(py, || Store::is_owners(&path))
@@ -49,7 +44,7 @@ pub(crate) fn credentials_list(py: Python<'_>, path: PathBuf) -> PyResult<Vec<To
     leave(py, || Ok(tls::certificates_in(&path)?.into_iter().map(tell).collect()))
 }
 
-/// Makes a folder for a host, or for somebody who may look into jobs and do nothing else.
+/// Makes a folder for a host, or for an observer, who may look into jobs and do nothing else.
 #[pyfunction]
 pub(crate) fn credentials_issue(
     py: Python<'_>,
@@ -58,7 +53,7 @@ pub(crate) fn credentials_issue(
     lifetime: f64,
     observer: bool,
 ) -> PyResult<Told> {
-    let lifetime = door::duration(lifetime)?;
+    let lifetime = duration(lifetime)?;
     leave(py, || {
         let store = Store::open(&path)?;
         let made = if observer { store.issue_observer(&out, lifetime) } else { store.issue_host(&out, lifetime) };
@@ -69,14 +64,14 @@ pub(crate) fn credentials_issue(
 /// Makes new certificates for the keys of a folder.
 #[pyfunction]
 pub(crate) fn credentials_renew(py: Python<'_>, path: PathBuf, out: PathBuf, lifetime: f64) -> PyResult<Vec<Told>> {
-    let lifetime = door::duration(lifetime)?;
+    let lifetime = duration(lifetime)?;
     leave(py, || {
         let made = Store::open(&path)?.renew(&out, lifetime)?;
         Ok(made.into_iter().map(|facts| tell(Entry { facts, revoked: None })).collect())
     })
 }
 
-/// Revokes a certificate: a serial number, a fingerprint, the beginning of either, or a file.
+/// Revokes a certificate, named by its serial number, its fingerprint, the beginning of either, or its file.
 #[pyfunction]
 pub(crate) fn credentials_revoke(py: Python<'_>, path: PathBuf, which: &str) -> PyResult<Told> {
     leave(py, || Store::open(&path)?.revoke(which).map(tell))

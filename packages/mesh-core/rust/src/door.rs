@@ -5,42 +5,14 @@
 //! the script that call or wait while it ends are held until the process is gone instead, as any blocked daemon thread.
 
 use crate::callables::callables;
-use crate::codes;
+use crate::errors::raise;
+use crate::time::end_limit;
 use mesh_runtime::{Runtime, RuntimeError, Waited};
-use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 use std::cell::Cell;
-use std::ffi::OsString;
-use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::time::{Duration, Instant};
-
-/// The fields of an error, as the exception that stands for it has them.
-fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyDict>> {
-    let fields = PyDict::new(py);
-    match error {
-        RuntimeError::Full { addr, budget, .. } => {
-            fields.set_item("rank", addr.rank)?;
-            fields.set_item("budget", *budget)?;
-        }
-        RuntimeError::NoSuchProc(addr) => fields.set_item("rank", addr.rank)?,
-        RuntimeError::PortClosed(why) => fields.set_item("reason", why.to_string())?,
-        _ => {}
-    }
-    Ok(fields)
-}
-
-/// A runtime error as the Python exception that stands for it. Python knows the class by the error's kind.
-pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
-    let made = fields(py, error).and_then(|fields| {
-        let of_native = callables(py)?.of_native.bind(py);
-        of_native.call1((codes::error(py, error.kind())?, error.to_string(), fields))
-    });
-    made.map_or_else(|failed| failed, PyErr::from_value)
-}
+use std::time::Instant;
 
 /// Leaves the interpreter for `body`; the one way out.
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
@@ -106,24 +78,11 @@ pub(crate) fn enter(py: Python<'_>) {
 /// serve do until `done`.
 #[pyfunction]
 pub(crate) fn begin_exit(limit: f64, done: bool) -> PyResult<()> {
-    let limit = duration(limit)?.min(Duration::from_secs(3600));
+    let limit = end_limit(limit)?;
     ENDS.set(true);
     let _ = UNTIL.set(Instant::now() + limit);
     STATE.store(if done { ENDED } else { ENDING }, Ordering::SeqCst);
     Ok(())
-}
-
-/// Seconds as Python gives them, as a deadline; none for "for ever".
-pub(crate) fn deadline(timeout: Option<f64>) -> PyResult<Option<Instant>> {
-    let Some(seconds) = timeout else { return Ok(None) };
-    Ok(Instant::now().checked_add(duration(seconds)?))
-}
-
-pub(crate) fn duration(seconds: f64) -> PyResult<Duration> {
-    if seconds.is_nan() {
-        return Err(PyValueError::new_err("a timeout is a number of seconds, not NaN"));
-    }
-    Ok(Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or(Duration::MAX))
 }
 
 thread_local! {
@@ -169,9 +128,9 @@ pub(crate) fn wait(
     }
     let set = &callables(py)?.set_wakeup_fd;
     loop {
-        let own = runtime.signal_fd();
+        let own = runtime.signals().fd();
         let before: i32 = set.call1(py, (own,))?.extract(py)?;
-        runtime.forward_signals(if before == own { -1 } else { before });
+        runtime.signals().forward_to(if before == own { -1 } else { before });
         // A signal before this point is handled here, a later one wakes the wait.
         let waited = py.check_signals().map(|()| outside(py, || step(false, true)));
         set.call1(py, (before,))?;
@@ -185,75 +144,4 @@ pub(crate) fn wait(
             Waited::NotYet => return Ok(false),
         }
     }
-}
-
-/// Has the kernel kill this process when its parent ends; at once if the parent is not `parent` any more.
-#[pyfunction]
-pub(crate) fn die_with_parent(parent: u32) {
-    mesh_runtime::die_with_parent(parent);
-}
-
-/// Has this process, once the interpreter has come to its end, exit with `status` whatever status that gives.
-#[pyfunction]
-pub(crate) fn exit_with(status: i32) {
-    mesh_runtime::exit_with(status);
-}
-
-/// Has `ps` call this process `title`, and `top` call it `short`.
-#[pyfunction]
-pub(crate) fn name_process(title: &str, short: &str) {
-    mesh_runtime::name_process(title, short);
-}
-
-/// Has the orphans below this process become its children.
-#[pyfunction]
-pub(crate) fn adopt_orphans() -> PyResult<()> {
-    Ok(mesh_runtime::adopt_orphans()?)
-}
-
-/// Starts a program in a session of its own and returns its pid; `mark` is the soft limit, to which the pid is added, and
-/// the hard one.
-#[pyfunction]
-pub(crate) fn start_marked(
-    py: Python<'_>,
-    argv: Vec<OsString>,
-    env: Option<Vec<(OsString, OsString)>>,
-    cwd: Option<PathBuf>,
-    mark: Option<(u64, u64)>,
-    stdio: [i32; 3],
-) -> PyResult<u32> {
-    let name = argv.first().cloned();
-    let program = mesh_runtime::Program { argv, env, cwd, mark };
-    // SAFETY: the caller's three descriptors stay open while it waits for this call.
-    let stdio = stdio.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
-    outside(py, || mesh_runtime::start_marked(program, stdio)).map_err(|error| {
-        let text = error.to_string();
-        // The interpreter chooses the class by the number.
-        let said = text.split(" (os error").next().unwrap_or_default().to_owned();
-        PyOSError::new_err((error.raw_os_error(), said, name))
-    })
-}
-
-/// Stands before the handler that Python has just installed for SIGTERM: a second one, or `grace` seconds, kill.
-#[pyfunction]
-pub(crate) fn guard_sigterm(py: Python<'_>, grace: f64) -> PyResult<()> {
-    mesh_runtime::sigterm::guard(duration(grace)?).map_err(|error| raise(py, &error))
-}
-
-/// Python's handler of SIGTERM runs.
-#[pyfunction]
-pub(crate) fn begin_sigterm(py: Python<'_>, grace: f64) -> PyResult<()> {
-    mesh_runtime::sigterm::begin(duration(grace)?).map_err(|error| raise(py, &error))
-}
-
-/// What Python's handler of SIGTERM raised is lost: it is to run again.
-#[pyfunction]
-pub(crate) fn repeat_sigterm() {
-    mesh_runtime::sigterm::repeat();
-}
-
-/// SIGTERM is not waited for any more.
-#[pyfunction]
-pub(crate) fn release_sigterm() {
-    mesh_runtime::sigterm::release();
 }

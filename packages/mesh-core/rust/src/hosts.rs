@@ -2,8 +2,9 @@
 
 use crate::call::PyCall;
 use crate::codes;
-use crate::door::{duration, leave, outside};
-use crate::runtime::{PyRuntime, options};
+use crate::door::{leave, outside};
+use crate::runtime::{PyOptions, PyRuntime};
+use crate::time::{duration, end_limit};
 use crate::topology::PyRegion;
 use mesh_proto::control::Traits;
 use mesh_proto::hosts::Fate;
@@ -22,13 +23,13 @@ fn load(dir: &std::path::Path, role: Role) -> Result<Arc<Identity>, RuntimeError
     Identity::load_as(dir, role).map_err(RuntimeError::from)
 }
 
-/// A mistake in an address is told where it is made.
+/// Refuses an address that cannot be one where it is given.
 fn check(address: &str) -> PyResult<()> {
     split_address(address).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Attaches hosts: the number of the first, and the call that completes as they come up. Where an address is not known yet,
-/// [`place_host`] tells it later.
+/// Attaches hosts: the number of the first, and the call that completes as they come up. If an address is not known yet,
+/// [`place_host`] gives it later.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 pub(crate) fn attach(
@@ -43,7 +44,7 @@ pub(crate) fn attach(
 ) -> PyResult<(u32, PyCall)> {
     let (window, patience, hold) = (duration(window)?, duration(patience)?, duration(hold)?);
     addresses.iter().flatten().try_for_each(|address| check(address))?;
-    let runtime = runtime.shared();
+    let runtime = &runtime.0;
     let identity = move || load(&credentials, Role::Controller);
     let (base, call) =
         leave(py, || runtime.attach(&addresses, identity, GatewayOptions { window, fan_out, patience, hold }))?;
@@ -51,23 +52,23 @@ pub(crate) fn attach(
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
 
-/// Says where a host is that was attached without an address.
+/// Gives the address of a host that was attached without one.
 #[pyfunction]
 pub(crate) fn place_host(runtime: &PyRuntime, py: Python<'_>, host: u32, address: String) -> PyResult<()> {
     check(&address)?;
-    let runtime = runtime.shared();
+    let runtime = &runtime.0;
     outside(py, || runtime.place_host(host, address));
     Ok(())
 }
 
-/// Says that a host that was attached without an address has none, and why.
+/// Says that a host that was attached without an address will have none, and why.
 #[pyfunction]
 pub(crate) fn displace_host(runtime: &PyRuntime, py: Python<'_>, host: u32, why: &str) {
-    let runtime = runtime.shared();
+    let runtime = &runtime.0;
     outside(py, || runtime.displace_host(host, why));
 }
 
-/// Listens for hosts that dial out by themselves: the number of the first, and the call that completes as they come.
+/// Listens for hosts that connect by themselves: the number of the first, and the call that completes as they come.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 pub(crate) fn attach_dialers(
@@ -82,7 +83,7 @@ pub(crate) fn attach_dialers(
 ) -> PyResult<(u32, PyCall)> {
     let (window, hold) = (duration(window)?, duration(hold)?);
     check(&address)?;
-    let runtime = runtime.shared();
+    let runtime = &runtime.0;
     let identity = move || load(&credentials, Role::Controller);
     let (base, call) = leave(py, || {
         runtime.attach_dialers(&address, count, identity, GatewayOptions { window, fan_out, patience: window, hold })
@@ -90,37 +91,37 @@ pub(crate) fn attach_dialers(
     Ok((base, PyCall::of(runtime, call, mesh_runtime::agents(base, count))))
 }
 
-/// Says what the controller's own host is called, and what procs are started with there that others ask for.
+/// Sets the name of the controller's own host, and the interpreter and environment of processes that others spawn there.
 #[pyfunction]
 pub(crate) fn be_host(runtime: &PyRuntime, name: String, python: Vec<OsString>, env: Vec<(OsString, OsString)>) {
-    runtime.shared().be_host(name, python, env, None);
+    runtime.0.be_host(name, python, env, None);
 }
 
-/// This host's addresses, but for those that only mean something on it or on one link.
+/// This host's addresses, except for loopback and link-local ones.
 #[pyfunction]
 pub(crate) fn interfaces(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(outside(py, mesh_runtime::interfaces)?.iter().map(ToString::to_string).collect())
 }
 
-/// The other hosts: number, whether there is a connection, bytes under way.
+/// The other hosts: their numbers, whether they are connected, and how many bytes are under way to them.
 #[pyfunction]
 pub(crate) fn peers(runtime: &PyRuntime) -> Vec<(u32, bool, u64)> {
-    runtime.shared().peers()
+    runtime.0.peers()
 }
 
-/// The hosts that are attached and not dead.
+/// The numbers of the hosts that are attached and not dead.
 #[pyfunction]
 pub(crate) fn live_hosts(runtime: &PyRuntime) -> Vec<u32> {
-    runtime.shared().live_hosts()
+    runtime.0.live_hosts()
 }
 
-/// A host: number, name, address, pid of the agent, how it is, and why: in one word, if it is dead, and for people.
+/// A host: its number, name, address, the pid of its agent, its state, and why: one word if it is dead, and a text.
 type Entry = (u32, String, String, u64, Py<PyAny>, &'static str, String);
 
-/// All hosts that were attached, at the controller.
+/// All hosts that were ever attached. The controller knows them.
 #[pyfunction]
 pub(crate) fn roll(py: Python<'_>, runtime: &PyRuntime) -> PyResult<Vec<Entry>> {
-    let all = runtime.shared().roll().into_iter();
+    let all = runtime.0.roll().into_iter();
     all.map(|one| {
         let state = codes::host_state(py, one.state)?;
         Ok((one.host, one.name, one.address, one.pid, state, one.fate.map_or("", Fate::word), one.why))
@@ -128,18 +129,18 @@ pub(crate) fn roll(py: Python<'_>, runtime: &PyRuntime) -> PyResult<Vec<Entry>> 
     .collect()
 }
 
-/// What a host has said of itself: CPUs, labels, resources.
+/// What a host has told of itself: CPUs, labels, resources.
 type Said = (u64, Vec<(String, String)>, Vec<(String, f64)>);
 
-/// What these hosts have said of themselves, at the controller; none of those that are not attached.
+/// What these hosts have told of themselves; `None` for those that are not attached. The controller knows it.
 #[pyfunction]
 pub(crate) fn introductions(runtime: &PyRuntime, hosts: Vec<u32>) -> Vec<Option<Said>> {
-    let all = runtime.shared().introductions(&hosts).into_iter();
+    let all = runtime.0.introductions(&hosts).into_iter();
     all.map(|one| one.map(|said| (said.cpus, said.traits.labels().to_vec(), said.traits.resources().to_vec())))
         .collect()
 }
 
-/// Lets hosts go: what runs there has `within` seconds to end, besides what these calls were told to stop already. The call
+/// Releases hosts: what runs there has `within` seconds to end, besides what the calls `ending` stop already. The call
 /// completes when they are gone, at the latest after `limit` seconds. A whole mesh of hosts is stopped, a part is detached.
 #[pyfunction]
 pub(crate) fn release_hosts(
@@ -153,7 +154,7 @@ pub(crate) fn release_hosts(
 ) -> PyResult<PyCall> {
     let longest = Duration::from_secs(100_000);
     let (within, limit) = (duration(within)?.min(longest), duration(limit)?.min(longest));
-    let runtime = runtime.shared();
+    let runtime = &runtime.0;
     let ending = ending.iter().map(|one| Arc::clone(&one.call)).collect();
     let why = if whole { "its mesh of hosts was stopped" } else { "the script has detached it" };
     let region = hosts.inner();
@@ -161,10 +162,10 @@ pub(crate) fn release_hosts(
     Ok(PyCall::of(runtime, call, Target::Many(0, region.clone(), Placement::Agents)))
 }
 
-/// What people call a host, as far as it is known here.
+/// The name of a host, if it is known here.
 #[pyfunction]
 pub(crate) fn host_name(runtime: &PyRuntime, host: u32) -> Option<String> {
-    runtime.shared().host_called(host)
+    runtime.0.host_called(host)
 }
 
 /// A host that serves jobs.
@@ -176,9 +177,9 @@ pub(crate) struct PyHost {
 
 #[pymethods]
 impl PyHost {
-    /// Listens at `address`, if there is one, with the credentials in a folder.
+    /// Listens at `address`, if that is given, with the credentials in a folder.
     #[new]
-    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, spin_us, ref_budget, link_budget, mailbox_budget, reply_budget, shm_budget, shm_threshold, shm_idle, standby=None))]
+    #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, options, standby=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn new(
         py: Python<'_>,
@@ -191,31 +192,15 @@ impl PyHost {
         env: Vec<(OsString, OsString)>,
         scratch: PathBuf,
         once: bool,
-        spin_us: f64,
-        ref_budget: u64,
-        link_budget: usize,
-        mailbox_budget: u64,
-        reply_budget: u64,
-        shm_budget: usize,
-        shm_threshold: usize,
-        shm_idle: f64,
+        options: PyOptions,
         standby: Option<(u32, i32)>,
     ) -> PyResult<Self> {
-        // SAFETY: the caller gives up this descriptor.
+        // SAFETY: the caller gives the descriptor away.
         let standby = standby.and_then(|(pid, fd)| Standby::new(pid, unsafe { OwnedFd::from_raw_fd(fd) }));
         let standby = Arc::new(Mutex::new(standby));
         let traits = Traits::new(labels, resources)
             .ok_or_else(|| PyValueError::new_err("labels or resources of the host are too many, or too long"))?;
-        let runtime = options(
-            spin_us,
-            ref_budget,
-            link_budget,
-            mailbox_budget,
-            reply_budget,
-            shm_budget,
-            shm_threshold,
-            shm_idle,
-        )?;
+        let runtime = options.read()?;
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         let tell = Arc::clone(&told);
         let host = leave(py, || {
@@ -235,22 +220,23 @@ impl PyHost {
         self.host.addrs().first().map(ToString::to_string)
     }
 
-    /// How many jobs it serves just now.
+    /// How many jobs it serves.
     #[getter]
     fn jobs(&self) -> usize {
         self.host.jobs()
     }
 
-    /// Waits for the host's end, at most so many seconds; whether it has ended, and what is to be told since the last time.
+    /// Waits for the end of the host, at most `limit` seconds. Returns whether it has ended, and what there is to tell people
+    /// since the last time.
     fn wait(&self, py: Python<'_>, limit: f64) -> PyResult<(bool, Vec<String>)> {
-        let limit = duration(limit)?.min(Duration::from_secs(3600));
+        let limit = end_limit(limit)?;
         let closed = outside(py, || self.host.wait(limit));
         Ok((closed, std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))))
     }
 
-    /// Offers the host to a controller that listens at `address`, until the host is closed; on a thread of its own.
+    /// Offers the host to a controller that listens at `address`, on a thread of its own, until the host is closed.
     fn dial_out(&self, address: String) -> PyResult<()> {
-        // Said once, by a thread that goes on, it would be overlooked: it never comes right.
+        // The thread would report it once and try forever.
         check(&address)?;
         let host = Arc::clone(&self.host);
         std::thread::Builder::new()
@@ -260,7 +246,7 @@ impl PyHost {
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Tells all jobs that the host is to be taken away in so many seconds, and why.
+    /// Tells all jobs that the host goes away in so many seconds, and why.
     fn leave(&self, py: Python<'_>, grace: f64, why: &str) -> PyResult<()> {
         let grace = duration(grace)?;
         outside(py, || self.host.leave(grace, why));
@@ -273,7 +259,7 @@ impl PyHost {
         self.host.is_vacant()
     }
 
-    /// Ends the host, and all that runs on it.
+    /// Ends the host and everything that runs on it.
     fn close(&self, py: Python<'_>) {
         outside(py, || self.host.close());
     }

@@ -1,14 +1,17 @@
-//! Events, as Python reads them.
+//! Looking into processes: the journal, visitors, stacks.
 
-use crate::door::{self, outside};
-use crate::inbox::PyWaker;
+use crate::door::{self, leave, outside};
+use crate::errors::OrRaise as _;
+use crate::event_loop::PyWaker;
 use crate::runtime::PyRuntime;
+use crate::time::deadline;
 use mesh_runtime::{ClockStop, Runtime};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
+use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// While one lasts, time that actors of this process spend on messages counts as waiting for others.
+/// While one lasts, the time that actors of this process spend on messages counts as waiting for others.
 #[pyclass(name = "ClockStop", module = "mesh_core._native", frozen)]
 pub(crate) struct PyClockStop(Mutex<Option<ClockStop>>);
 
@@ -19,7 +22,7 @@ impl PyClockStop {
         Self(Mutex::new(Some(ClockStop::begin())))
     }
 
-    /// The clocks go on; a second time it does nothing.
+    /// Ends it. A second time this does nothing.
     fn end(&self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -34,7 +37,7 @@ impl PyClockStop {
     }
 }
 
-/// A reader of the controller's journal; while one lives that asks for it, processes tell of their actors.
+/// A reader of the controller's journal. While one with `actors` lives, processes report what their actors do.
 #[pyclass(name = "Journal", module = "mesh_core._native", frozen)]
 pub(crate) struct PyJournal(Arc<Runtime>, bool);
 
@@ -42,7 +45,7 @@ pub(crate) struct PyJournal(Arc<Runtime>, bool);
 impl PyJournal {
     #[new]
     fn new(py: Python<'_>, runtime: &PyRuntime, actors: bool) -> Self {
-        let runtime = Arc::clone(runtime.shared());
+        let runtime = Arc::clone(&runtime.0);
         if actors {
             outside(py, || runtime.watch(true));
         }
@@ -54,32 +57,30 @@ impl PyJournal {
         self.0.next_event()
     }
 
-    /// Whether no more events come.
+    /// Whether no more events will come.
     fn over(&self) -> bool {
         self.0.events_over()
     }
 
-    /// At most `limit` events from number `first` on, where to read on, and how many came too early to be among them.
+    /// At most `limit` events from number `first` on, where to read on, and how many were dropped before they were read.
     fn read(&self, first: u64, limit: usize) -> (Vec<String>, u64, u64) {
         let got = self.0.events(first, limit);
         (got.entries.iter().map(ToString::to_string).collect(), got.next, got.missed)
     }
 
-    /// Waits until there are more events than were `seen`, or none will come; false if `timeout` came first.
-    #[pyo3(signature = (timeout, seen))]
+    /// Waits until there are more events than `seen`, or no more will come; false if `timeout` came first.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: u64) -> PyResult<bool> {
-        let until = door::deadline(timeout)?;
+        let until = deadline(timeout)?;
         let runtime = &*self.0;
         door::wait(py, runtime, |look, signals| runtime.wait_events(seen, until, look, signals), until)
     }
 
-    /// Whether there are more events than were `seen`; never waits.
-    #[pyo3(signature = (seen))]
+    /// Whether there are more events than `seen`, or no more will come.
     fn look(&self, seen: u64) -> bool {
         self.0.next_event() > seen || self.0.events_over()
     }
 
-    /// Has a loop's waker told `token` when there are more events than were `seen`.
+    /// Gives `token` to a loop's waker when there are more events than `seen`.
     fn tell(&self, waker: &PyWaker, token: u64, seen: u64) {
         self.0.tell_events(&waker.0, token, seen);
     }
@@ -90,5 +91,32 @@ impl Drop for PyJournal {
         if self.1 {
             self.0.watch(false);
         }
+    }
+}
+
+#[pymethods]
+impl PyRuntime {
+    /// Announces the next connection to the job's inspection socket by a notice. The descriptor is copied.
+    fn watch_inspection(&self, py: Python<'_>, fd: i32) -> PyResult<()> {
+        // SAFETY: the caller keeps its descriptor open during this call; what is kept is a copy.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
+        leave(py, || self.0.watch_inspection_socket(socket))
+    }
+
+    /// The next connection from another machine of somebody who looks into the job; the caller owns the descriptor.
+    fn take_visitor(&self) -> Option<i32> {
+        self.0.take_visitor().map(IntoRawFd::into_raw_fd)
+    }
+
+    /// Has the handler that is registered for `signal` write stacks to `file`.
+    fn catch_dumps(&self, py: Python<'_>, signal: i32, file: i32) -> PyResult<()> {
+        // SAFETY: as above.
+        let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned()?;
+        self.0.catch_dumps(signal, file).or_raise(py)
+    }
+
+    /// Puts an event, as JSON, into the controller's journal.
+    fn note_text(&self, text: &str, failure: bool) {
+        self.0.note_text(text, failure);
     }
 }

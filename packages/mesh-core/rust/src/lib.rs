@@ -1,4 +1,6 @@
 //! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
+//!
+//! One file per concept. A concept of a process's runtime adds its methods to `Runtime` in a `#[pymethods]` block of its own.
 
 mod bypass;
 mod call;
@@ -6,21 +8,34 @@ mod callables;
 mod codes;
 mod completion;
 mod credentials;
+mod deferral;
 mod door;
-mod flow;
+mod errors;
+mod event_loop;
+mod finisher;
+mod gate;
 mod guests;
 mod hosts;
 mod inbox;
 mod inspect;
 mod lines;
 mod logs;
+mod lost;
+mod memory;
+mod message;
 mod moves;
 mod namespaces;
-mod part;
+mod packing;
+mod payload;
 mod port;
+mod process;
+mod procs;
 mod refs;
 mod runtime;
+mod sender;
+mod sigterm;
 mod target;
+mod time;
 mod topology;
 mod visits;
 
@@ -30,94 +45,84 @@ use pyo3::prelude::*;
 mod _native {
     use super::*;
 
+    #[pymodule_export]
+    use super::bypass::set_bypass;
+    #[pymodule_export]
+    use super::call::PyCall;
+    #[pymodule_export]
+    use super::callables::hold;
+    #[pymodule_export]
+    use super::codes::codes;
+    #[pymodule_export]
+    use super::completion::PyCompletion;
+    #[pymodule_export]
+    use super::credentials::{
+        credentials_issue, credentials_list, credentials_new, credentials_owner, credentials_renew, credentials_revoke,
+    };
+    #[pymodule_export]
+    use super::deferral::PyDeferral;
+    #[pymodule_export]
+    use super::door::{begin_exit, serve_to_the_end};
+    #[pymodule_export]
+    use super::event_loop::PyWaker;
+    #[pymodule_export]
+    use super::finisher::PyFinisher;
+    #[pymodule_export]
+    use super::guests::{dismiss, has_lost_job, leave_job, let_in};
+    #[pymodule_export]
+    use super::hosts::{
+        PyHost, attach, attach_dialers, be_host, displace_host, host_name, interfaces, introductions, live_hosts,
+        peers, place_host, release_hosts, roll,
+    };
+    #[pymodule_export]
+    use super::inbox::PyInbox;
+    #[pymodule_export]
+    use super::inspect::{PyClockStop, PyJournal};
+    #[pymodule_export]
+    use super::lines::PyLineWriter;
+    #[pymodule_export]
+    use super::logs::{PyLogs, flush_stdio, line_buffer_stdio};
+    #[pymodule_export]
+    use super::lost::PyLost;
+    #[pymodule_export]
+    use super::memory::PyPart;
+    #[pymodule_export]
+    use super::message::PyMessage;
+    #[pymodule_export]
+    use super::moves::{gone, incarnation, known_moves, learn_moves, locate, publish_moves, seat};
+    #[pymodule_export]
+    use super::namespaces::{
+        ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare,
+    };
+    #[pymodule_export]
+    use super::packing::packing;
+    #[pymodule_export]
+    use super::port::{PyMailbox, PyOutlet};
+    #[pymodule_export]
+    use super::process::{adopt_orphans, die_with_parent, exit_with, name_process, start_marked};
+    #[pymodule_export]
+    use super::refs::{PyKept, PyPutting, PyRefPart, capture, kept, putting};
+    #[pymodule_export]
+    use super::runtime::PyRuntime;
+    #[pymodule_export]
+    use super::sender::PySender;
+    #[pymodule_export]
+    use super::sigterm::{begin_sigterm, guard_sigterm, release_sigterm, repeat_sigterm};
+    #[pymodule_export]
+    use super::target::{PyPlacement, PyTarget};
+    #[pymodule_export]
+    use super::topology::{PyExtent, PyPoint, PyRegion, PySlice};
+    #[pymodule_export]
+    use super::visits::{PyVisitEnd, jobs_of_host, visit_job};
+
+    #[pymodule_export]
+    const GUEST_MESHES: u64 = mesh_proto::GUEST_MESHES;
+    #[pymodule_export]
+    const HOST_MESHES: u64 = mesh_proto::HOST_MESHES;
+
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        topology::register(m)?;
-        m.add_class::<runtime::PyRuntime>()?;
-        m.add_class::<target::PyTarget>()?;
-        m.add_class::<target::PyPlacement>()?;
-        m.add_class::<hosts::PyHost>()?;
-        m.add_function(wrap_pyfunction!(hosts::attach, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::attach_dialers, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::be_host, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::interfaces, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::displace_host, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::introductions, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::place_host, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::peers, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::live_hosts, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::roll, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::release_hosts, m)?)?;
-        m.add_function(wrap_pyfunction!(hosts::host_name, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::publish_moves, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::learn_moves, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::known_moves, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::locate, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::seat, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::incarnation, m)?)?;
-        m.add_function(wrap_pyfunction!(moves::gone, m)?)?;
-        m.add_function(wrap_pyfunction!(guests::let_in, m)?)?;
-        m.add_function(wrap_pyfunction!(guests::dismiss, m)?)?;
-        m.add_function(wrap_pyfunction!(guests::leave_job, m)?)?;
-        m.add_function(wrap_pyfunction!(guests::has_lost_job, m)?)?;
-        m.add("HOST_MESHES", mesh_proto::HOST_MESHES)?;
-        m.add("GUEST_MESHES", mesh_proto::GUEST_MESHES)?;
-        m.add_class::<runtime::PySender>()?;
-        m.add_class::<call::PyCall>()?;
-        m.add_class::<call::PyLost>()?;
-        m.add_class::<completion::PyCompletion>()?;
-        m.add_class::<completion::PyFinisher>()?;
-        m.add_class::<flow::PyDeferral>()?;
-        m.add_class::<inbox::PyInbox>()?;
-        m.add_class::<inbox::PyMessage>()?;
-        m.add_class::<inbox::PyWaker>()?;
-        m.add_class::<part::PyPart>()?;
-        m.add_class::<inspect::PyClockStop>()?;
-        m.add_class::<inspect::PyJournal>()?;
-        m.add_class::<port::PyMailbox>()?;
-        m.add_class::<port::PyOutlet>()?;
-        m.add_class::<refs::PyKept>()?;
-        m.add_class::<refs::PyPutting>()?;
-        m.add_class::<refs::PyRefPart>()?;
-        m.add_function(wrap_pyfunction!(callables::hold, m)?)?;
-        m.add_function(wrap_pyfunction!(bypass::set_bypass, m)?)?;
-        m.add_function(wrap_pyfunction!(refs::capture, m)?)?;
-        m.add_function(wrap_pyfunction!(refs::putting, m)?)?;
-        m.add_function(wrap_pyfunction!(refs::kept, m)?)?;
-        m.add_function(wrap_pyfunction!(door::die_with_parent, m)?)?;
-        m.add_function(wrap_pyfunction!(port::packing, m)?)?;
-        m.add_function(wrap_pyfunction!(door::name_process, m)?)?;
-        m.add_function(wrap_pyfunction!(door::exit_with, m)?)?;
-        m.add_function(wrap_pyfunction!(door::adopt_orphans, m)?)?;
-        m.add_function(wrap_pyfunction!(door::start_marked, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::unshare, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::beget_in, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::mount, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::change_mount, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::give_up_privileges, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::let_look, m)?)?;
-        m.add_function(wrap_pyfunction!(namespaces::ask_to_die_with_parent, m)?)?;
-        m.add_function(wrap_pyfunction!(door::guard_sigterm, m)?)?;
-        m.add_function(wrap_pyfunction!(door::begin_sigterm, m)?)?;
-        m.add_function(wrap_pyfunction!(door::repeat_sigterm, m)?)?;
-        m.add_function(wrap_pyfunction!(door::release_sigterm, m)?)?;
-        m.add_function(wrap_pyfunction!(door::begin_exit, m)?)?;
-        m.add_function(wrap_pyfunction!(door::serve_to_the_end, m)?)?;
-        m.add_function(wrap_pyfunction!(codes::codes, m)?)?;
-        m.add_function(wrap_pyfunction!(visits::jobs_of_host, m)?)?;
-        m.add_function(wrap_pyfunction!(visits::visit_job, m)?)?;
-        m.add_class::<visits::PyVisitEnd>()?;
-        m.add_function(wrap_pyfunction!(credentials::credentials_new, m)?)?;
-        m.add_function(wrap_pyfunction!(credentials::credentials_owner, m)?)?;
-        m.add_function(wrap_pyfunction!(credentials::credentials_list, m)?)?;
-        m.add_function(wrap_pyfunction!(credentials::credentials_issue, m)?)?;
-        m.add_function(wrap_pyfunction!(credentials::credentials_renew, m)?)?;
-        m.add_function(wrap_pyfunction!(credentials::credentials_revoke, m)?)?;
-        m.add_class::<logs::PyLogs>()?;
-        m.add_class::<lines::PyLineWriter>()?;
-        m.add_function(wrap_pyfunction!(logs::line_buffer_stdio, m)?)?;
-        m.add_function(wrap_pyfunction!(logs::flush_stdio, m)?)?;
-        Ok(())
+        topology::register(m)
     }
 }

@@ -1,13 +1,15 @@
 //! What processes print.
 
-use crate::door::{self, duration, outside};
+use crate::door::{self, leave, outside};
+use crate::runtime::PyRuntime;
+use crate::time::duration;
 use mesh_proto::logs::{LogOptions, Stream};
 use mesh_runtime::Logs;
 use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A record as Python has it: the name of its actor, its rank, coordinates and host, and what was logged.
+/// A record: the name of its actor, its rank, coordinates and host, and what was logged.
 type Record = (String, u32, String, String, String);
 
 fn text(bytes: Vec<u8>) -> String {
@@ -21,18 +23,18 @@ fn record(record: mesh_proto::logs::Record) -> Record {
     (text(record.name), record.rank, text(record.point), text(record.host), text(record.json))
 }
 
-/// The lines of all processes of this host.
+/// What all processes of this host print.
 #[pyclass(name = "Logs", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLogs(pub(crate) Arc<Logs>);
 
 #[pymethods]
 impl PyLogs {
-    /// Says that `next` is going to be called; until then everything is dropped.
+    /// Begins to keep lines for `next`; until then they are dropped.
     fn watch(&self) {
         self.0.watch();
     }
 
-    /// Waits for lines: whether they are for stderr, their text, and the records that this shows. None after the end.
+    /// Waits for lines: whether they are for stderr, their text, and the records that this shows; `None` after the end.
     fn next(&self, py: Python<'_>) -> Option<Vec<(bool, String, Vec<Record>)>> {
         door::serves();
         outside(py, || {
@@ -45,25 +47,25 @@ impl PyLogs {
         })
     }
 
-    /// Says whether records are handed on one by one, and therefore wait for no others.
+    /// Sets whether records are passed on one by one, without waiting for others.
     fn hand_on_records(&self, py: Python<'_>, wanted: bool) {
         outside(py, || self.0.hand_on_records(wanted));
     }
 
-    /// Has everything shown that was written before; false if `limit` seconds were not enough.
+    /// Waits until everything is shown that was written before; false if `limit` seconds were not enough.
     fn flush(&self, py: Python<'_>, limit: f64) -> PyResult<bool> {
         let limit = duration(limit)?;
         Ok(outside(py, || self.0.flush(limit)))
     }
 
-    /// Sets what is done with the lines of a mesh of processes.
+    /// Sets how the lines of a mesh of processes are shown.
     fn set(&self, py: Python<'_>, mesh: u64, flags: u8, window_ms: u32, level: u32) {
         let window = Duration::from_millis(u64::from(window_ms));
         outside(py, || self.0.set(mesh, LogOptions::with(flags, window, level)));
     }
 }
 
-/// Has the C library write out its stdout line by line.
+/// Has the C library write its stdout line by line.
 #[pyfunction]
 pub(crate) fn line_buffer_stdio() {
     mesh_runtime::line_buffer_stdio();
@@ -73,4 +75,12 @@ pub(crate) fn line_buffer_stdio() {
 #[pyfunction]
 pub(crate) fn flush_stdio() {
     mesh_runtime::flush_stdio();
+}
+
+#[pymethods]
+impl PyRuntime {
+    /// What the processes of this host print. Only the controller has it.
+    fn logs(&self, py: Python<'_>) -> PyResult<PyLogs> {
+        leave(py, || self.0.logs()).map(PyLogs)
+    }
 }

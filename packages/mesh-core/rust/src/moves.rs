@@ -1,33 +1,27 @@
 //! Where the ranks of repaired meshes are.
 
 use crate::call::PyCall;
-use crate::door;
+use crate::door::leave;
 use crate::runtime::PyRuntime;
-use crate::target::PyTarget;
+use crate::target::{Addr, PyTarget, addr_tuple, proc_addr};
 use mesh_proto::{Moved, ProcAddr, Run, Target};
-use mesh_runtime::Runtime;
 use pyo3::prelude::*;
-use std::sync::Arc;
 
-/// A run of ranks: the first, how many, the mesh, rank and host of the first's process, and which life of theirs it is.
+/// A run of ranks: the first, how many, the mesh, rank and host of the first one's process, and their incarnation.
 type RunFields = (u32, u32, u64, u32, u32, u32);
 
-fn moved(mesh: u64, version: u32, runs: &[RunFields], left: &[(u64, u32, u32)]) -> Moved {
-    let run = |&(first, count, mesh, rank, host, incarnation): &RunFields| Run {
+fn moved(mesh: u64, version: u32, runs: Vec<RunFields>, left: Vec<Addr>) -> Moved {
+    let run = |(first, count, mesh, rank, host, incarnation)| Run {
         first,
         count,
         at: ProcAddr { mesh, rank, host },
         incarnation,
     };
-    let addr = |&(mesh, rank, host): &(u64, u32, u32)| ProcAddr { mesh, rank, host };
-    Moved { mesh, version, runs: runs.iter().map(run).collect(), left: left.iter().map(addr).collect() }
+    let (runs, left) = (runs.into_iter().map(run).collect(), left.into_iter().map(proc_addr).collect());
+    Moved { mesh, version, runs, left }
 }
 
-fn runtime(runtime: &PyRuntime) -> &Arc<Runtime> {
-    runtime.shared()
-}
-
-/// Tells everybody where the ranks of a mesh are that this process has repaired; completes when all hosts know.
+/// Tells all processes where the ranks of a mesh are that this one has repaired; completes when all hosts know.
 #[pyfunction]
 pub(crate) fn publish_moves(
     py: Python<'_>,
@@ -35,51 +29,49 @@ pub(crate) fn publish_moves(
     mesh: u64,
     version: u32,
     runs: Vec<RunFields>,
-    left: Vec<(u64, u32, u32)>,
+    left: Vec<Addr>,
 ) -> PyResult<PyCall> {
-    let news = moved(mesh, version, &runs, &left);
-    let call = door::leave(py, || runtime(at).publish(news))?;
-    Ok(PyCall::of(runtime(at), call, Target::One(ProcAddr::CONTROLLER)))
+    let news = moved(mesh, version, runs, left);
+    let call = leave(py, || at.0.publish(news))?;
+    Ok(PyCall::of(&at.0, call, Target::One(ProcAddr::CONTROLLER)))
 }
 
-/// Takes what came with a reference.
+/// Takes what came with a reference to a mesh.
 #[pyfunction]
 pub(crate) fn learn_moves(at: &PyRuntime, mesh: u64, version: u32, runs: Vec<RunFields>) {
-    runtime(at).learn(&moved(mesh, version, &runs, &[]));
+    at.0.learn(&moved(mesh, version, runs, Vec::new()));
 }
 
-/// What is known of a repaired mesh: how often it was, and its runs; nothing of any other.
+/// What is known of a repaired mesh: how often it was repaired, and its runs; `None` for any other.
 #[pyfunction]
 pub(crate) fn known_moves(at: &PyRuntime, mesh: u64) -> Option<(u32, Vec<RunFields>)> {
-    let known = runtime(at).moved(mesh)?;
+    let known = at.0.moved(mesh)?;
     let fields = |run: &Run| (run.first, run.count, run.at.mesh, run.at.rank, run.at.host, run.incarnation);
     Some((known.version, known.runs.iter().map(fields).collect()))
 }
 
-/// The address of the process that a rank has now.
+/// The address of the process that has a rank now.
 #[pyfunction]
-pub(crate) fn locate(at: &PyRuntime, mesh: u64, rank: u32, host: u32) -> (u64, u32, u32) {
-    let addr = runtime(at).locate(ProcAddr { mesh, rank, host });
-    (addr.mesh, addr.rank, addr.host)
+pub(crate) fn locate(at: &PyRuntime, mesh: u64, rank: u32, host: u32) -> Addr {
+    addr_tuple(at.0.locate(ProcAddr { mesh, rank, host }))
 }
 
-/// Whose rank a process has: the mesh and rank that references name, and which life of that rank.
+/// The rank that a process has: the mesh and rank that references name, and its incarnation.
 #[pyfunction]
 pub(crate) fn seat(at: &PyRuntime, mesh: u64, rank: u32, host: u32) -> (u64, u32, u32) {
-    let seat = runtime(at).seat(ProcAddr { mesh, rank, host });
+    let seat = at.0.seat(ProcAddr { mesh, rank, host });
     (seat.mesh, seat.rank, seat.incarnation)
 }
 
-/// Which life of a rank there is now.
+/// The present incarnation of a rank.
 #[pyfunction]
 pub(crate) fn incarnation(at: &PyRuntime, mesh: u64, rank: u32) -> u32 {
-    runtime(at).incarnation(mesh, rank)
+    at.0.incarnation(mesh, rank)
 }
 
-/// Places of a target whose processes have ended, as far as is known here.
+/// The places of a target whose processes are known here to have ended.
 #[pyfunction]
 pub(crate) fn gone(at: &PyRuntime, target: &PyTarget) -> Vec<usize> {
-    let target = runtime(at).resolve(&target.target);
-    let places = (0..target.len()).filter(|place| target.place(*place).is_some_and(|addr| runtime(at).is_gone(addr)));
-    places.collect()
+    let target = at.0.resolve(&target.target);
+    (0..target.len()).filter(|place| target.place(*place).is_some_and(|addr| at.0.is_gone(addr))).collect()
 }

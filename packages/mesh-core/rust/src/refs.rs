@@ -1,12 +1,16 @@
 //! Values that stay where they were made, and references to them.
 
-use crate::call::{PyCall, PyLost};
+use crate::call::PyCall;
 use crate::callables::callables;
 use crate::completion::PyCompletion;
-use crate::door::{leave, raise};
-use crate::inbox::PyMessage;
-use crate::port::{Packing, Packs, pack_ref};
-use crate::runtime::{Payload, PyRuntime};
+use crate::door::leave;
+use crate::errors::OrRaise as _;
+use crate::lost::PyLost;
+use crate::memory::{bytes_of, fill_view};
+use crate::message::PyMessage;
+use crate::packing::{Packing, Packs, pack_ref};
+use crate::payload::Payload;
+use crate::runtime::PyRuntime;
 use bytes::Bytes;
 use mesh_proto::{ProcAddr, SharedRef, Target};
 use mesh_runtime::{Hold, Kept, Opened, RefAddr, Runtime, View, pack};
@@ -68,12 +72,10 @@ impl PyRefPart {
     /// Called by the interpreter with a valid `view`.
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
-        let (data, len) =
-            this.view.writable(this.part).ok_or_else(|| PyBufferError::new_err("the part cannot be written into"))?;
-        let len = isize::try_from(len).map_err(|_| PyBufferError::new_err("the part is too long for a buffer"))?;
-        // SAFETY: `view` is valid, the memory is `len` bytes long and outlives the view, which refers to `slf`.
-        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), data.cast::<c_void>(), len, 0, flags) };
-        if filled == -1 { Err(PyErr::fetch(slf.py())) } else { Ok(()) }
+        let part = this.view.writable(this.part);
+        let (data, len) = part.ok_or_else(|| PyBufferError::new_err("the part cannot be written into"))?;
+        // SAFETY: the view is valid, and the object keeps the value.
+        unsafe { fill_view(slf.as_any(), view, flags, (data.cast::<c_void>(), len)) }
     }
 }
 
@@ -150,7 +152,7 @@ impl PyKept {
     /// Asks its owner for it.
     fn fetch(&self, py: Python<'_>) -> PyResult<Option<PyCall>> {
         let Place::Kept(kept, _) = &self.place else { return Ok(None) };
-        let call = self.runtime.fetch_ref(kept.addr).map_err(|error| raise(py, &error))?;
+        let call = self.runtime.fetch_ref(kept.addr).or_raise(py)?;
         Ok(Some(PyCall::of(&self.runtime, call, Target::One(kept.addr.owner))))
     }
 
@@ -247,12 +249,8 @@ impl PyPutting {
         let buffers = std::mem::take(&mut *self.buffers.lock().unwrap_or_else(PoisonError::into_inner));
         let inner = std::mem::take(&mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner));
         let mut parts = vec![self.envelope.as_bytes(py)];
-        parts.extend(buffers.iter().map(|buffer| {
-            // SAFETY: the buffer is contiguous bytes and stays exported, hence in place, until this function ends. Should
-            // another thread write into it meanwhile, what is kept is a mixture, as with any buffer.
-            let data = unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) };
-            if data.is_empty() { &[][..] } else { data }
-        }));
+        // SAFETY: `Payload` has checked that the buffers are contiguous, and they live until this function ends.
+        parts.extend(buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }));
         let runtime = Arc::clone(&self.runtime);
         if self.is_small() {
             return Ok(PyKept { place: Place::Small(runtime.new_id(), pack(&parts)), runtime });
@@ -265,8 +263,8 @@ impl PyPutting {
 /// Pickles a value that is to be kept, and asks for room.
 #[pyfunction]
 pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyAny>) -> PyResult<PyPutting> {
-    let runtime = Arc::clone(runtime.shared());
-    runtime.original().map_err(|error| raise(py, &error))?;
+    let runtime = Arc::clone(&runtime.0);
+    runtime.original().or_raise(py)?;
     let (envelope, buffers, inner) = Payload::dump_kept(value, "the value")?.into_parts();
     let lens: Vec<usize> =
         std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(|buffer| buffer.len_bytes())).collect();
@@ -276,7 +274,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
         let refused = callables(py)?.too_large.bind(py).call1((cost, runtime.ref_budget()))?;
         return Err(PyErr::from_value(refused));
     }
-    let wait = if small { None } else { runtime.reserve_ref(cost).map_err(|error| raise(py, &error))? };
+    let wait = if small { None } else { runtime.reserve_ref(cost).or_raise(py)? };
     let room = wait.map(|core| Py::new(py, PyCompletion::on(&runtime, core))).transpose()?;
     Ok(PyPutting {
         runtime,
@@ -293,7 +291,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
 /// A reference that has come, or is in a value that was opened; `None` if nobody could count it on its way.
 #[pyfunction]
 pub(crate) fn kept(runtime: &PyRuntime, address: PyRefAddress) -> Option<PyKept> {
-    let runtime = Arc::clone(runtime.shared());
+    let runtime = Arc::clone(&runtime.0);
     let place = match address {
         PyRefAddress::Small(id, bytes) => Place::Small(id, bytes.into()),
         PyRefAddress::Kept(mesh, rank, host, id, len, at) => {
@@ -316,7 +314,7 @@ pub(crate) fn capture<'py>(
     let packing = Packing::begin(true);
     let out = dump.call0()?;
     let Packs { refs, kept, .. } = packing.end();
-    let runtime = runtime.shared();
+    let runtime = &runtime.0;
     let refs = refs.into_iter().zip(kept);
     let refs = refs.map(|(hold, kept)| PyKept { runtime: Arc::clone(runtime), place: Place::Kept(kept, hold) });
     Ok((out, refs.collect()))

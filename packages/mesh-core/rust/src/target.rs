@@ -1,12 +1,23 @@
 //! Who a message is for, and on which hosts that is.
 
 use crate::topology::PyRegion;
-use mesh_proto::{ActorId, Joined, Piece, Placement, Target};
+use mesh_proto::{ActorId, Joined, Piece, Placement, ProcAddr, Target};
 use mesh_topology::Region;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
+
+/// The mesh, rank and host of a process.
+pub(crate) type Addr = (u64, u32, u32);
+
+pub(crate) fn addr_tuple(addr: ProcAddr) -> Addr {
+    (addr.mesh, addr.rank, addr.host)
+}
+
+pub(crate) fn proc_addr((mesh, rank, host): Addr) -> ProcAddr {
+    ProcAddr { mesh, rank, host }
+}
 
 /// On which host each rank of a mesh lives.
 #[pyclass(name = "Placement", module = "mesh_core._native", frozen, eq, hash)]
@@ -25,7 +36,7 @@ impl PyPlacement {
     #[staticmethod]
     fn spread(hosts: &PyRegion, per_host: u32) -> PyResult<Self> {
         if per_host == 0 || hosts.inner().is_empty() {
-            return Err(PyValueError::new_err("a mesh has at least one rank on at least one host"));
+            return Err(PyValueError::new_err("a mesh must have at least one rank on at least one host"));
         }
         Ok(Self(Placement::spread(hosts.inner().clone(), per_host)))
     }
@@ -41,13 +52,13 @@ impl PyPlacement {
         self.0.host_of(rank)
     }
 
-    /// The number of the one host, where there is but one.
+    /// The number of the host, if there is only one.
     #[getter]
     fn only(&self) -> Option<u32> {
         self.0.only()
     }
 
-    /// The numbers of the hosts, in the order of the ranks; none of the mesh of agents.
+    /// The numbers of the hosts, in the order of the ranks; empty for the mesh of agents.
     fn hosts(&self) -> Vec<u32> {
         match &self.0 {
             Placement::On(host) => vec![*host],
@@ -56,7 +67,7 @@ impl PyPlacement {
         }
     }
 
-    /// The ranks on a host, of a mesh of `size`: the first, and the one after the last.
+    /// The ranks on a host, for a mesh of `size`: the first, and the one after the last.
     fn ranks_on(&self, host: u32, size: usize) -> (usize, usize) {
         let ranks = self.0.ranks_on(host, size);
         (ranks.start, ranks.end)
@@ -67,7 +78,7 @@ impl PyPlacement {
         PyBytes::new(py, &self.0.to_wire())
     }
 
-    /// What [`Self::to_wire`] has made.
+    /// From what [`Self::to_wire`] has made.
     #[staticmethod]
     fn from_wire(raw: &[u8]) -> PyResult<Self> {
         Placement::from_wire(raw).map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
@@ -83,7 +94,7 @@ impl PyPlacement {
 #[pyclass(name = "Target", module = "mesh_core._native", frozen)]
 pub(crate) struct PyTarget {
     pub(crate) target: Arc<Target>,
-    /// The dimensions of the view that is messaged, as receivers are told them: `hosts=2,gpus=8`.
+    /// The dimensions of what is messaged, as receivers are told them: `hosts=2,gpus=8`.
     pub(crate) shape: String,
 }
 
@@ -98,7 +109,7 @@ impl PyTarget {
 
 #[pymethods]
 impl PyTarget {
-    /// One proc, messaged as such or as a `view` of one rank, which may have dimensions all the same.
+    /// One process, messaged as such, or as a `view` of one rank, which may have dimensions all the same.
     #[staticmethod]
     #[pyo3(signature = (mesh, rank, placement, view=None))]
     fn one(mesh: u64, rank: u32, placement: &PyPlacement, view: Option<&PyRegion>) -> Self {
@@ -115,8 +126,8 @@ impl PyTarget {
         Self { target, shape: Self::shape_of(region) }
     }
 
-    /// Others joined, which are given with the place of the first of each, into a view; an actor's id where it is another
-    /// one there. Places that nobody is given for are nobody's.
+    /// Other targets joined into a view. Each comes with the place of its first receiver, and the actor's id if it is another
+    /// one there. Places for which no target is given are nobody's.
     #[staticmethod]
     fn joined(pieces: Vec<(usize, PyRef<'_, Self>, Option<ActorId>)>, view: &PyRegion) -> Self {
         let mut flat = Vec::with_capacity(pieces.len());
@@ -125,7 +136,7 @@ impl PyTarget {
                 flat.push(Piece {
                     first: first + piece.first,
                     target: piece.target.clone(),
-                    // What a part says of its own parts counts.
+                    // What a target says of its own pieces takes precedence.
                     actor: piece.actor.or(actor),
                 });
             }

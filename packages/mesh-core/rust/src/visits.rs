@@ -1,8 +1,8 @@
 //! Looking into jobs from another machine.
 
-use crate::callables::callables;
-use crate::credentials;
-use crate::door::{duration, outside};
+use crate::door::outside;
+use crate::errors::{raise_as, raise_credentials};
+use crate::time::duration;
 use mesh_runtime::tls::Identity;
 use mesh_runtime::{VisitEnd, VisitError, jobs_at, visit};
 use pyo3::prelude::*;
@@ -18,13 +18,10 @@ fn ask<T: Send>(
 ) -> PyResult<T> {
     let limit = duration(timeout)?;
     let loaded = outside(py, || Identity::load_to_look(credentials));
-    let identity = loaded.map_err(|error| credentials::raise(py, &error))?;
-    outside(py, || body(&identity, limit)).map_err(|error| {
-        let made = callables(py).and_then(|python| {
-            let class = if error.is_credentials() { &python.authentication_error } else { &python.mesh_error };
-            class.bind(py).call1((error.to_string(),))
-        });
-        made.map_or_else(|failed| failed, PyErr::from_value)
+    let identity = loaded.map_err(|error| raise_credentials(py, &error))?;
+    outside(py, || body(&identity, limit)).map_err(|error| match error.is_credentials() {
+        true => raise_as(py, |python| &python.authentication_error, error),
+        false => raise_as(py, |python| &python.mesh_error, error),
     })
 }
 
@@ -34,7 +31,7 @@ pub(crate) fn jobs_of_host(py: Python<'_>, address: &str, credentials: PathBuf, 
     ask(py, &credentials, timeout, |identity, limit| jobs_at(address, identity, limit))
 }
 
-/// A socket that leads into a job, as a descriptor that is the caller's, and what tells why it has ended.
+/// A socket that leads into a job, and what tells why it has ended. The caller owns the descriptor.
 #[pyfunction]
 pub(crate) fn visit_job(
     py: Python<'_>,
@@ -53,7 +50,7 @@ pub(crate) struct PyVisitEnd(VisitEnd);
 
 #[pymethods]
 impl PyVisitEnd {
-    /// What has gone wrong; none if the job has ended in order, or nothing has ended yet.
+    /// What has gone wrong; `None` if the job has ended in order, or the visit is not over.
     #[getter]
     fn why(&self) -> Option<String> {
         self.0.why()

@@ -482,14 +482,7 @@ class HostServer:
         env: Sequence[tuple[str, str]],
         scratch: str,
         once: bool,
-        spin_us: float,
-        ref_budget: int,
-        link_budget: int,
-        mailbox_budget: int,
-        reply_budget: int,
-        shm_budget: int,
-        shm_threshold: int,
-        shm_idle: float,
+        options: Mapping[str, Any],
         standby: tuple[int, int] | None = None,
     ) -> HostServer: ...
     @property
@@ -603,34 +596,10 @@ class Journal:
 @final
 class Runtime:
     @staticmethod
-    def controller(
-        *,
-        spin_us: float,
-        ref_budget: int,
-        link_budget: int,
-        mailbox_budget: int,
-        reply_budget: int,
-        shm_budget: int,
-        shm_threshold: int,
-        shm_idle: float,
-    ) -> Runtime: ...
+    def controller(options: Mapping[str, Any]) -> Runtime: ...
     @staticmethod
     def worker(
-        *,
-        mesh: int,
-        rank: int,
-        host: int,
-        link: int,
-        board: int,
-        seat: int,
-        spin_us: float,
-        ref_budget: int,
-        link_budget: int,
-        mailbox_budget: int,
-        reply_budget: int,
-        shm_budget: int,
-        shm_threshold: int,
-        shm_idle: float,
+        addr: tuple[int, int, int], link: int, board: int, seat: int, options: Mapping[str, Any]
     ) -> Runtime: ...
     @property
     def me(self) -> tuple[int, int, int]: ...

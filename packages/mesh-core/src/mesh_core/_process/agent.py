@@ -134,7 +134,7 @@ def run_worker_loop_forever(
             once=once,
             labels=sorted(said_labels.items()),
             resources=sorted(said_resources.items()),
-            **runtime_options(current_settings()),
+            options=runtime_options(current_settings()),
             standby=spare,
         )
     except BaseException:

@@ -596,16 +596,7 @@ def become_worker(
     """Make this process a worker: connect it to its agent, under its address."""
     from mesh_core._common.settings import runtime_options
 
-    mesh, rank, host = addr
-    runtime = Runtime.worker(
-        mesh=mesh,
-        rank=rank,
-        host=host,
-        link=link,
-        board=board,
-        seat=seat,
-        **runtime_options(settings),
-    )
+    runtime = Runtime.worker(addr, link, board, seat, runtime_options(settings))
     return _install(Process(runtime, identity))
 
 
@@ -615,16 +606,8 @@ def become_guest(identity: Identity, number: int, *, link: int, board: int, seat
     from mesh_core._common.settings import current_settings, runtime_options
     from mesh_core._native import GUEST_MESHES
 
-    settings = current_settings()
-    runtime = Runtime.worker(
-        mesh=GUEST_MESHES + number,
-        rank=0,
-        host=0,
-        link=link,
-        board=board,
-        seat=seat,
-        **runtime_options(settings),
-    )
+    options = runtime_options(current_settings())
+    runtime = Runtime.worker((GUEST_MESHES + number, 0, 0), link, board, seat, options)
     return _begin_script(Process(runtime, identity))
 
 
@@ -636,7 +619,7 @@ def make_controller() -> Process:
 
     _prepare_end()
     settings = current_settings()
-    runtime = Runtime.controller(**runtime_options(settings))
+    runtime = Runtime.controller(runtime_options(settings))
     region = Region.whole(Extent([], []))
     host = socket.gethostname()
     identity = Identity(

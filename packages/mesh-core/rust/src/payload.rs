@@ -1,8 +1,10 @@
 //! Pickled objects on their way out.
 
 use crate::callables::callables;
-use crate::door::{outside, raise};
-use crate::port::{Packing, Packs};
+use crate::door::outside;
+use crate::errors::OrRaise as _;
+use crate::memory::bytes_of;
+use crate::packing::{Packing, Packs};
 use mesh_proto::Target;
 use mesh_runtime::{Body, Hold, Later, Packed, RuntimeError};
 use pyo3::buffer::PyBuffer;
@@ -23,7 +25,7 @@ pub(crate) struct Payload<'py> {
     buffers: Vec<PyBuffer<u8>>,
     /// The ports of calls in it.
     ports: Vec<Packed>,
-    /// What holds the values that references in it are to.
+    /// What holds the values that its references point to; `None` without references.
     refs: Option<Vec<Arc<Hold>>>,
 }
 
@@ -46,9 +48,9 @@ impl<'py> Payload<'py> {
         Ok(Self { envelope, buffers, ports: Vec::new(), refs: None })
     }
 
+    /// Pickles `value` to be sent.
     pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
-        let py = value.py();
-        let dumps = callables(py)?.dumps.bind(py);
+        let dumps = callables(value.py())?.dumps.bind(value.py());
         Self::pack(false, || dumps.call1((value,)))
     }
 
@@ -77,7 +79,7 @@ impl<'py> Payload<'py> {
         Ok(Self { ports, refs, ..Self::new(envelope, &buffers)? })
     }
 
-    /// Its envelope and buffers, and what holds the values that references in it are to.
+    /// Its envelope and buffers, and what holds the values that its references point to.
     pub(crate) fn into_parts(self) -> (Bound<'py, PyBytes>, Vec<PyBuffer<u8>>, Vec<Arc<Hold>>) {
         (self.envelope, self.buffers, self.refs.unwrap_or_default())
     }
@@ -88,56 +90,44 @@ impl<'py> Payload<'py> {
         self.envelope.as_bytes().len() + refs + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
     }
 
-    /// Sends it to `to`, which people call `who`, by `send`: as [`Self::send`].
+    /// Sends it by `send` to `to`, which people call `who`.
     pub(crate) fn ship<T: Send>(
         &self,
         py: Python<'py>,
         to: &Target,
-        who: impl FnOnce() -> String,
+        who: &str,
         send: impl FnOnce(Body<'_>) -> Result<T, RuntimeError> + Send,
     ) -> PyResult<T> {
         self.ports.iter().for_each(Packed::begin);
         let sent = self.send(py, send);
-        if !self.ports.is_empty() {
-            match &sent {
-                Ok(_) => {
-                    let who = who();
-                    self.ports.iter().for_each(|port| port.sent(to, &who));
-                }
-                Err(_) => self.ports.iter().for_each(Packed::unsent),
-            }
+        match &sent {
+            Ok(_) => self.ports.iter().for_each(|port| port.sent(to, who)),
+            Err(_) => self.ports.iter().for_each(Packed::unsent),
         }
-        sent.map_err(|error| raise(py, &error))
+        sent.or_raise(py)
     }
 
-    /// As [`Self::ship`], of what is sent later, by somebody else: `send` is given what is then to be done.
+    /// As [`Self::ship`], for a message that is sent later: `send` is told what is to be done then.
     pub(crate) fn entrust<T: Send>(
         mut self,
         py: Python<'py>,
         mut later: Later,
-        who: impl FnOnce() -> String,
+        who: &str,
         send: impl FnOnce(Body<'_>, Later) -> Result<T, RuntimeError> + Send,
     ) -> PyResult<T> {
         later.ports = std::mem::take(&mut self.ports);
         if !later.ports.is_empty() {
             later.ports.iter().for_each(Packed::begin);
-            later.who = who();
+            later.who = who.to_owned();
         }
-        self.send(py, |body| send(body, later)).map_err(|error| raise(py, &error))
+        self.send(py, |body| send(body, later)).or_raise(py)
     }
 
     /// Hands the bytes to `send`, outside the interpreter if there are many.
     pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(Body<'_>) -> T + Send) -> T {
-        let envelope = self.envelope.as_bytes();
-        let buffers: Vec<&[u8]> = self
-            .buffers
-            .iter()
-            // SAFETY: the buffer is contiguous bytes and stays exported, hence in place, while `self` lives. Should
-            // another thread write into it meanwhile, what is sent is a mixture, as with any buffer.
-            .map(|buffer| unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
-            .map(|slice| if slice.is_empty() { &[][..] } else { slice })
-            .collect();
-        let body = Body { payload: envelope, buffers: &buffers, refs: self.refs.as_deref() };
+        // SAFETY: the buffers are contiguous, checked above, and are not used beyond this function.
+        let buffers: Vec<&[u8]> = self.buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect();
+        let body = Body { payload: self.envelope.as_bytes(), buffers: &buffers, refs: self.refs.as_deref() };
         if buffers.iter().map(|b| b.len()).sum::<usize>() >= LARGE { outside(py, || send(body)) } else { send(body) }
     }
 }

@@ -1,0 +1,54 @@
+//! The event loop of this process's actors.
+
+use crate::door::{self, outside};
+use crate::errors::OrRaise as _;
+use crate::runtime::PyRuntime;
+use crate::time::deadline;
+use mesh_runtime::LoopWaker;
+use pyo3::prelude::*;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+/// The eventfd by which an event loop learns that something is ready.
+#[pyclass(name = "Waker", module = "mesh_core._native", frozen)]
+pub(crate) struct PyWaker(pub(crate) Arc<LoopWaker>);
+
+#[pymethods]
+impl PyWaker {
+    #[new]
+    fn new(py: Python<'_>) -> PyResult<Self> {
+        Ok(Self(Arc::new(LoopWaker::new().or_raise(py)?)))
+    }
+
+    fn fileno(&self) -> i32 {
+        self.0.fd()
+    }
+
+    /// The tokens of what has become ready since the last time.
+    fn drain(&self, py: Python<'_>) -> Vec<u64> {
+        door::enter(py);
+        self.0.drain()
+    }
+
+    /// Whether anything is ready.
+    fn any(&self) -> bool {
+        self.0.any()
+    }
+}
+
+#[pymethods]
+impl PyRuntime {
+    /// Waits as the event loop of this process's actors: for `waker`, for one of the descriptors in the set `watched` or for a
+    /// signal, for at most `timeout` seconds.
+    #[pyo3(signature = (waker, watched, timeout=None))]
+    fn wait_loop(&self, py: Python<'_>, waker: &PyWaker, watched: i32, timeout: Option<f64>) -> PyResult<()> {
+        let until = deadline(timeout)?;
+        door::serves();
+        outside(py, || {
+            // SAFETY: the caller, a selector, keeps its own set open during this call.
+            let watched = unsafe { BorrowedFd::borrow_raw(watched) };
+            self.0.wait_loop(&waker.0, watched, until);
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,338 @@
+//! Messages as Python handles them.
+
+use crate::callables::callables;
+use crate::codes;
+use crate::deferral::PyDeferral;
+use crate::door::outside;
+use crate::errors::OrRaise as _;
+use crate::gate::in_coroutine;
+use crate::lost::PyLost;
+use crate::memory::PyPart;
+use crate::payload::Payload;
+use crate::port::PyOutlet;
+use crate::target::{Addr, addr_tuple, proc_addr};
+use crate::time::left;
+use mesh_proto::control::StopProc;
+use mesh_proto::messages::{Answer, Asked, Cancelled, Meaning, Name, Partial, Unlooked};
+use mesh_proto::{Header, Kind, Target, Undelivered};
+use mesh_runtime::{Completion, Deferral, Handling, Inbox, Message, PartData, Runtime, Waited, Way};
+use pyo3::prelude::*;
+use pyo3::types::{PyByteArray, PyBytes, PyList, PyString};
+use std::sync::Arc;
+
+#[expect(clippy::large_enum_variant, reason = "the usual one is large, and boxing it would cost every message")]
+enum Held {
+    Own(Message),
+    Shared(Arc<Message>),
+}
+
+/// A message that has arrived.
+#[pyclass(name = "Message", module = "mesh_core._native", frozen)]
+pub(crate) struct PyMessage {
+    runtime: Arc<Runtime>,
+    held: Held,
+    /// How far it is, while it is an actor's to handle.
+    handling: Option<Handling>,
+}
+
+impl PyMessage {
+    pub(crate) fn shared(runtime: &Arc<Runtime>, message: Arc<Message>) -> Self {
+        Self { runtime: Arc::clone(runtime), held: Held::Shared(message), handling: None }
+    }
+
+    /// One that was just taken from an inbox.
+    pub(crate) fn taken(runtime: &Arc<Runtime>, inbox: &Arc<Inbox>, message: Message) -> Self {
+        let handling = Some(Handling::new(inbox, &message));
+        Self { runtime: Arc::clone(runtime), held: Held::Own(message), handling }
+    }
+
+    fn end(&self, failed: bool) {
+        if let Some(handling) = &self.handling {
+            handling.end(self.message(), failed);
+        }
+    }
+
+    /// Pickles what an endpoint has returned.
+    fn dump_result<'py>(value: &Bound<'py, PyAny>) -> PyResult<Payload<'py>> {
+        Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))
+    }
+
+    /// More answers may wait for their callers than do if `kept` says so: a thread waits here, a coroutine is given what to
+    /// wait for before it takes another message.
+    fn hold_back(&self, py: Python<'_>, kept: Option<Arc<Completion>>) -> PyResult<Option<PyDeferral>> {
+        let Some(kept) = kept else { return Ok(None) };
+        if in_coroutine(py)? {
+            let (target, actor) = (Arc::new(Target::One(self.header().src)), self.message().meaning().actor());
+            return Ok(Some(PyDeferral::new(&self.runtime, Deferral::of_reply(kept), &target, actor)));
+        }
+        let step = || self.runtime.wait_completion(&kept, None, None, false, false, None);
+        while outside(py, step) != Waited::Ready {}
+        Ok(None)
+    }
+
+    /// The one out-of-band part of an answer.
+    pub(crate) fn only_part(&self, py: Python<'_>) -> PyResult<Option<PartData>> {
+        let (_, parts) = self.message().open().or_raise(py)?;
+        Ok(parts.into_iter().next())
+    }
+
+    fn message(&self) -> &Message {
+        match &self.held {
+            Held::Own(message) => message,
+            Held::Shared(message) => message,
+        }
+    }
+
+    fn header(&self) -> &Header {
+        self.message().header()
+    }
+}
+
+impl Drop for PyMessage {
+    fn drop(&mut self) {
+        self.end(false);
+    }
+}
+
+#[pymethods]
+impl PyMessage {
+    #[getter]
+    fn kind(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        codes::kind(py, self.header().kind)
+    }
+
+    /// The endpoint.
+    #[getter]
+    fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+        PyString::new(py, &String::from_utf8_lossy(Name::what(self.message().name())))
+    }
+
+    /// The shape of the slice that was messaged, as `label=size` with commas between; empty for a single actor.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
+        PyString::new(py, &String::from_utf8_lossy(Name::read(self.message().name()).shape))
+    }
+
+    /// The context of the trace that the message is part of, if any.
+    #[getter]
+    fn trace<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
+        Name::read(self.message().name()).context.map(|text| PyString::new(py, &String::from_utf8_lossy(text)))
+    }
+
+    #[getter]
+    fn actor(&self) -> u64 {
+        self.message().meaning().actor()
+    }
+
+    #[getter]
+    fn src(&self) -> Addr {
+        addr_tuple(self.header().src)
+    }
+
+    /// The caller's number for the call; 0 if nobody waits.
+    #[getter]
+    fn call(&self) -> u64 {
+        match self.message().meaning() {
+            Meaning::Control(_) => Asked::of(self.header()).map_or(0, |asked| asked.call),
+            said => said.call(),
+        }
+    }
+
+    /// The place of the receiver in the slice that was messaged; for a value for a channel, that of its sender.
+    #[getter]
+    fn index(&self) -> u32 {
+        self.message().meaning().place()
+    }
+
+    /// For a share of a combined reply: who has called.
+    #[getter]
+    fn caller(&self) -> Option<Addr> {
+        Partial::caller_in(self.message().name()).map(addr_tuple)
+    }
+
+    /// For a stop of this process: how many seconds it may take.
+    #[getter]
+    fn within(&self) -> Option<f64> {
+        StopProc::of(self.header()).map(|stop| stop.within.as_secs_f64())
+    }
+
+    /// For a failure that nobody has looked at: how many other ranks have failed.
+    #[getter]
+    fn others(&self) -> u64 {
+        match self.message().meaning() {
+            Meaning::Unseen(unseen) => unseen.others,
+            _ => 0,
+        }
+    }
+
+    /// How many seconds the caller still waits; negative once it no longer does, `None` if it has set no limit.
+    #[getter]
+    fn left(&self) -> Option<f64> {
+        self.message().due().map(left)
+    }
+
+    /// Whether the payload is an encoded exception.
+    #[getter]
+    fn is_error(&self) -> bool {
+        match self.message().meaning() {
+            Meaning::Reply(reply) => reply.answer.is_error(),
+            Meaning::Post(post) => post.error,
+            _ => false,
+        }
+    }
+
+    /// Whether the exception is about the actor itself, rather than this call.
+    #[getter]
+    fn is_dead(&self) -> bool {
+        matches!(self.message().meaning(), Meaning::Reply(reply) if reply.answer == Answer::Dead)
+    }
+
+    /// For a notice that a process has ended: its mesh and rank, how it ended, and how many calls of this process that has cost.
+    fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
+        let down = self.message().down()?;
+        // Owners know it by the rank that it had.
+        let seat = self.runtime.seat(down.who);
+        Some((seat.mesh, seat.rank, PyLost::called(Arc::new(down.ended), down.who), down.calls))
+    }
+
+    /// Why the message that this answers, or the port of its call, could not be used: a code for programs, and one line for
+    /// people.
+    fn undelivered(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>, String)>> {
+        let why = self.message().undelivered();
+        why.map(|why| Ok((codes::undelivered(py, &why)?, why.to_string()))).transpose()
+    }
+
+    /// How many bytes a reply had that its caller's process dropped for lack of room.
+    fn dropped_bytes(&self) -> u64 {
+        match self.message().undelivered() {
+            Some(Undelivered::NoRoom(bytes)) => bytes,
+            _ => 0,
+        }
+    }
+
+    /// Whether it is the end of a port rather than an answer.
+    #[getter]
+    fn is_end(&self) -> bool {
+        match self.message().meaning() {
+            Meaning::Undeliverable(returned) => returned.port_ended,
+            Meaning::Unseen(unseen) => unseen.what == Unlooked::PortEnded,
+            _ => false,
+        }
+    }
+
+    /// For a cancellation: whether the call itself is given up, whether the gathered shares of a combined reply are, and whether
+    /// the caller waits for an answer all the same.
+    #[getter]
+    fn cancels(&self) -> (bool, bool, bool) {
+        match self.message().meaning() {
+            Meaning::Cancel(cancel) => (
+                cancel.what != Cancelled::Gathering,
+                matches!(cancel.what, Cancelled::Combined | Cancelled::Gathering),
+                cancel.what.is_answered(),
+            ),
+            _ => (false, false, false),
+        }
+    }
+
+    /// The payload and its out-of-band buffers, still pickled.
+    fn raw<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, Bound<'py, PyList>)> {
+        let (payload, rest) = self.message().open().or_raise(py)?;
+        let buffers = PyList::empty(py);
+        for part in rest {
+            match part {
+                PartData::Inline(bytes) => buffers.append(PyByteArray::new(py, &bytes))?,
+                PartData::Shared(part) => buffers.append(PyPart(part))?,
+            }
+        }
+        Ok((PyBytes::new(py, &payload), buffers))
+    }
+
+    /// Whether there are references in it.
+    #[getter]
+    fn has_refs(&self) -> bool {
+        self.message().has_refs()
+    }
+
+    /// The object that was sent.
+    fn load<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if let Some(handling) = &self.handling {
+            handling.begin(self.message());
+        }
+        let (payload, buffers) = self.raw(py)?;
+        let python = callables(py)?;
+        let value = if buffers.is_empty() {
+            python.plain_loads.bind(py).call1((payload,))
+        } else {
+            python.loads.bind(py).call1((payload, buffers))
+        }?;
+        if self.message().has_refs() && matches!(self.header().kind, Kind::Call | Kind::Tell | Kind::Spawn) {
+            self.message().drop_refs();
+            if self.header().kind == Kind::Spawn {
+                return Ok(value);
+            }
+            // References among the arguments are replaced by what they refer to.
+            return python.arrive.bind(py).call1((value,));
+        }
+        Ok(value)
+    }
+
+    /// Answers with `value`. Returns what a coroutine has to wait for before it takes another message, if anything.
+    fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
+        // Before the answer: whoever gets it may want to send the next message at once.
+        self.message().done();
+        if Asked::of(self.header()).is_none() {
+            self.end(false);
+            return Ok(None);
+        }
+        self.runtime.original().or_raise(py)?;
+        let payload = Self::dump_result(value)?;
+        self.end(false);
+        let (header, due) = (self.header(), self.message().due());
+        let kept = payload.ship(py, &Target::One(header.src), "", |body| {
+            Ok(self.runtime.reply_by(header, due, Answer::Value, body))
+        })?;
+        self.hold_back(py, kept)
+    }
+
+    /// The port by which this call can be answered later, from elsewhere, or many times.
+    fn outlet(&self) -> PyOutlet {
+        let said = self.message().meaning();
+        let stream = matches!(said, Meaning::Call(call) if call.stream);
+        let way = Way::Response { call: said.call(), actor: said.actor(), index: said.place(), stream };
+        PyOutlet::new(self.runtime.outlet(self.header().src, way, true))
+    }
+
+    /// Sends this rank's share of a combined reply to the rank above it; returns as `reply` does.
+    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: Addr) -> PyResult<Option<PyDeferral>> {
+        let payload = Self::dump_result(value)?;
+        let parent = proc_addr(to);
+        let kept =
+            payload.ship(py, &Target::One(parent), "", |body| Ok(self.runtime.pass_on(self.header(), parent, body)))?;
+        self.hold_back(py, kept)
+    }
+
+    /// Counts the message as handled and failed, without telling anybody how.
+    fn failed(&self) {
+        self.message().done();
+        self.end(true);
+    }
+
+    /// Answers with an encoded exception; returns as `reply` does.
+    #[pyo3(signature = (data, buffers, dead=false))]
+    fn reply_error(
+        &self,
+        py: Python<'_>,
+        data: &Bound<'_, PyBytes>,
+        buffers: &Bound<'_, PyAny>,
+        dead: bool,
+    ) -> PyResult<Option<PyDeferral>> {
+        self.runtime.original().or_raise(py)?;
+        self.message().done();
+        let payload = Payload::new(data.clone(), buffers)?;
+        self.end(true);
+        let answer = if dead { Answer::Dead } else { Answer::Raised };
+        let due = self.message().due();
+        let kept = payload.send(py, |body| self.runtime.reply_by(self.header(), due, answer, body));
+        self.hold_back(py, kept)
+    }
+}
