@@ -594,37 +594,27 @@ def become_worker(
     identity: Identity, settings: Settings, *, addr: tuple[int, int, int], link: int, board: int, seat: int
 ) -> Process:
     """Make this process a worker: connect it to its agent, under its address."""
+    return _install(Process(_worker_runtime(settings, addr, link, board, seat), identity))
+
+
+def _worker_runtime(
+    settings: Settings, addr: tuple[int, int, int], link: int, board: int, seat: int
+) -> Runtime:
     from mesh_core._common.settings import runtime_options
 
     mesh, rank, host = addr
-    runtime = Runtime.worker(
-        mesh=mesh,
-        rank=rank,
-        host=host,
-        link=link,
-        board=board,
-        seat=seat,
-        **runtime_options(settings),
+    return Runtime.worker(
+        mesh=mesh, rank=rank, host=host, link=link, board=board, seat=seat, **runtime_options(settings)
     )
-    return _install(Process(runtime, identity))
 
 
 def become_guest(identity: Identity, number: int, *, link: int, board: int, seat: int) -> Process:
     """Make this script a process of a job that outlives it; called under the holder's lock."""
     _prepare_end()
-    from mesh_core._common.settings import current_settings, runtime_options
+    from mesh_core._common.settings import current_settings
     from mesh_core._native import GUEST_MESHES
 
-    settings = current_settings()
-    runtime = Runtime.worker(
-        mesh=GUEST_MESHES + number,
-        rank=0,
-        host=0,
-        link=link,
-        board=board,
-        seat=seat,
-        **runtime_options(settings),
-    )
+    runtime = _worker_runtime(current_settings(), (GUEST_MESHES + number, 0, 0), link, board, seat)
     return _begin_script(Process(runtime, identity))
 
 
