@@ -59,14 +59,14 @@ class Registry(Actor):
             return found
 
     async def _heard_all(self) -> None:
-        """Who asks may have been told by a call of its own of a failure that is still on its way to here."""
+        """Wait for notices on their way: the caller may know of a failure before this process does."""
         loop = asyncio.get_running_loop()
         passed = asyncio.Event()
         current().notices.barrier(lambda: loop.call_soon_threadsafe(passed.set))
         await passed.wait()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """Forget what has failed: the next to ask gets a new one. The failure itself is the script's affair."""
+        """Forget what has failed: the next caller gets a new one. The failure itself goes to the script."""
         procs, found = self._found.get(failure.mesh_name, (None, None))
         if found is not None and found._actor_id == failure.mesh._actor_id:
             del self._found[failure.mesh_name]

@@ -48,7 +48,7 @@ class Host:
 
 
 def check_labels(labels: object) -> dict[str, str]:
-    """The labels of a host, or an error that says what is wrong with them."""
+    """Return the labels of a host; raise if something is wrong with them."""
     checked = _named(labels, "labels", "zone", "'a'")
     for name, value in checked.items():
         if not isinstance(value, str):
@@ -61,7 +61,7 @@ def check_labels(labels: object) -> dict[str, str]:
 
 
 def check_resources(resources: object) -> dict[str, float]:
-    """The resources of a host, or an error that says what is wrong with them."""
+    """Return the resources of a host; raise if something is wrong with them."""
     checked = _named(resources, "resources", "gpus", "8")
     for name, amount in checked.items():
         if not is_number(amount):
@@ -87,7 +87,7 @@ def _named(given: object, what: str, name: str, value: str) -> dict[str, Any]:
 
 
 def traits(hosts: HostMesh) -> list[Host]:
-    """The hosts of a mesh, in order; an error if one has not said yet what it is."""
+    """The hosts of a mesh, in order; raises if one has not reported its labels yet."""
     process, numbers = hosts._process, hosts._numbers
     if not process.identity.is_script:
         raise MeshError(
@@ -115,7 +115,7 @@ Said = tuple[int, list[tuple[str, str]], list[tuple[str, float]]]
 
 
 def introduced(process: Process, numbers: Sequence[int]) -> tuple[list[Said | None], list[int]]:
-    """Return what these hosts have said of themselves, and which of them are gone; at the controller."""
+    """Return what these hosts have reported of themselves, and which of them are gone; at the controller."""
     dead = [
         host
         for host, _, _, _, state, *_ in roll(process.runtime)

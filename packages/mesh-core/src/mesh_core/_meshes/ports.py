@@ -1,6 +1,6 @@
 """Ports: typed return addresses that can be sent anywhere, and the channels that they lead to.
 
-A port holds an address and nothing else: it keeps nobody alive. Values arrive in the order in which one sender sent
+A port is only an address: it keeps nothing alive. Values arrive in the order in which one sender sent
 them, and in the order of arrival between senders. The runtime completes a ``recv()``; no Python thread listens.
 """
 

@@ -207,7 +207,7 @@ def put(value: T, *, timeout: float | None = None) -> Ref[T]:
 
 
 async def put_async(value: T, *, timeout: float | None = None) -> Ref[T]:  # noqa: ASYNC109 - as put() has it
-    """As :func:`put`, for coroutines: others run while this waits for room. Leave the value alone until it returns.
+    """Like :func:`put`, for coroutines: others run while this waits for room. Do not change the value until it returns.
 
     >>> import asyncio
     >>> from mesh_core import put_async

@@ -594,20 +594,24 @@ def become_worker(
     identity: Identity, settings: Settings, *, addr: tuple[int, int, int], link: int, board: int, seat: int
 ) -> Process:
     """Make this process a worker: connect it to its agent, under its address."""
+    return _install(Process(_worker_runtime(settings, addr, link, board, seat), identity))
+
+
+def _worker_runtime(
+    settings: Settings, addr: tuple[int, int, int], link: int, board: int, seat: int
+) -> Runtime:
     from mesh_core._common.settings import runtime_options
 
-    runtime = Runtime.worker(addr, link, board, seat, runtime_options(settings))
-    return _install(Process(runtime, identity))
+    return Runtime.worker(addr, link, board, seat, runtime_options(settings))
 
 
 def become_guest(identity: Identity, number: int, *, link: int, board: int, seat: int) -> Process:
     """Make this script a process of a job that outlives it; called under the holder's lock."""
     _prepare_end()
-    from mesh_core._common.settings import current_settings, runtime_options
+    from mesh_core._common.settings import current_settings
     from mesh_core._native import GUEST_MESHES
 
-    options = runtime_options(current_settings())
-    runtime = Runtime.worker((GUEST_MESHES + number, 0, 0), link, board, seat, options)
+    runtime = _worker_runtime(current_settings(), (GUEST_MESHES + number, 0, 0), link, board, seat)
     return _begin_script(Process(runtime, identity))
 
 

@@ -14,7 +14,7 @@ from mesh_core._features.debug.attached import Attached
 from mesh_core._features.debug.client import Answer, Cast, Found, Stop, find
 from mesh_core._features.debug.selection import Selection, names
 from mesh_core.cli import _exit
-from mesh_core.cli._table import aligned
+from mesh_core.cli._table import age, aligned
 
 _HELP: Final = """\
 list                  what is stopped, and where
@@ -211,15 +211,8 @@ def _as_table(found: Found) -> str:
                 *[str(about.get("host", "-"))] * several,
                 f"{about['file']}:{about['line']}",
                 about["function"],
-                _age(time.time() - about["since"]),
+                age(time.time() - about["since"]),
                 why + (" (attached)" if about["attached"] else ""),
             )
         )
     return "\n".join([aligned(rows), *notes])
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"

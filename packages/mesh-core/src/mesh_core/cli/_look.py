@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mesh_core._common.errors import MeshError
 from mesh_core.cli import _exit
-from mesh_core.cli._table import aligned
+from mesh_core.cli._table import age, aligned
 from mesh_core.inspect import JobInfo, RunningJob, connect, jobs
 
 
@@ -139,7 +139,7 @@ def _listed(found: Iterable[JobInfo], host: str | None, *, as_json: bool) -> str
             # Of jobs on other machines the pid may be another's too.
             *([info.id, info.host] if host else []),
             Path(info.script).name or "python",
-            _age(time.time() - info.began),
+            age(time.time() - info.began),
             info.folder,
         )
         for info in found
@@ -147,10 +147,3 @@ def _listed(found: Iterable[JobInfo], host: str | None, *, as_json: bool) -> str
     if not rows:
         return f"no job can be looked into through {host}" if host else "no job of yours runs on this machine"
     return aligned([("JOB", *(["ID", "ON"] if host else []), "SCRIPT", "FOR", "IN"), *rows])
-
-
-def _age(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(seconds, 0):.0f} s"

@@ -1,4 +1,4 @@
-"""Columns for people to read."""
+"""Columns and spans of time for people to read."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,3 +17,15 @@ def aligned(rows: Iterable[Sequence[str]], *, gap: int = 2) -> str:
         for row in table
     )
     return "\n".join(lines)
+
+
+def age(seconds: float) -> str:
+    """A span of time in its largest unit.
+
+    >>> age(2.4), age(7200), age(3 * 86400)
+    ('2 s', '2 h', '3 d')
+    """
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

@@ -21,7 +21,7 @@ Addr = tuple[int, int, int]
 ROOT: Addr = (0, 0, 0)
 
 _USUAL_S = 0.1
-"""A process that has not answered after so long is looked at more closely."""
+"""A process that has not answered after this long is checked: a signal may have stopped it."""
 
 
 def addr_of(told: Sequence[int]) -> Addr:

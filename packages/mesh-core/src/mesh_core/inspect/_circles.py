@@ -10,7 +10,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 def circles(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
-    """A shortest circle of each knot: of each largest set of nodes that all lead to each other.
+    """A shortest circle of each knot: of each maximal set of nodes that can all reach each other.
 
     >>> circles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": []})
     [['a', 'b', 'c']]
@@ -27,7 +27,7 @@ def circles(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
 
 
 def _around(graph: Mapping[N, Iterable[N]], start: N, members: set[N]) -> list[N]:
-    """The shortest way from a node to itself among those of its knot."""
+    """The shortest path from a node to itself within its knot."""
     before: dict[N, N] = {}
     todo = deque([start])
     while todo:

@@ -1,4 +1,4 @@
-"""How a job is reached: by a local socket, or through a host of the job with credentials."""
+"""Ways to a job: a local socket, or a host of the job, with credentials."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REACH_S = 10.0
 
 
 class Ended(Exception):
-    """There is no such job, or no longer."""
+    """There is no such job, or it has ended."""
 
 
 class Link:
@@ -29,7 +29,7 @@ class Link:
 
     @property
     def broken(self) -> str:
-        """Why it has ended, if not because the job has; empty while nothing has."""
+        """Why the connection has ended, if not because the job has; empty while it is up."""
         return (self._end and self._end.why) or ""
 
 

@@ -51,7 +51,7 @@ class Event:
     grace: float | None = None
     """How many seconds after :attr:`time` a host that is leaving will be gone."""
     failure: MeshFailure | None = None
-    """At the controller, where it was recorded there; elsewhere its report is the ``text``."""
+    """Only at the controller, and if it was recorded there; elsewhere, ``text`` is its report."""
 
     @classmethod
     def of_failure(cls, failure: MeshFailure, *, handled: bool, by: str = "") -> Event:

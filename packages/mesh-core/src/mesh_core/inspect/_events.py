@@ -1,4 +1,4 @@
-"""What happens in the tree, as it happens."""
+"""Events of the tree, as they happen."""
 
 from __future__ import annotations
 
@@ -125,10 +125,10 @@ class Events(Closing):
         self._ready: deque[Event] = deque()
         self._names = Names(process)
         self.missed = 0
-        """How many events were overwritten before this reader came to them."""
+        """How many events were overwritten before this reader got to them."""
 
     def _pull(self) -> bool:
-        """Fetch what has come; false once no more will."""
+        """Fetch new events; false once there will be no more."""
         journal = self._journal
         if journal is None:
             return False
@@ -142,7 +142,7 @@ class Events(Closing):
         return bool(entries) or not journal.over()
 
     def get(self, timeout: float | None = None) -> Event | None:
-        """The next event; ``None`` if none came within ``timeout`` seconds, or none will come any more."""
+        """The next event; ``None`` if there was none within ``timeout`` seconds, or if there will be no more."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             if not self._pull():
@@ -171,11 +171,11 @@ class Events(Closing):
 
     @property
     def over(self) -> bool:
-        """Whether no more will come: the runtime was shut down, or this was closed."""
+        """Whether there will be no more events: the runtime was shut down, or this was closed."""
         return not self._ready and (self._journal is None or (self._journal.over() and not self._pull()))
 
     def close(self) -> None:
-        """Follow no longer."""
+        """Stop following."""
         self._journal = None
 
 

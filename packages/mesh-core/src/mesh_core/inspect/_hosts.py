@@ -1,4 +1,4 @@
-"""The hosts of the tree: which there are, and what their agents tell of their processes."""
+"""The hosts of the tree, and what their agents report about their processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _AGENTS_SHARE = 0.4
-"""Of the time for a look at the whole, what agents may take: the processes are asked after that."""
+"""The share of the time limit that agents may use; the processes are asked after that."""
 
 
 def agent(host: int) -> Addr:
@@ -54,7 +54,7 @@ class Host:
     address: str = ""
     why: str = ""
     told: dict[str, Any] | None = None
-    """What its agent says it uses; ``None`` for the host of whoever asks, where the kernel says it."""
+    """Its usage, as its agent reports it; ``None`` for this host, whose kernel is asked directly."""
     used: dict[int, list[Any]] = field(default_factory=dict)
     """The same for its processes, by pid."""
 

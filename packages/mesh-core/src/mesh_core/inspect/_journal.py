@@ -1,4 +1,4 @@
-"""What this process tells of itself to whoever follows :func:`mesh_core.inspect.events`."""
+"""The events of this process, for :func:`mesh_core.inspect.events`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = 2048
 
 
 class Journal:
-    """Takes events; the runtime's journal says in which order they came, and wakes who waits for them.
+    """Records events; the runtime's journal keeps their order, and wakes readers that wait for them.
 
     Recording never waits for a reader. The controller keeps the events themselves, the latest of them; a worker sends
     what can be sent of its own.
@@ -49,7 +49,7 @@ class Journal:
         self._runtime.note_text(json.dumps(told), event.failure is not None)
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
-        """Note what became of a failure: ``by`` is whoever handled it, or was the last to pass it on."""
+        """Record what became of a failure: ``by`` handled it, or was the last to pass it on."""
         from mesh_core.inspect._event import Event
 
         self.record(Event.of_failure(failure, handled=handled, by=by))

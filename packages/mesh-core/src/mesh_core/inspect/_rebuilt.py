@@ -1,4 +1,4 @@
-"""Dataclasses out of what JSON has made of them; whoever has sent it may be of another version, or anything else."""
+"""Makes dataclasses from JSON. The sender may have another version, or be anything at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Strange(ValueError):
-    """It is not what was expected."""
+    """The data is not what was expected."""
 
 
 def rebuilt(cls: type[T], value: object) -> T:

@@ -1,4 +1,4 @@
-"""Looking into a job from another process: the other end of its inspection socket."""
+"""Inspecting a job from another process, through its inspection socket."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from mesh_core.inspect._waits import Waits
 T = TypeVar("T")
 
 _ANSWER_S = 5.0
-"""How long a job may take to answer, besides the time that a question gives it."""
+"""How long a job may take to answer, in addition to the time limit of the question."""
 _SILENT_S = 10.0
-"""A job that is followed says once a second that it goes on."""
+"""A job that is followed reports once a second that it is alive."""
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job that runs: of this user on this machine, or one that a host has a part in."""
+    """A running job: one of this user on this machine, or one that a host takes part in."""
 
     pid: int
     """The script's process."""
@@ -38,38 +38,38 @@ class JobInfo:
     """What it runs."""
     host: str
     began: float
-    """When it used Mesh for the first time, in seconds since the epoch."""
+    """When it first used Mesh, in seconds since the epoch."""
     folder: str
     """The script's working directory."""
     version: str
     """Its version of Mesh."""
     id: str = ""
-    """What hosts call it: 16 hexadecimal digits, which no two jobs have in common."""
+    """Its unique id: 16 hexadecimal digits."""
 
 
 @dataclass(frozen=True)
 class LogText:
-    """Something that a job's workers have printed, as its script shows it: one line, or several."""
+    """Output of a job's workers, as its script shows it: one or more lines."""
 
     text: str
     is_error: bool
     """Whether it was for stderr."""
     missed: int = 0
-    """How many texts this reader was too slow for since the one before."""
+    """How many texts were lost since the previous one, because this reader was too slow."""
 
 
 class RunningJob:
-    """A job that another process drives, to be looked at; made by :func:`connect`.
+    """A job that another process drives; made by :func:`connect`.
 
-    Each question makes a connection of its own. Nothing that is asked changes the job.
+    Each question uses a new connection. Questions never change the job.
     """
 
     def __init__(self, info: JobInfo, door: Door) -> None:
         self.info = info
-        """What it tells of itself."""
+        """Its description."""
         self._door = door
         self.missed = 0
-        """How many events readers of this object were too slow for."""
+        """How many events were lost because readers of this object were too slow."""
 
     def snapshot(self, timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
         """The whole tree at one moment, as :func:`mesh_core.inspect.snapshot` gives it there."""
@@ -87,9 +87,9 @@ class RunningJob:
         return tuple(self._made(ProcStacks, one) for one in told)
 
     def events(self, *, past: bool = False) -> Iterator[Event]:
-        """What happens, as it happens, until the job ends; with ``past`` what is still kept comes first.
+        """Follow events until the job ends; with ``past``, begin with the events that are still kept.
 
-        Close the iterator, or drop it, to follow no longer.
+        To stop, close the iterator or drop it.
         """
         for told in self._follow(do="events", past=past):
             if isinstance(missed := told.get("missed"), int):
@@ -98,7 +98,7 @@ class RunningJob:
                 yield self._event(told["event"])
 
     def logs(self) -> Iterator[LogText]:
-        """What workers print, as the script shows it, from now on and until the job ends."""
+        """Follow what workers print, as the script shows it, from now on until the job ends."""
         missed = 0
         for told in self._follow(do="logs"):
             if isinstance(more := told.get("missed"), int):
@@ -254,7 +254,7 @@ def _find(job: int | str | None, host: str | None, credentials: str | os.PathLik
 
 
 def jobs(*, host: str | None = None, credentials: str | os.PathLike[str] | None = None) -> list[JobInfo]:
-    """The jobs of this user on this machine that can be looked into, the oldest first.
+    """The jobs of this user on this machine that can be inspected, the oldest first.
 
     A script is one from its first spawn on, until it ends. One that does not answer, as a signal has stopped it, is not in
     the list.
@@ -280,7 +280,7 @@ def connect(
     host: str | None = None,
     credentials: str | os.PathLike[str] | None = None,
 ) -> RunningJob:
-    """Look into a job that another process of this user drives on this machine, or one on other machines.
+    """Connect to a job that another process of this user drives on this machine, or to one on other machines.
 
     Args:
         job: the pid of its script, or its :attr:`JobInfo.id`; may be left out where there is one job alone.

@@ -40,7 +40,7 @@ class Running:
 
 @dataclass(frozen=True)
 class Awaited:
-    """A promise with a name that somebody waits for."""
+    """A named promise that somebody waits for."""
 
     name: str
     seconds: float
@@ -53,7 +53,7 @@ class ActorState:
 
     name: str
     class_name: str
-    """Empty while it is not known: the actor's process has not read its spawn yet."""
+    """Empty while the actor's process has not read its spawn yet."""
     rank: int
     point: Mapping[str, int]
     proc: str
@@ -65,10 +65,10 @@ class ActorState:
     age: float
     """Seconds since its spawn arrived."""
     queue: int
-    """Messages that have arrived and not begun."""
+    """Messages that have arrived and not been started."""
     queue_bytes: int
     received: int
-    """Messages that have come, those that wait included."""
+    """Messages that have arrived, including waiting ones."""
     received_bytes: int
     handled: int
     failed: int
@@ -76,18 +76,18 @@ class ActorState:
     rate: float
     """Messages handled in the last second."""
     mean: float
-    """Seconds that handling one takes: a mean in which the latest count most."""
+    """Seconds per message: a moving average, in which recent messages count most."""
     longest: float
     running: tuple[Running, ...]
     actor_id: int = field(repr=False)
     waited: float = 0.0
-    """The part of :attr:`mean` in which the process waited for others, as far as something in it says so
+    """The part of :attr:`mean` in which the process waited for others, as far as something in it reports that
     (:class:`mesh_core.extensions.ClockStop`)."""
 
 
 @dataclass(frozen=True)
 class ProcState:
-    """One process. What is not known is ``None``, or 0 for what only the process itself can tell."""
+    """One process. Unknown values are ``None``, or 0 for values that only the process itself can report."""
 
     name: str
     mesh: str
@@ -101,11 +101,11 @@ class ProcState:
     """``starting``, ``running``, ``stopping``, ``ending``, ``stopped`` (by a signal such as SIGSTOP), or ``silent``:
     running, but its runtime has not answered in time."""
     cpu: float | None
-    """Seconds of processor time that it has used."""
+    """Processor time used, in seconds."""
     rss: int | None
-    """Bytes of memory that it has in place, shared or not."""
+    """Resident memory in bytes, including shared memory."""
     pss: int | None
-    """The same with what is shared divided among those that share it."""
+    """The same, with shared memory divided among the processes that share it."""
     threads: int | None
     outgoing: int
     """Bytes that wait to be sent to it."""
@@ -117,7 +117,7 @@ class ProcState:
     incarnation: int = 0
     """How often the process of this rank was made again."""
     promises: tuple[Awaited, ...] = ()
-    """Its promises that have a name and that somebody waits for: the oldest hundred, oldest first."""
+    """Its named promises that somebody waits for: the oldest hundred, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class HostState:
     name: str
     cpus: int
     load: float
-    """How many threads want to run, over the last minute."""
+    """The load average of the last minute."""
     memory: int
     memory_free: int
-    """Bytes that are available without swapping."""
+    """Bytes available without swapping."""
     procs: tuple[ProcState, ...]
     state: str = "running"
     """``attaching`` until its agent has answered for the first time, then ``running``; ``suspect`` if it has been silent
@@ -141,7 +141,7 @@ class HostState:
     address: str = ""
     """Where it was attached."""
     pid: int | None = None
-    """Its agent's process; the controller's for the script's host."""
+    """The process of its agent; for the script's host, of the controller."""
     why: str = ""
     """The reason, if it is dead or cannot be reached."""
 
@@ -195,7 +195,7 @@ def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
 
     Args:
         timeout: how long to wait for processes, in seconds.
-        pss: whether to work out each process's share of memory, which takes the kernel about a millisecond each.
+        pss: whether to compute each process's share of memory, which takes the kernel about a millisecond per process.
 
     >>> from mesh_core import inspect, this_host
     >>> with this_host().spawn_procs(per_host={"gpus": 2}, name="workers") as procs:
@@ -333,7 +333,7 @@ class _Taker:
 
 
 class _Used:
-    """What a process of this host uses, as the kernel tells; ``None`` throughout if it is gone."""
+    """What a process of this host uses, according to the kernel; all ``None`` if it is gone."""
 
     def __init__(self, pid: int | None, pss: bool) -> None:
         self.cpu: float | None = None
@@ -355,7 +355,7 @@ class _Used:
 
     @classmethod
     def told(cls, used: list[Any] | None) -> _Used:
-        """Of a process of another host, as its agent has told it."""
+        """The usage of a process of another host, as its agent reports it."""
         made = cls(None, pss=False)
         if used is not None:
             _, made.cpu, made.rss, made.pss, made.threads = used

@@ -30,7 +30,7 @@ _END_S = 1.0
 
 
 class Inspection:
-    """A job's inspection socket, and who is connected."""
+    """A job's inspection socket and its connections."""
 
     def __init__(self, process: Process) -> None:
         self.process = process
@@ -41,7 +41,7 @@ class Inspection:
         self._path = ""
 
     def open(self) -> None:
-        """Be reachable from now on. Where no folder can be had nobody can look in, and the job goes on."""
+        """Accept connections from now on. If there is no suitable folder, the job runs without an inspection socket."""
         from mesh_core._features.debug import places
 
         with self.lock, contextlib.suppress(OSError):
@@ -51,7 +51,7 @@ class Inspection:
         self.wait()
 
     def wait(self) -> None:
-        """Have the runtime tell of the next connection."""
+        """Have the runtime report the next connection."""
         with self.lock, contextlib.suppress(MeshError, OSError):
             if self._listener is not None and not self.closed:
                 self.process.runtime.watch_inspection(self._listener.fileno())
@@ -85,7 +85,7 @@ class Inspection:
         return peer
 
     def close(self) -> None:
-        """The job ends: nobody is let in, or asks, any more. Who follows something hears the rest of it."""
+        """The job ends: no more connections or questions are accepted. Followers still get the rest."""
         import socket
 
         from mesh_core._features.debug import places
@@ -101,7 +101,7 @@ class Inspection:
             guest.end(socket.SHUT_RD)
 
     def join(self) -> None:
-        """Wait for the threads that have answered; what they told of has ended."""
+        """Wait for the threads that answer; what they follow has ended."""
         until = time.monotonic() + _END_S
         with self.lock:
             guests = list(self.guests)

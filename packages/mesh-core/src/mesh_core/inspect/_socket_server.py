@@ -1,4 +1,4 @@
-"""Answers to those who look into a running job; imported when the first of them connects."""
+"""Answers to programs that inspect a running job; imported when the first one connects."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mesh_core.inspect._socket import Inspection
 
 MOST = 32
-"""So many may be connected."""
+"""How many may be connected."""
 
 ALIVE_S = 1.0
-"""Who follows something is told after so long without anything that the job goes on."""
+"""After this long without news, a follower is told that the job is alive."""
 
 _NO_ROOM_S = 0.1
 _LONGEST_S = 60.0
@@ -86,7 +86,7 @@ class Guest(threading.Thread):
 
     def run(self) -> None:
         """Answer until it leaves."""
-        # Those that follow what happens hear of the end too.
+        # Followers are notified of the end too.
         serve_to_the_end()
         try:
             while (told := self.wire.hear()) is not None:
@@ -101,7 +101,7 @@ class Guest(threading.Thread):
             self.wire.close()
 
     def end(self, how: int = socket.SHUT_RDWR) -> None:
-        """Hear no more, and say no more unless ``how`` is about hearing alone."""
+        """Shut the connection down; with ``SHUT_RD``, answers can still be sent."""
         with contextlib.suppress(OSError):
             self.wire.peer.shutdown(how)
 
@@ -190,7 +190,7 @@ class Guest(threading.Thread):
 
 
 class Lines:
-    """What is printed, for one who reads it later; the oldest of more than can be kept is dropped, and counted."""
+    """Output that is kept for a slow reader. When it is full, the oldest is dropped and counted."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[bool, str]] = deque(maxlen=_LINES)
@@ -205,7 +205,7 @@ class Lines:
             self._changed.notify()
 
     def wait(self, limit: float) -> tuple[list[tuple[bool, str]], int]:
-        """What has come, within so many seconds, and how much was dropped before it."""
+        """Return what has arrived within ``limit`` seconds, and how much was dropped before it."""
         with self._changed:
             self._changed.wait_for(lambda: self._kept, limit)
             found, missed = list(self._kept), self._missed
@@ -222,7 +222,7 @@ def _seconds(told: Told) -> float:
 
 
 def describe(process: Process) -> dict[str, Any]:
-    """What a job tells of itself."""
+    """A job's description of itself."""
     from mesh_core._native import __version__
 
     return {

@@ -1,4 +1,4 @@
-"""Where the Python threads of processes stand."""
+"""The stacks of the Python threads of processes."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ class ThreadStack:
     name: str
     """``loop`` for the process's event loop, an actor's name for its thread; empty where nothing is known."""
     running: tuple[str, ...]
-    """What actors do on it: ``trainers.step for 3.2 s``."""
+    """The endpoints that run on it: ``trainers.step for 3.2 s``."""
     frames: tuple[StackFrame, ...]
     """The most recent call first."""
 
     @property
     def own(self) -> tuple[StackFrame, ...]:
-        """The frames above Mesh's own: the endpoint and what it has called. All of them where Mesh has none."""
+        """The frames above Mesh's own: the endpoint and what it has called. All frames if none of them is Mesh's."""
         for index, frame in enumerate(self.frames):
             if frame.file.endswith(_PLUMBING):
                 return self.frames[:index]
@@ -103,7 +103,7 @@ class ProcStacks:
     def of(self, name: str) -> ThreadStack:
         """The thread of an actor, by the actor's name, or the ``loop``.
 
-        An actor whose endpoints are all coroutines has none of its own: it is on the ``loop``.
+        An actor whose endpoints are all coroutines has no thread of its own; it runs on the ``loop``.
         """
         for thread in self.threads:
             if thread.name == name:
@@ -181,7 +181,7 @@ def _stacks_at(
     asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
     deadline = time.monotonic() + timeout
     threads = ask(process, Question.THREADS, asked, min(deadline, time.monotonic() + _LOOP_S))
-    # Nobody waits for those of other hosts that a signal has stopped; only their agents know.
+    # Processes of other hosts that a signal has stopped are not waited for; only their agents know about that.
     afar = [addr for addr in asked if addr not in threads and pids[addr] is None]
     pids |= pids_afar(process, afar, _LOOP_S)
     frozen |= stopped(process, {addr: pid for addr in afar if (pid := pids[addr])}, _LOOP_S)
@@ -189,7 +189,7 @@ def _stacks_at(
     threads |= ask(process, Question.THREADS, late, deadline)
     able = {addr: pids[addr] for addr in threads}
     told = ask(process, Question.STACKS, able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
-    # Their loops are blocked; nothing else is told of them than by the runtimes.
+    # The loops of the others are blocked; only their runtimes answer.
     able = {addr: pid for addr, pid in able.items() if addr not in told}
     dumps = ask(process, Question.DUMP, able, deadline)
     found = []

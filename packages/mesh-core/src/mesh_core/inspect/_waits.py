@@ -29,7 +29,7 @@ Node = tuple[Addr, int]
 
 @dataclass(frozen=True)
 class Wait:
-    """One that waits, and for whom."""
+    """One wait, and what it is for."""
 
     waiter: str
     """The actor that waits, as ``trainers[3]``; or its process, where no actor does: ``controller`` is the script."""
@@ -39,7 +39,7 @@ class Wait:
     """``call``: an endpoint's answer. ``room``: a mailbox or a link is full, so that a message cannot be sent. ``port``: a
     value from a channel. ``promise``: a promise with a name. ``runtime``: an answer of Mesh itself."""
     text: str
-    """For what, in words."""
+    """A description of what it waits for."""
     whom: tuple[str, ...]
     """Those who have not answered, up to eight of them."""
     missing: int
@@ -56,13 +56,13 @@ class Wait:
 
 @dataclass(frozen=True)
 class Circle:
-    """Waits each of which is for the next one's waiter, and the last for the first's."""
+    """A circle of waits: each is for the waiter of the next one, and the last is for the waiter of the first."""
 
     waits: tuple[Wait, ...]
     """The longest first, and from there around. Each process tells how long it has waited when it is asked: of waits that
     began together any may be the longest."""
     is_stuck: bool
-    """Whether it cannot end by itself: each of them handles nothing else meanwhile that could give the answer."""
+    """Whether it cannot end by itself: none of the actors can handle anything else meanwhile that could provide the answer."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Waits:
     waits: tuple[Wait, ...]
     """The longest first."""
     circles: tuple[Circle, ...]
-    """One of each set of actors that all wait for each other."""
+    """One circle for each set of actors that all wait for each other."""
     silent: tuple[str, ...]
-    """Processes that have not told, and why; who waits there is not known."""
+    """Processes that have not answered, and why; their waits are not known."""
     left_out: int
-    """How many waits are not in the list: a process tells its longest thousand."""
+    """How many waits are not in the list: each process reports only its longest thousand."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain dicts, lists, strings and numbers, ready for JSON."""
@@ -107,7 +107,7 @@ class Waits:
 
 
 def waits(timeout: float = 1.0) -> Waits:
-    """Look who waits for whom in the whole job: the first thing to ask of a program that hangs.
+    """Find out who waits for whom in the whole job. Start here when a program hangs.
 
     Works from the script and inside actors alike. Processes answer without running any Python; those that have not answered
     after ``timeout`` seconds are named in :attr:`Waits.silent`.
@@ -156,7 +156,7 @@ def waits(timeout: float = 1.0) -> Waits:
 
 
 _SETTLED_S = 0.1
-"""What was sent so long ago has been begun, or has to wait."""
+"""A message that was sent longer ago than this has been started, or has to wait."""
 _WELL = ("running", "suspect")
 
 
@@ -185,7 +185,7 @@ class _Graph:
         if actor is not None:
             return name_of(actor)
         if number and known:
-            # It was not told of: it is silent, say, or has just been begun.
+            # Its process has not reported it: that is silent, or the actor is new.
             return f"{known}[{seat(self._process.runtime, *addr)[1]}]" if addr[0] in self._many else known
         return proc_name(self._process, addr, self._names)
 
@@ -219,7 +219,7 @@ class _Graph:
             for told in answer["waits"]:
                 node, wait, whom = self._wait(addr, told)
                 all_waits.append(wait)
-                # What threads without an actor wait for nobody waits for in turn.
+                # Nobody can wait for threads without an actor, so they are in no circle.
                 for one in whom if node[1] else ():
                     graph.setdefault(node, []).append(one)
                     edges.setdefault((node, one), wait)
@@ -240,6 +240,6 @@ class _Graph:
         )
 
     def _is_stuck(self, node: Node) -> bool:
-        """Whether an actor does nothing but wait: then what it was asked is what waits, or stands behind that."""
+        """Whether an actor does nothing but wait: then any message for it is this wait, or is queued behind it."""
         actor = self._actors.get(node)
         return actor is not None and len(actor["running"]) == 1

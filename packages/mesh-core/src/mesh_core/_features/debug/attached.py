@@ -14,11 +14,11 @@ from mesh_core._features.debug.wire import Garbled, Told, Wire
 
 
 class _GoneError(Exception):
-    """The process has ended while its user was typing."""
+    """The process ended while the user was typing."""
 
 
 class Attached:
-    """A session: shows what the debugger prints, and sends what the user types."""
+    """A debugging session: shows the debugger's output, and sends the user's input."""
 
     def __init__(self, stop: Stop) -> None:
         self._stop = stop
@@ -28,11 +28,11 @@ class Attached:
         self._typing = False
         self._gone = False
         self._question: Told | None = None
-        """What is to be asked, until it has been answered."""
+        """The prompt that has not been answered yet."""
         self._main = threading.get_ident()
 
     def run(self) -> None:
-        """Go on until it is continued, detached or gone."""
+        """Run until the thread is continued, detached or gone."""
         before = signal.signal(signal.SIGUSR1, self._on_gone)
         self._reader.start()
         try:
@@ -57,7 +57,7 @@ class Attached:
         self._told.put({"gone": True})
         self._gone = True
         if self._typing:
-            # The terminal is being read, which nothing but a signal ends.
+            # The terminal is being read; only a signal ends that.
             signal.pthread_kill(self._main, signal.SIGUSR1)
 
     def _on_gone(self, number: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ class Attached:
         try:
             return self._step()
         except KeyboardInterrupt:
-            # Just before a line is read, or between the typing of a command and the waiting for its end.
+            # Just before a line is read, or between a command and the wait for its end.
             if self._question is None:
                 self._wire.tell(do="interrupt")
             return True
@@ -94,7 +94,7 @@ class Attached:
         return True
 
     def _next(self) -> dict[str, Any] | None:
-        """What is told next; ``None`` after Ctrl-C twice."""
+        """The next message; ``None`` after Ctrl-C twice."""
         interrupted = False
         while True:
             try:

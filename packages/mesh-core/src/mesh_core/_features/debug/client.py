@@ -1,4 +1,4 @@
-"""The other end of a stopped thread's socket: find what is stopped, say something to it, hear its answers."""
+"""Clients of stopped threads: find what is stopped, send commands, and read the answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_S = 2.0
 
 @dataclass(frozen=True)
 class Stop:
-    """A thread that is stopped, as its process describes it."""
+    """A stopped thread, as its process describes it."""
 
     path: str
     number: int
@@ -38,14 +38,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Found:
-    """What is stopped, and the sockets of processes that do not answer."""
+    """The stopped threads, and the sockets of processes that do not answer."""
 
     stops: list[Stop]
     silent: list[str]
 
 
 def find(job: int | None = None) -> Found:
-    """Ask every process of this user what it has stopped; of one job, if its pid is given."""
+    """Ask every process of this user for its stopped threads; only those of one job if its pid is given."""
     asked: list[tuple[str, Wire]] = []
     silent: list[str] = []
     for path, peer in places.find(job):
@@ -101,14 +101,14 @@ def _stop(path: str, told: dict[str, Any], about: dict[str, Any]) -> Stop:
 
 
 def _checked(value: Any, kind: type | tuple[type, ...]) -> Any:
-    """A value that is sorted by or shown later, where nobody expects it to be anything else."""
+    """Check a value that is sorted by or shown later."""
     if not isinstance(value, kind):
         raise TypeError(f"unexpected answer from a stopped process: {value!r}")
     return value
 
 
 def attach(stop: Stop, *, quiet: bool = False) -> Wire:
-    """Connect to a stopped thread; with ``quiet`` it does not say where it is."""
+    """Connect to a stopped thread; with ``quiet``, it does not print its position."""
     try:
         wire = Wire(places.connect(stop.path))
     except OSError as error:
@@ -121,7 +121,7 @@ def attach(stop: Stop, *, quiet: bool = False) -> Wire:
 
 @dataclass
 class Answer:
-    """What one thread answered to a command."""
+    """The answer of one thread to a command."""
 
     stop: Stop
     text: str = ""
@@ -129,7 +129,7 @@ class Answer:
 
 
 class Cast:
-    """One command for many, and their answers as they come."""
+    """One command for many threads, and their answers as they arrive."""
 
     def __init__(self, stops: Sequence[Stop], line: str) -> None:
         self._line = line
@@ -139,9 +139,9 @@ class Cast:
         self.answers: dict[int, Answer] = {}
 
     def collect(self, waiting: Callable[[int], object]) -> list[Answer]:
-        """Wait for the answers. Ctrl-C gives up those that have not come yet.
+        """Wait for the answers. Ctrl-C gives up the missing ones.
 
-        ``waiting`` is told how many those are, whenever a second has gone by without one.
+        ``waiting`` is called with their number whenever no answer has arrived for a second.
         """
         missed: list[Answer] = []
         try:
@@ -194,7 +194,7 @@ class Cast:
         elif "prompt" in told:
             answer.done = fd in self._asked
             if not answer.done:
-                # What it was printing when the command came is not the answer to it.
+                # Output from before the command is not part of the answer.
                 answer.text = ""
                 self._asked.add(fd)
                 self._wires[fd].tell(do="answer", line=self._line)

@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 
 class Debugging(Extension):
-    """Has ``breakpoint()`` wait for ``mesh debug``. Each process makes its own."""
+    """Makes ``breakpoint()`` wait for ``mesh debug``. Each process has its own instance."""
 
     name = "mesh.debugger"
     _everywhere = True
 
     def start(self) -> None:
-        """Take ``breakpoint()`` over; in a worker ``pdb.set_trace()`` too."""
+        """Replace ``breakpoint()`` and, in a worker, ``pdb.set_trace()``."""
         process = self._mesh_process
         self._breakpoints = Breakpoints(process, everywhere=not process.identity.is_script)
         self._breakpoints.install()
 
     def stop(self) -> None:
-        """Give ``breakpoint()`` back to the script. A worker has no terminal until its last line."""
+        """Restore ``breakpoint()`` in the script. In a worker it stays replaced, because that never has a terminal."""
         if self._mesh_process.identity.is_script:
             self._breakpoints.uninstall()
 
     def endpoint_raised(self, raised: Raised) -> None:
-        """Stop where an exception has gone unhandled, if that is wanted."""
+        """Stop where an exception was not handled, if the setting ``post_mortem`` is on."""
         if self._mesh_process.settings.post_mortem:
             self._breakpoints.examine(raised.error)

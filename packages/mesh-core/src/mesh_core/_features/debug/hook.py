@@ -1,4 +1,4 @@
-"""What ``breakpoint()`` calls in an actor. Imported by every worker, so it imports nothing itself."""
+"""What ``breakpoint()`` calls in an actor. Every worker imports it, so it imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class Breakpoints:
-    """The hook of one process, in place of the interpreter's own while it is installed."""
+    """The breakpoint hook of one process, which replaces the interpreter's own while it is installed."""
 
     def __init__(self, process: Process, *, everywhere: bool) -> None:
         self._process = process
         self._everywhere = everywhere
-        """Whether the whole process has no terminal: a worker. In a script only its actors' threads have none."""
+        """Whether the whole process has no terminal, as in a worker. In a script, only actors' threads have none."""
         self._before: Callable[..., Any] = sys.__breakpointhook__
         self._debugger: Debugger | None = None
         self._local = threading.local()
@@ -30,7 +30,7 @@ class Breakpoints:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """Have ``breakpoint()`` come here, and in a worker ``pdb.set_trace()`` too."""
+        """Have ``breakpoint()`` and, in a worker, ``pdb.set_trace()`` call this hook."""
         self._before = sys.breakpointhook
         sys.breakpointhook = self.hook
         if self._everywhere:
@@ -41,7 +41,7 @@ class Breakpoints:
                 sys.meta_path.insert(0, _PdbFinder(self))
 
     def uninstall(self) -> None:
-        """Put the hook back that was there before, unless somebody has put another one there since."""
+        """Restore the previous hook, unless it was replaced again since."""
         if sys.breakpointhook == self.hook:
             sys.breakpointhook = self._before
 
@@ -55,7 +55,7 @@ class Breakpoints:
             self._before(*args, **kwargs)
 
     def take_over(self, pdb: ModuleType) -> None:
-        """Have ``pdb.set_trace()`` do what ``breakpoint()`` does: a worker's stdin is empty."""
+        """Have ``pdb.set_trace()`` do the same as ``breakpoint()``: a worker's stdin is empty."""
 
         def set_trace(*args: Any, **kwargs: Any) -> None:
             self._stop_at(sys._getframe(1), *args, **kwargs)
@@ -79,7 +79,7 @@ class Breakpoints:
             pdb.stop_at(frame, header, commands)
 
     def examine(self, error: BaseException) -> None:
-        """Stop the thread at the place where an exception was raised, in the user's code."""
+        """Stop the thread where an exception was raised in the user's code."""
         import bdb
 
         from mesh_core._serialize.exceptions import in_user_code
@@ -98,7 +98,7 @@ class Breakpoints:
         from mesh_core._features.debug.session import Session
 
         if self._pid != os.getpid():
-            # The copy that a fork makes has one thread, and none of those that were stopped or answered.
+            # A forked copy has a single thread, and neither stopped threads nor a server.
             self._pid, self._debugger = os.getpid(), None
             self._lock, self._local = threading.Lock(), threading.local()
         with self._lock:
@@ -110,13 +110,13 @@ class Breakpoints:
 
 
 class _PdbFinder:
-    """Waits for ``pdb`` to be imported, which most workers never do."""
+    """Waits for the import of ``pdb``, which happens in few workers."""
 
     def __init__(self, breakpoints: Breakpoints) -> None:
         self._breakpoints = breakpoints
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let the others find it, and have it changed once it is loaded."""
+        """Let other finders find it, and change it once it is loaded."""
         if name != "pdb":
             return None
         import importlib.util

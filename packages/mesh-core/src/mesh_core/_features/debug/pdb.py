@@ -1,4 +1,4 @@
-"""Python's debugger at the far end of a socket."""
+"""Python's debugger, controlled through a socket."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mesh_core._features.debug.session import Session
 
-# Stepping goes over these: what runs actors is nobody's bug to look for.
+# Stepping skips these modules: users do not debug the code that runs actors.
 _PASSED_OVER = ("mesh_core", "mesh_core.*", "asyncio", "asyncio.*", "contextvars", "selectors", "threading")
 _LAST = "_last_pdb_instance"
-# Where a coroutine stands that only waits; from 3.13 on it is the instruction after the one that yields.
+# The instructions at which a waiting coroutine stands; from 3.13 on, the one after the yield.
 _SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR", "RESUME"})
 
 
 class RemotePdb(pdb.Pdb):
-    """The debugger of one thread; it lasts, so that breakpoints set by ``b`` do."""
+    """The debugger of one thread. It stays alive, so that breakpoints set with ``b`` do too."""
 
     def __init__(self, session: Session) -> None:
         console: Any = session.console
         super().__init__(stdin=console, stdout=console, nosigint=True, skip=_PASSED_OVER)
         self.session = session
         self.busy = False
-        """Whether it is at its prompt: a breakpoint in what is evaluated there is passed over."""
+        """Whether it is at its prompt: breakpoints in code that is evaluated there are skipped."""
         self._why = "breakpoint"
         self._after = False
-        """Whether what it looks at is over: an exception has ended it."""
+        """Whether it shows code that was ended by an exception."""
         self._again = False
         session.break_in = self.break_in
 
@@ -49,7 +49,7 @@ class RemotePdb(pdb.Pdb):
             setattr(pdb.Pdb, _LAST, last)
 
     def examine(self, error: BaseException, trace: TracebackType) -> None:
-        """Look at what an exception has left."""
+        """Examine the frames of an exception."""
         text = traceback.format_exception_only(error)[-1].strip()
         self._why, self._after, self._again = text, True, False
         self.reset()
@@ -57,7 +57,7 @@ class RemotePdb(pdb.Pdb):
         self.quitting = False
 
     def interaction(self, frame: FrameType | None, tb_or_exc: Any) -> None:
-        """Wait for commands until one lets the thread go on."""
+        """Wait for commands until one resumes the thread."""
         at, line = (frame, frame.f_lineno) if frame is not None else _end_of(tb_or_exc)
         if not self.session.enter(at, line, self._why, after=self._after, again=self._again):
             self.set_continue()
@@ -73,7 +73,7 @@ class RemotePdb(pdb.Pdb):
             self.session.resumed(over=frame is None or self._free())
 
     def break_in(self) -> None:
-        """Stop the running thread at its next line; called by another one."""
+        """Stop the running thread at its next line; called by another thread."""
         ident = self.session.thread.ident
         frame = None if ident is None else sys._current_frames().get(ident)
         while frame is not None:
@@ -87,7 +87,7 @@ class RemotePdb(pdb.Pdb):
         return self.quitting or sys.gettrace() is None
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Let the thread go on undisturbed once the step that was asked for has led out of the user's code."""
+        """Resume the thread once a step has led out of the user's code."""
         result = super().dispatch_return(frame, arg)
         stepping = self.stopframe is None or self.stopframe is frame or self.returnframe is frame
         if stepping and self._is_outermost(frame) and not _is_suspended(frame):
@@ -103,7 +103,7 @@ class RemotePdb(pdb.Pdb):
         return bool(self.is_skipped_module(frame.f_globals.get("__name__") or ""))
 
     def get_stack(self, f: FrameType | None, t: TracebackType | None) -> tuple[list[Any], int]:
-        """Leave out the frames of what runs the actor."""
+        """Leave out the frames of the code that runs the actor."""
         stack, index = super().get_stack(f, t)
         first = 0
         if t is None:
@@ -114,7 +114,7 @@ class RemotePdb(pdb.Pdb):
         return stack[first:], index - first
 
     def set_stepinstr(self) -> None:
-        """Stop at the next line, where newer versions would stop within that of the breakpoint itself."""
+        """Stop at the next line; newer versions would stop within the line of the breakpoint itself."""
         self.set_step()
 
     def set_continue(self) -> None:
@@ -125,10 +125,10 @@ class RemotePdb(pdb.Pdb):
     # Commands.
 
     def default(self, line: str) -> Any:
-        """Run a statement, and have what it assigns stay."""
+        """Run a statement, and keep its assignments."""
         result = super().default(line)
         if sys.version_info < (3, 13) and self.curframe is not None:
-            # The next look at the frame's variables, by `w` for one, would bring the old values back.
+            # Otherwise the next access to the frame's variables, by `w` for example, would restore the old values.
             import ctypes
 
             ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.curframe), ctypes.c_int(0))
@@ -207,7 +207,7 @@ def _end_of(trace: TracebackType) -> tuple[FrameType, int]:
 
 
 def _is_suspended(frame: FrameType) -> bool:
-    """Whether a frame that returns is only a coroutine that waits."""
+    """Whether a frame that returns is a coroutine that only waits."""
     if frame.f_lasti < 0:
         return False
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _SUSPENDS

@@ -1,4 +1,4 @@
-"""Where sockets of stopped processes lie: one folder a job, in a folder that is the user's alone (PRV-1)."""
+"""Where the sockets of stopped processes are: in one folder per job, in a private folder of the user (PRV-1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REMEDY = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
 
 
 def folders() -> list[str]:
-    """The folders that may hold jobs, those first that a fresh terminal finds too."""
+    """The folders that may contain jobs; first those that a new terminal finds too."""
     uid = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     # After `su` it may still be that of the user before.
@@ -38,14 +38,14 @@ def _belongs_to(folder: str, uid: int) -> bool:
 
 
 def require_same_user(peer: socket.socket) -> None:
-    """Raise ``PermissionError`` unless the process at the other end is of the same user (DBG-2)."""
+    """Raise ``PermissionError`` unless the process at the other end belongs to the same user (DBG-2)."""
     uid = peer_uid(peer)
     if uid != os.geteuid():
         raise PermissionError(f"the process at the other end belongs to uid {uid}, not {os.geteuid()}")
 
 
 def peer_uid(peer: socket.socket) -> int:
-    """Whose process is at the other end, as the kernel has it."""
+    """The user of the process at the other end, according to the kernel."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _pid, uid, _gid = struct.unpack("3i", credentials)
     return int(uid)
@@ -83,7 +83,7 @@ def _listen_in(folder: str, job: int, name: str) -> tuple[socket.socket, str]:
 
 
 def connect(path: str) -> socket.socket:
-    """Connect to a stopped process; ``OSError`` if none is there, or it is another user's."""
+    """Connect to a stopped process; ``OSError`` if there is none, or if it belongs to another user."""
     place, _, name = path.rpartition("/")
     with _opened(place) as at:
         return _connect_at(at, name)
@@ -93,7 +93,7 @@ def _connect_at(at: int, name: str) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.settimeout(_ANSWER_S)
-        # Through the folder's descriptor, also as the path of a socket may have no more than 107 bytes.
+        # Through the folder's descriptor, also because the path of a socket may have at most 107 bytes.
         peer.connect(f"/proc/self/fd/{at}/{name}")
         require_same_user(peer)
     except BaseException:

@@ -1,4 +1,4 @@
-"""Choosing among stopped actors, by number, mesh and coordinates; and naming those that were chosen."""
+"""Selects stopped actors by number, mesh and coordinates, and names a selection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mesh_core._features.debug.client import Stop
 
 @dataclass(frozen=True)
 class Selection:
-    """What ``trainers,gpus=0:4`` says.
+    """A selection such as ``trainers,gpus=0:4``.
 
     >>> Selection.parse("trainers,gpus=0:4")
     Selection(text='trainers,gpus=0:4', meshes=('trainers',), numbers=(), ranges={'gpus': slice(0, 4, None)})

@@ -1,4 +1,4 @@
-"""The thread that answers ``mesh debug`` while others of its process are stopped."""
+"""The thread that answers ``mesh debug`` while other threads of its process are stopped."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONGEST = 2000
 
 
 class Debugger:
-    """What a process has stopped, and the socket where that can be learnt and let go on."""
+    """A process's stopped threads, and the socket by which they are listed and resumed."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -37,7 +37,7 @@ class Debugger:
         self._server: Server | None = None
 
     def next_number(self) -> int:
-        """One for each stop."""
+        """The number of the next stop."""
         return next(self._numbers)
 
     def find(self, number: object) -> Session | None:
@@ -45,7 +45,7 @@ class Debugger:
         return next((each for each in self._sessions if each.number == number and each.state != "over"), None)
 
     def about(self) -> Told:
-        """What this process tells of itself."""
+        """This process's description of itself."""
         pid, script = self._process.job
         stops = [
             {**each.about, "state": each.state, "attached": each.client is not None}
@@ -55,7 +55,7 @@ class Debugger:
         return {"job": pid, "script": script, "pid": os.getpid(), "stops": stops}
 
     def open(self, session: Session) -> bool:
-        """Make a stopped thread reachable; false, and a word on stderr, if that cannot be."""
+        """Make a stopped thread reachable; if that fails, print why and return false."""
         self._sessions = [each for each in self._sessions if each.state != "over" and each is not session]
         self._sessions.append(session)
         if self._server is None:
@@ -81,7 +81,7 @@ class Debugger:
             server.join(_END_S)
 
     def describe(self, frame: FrameType, line: int, why: str, *, after: bool) -> dict[str, Any]:
-        """What listings show of the thread that runs this, stopped there."""
+        """What listings show of the calling thread, stopped there."""
         me = self._process.identity
         actor = current_instance()
         file, function = frame.f_code.co_filename, frame.f_code.co_name
@@ -108,7 +108,7 @@ class Debugger:
         """Tell the user, where the process's other errors go."""
         place = ",".join(f"{label}={index}" for label, index in about["coordinates"].items())
         where = ",".join(filter(None, (about["mesh"], place)))
-        # The socket lies on the machine that the process is on, and can be reached from there only.
+        # The socket can be reached only from the machine that the process is on.
         there = f", on host {about['host']}," if self._process.identity.host_no != 0 else ""
         _say(
             f"mesh: {where} stopped at {about['file']}:{about['line']} in {about['function']} ({about['why']}); "
@@ -117,7 +117,7 @@ class Debugger:
 
 
 def _short(text: str) -> str:
-    """What fits a listing: errors and lines of code may be of any length."""
+    """Shorten a text for listings: errors and lines of code may be very long."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -138,7 +138,7 @@ class _Guest:
 
 
 class Server(threading.Thread):
-    """Reads every connection; a stopped thread only waits for what comes through here."""
+    """Reads every connection; stopped threads wait for what it passes on."""
 
     def __init__(self, debugger: Debugger, listener: socket.socket, path: str) -> None:
         super().__init__(name="mesh-debug", daemon=True)
@@ -153,7 +153,7 @@ class Server(threading.Thread):
         self._guests: set[_Guest] = set()
 
     def end(self) -> None:
-        """Be reachable no longer; from any thread."""
+        """Close the socket; from any thread."""
         places.unlink(self._path)
         self._wake.close()
 
@@ -204,7 +204,7 @@ class Server(threading.Thread):
                 return
         except Garbled as error:
             guest.wire.tell(error=f"invalid request: {error}")
-        except Exception as error:  # noqa: BLE001 - without this thread nobody could let go on what is stopped
+        except Exception as error:  # noqa: BLE001 - without this thread, nothing could resume the stopped ones
             guest.wire.tell(error=f"mesh failed to answer that: {error!r}")
         self._part(guest)
 

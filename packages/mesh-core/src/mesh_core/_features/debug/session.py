@@ -1,4 +1,4 @@
-"""One stopped thread: what it waits for, who is attached to it, and how it tells them."""
+"""One stopped thread: what it waits for, who is attached to it, and its output."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ State = Literal["stopped", "running", "over"]
 
 
 class Session:
-    """A thread under the debugger, from its breakpoint until it goes on undisturbed."""
+    """A thread under the debugger, from its breakpoint until it runs freely again."""
 
     def __init__(self, debugger: Debugger) -> None:
         self.debugger = debugger
         self.thread = threading.current_thread()
         self.console = Console(self)
         self.number = 0
-        """Which stop this is; a command meant for an earlier one does not reach it."""
+        """The number of this stop; commands for an earlier stop do not reach it."""
         self.state: State = "over"
         self.about: dict[str, Any] = {}
         """What listings show."""
         self.client: Wire | None = None
         self.prompt: str | None = None
-        """What is asked just now, while the thread waits for a line."""
+        """The current prompt, while the thread waits for a line."""
         self.takes_end = False
-        """Whether Ctrl-D is an answer to what is asked."""
+        """Whether Ctrl-D answers the prompt."""
         self.continuing = False
         self.break_in: Callable[[], object] | None = None
         """Makes the running thread stop at its next line."""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._evaluating = False
         self._interrupted = False
-        """Whether an exception is on its way to the thread, or was."""
+        """Whether an exception was sent to the thread."""
         self._cut = False
-        """Whether an interrupt came for what was asked last, which may not have begun or may be over."""
+        """Whether an interrupt arrived for the last command, which may not have begun, or may be over."""
 
     # Called by the thread itself.
 
     def enter(self, frame: FrameType, line: int, why: str, *, after: bool, again: bool) -> bool:
-        """The thread has stopped; false if nobody could ever let it go on."""
+        """The thread has stopped; false if nobody could ever resume it."""
         about = self.debugger.describe(frame, line, why, after=after)
         with self.debugger.lock:
             if not again:
@@ -66,7 +66,7 @@ class Session:
         return True
 
     def resumed(self, *, over: bool) -> None:
-        """The thread goes on: under the debugger still, or without it."""
+        """The thread resumes: still under the debugger, or without it."""
         with self.debugger.lock:
             if self.state == "over":
                 return
@@ -98,13 +98,13 @@ class Session:
         return line
 
     def answered(self) -> None:
-        """A command has been carried out; an interrupt that comes from now on is not meant for it."""
+        """A command was carried out; interrupts from now on are not meant for it."""
         with self.debugger.lock:
             self._evaluating = False
             self._forget_interrupt()
 
     def show(self, text: str) -> None:
-        """Print to who is attached, in pieces that are short enough for the other end."""
+        """Print to the attached user, in pieces that are short enough for the other end."""
         client = self.client
         if client is not None:
             for at in range(0, len(text), _PIECE):
@@ -113,7 +113,7 @@ class Session:
     # Called by the thread that answers, with the lock held.
 
     def attach(self, client: Wire, *, quiet: bool) -> None:
-        """Take somebody in."""
+        """Attach a client."""
         self.client = client
         if not quiet:
             client.tell(out=self.about["banner"])
@@ -121,13 +121,13 @@ class Session:
             client.tell(prompt=self.prompt, end=self.takes_end)
 
     def answer(self, line: str | None) -> None:
-        """Pass on what was typed, ``None`` for Ctrl-D, if something was asked."""
+        """Pass on the user's input, ``None`` for Ctrl-D, if there is a prompt."""
         if self.prompt is not None and (line is not None or self.takes_end):
             self.prompt = None
             self._lines.put("" if line is None else line + "\n")
 
     def interrupt(self) -> None:
-        """Cut short what the thread does: the command it carries out, or the program, at its next line."""
+        """Interrupt the thread: its current command or, at its next line, the program."""
         if self.state == "running":
             if self.break_in is not None:
                 self.break_in()
@@ -151,7 +151,7 @@ class Session:
 
 
 class Console:
-    """What the debugger has for ``stdin`` and ``stdout``."""
+    """The debugger's ``stdin`` and ``stdout``."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -162,7 +162,7 @@ class Console:
         self._written = ""
 
     def write(self, text: str) -> int:
-        """Print; a line that is not ended yet may turn out to be a prompt."""
+        """Print; an incomplete line may turn out to be a prompt."""
         if threading.current_thread() is not self._session.thread:
             # pdb puts this in place of sys.stdout while it runs a statement; other threads print as usual.
             return len(text) if sys.__stdout__ is None else sys.__stdout__.write(text)
@@ -176,16 +176,16 @@ class Console:
         """Whole lines have been sent already."""
 
     def isatty(self) -> bool:
-        """A terminal may be at the far end, but nothing here can set its modes."""
+        """There may be a terminal at the other end, but its modes cannot be set from here."""
         return False
 
     def readline(self) -> str:
-        """Ask with what was written last; returns once somebody has answered."""
+        """Use the incomplete line as the prompt; returns once somebody has answered."""
         prompt, self._written = self._written, ""
         return self._session.ask(prompt, takes_end=self.takes_end)
 
     def drain(self) -> None:
-        """Send what is left of an unended line, before the thread goes on."""
+        """Send the rest of an incomplete line, before the thread resumes."""
         if self._written:
             self._session.show(self._written)
             self._written = ""

@@ -1,4 +1,4 @@
-"""Source code that is in no file, such as a notebook's, sent along with the class that it defines."""
+"""Source code that is in no file, such as a notebook's; it is sent along with the class that it defines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def with_sources(cls: type) -> object:
-    """What to pickle for an actor class: the class, with the source of its code where that is in no file."""
+    """What to pickle for an actor class: the class, and the source of its code if that is in no file."""
     names = {code.co_filename for code in _codes(cls)}
     # Workers are on this host, or have the same files.
     found = {
@@ -44,7 +44,7 @@ def arrive(sources: dict[str, list[str]], cls: type) -> type:
 
 
 def _codes(root: type) -> Iterator[types.CodeType]:
-    """The code of a class, and of what it uses, as far as that travels by value."""
+    """The code of a class and of what it uses, as far as that is sent by value."""
     todo: list[Any] = [root]
     seen: set[int] = set()
     while todo:
@@ -83,7 +83,7 @@ def _used(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _travels(each: Any) -> bool:
-    """Whether a class or function is sent itself, rather than its name."""
+    """Whether a class or function is sent by value instead of by name."""
     module = getattr(each, "__module__", None)
     return (
         module in (None, "__main__", "__mp_main__")

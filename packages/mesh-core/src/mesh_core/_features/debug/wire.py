@@ -1,4 +1,4 @@
-"""What is said through a debugger's socket: one JSON object a line."""
+"""The protocol of a debugger's socket: one JSON object per line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 # Enough for a listing of a thousand stops.
 _LINE_LIMIT = 1 << 23
-# An end that has stopped reading (Ctrl-Z) is as good as gone.
+# A peer that has stopped reading (Ctrl-Z) is treated as gone.
 _SEND_LIMIT = struct.pack("ll", 5, 0)
 
 Told = dict[str, Any]
 
 
 class Garbled(ValueError):
-    """The other end does not speak this."""
+    """The other end does not speak this protocol."""
 
 
 class Wire:
@@ -47,9 +47,9 @@ class Wire:
         self._lock = threading.Lock()
 
     def tell(self, **told: Any) -> bool:
-        """Send an object; says whether the other end is still there to take it.
+        """Send an object; returns whether the other end is still there.
 
-        An end that does not read is waited for once: then the connection is over, as part of an object may have been sent.
+        A peer that does not read is waited for once. Then the connection is closed, because part of an object may have been sent.
         """
         with self._lock:
             if self._deaf:
@@ -68,7 +68,7 @@ class Wire:
         poll.register(self.peer, select.POLLIN)
         until = None if limit is None else time.monotonic() + limit
         while True:
-            # For all of it: what comes byte by byte is no answer either.
+            # The limit is for the whole answer, even if that arrives byte by byte.
             if until is not None and not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise TimeoutError("no answer")
             told = self.take()
