@@ -4,6 +4,7 @@
 //! caller's memory. To give an operation up makes that come soon, and is no outcome.
 
 use crate::error::TransferError;
+use crate::lock;
 use crate::watch::Watch;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -93,6 +94,6 @@ impl Operation {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

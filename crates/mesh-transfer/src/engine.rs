@@ -6,6 +6,7 @@ use crate::cuda::{Cuda, Ready, run_staged};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
 use crate::handle::{Handle, MAX_SECTIONS, REFUSALS, RealmId, Section, refusal};
+use crate::lock;
 use crate::membership::Membership;
 use crate::realm::Realm;
 use crate::segments::{Segments, Space};
@@ -18,7 +19,7 @@ use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
 use crate::watch::Watch;
 use crate::workers::Workers;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What is shorter is done by the thread that asks, where the transport does not wait for anybody.
@@ -148,7 +149,7 @@ impl Engine {
     fn tell(&self, handle: &Handle, name: &str, need: Need, forced: Option<&str>) {
         let Some(listener) = self.told.listener.get().filter(|_| forced.is_none() && need.copies) else { return };
         {
-            let mut last = self.told.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = lock(&self.told.last);
             if last.get(&handle.realm).is_some_and(|last| last == name) {
                 return;
             }
@@ -264,7 +265,7 @@ impl Engine {
         }
         let export = self.exports.find(handle.slot, handle.generation, &handle.token)?;
         if handle.writable && !export.writable {
-            return Err(TransferError::new(ErrorKind::Refused, "the handle says that the memory is writable"));
+            return Err(TransferError::refused("the handle says that the memory is writable"));
         }
         let segments = export.segments.part(handle.start, handle.len)?;
         Ok((export, segments))
@@ -606,7 +607,7 @@ impl Engine {
     }
 
     fn routes(&self) -> MutexGuard<'_, HashMap<RealmId, HashMap<String, Route>>> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.routes)
     }
 }
 

@@ -7,6 +7,7 @@
 //! version of published weights has it whole, though its owner ends.
 
 use crate::error::TransferError;
+use crate::lock;
 use crate::realm::pid;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What an arena has at least. Of it only what is used takes memory.
 const ARENA: u64 = 64 << 20;
@@ -145,7 +146,7 @@ impl Arena {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// The first free place that has room at a multiple of `align`.
@@ -232,7 +233,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arenas> {
-        self.arenas.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.arenas)
     }
 }
 

@@ -7,9 +7,10 @@
 //! REG-2: a region is let go with its last holder; a failure to make one is told to who asked, and not remembered.
 
 use crate::error::TransferError;
+use crate::lock;
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Tells a device of memory.
 pub(crate) trait Registrar: Debug + Send + Sync {
@@ -181,10 +182,6 @@ struct Wanted {
     start: u64,
     end: u64,
     writable: bool,
-}
-
-fn lock<T>(table: &Mutex<Table<T>>) -> MutexGuard<'_, Table<T>> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<R: Registrar> Registry<R> {

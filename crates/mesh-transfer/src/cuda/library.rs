@@ -2,10 +2,11 @@
 
 use super::driver::{About, Device, Driver, Failure, INVALID_CONTEXT, INVALID_VALUE, IpcHandle, NOT_READY, Rows};
 use crate::error::TransferError;
+use crate::lock;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// What the driver installs.
 pub(super) const NAME: &str = "libcuda.so.1";
@@ -223,7 +224,7 @@ impl Library {
     /// Makes the device's primary context current on this thread.
     fn enter(&self, device: Device) -> Result<Entered<'_>, Failure> {
         let gpu = self.gpu(device)?;
-        let mut context = gpu.context.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut context = lock(&gpu.context);
         if *context == 0 {
             let mut made: Pointer = std::ptr::null_mut();
             // SAFETY: fills in a pointer of this frame. It is kept as long as the process lives.

@@ -22,6 +22,7 @@ use super::{Capabilities, Peer, Transport};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::lock;
 use crate::membership::Membership;
 use crate::realm::{Realm, namespace, random};
 use crate::watch::Watch;
@@ -31,7 +32,7 @@ use remote::Remote;
 use section::{Place, Why};
 use sockets::Sockets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "tcp";
@@ -68,7 +69,7 @@ impl Tcp {
     }
 
     fn member(&self) -> MutexGuard<'_, Option<Arc<Member>>> {
-        self.member.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.member)
     }
 
     /// Where other hosts reach this process; begins to listen there.
@@ -151,7 +152,7 @@ impl Transport for Tcp {
     }
 
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
-        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut served = lock(&self.served);
         let (port, door) = match &mut served.here {
             Some(server) => (server.port, server.door),
             empty => {

@@ -7,12 +7,13 @@
 use super::super::Op;
 use super::library::{OK, Status};
 use super::objects::{Context, Endpoint, Request, Worker};
-use super::owner::{SPIN, STACK, TURNS, timespec};
+use super::owner::{SPIN, STACK, TURNS};
 use super::plan::{Export, Part, State, Verb, dropped, name_of, plan};
 use super::signal::Signal;
 use super::wire::{Answer, Ask, Name, Shown, Wire};
 use crate::error::TransferError;
-use crate::watch::Watch;
+use crate::lock;
+use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -51,7 +52,7 @@ impl Drivers {
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<(Arc<Shared>, JoinHandle<()>)>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     fn spawn(&self, shared: &Arc<Shared>, body: impl FnOnce() + Send + 'static) -> Result<(), TransferError> {
@@ -121,7 +122,7 @@ struct Job {
 
 impl Job {
     fn finish(&self, done: Done) {
-        let mut place = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.done);
         place.get_or_insert(done);
         drop(place);
         self.told.notify_all();
@@ -130,7 +131,7 @@ impl Job {
 
 impl Shared {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inbox)
     }
 
     fn stop(&self) {
@@ -208,7 +209,7 @@ impl Driver {
             inbox.jobs.push(Arc::clone(&job));
         }
         self.0.wake.set();
-        let mut done = job.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = lock(&job.done);
         loop {
             if let Some(done) = done.take() {
                 return done;
@@ -545,7 +546,7 @@ impl Driving<'_> {
     }
 
     fn ended(&self) -> TransferError {
-        TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+        TransferError::ended(self.pid)
     }
 
     /// A process that ends closes its connections a moment before it has ended.

@@ -29,9 +29,10 @@ use super::{Capabilities, Peer, Transport};
 use crate::error::TransferError;
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::lock;
 use crate::realm::Realm;
 use crate::watch::Watch;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) const NAME: &str = "ucx";
 
@@ -71,7 +72,7 @@ impl Ucx {
     }
 
     fn serving(&self) -> Option<Arc<owner::Service>> {
-        self.service.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.service).clone()
     }
 }
 
@@ -90,7 +91,7 @@ impl Transport for Ucx {
 
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         self.drivers.check()?;
-        let mut service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut service = lock(&self.service);
         let service = match &mut *service {
             Some(service) => service,
             empty => empty.insert(Arc::new(owner::Service::start(exports, self.context()?)?)),

@@ -58,7 +58,7 @@ pub(super) fn dropped() -> TransferError {
 
 /// None while the owner has not shown all exports. All that a hostile handle may say is checked here, by what the owner says.
 pub(super) fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option<VecDeque<Part>>, TransferError> {
-    let refused = |why: &str| TransferError::new(ErrorKind::Refused, why);
+    let refused = |why: &str| TransferError::refused(why);
     let is_asked = |op: &Op| entries.get(&name_of(&op.handle)).is_some_and(|entry| matches!(entry.state, State::Asked));
     if ops.iter().any(is_asked) {
         return Ok(None);
