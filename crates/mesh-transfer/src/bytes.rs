@@ -1,4 +1,4 @@
-//! Reading what anybody may have written, with numbers in little-endian order.
+//! Reading untrusted bytes, with numbers in little-endian order.
 
 use crate::error::TransferError;
 use std::net::IpAddr;

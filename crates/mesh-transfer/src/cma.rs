@@ -1,4 +1,4 @@
-//! Moving bytes between processes of one host by the kernel's cross-memory calls.
+//! Copies between processes of one host by the kernel's cross-memory calls.
 
 use crate::cores;
 use crate::error::{ErrorKind, TransferError};
@@ -142,8 +142,8 @@ impl Other {
             Some(libc::ESRCH) => TransferError::ended(self.pid),
             Some(libc::EFAULT) => self.replaced(),
             Some(libc::EPERM | libc::ENOSYS) => TransferError::transport(format!(
-                "the kernel forbids to access the memory of process {} ({error}): another user's, in a container, or \
-                 forbidden by Yama (kernel.yama.ptrace_scope) or seccomp",
+                "the kernel does not let this process access the memory of process {} ({error}): it is another user's, in \
+                 a container, or protected by Yama (kernel.yama.ptrace_scope) or seccomp",
                 self.pid
             )),
             _ => TransferError::transport(format!("cannot access the memory of process {}: {error}", self.pid)),
@@ -160,10 +160,7 @@ impl Other {
     fn unmapped(&self) -> TransferError {
         TransferError::new(
             ErrorKind::Invalid,
-            format!(
-                "memory of the transfer is not there: unmapped at process {} or in this one, or not writable",
-                self.pid
-            ),
+            format!("memory of the transfer is unmapped in process {} or in this one, or is not writable", self.pid),
         )
     }
 }

@@ -1,7 +1,7 @@
-//! An operation under way, for those who wait for it.
+//! An operation under way, as seen by those who wait for it.
 //!
-//! OPR-1: an operation has one outcome, which is given after the last byte was moved: from then on nobody touches the
-//! caller's memory. To give an operation up makes that come soon, and is no outcome.
+//! OPR-1: an operation has one outcome, given after the last byte was moved. From then on nobody touches the caller's
+//! memory. Cancelling makes the outcome come soon, but is not itself an outcome.
 
 use crate::error::TransferError;
 use crate::lock;

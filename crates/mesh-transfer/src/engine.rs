@@ -1,4 +1,4 @@
-//! All of it together: what this process offers, and what it does to the memory of others.
+//! The whole of one process's part: what it offers, and its transfers to and from the memory of others.
 
 use crate::choice::{Choice, Distance, Need, Ours, choose};
 use crate::completion::{Operation, Outcome};
@@ -29,7 +29,7 @@ const QUICK_OPS: usize = 64;
 /// What all transports together may say in a handle.
 const SAID: usize = 3072;
 /// Why a transport does not offer memory of a GPU.
-const NO_CUDA: &str = "it does not carry memory of GPUs";
+const NO_CUDA: &str = "it does not transfer GPU memory";
 /// How long a transport that has failed for an owner is passed over, if there is another.
 const DISTRUST: Duration = Duration::from_secs(5);
 /// Owners that are remembered; beyond that the unused ones are forgotten.
@@ -261,7 +261,7 @@ impl Engine {
     /// The memory of this process that a handle names. It is kept as long as the export is held (EXP-1).
     pub fn own(&self, handle: &Handle) -> Result<(Arc<Export>, Segments), TransferError> {
         if handle.realm != self.realm.id {
-            return Err(TransferError::invalid(format!("the memory is of {}, another process", handle.owner())));
+            return Err(TransferError::invalid(format!("the memory belongs to another process, {}", handle.owner())));
         }
         let export = self.exports.find(handle.slot, handle.generation, &handle.token)?;
         if handle.writable && !export.writable {
@@ -564,7 +564,7 @@ impl Engine {
         }
         let transport = self.transports.iter().find(|transport| transport.name() == name);
         let (Some(transport), Some(section)) = (transport, handle.section(name)) else {
-            return Err(TransferError::transport(format!("the transport {name} is not there")));
+            return Err(TransferError::transport(format!("there is no transport {name}")));
         };
         let peer = transport.connect(handle, section, watch)?;
         self.note(handle, name, Route::Open(Arc::clone(&peer)));

@@ -1,4 +1,4 @@
-//! What can go wrong with a transfer, and what follows from it.
+//! Errors of transfers, and what they mean for the caller.
 
 use std::fmt;
 

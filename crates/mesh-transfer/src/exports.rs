@@ -1,7 +1,7 @@
 //! What this process offers.
 //!
-//! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody is at work on it: neither this
-//! process's own threads, which hold the `Export`, nor others, which hold leases (LSE-1).
+//! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody works on it: neither this
+//! process's own threads, which hold the `Export`, nor other processes, which hold leases (LSE-1).
 
 use crate::control::{Control, Offered, SLOTS};
 use crate::cuda::OnDevice;

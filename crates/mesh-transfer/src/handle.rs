@@ -127,11 +127,11 @@ impl Handle {
     /// From bytes that anybody may have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         if bytes.len() > MAX_HANDLE {
-            return Err(bad(format!("it has {} bytes, and none has more than {MAX_HANDLE}", bytes.len())));
+            return Err(bad(format!("it has {} bytes, more than the limit of {MAX_HANDLE}", bytes.len())));
         }
         let mut rest = Reader::new(bytes, || bad("it is cut off"));
         if rest.array::<4>()? != MAGIC {
-            return Err(bad("it does not begin as handles of this version do"));
+            return Err(bad("it does not begin like a handle of this version"));
         }
         let flags = rest.u8()?;
         if flags & !WRITABLE != 0 {
@@ -176,7 +176,7 @@ pub fn is_name(name: &str) -> bool {
 }
 
 fn bad(why: impl std::fmt::Display) -> TransferError {
-    TransferError::invalid(format!("these bytes are no handle of a buffer: {why}"))
+    TransferError::invalid(format!("these bytes are not a buffer's handle: {why}"))
 }
 
 fn text(rest: &mut Reader<'_>, limit: usize) -> Result<String, TransferError> {

@@ -1,7 +1,8 @@
-//! One-sided transfers: a process offers memory, and others read and write it without asking its program.
+//! One-sided transfers: a process offers memory, and others read and write it without involving its program.
 //!
-//! Knows no Python. An [`Engine`] is one process's part: [`Engine::export`] offers memory and gives a [`Handle`], a few
-//! hundred bytes that may be sent anywhere; [`Engine::submit`] does an [`Op`] on the memory that a handle names.
+//! Nothing here knows Python. An [`Engine`] is one process's part: [`Engine::export`] offers memory and returns a
+//! [`Handle`], a few hundred bytes that may be sent anywhere; [`Engine::submit`] performs an [`Op`] on the memory that
+//! a handle names.
 
 mod boxes;
 mod bytes;

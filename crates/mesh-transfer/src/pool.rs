@@ -1,10 +1,10 @@
-//! Memory that this process shares from the beginning, so that others map it instead of having the kernel copy it.
+//! Memory that is shared from the beginning, so that other processes map it instead of having the kernel copy it.
 //!
-//! An arena never becomes shorter below a mapping: it is sealed. What is freed is given back to the system at once, also
-//! where another process still has the arena mapped; whoever reads there has no lease, and no business there.
+//! An arena is sealed, so it never shrinks below a mapping. Freed memory goes back to the system at once, even if
+//! another process still maps the arena: a process that reads there has no lease, and no right to.
 //!
-//! ARN-1: as the process ends nothing is given back: the kernel does it when the last mapping is gone. So that who was lent a
-//! version of published weights has it whole, though its owner ends.
+//! ARN-1: nothing is given back when the process ends; the kernel does that when the last mapping is gone. A process
+//! that was lent a version of published weights therefore has all of it, although the publisher has ended.
 
 use crate::error::TransferError;
 use crate::lock;
@@ -85,7 +85,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(fd: impl AsFd, len: u64) -> Result<Self, TransferError> {
-        let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
+        let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
         // SAFETY: a fresh shared mapping at an address of the kernel's choosing; nothing else refers to it.
         let base = unsafe {
             mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)

@@ -48,7 +48,7 @@ impl Watch {
         match self.0.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(TransferError::new(
                 ErrorKind::TimedOut,
-                "the transfer did not finish within its deadline; what it was to write may be written in part",
+                "the transfer did not finish within its deadline; its target may have been written in part",
             )),
             _ => Ok(()),
         }

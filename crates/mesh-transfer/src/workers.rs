@@ -1,4 +1,5 @@
-//! Threads for what would block its caller: started when there is work, ended when there has been none for a while.
+//! Threads for work that would block its caller. They start when there is work and end when there has been none for a
+//! while.
 
 use crate::error::TransferError;
 use crate::lock;

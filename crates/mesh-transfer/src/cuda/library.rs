@@ -127,7 +127,7 @@ impl Found {
         }
         let path = path.unwrap_or(NAME);
         let not_opened = |why: String| TransferError::transport(format!("cannot open CUDA's driver, {path}: {why}"));
-        let name = CString::new(path).map_err(|_| not_opened("its path has a zero in it".to_owned()))?;
+        let name = CString::new(path).map_err(|_| not_opened("its path contains a NUL byte".to_owned()))?;
         // SAFETY: to open it runs its initialisation; CUDA itself is initialised by `cuInit` only.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
         if library.is_null() {
@@ -217,7 +217,7 @@ impl Library {
         self.devices.get(device).ok_or_else(|| Failure {
             what: "use a device",
             code: INVALID_VALUE,
-            text: format!("this process has no GPU of number {device}"),
+            text: format!("this process has no GPU number {device}"),
         })
     }
 

@@ -1,7 +1,8 @@
-//! Memory of GPUs of other processes of this host, mapped by CUDA IPC: the reader's driver copies it, without its owner's doing.
+//! GPU memory of other processes of this host, mapped by CUDA IPC: the reader's driver copies it, without involving the
+//! owner.
 //!
-//! What the handle says of it is where the owner's control page is (see `shm.rs`) and on which GPU it lies. What is needed to map it is
-//! in the owner's memory, and is read from there under a lease, so that a forged handle opens nothing.
+//! The handle says where the owner's control page is (see `shm.rs`) and which GPU holds the memory. The data needed to
+//! map it is in the owner's memory and is read from there under a lease, so a forged handle opens nothing.
 
 use super::same_host::{Here, Known, Owner, check, damaged, page};
 use super::{Capabilities, Op, Peer, Transport, Work};
@@ -116,7 +117,7 @@ impl Transport for CudaIpc {
 
     fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         let Some(on) = &export.on_device else {
-            return Err(TransferError::transport("it is for memory of GPUs"));
+            return Err(TransferError::transport("it only transfers GPU memory"));
         };
         let fd = exports.descriptor();
         Ok(Place { why: on.why, fd, namespace: self.here.namespace, uuid: on.uuid }.encode())
@@ -294,7 +295,7 @@ impl CudaPeer {
         check(op, &offered)?;
         let (offset, len) = op.work.span();
         if !offered.cuda {
-            return Err(TransferError::refused("the owner's memory is not of a GPU, as the handle says"));
+            return Err(TransferError::refused("the handle names memory of a GPU, but the owner's is not"));
         }
         if len == 0 {
             return Ok(Found { device: 0, there: Segments::default(), map: None });

@@ -1,5 +1,5 @@
-//! What the transports have in common that reach processes of this host without their doing: they find exports by the
-//! owner's control page, and check there themselves what an owner that is asked would check.
+//! What the transports share that reach processes of this host without involving them. They find exports through the
+//! owner's control page, and make the checks that an owner would make if it were asked.
 
 use super::Op;
 use crate::bytes::Reader;

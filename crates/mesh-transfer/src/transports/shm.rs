@@ -1,7 +1,8 @@
-//! Memory of other processes of this host, read and written without the owner's doing: by cross-memory calls, or, where the
-//! owner has it of its pool, through a mapping.
+//! Memory of other processes of this host, read and written without involving the owner: by cross-memory calls or, if
+//! the memory is from the owner's pool, through a mapping.
 //!
-//! MAP-1: a mapping outlives its owner, so that after a copy through it the owner is seen to be there: by its witness.
+//! MAP-1: a mapping outlives its owner. After a copy through it, the owner's witness is checked to see that the owner
+//! still exists.
 
 use super::same_host::{Here, Known, Owner, check, damaged, page};
 use super::{Capabilities, Op, Peer, Transport, Work};

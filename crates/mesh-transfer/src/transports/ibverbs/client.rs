@@ -1,4 +1,4 @@
-//! The other end: reads and writes an owner's memory by queue pairs of its own.
+//! The client's end: reads and writes an owner's memory through its own queue pairs.
 
 use super::super::{Op, Peer, Piece, Work, pieces};
 use super::device::Rail;
@@ -130,7 +130,7 @@ impl VerbsPeer {
             .collect();
         if pairs.is_empty() {
             return Err(TransferError::transport(
-                "no RDMA port here is of the kind, or in the subnet, of the owner's ports",
+                "no RDMA port of this host has the link type and subnet of one of the owner's ports",
             ));
         }
         let door = Door { addr: section.door, key: section.key, realm: handle.realm, owner: handle.owner() };
@@ -180,7 +180,7 @@ impl VerbsPeer {
                 Err(Shut::Nobody) => {
                     let (owner, addr) = (&self.door.owner, self.door.addr);
                     return Err(Trouble::Final(TransferError::transport(format!(
-                        "nobody listens at {addr}: the owner, {owner}, has ended, or is not reached by that address"
+                        "nobody listens at {addr}: the owner, {owner}, has ended, or cannot be reached at that address"
                     ))));
                 }
                 // A process that ends closes its connections a moment before nobody listens any more.

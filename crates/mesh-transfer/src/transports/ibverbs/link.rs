@@ -1,7 +1,8 @@
-//! A queue pair of this process, with the connection to the owner that made it: this is also how the owner's end is learnt of.
+//! A queue pair of this process, with the connection to the owner that made it. That connection also shows when the
+//! owner ends.
 //!
-//! Where requests are left when it is given up, the queue pair is stopped and ended first, so that the device touches the
-//! caller's memory no more (OPR-1).
+//! If requests are still under way when a link is given up, the queue pair is stopped and destroyed first, so that the
+//! device no longer touches the caller's memory (OPR-1).
 
 use super::device::{Queue, Rail, Region, There};
 use super::sys::{Completion, SendRequest, access, status};

@@ -1,11 +1,12 @@
-//! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes, of which the owner's
-//! processor knows nothing.
+//! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes that do not
+//! involve the owner's processor.
 //!
-//! Memory of a GPU is offered by dma-buf: the devices copy from and to the GPU itself.
+//! GPU memory is offered by dma-buf: the devices copy from and to the GPU itself.
 //!
-//! VRB-2: each export is known to the owner's devices by itself, with exactly its bytes, so that its keys open nothing else.
-//! ATM-1 holds: atomic operations go to the owner's processor by another transport, unless this one is asked for by name. Those that a device
-//! carries out are atomic towards each other, and not towards those of processors.
+//! VRB-2: each export is registered separately with the owner's devices, with exactly its bytes, so its keys open
+//! nothing else.
+//! ATM-1 holds: another transport passes atomic operations to the owner's processor, unless this transport is asked for
+//! by name. Atomic operations of a device are atomic towards each other, but not towards those of processors.
 
 mod client;
 mod device;
@@ -246,6 +247,6 @@ mod tests {
         std::fs::create_dir_all(folder.join("odd0")).unwrap();
         let why = transport(folder.clone()).0.probe().unwrap_err();
         std::fs::remove_dir_all(folder).unwrap();
-        assert!(why.message.contains("odd0 is no adapter of InfiniBand or RoCE"), "{why}");
+        assert!(why.message.contains("odd0 is not an InfiniBand or RoCE adapter"), "{why}");
     }
 }

@@ -1,4 +1,4 @@
-//! What this process has offered by its devices, and may therefore keep known to them for its own transfers too.
+//! What this process has offered through its devices, and may therefore keep registered for its own transfers too.
 
 use super::device::{Local, Region};
 use crate::lock;

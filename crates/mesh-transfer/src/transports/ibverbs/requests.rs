@@ -1,4 +1,4 @@
-//! From operations to requests of a device: what goes in one, and by which keys.
+//! From operations to device requests: what goes into one, and with which keys.
 
 use super::device::{Local, Region};
 use super::offers::Offers;

@@ -1,5 +1,5 @@
-//! The owner's end: a thread that makes queue pairs for those who know the door key, and one for each of them, which keeps the queue pair and
-//! says what became of exports. The transfers themselves pass by all of them.
+//! The owner's end: a thread that accepts connections, and one for each client, which keeps its queue pair and answers
+//! whether exports are live. The transfers themselves involve neither.
 
 use super::device::{Queue, Rail, There};
 use super::link::{fill, first_packet, set_up};

@@ -1,7 +1,7 @@
-//! The bytes of the verbs transport: its part of a handle, and the handshake. All are of fixed length.
+//! The bytes of the verbs transport: its part of a handle, and the handshake. All messages have a fixed length.
 //!
-//! VRB-1: both ends prove that they know the owner's door key before a queue pair is made, and every message that makes one is sealed
-//! with it and with the nonces of this connection.
+//! VRB-1: both ends prove that they know the owner's door key before a queue pair is made. Every message that sets one
+//! up is sealed with that key and with the nonces of its connection.
 
 use super::scan::{Gid, Link, RAILS};
 use crate::bytes::{Reader, part, u32_at};

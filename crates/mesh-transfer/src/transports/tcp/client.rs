@@ -1,4 +1,4 @@
-//! The other end: asks an owner to read and write its memory.
+//! The client's end: asks an owner to read and write its memory.
 
 use super::super::{Op, Peer, Piece, Work, pieces};
 use super::member::Guard;
@@ -71,7 +71,9 @@ impl Connection {
     /// TCP-4
     fn check(&mut self) -> Result<(), TransferError> {
         let Some(guard) = &mut self.guard else { return Ok(()) };
-        guard.check().map_err(|reason| TransferError::transport(format!("its owner may not stay connected: {reason}")))
+        guard.check().map_err(|reason| {
+            TransferError::transport(format!("the owner is no longer allowed to stay connected: {reason}"))
+        })
     }
 }
 
@@ -262,8 +264,8 @@ impl TcpPeer {
                     remote.fell_silent();
                 }
                 TransferError::transport(format!(
-                    "nothing more comes from the host of process {} ({error}): it is down, or the network to it, or the process is \
-                     stopped",
+                    "the host of process {} no longer responds ({error}): the host or the network is down, or the \
+                     process is stopped",
                     self.pid
                 ))
             }

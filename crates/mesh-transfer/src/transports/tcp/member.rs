@@ -1,4 +1,4 @@
-//! This process as a member of its job, and the members at the other ends of its connections.
+//! This process as a member of its job, and the members it is connected to.
 
 use crate::error::TransferError;
 use crate::lock;

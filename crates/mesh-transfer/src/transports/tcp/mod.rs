@@ -1,10 +1,10 @@
-//! Memory reached by asking its owner, over TCP: a native thread there reads and writes it, without the interpreter.
+//! Memory reached by asking its owner over TCP: a native thread there reads and writes it, without the interpreter.
 //!
-//! TCP-1: both ends prove that they know the owner's door key, which only its handles carry, before anything else is said;
-//! neither tells it. Who has not proved it has a bounded place, bounded bytes and bounded time.
-//! TCP-2: every request shows the token of its export and is checked against the owner's table.
-//! TCP-3: what leaves the loopback interface is encrypted: TLS 1.3, both ends with certificates of one job. An owner without
-//! these listens on the loopback interface only.
+//! TCP-1: before anything else both ends prove that they know the owner's door key, which only its handles carry;
+//! neither reveals it. A client that has not proved it is limited in number, bytes and time.
+//! TCP-2: every request carries the token of its export and is checked against the owner's table.
+//! TCP-3: everything that leaves the loopback interface is encrypted: TLS 1.3, with certificates of one job at both
+//! ends. An owner without certificates listens on the loopback interface only.
 //! TCP-4 is in `member.rs`, TCP-5 in `sockets.rs`.
 
 mod client;

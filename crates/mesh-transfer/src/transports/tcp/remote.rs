@@ -1,4 +1,4 @@
-//! An owner on another host: its addresses, and which of them lead there.
+//! An owner on another host: its addresses, and which of them lead to it.
 
 use super::member::{Guard, Member};
 use crate::error::TransferError;
@@ -167,7 +167,7 @@ impl Remote {
                 told.push(error.message);
             }
         }
-        TransferError::transport(format!("process {pid} is not reached: {}", told.join("; ")))
+        TransferError::transport(format!("cannot reach process {pid}: {}", told.join("; ")))
     }
 }
 

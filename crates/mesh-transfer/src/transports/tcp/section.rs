@@ -1,6 +1,7 @@
-//! What a handle says of the TCP transport: where its owner listens.
+//! What a handle says for the TCP transport: where its owner listens.
 //!
-//! An address in a forged handle leads to whoever is there, who cannot prove the door key (TCP-1): nothing is read from it.
+//! The address in a forged handle may lead to anyone, but only the owner can prove that it knows the door key (TCP-1):
+//! nothing is read from anybody else.
 
 use crate::bytes::{Reader, put_ip};
 use crate::error::TransferError;
@@ -44,10 +45,10 @@ impl Why {
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::NoJob => {
-                "belongs to no job of several hosts, without whose credentials nothing is encrypted, or did not when it made the \
-                 buffer. Attach hosts first"
+                "belongs to no job of several hosts, or did not when it made the buffer, and so has no \
+                 credentials to encrypt with. Attach hosts first"
             }
-            Self::Alone => "has no address but that of the loopback interface",
+            Self::Alone => "has only loopback addresses",
             Self::NoPort => "could not listen on an address of its host",
             Self::Credentials => "could not use its job's credentials. `mesh credentials show` there says why",
         }

@@ -1,4 +1,4 @@
-//! The owner's end: threads that read and write the exports for those who ask, and never enter the interpreter.
+//! The owner's end: threads that read and write its exports for others and never enter the interpreter.
 
 use super::member::{Guard, Member};
 use super::section::{MOST, Why};

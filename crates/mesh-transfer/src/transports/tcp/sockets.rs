@@ -1,7 +1,7 @@
-//! The sockets of this process, for forked copies of it to let go of.
+//! The sockets of this process, which its forks must not keep open.
 //!
-//! TCP-5: a forked copy keeps no socket of its parent open, so that the end of the parent is seen by who is connected to it.
-//! Their numbers stay taken, as the copy's memory still has their owners.
+//! TCP-5: a fork keeps no socket of its parent open, so that peers notice when the parent ends. The descriptors'
+//! numbers stay taken, since their owners still exist in the fork's memory.
 
 use crate::lock;
 use rustix::fs::{Mode, OFlags, open};

@@ -1,5 +1,5 @@
-//! A connection, with the reads and writes that both ends need: into and out of lists of pieces. Sealed or not is all the same
-//! to its users, but that a sealed one does not block.
+//! A connection with reads into, and writes from, lists of pieces. Encrypted or not makes no difference to its users,
+//! except that an encrypted one does not block.
 
 use super::sockets::{Listed, Sockets};
 use crate::segments::Segment;

@@ -1,4 +1,5 @@
-//! The bytes of the TCP transport. All are of fixed length, so that a stranger can make nobody wait for more.
+//! The bytes of the TCP transport. All messages have a fixed length, so that a stranger cannot make anyone wait for
+//! more.
 
 use super::super::Work;
 use crate::bytes::{part, u32_at, u64_at};

@@ -1,8 +1,8 @@
-//! The reader's end: a thread for each owner, which reads and writes for all threads of this process.
+//! The reader's end: one thread for each owner, which reads and writes for all threads of this process.
 //!
-//! UCX-4: an operation has its outcome when UCX has ended all that it has begun for it. What is given up is waited for a
-//! moment; then the endpoint is closed by force, which ends all that goes through it. Those of other operations are begun
-//! again, over a new connection.
+//! UCX-4: an operation has an outcome only after UCX has ended everything that was begun for it. A cancelled operation
+//! is waited for briefly. Then the endpoint is closed by force, which ends everything that uses it; the other
+//! operations are begun again over a new connection.
 
 use super::super::Op;
 use super::library::{OK, Status};
@@ -102,11 +102,11 @@ fn refuse_tcp(uses_tcp: Option<bool>) -> Result<(), TransferError> {
     match uses_tcp {
         Some(false) => Ok(()),
         Some(true) => Err(TransferError::transport(
-            "UCX would go over its tcp, which ends a process whose other end goes in the middle of a transfer: leave tcp out of \
-             UCX_TLS, or have the transport 'tcp' do it",
+            "UCX would use its own tcp, which kills a process whose peer goes away during a transfer: leave tcp out \
+             of UCX_TLS, or use the transport 'tcp'",
         )),
         None => {
-            Err(TransferError::transport("UCX does not say by what it reaches the owner, and its tcp must not be used"))
+            Err(TransferError::transport("UCX does not say how it reaches the owner, and its tcp must not be used"))
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The owner's end: a thread and a worker of UCX for each reader.
+//! The owner's end: a thread and a UCX worker for each reader.
 //!
-//! The thread does what UCX wants done there, as most of its transports need the owner's processor, and sleeps when there is
-//! nothing. The worker is the reader's alone, so that it can be ended with it (UCX-3).
+//! The thread makes UCX progress, since most UCX transports need the owner's processor, and sleeps when there is
+//! nothing to do. No other reader shares the worker, so it can be destroyed when its reader ends (UCX-3).
 
 use super::objects::{Context, Mapped, Worker};
 use super::signal::Signal;

@@ -222,7 +222,7 @@ impl UcxPeer {
                 Some(done) => return done,
             }
         }
-        Err(TransferError::transport("UCX was interrupted again and again by operations that were given up"))
+        Err(TransferError::transport("UCX was interrupted repeatedly by cancelled operations"))
     }
 }
 

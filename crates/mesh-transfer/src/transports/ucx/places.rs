@@ -1,4 +1,4 @@
-//! What a handle says of the way to its owner.
+//! What a handle says about reaching its owner.
 
 use crate::bytes::{Reader, put_ip};
 use crate::error::TransferError;

@@ -1,4 +1,4 @@
-//! The control connection of the UCX transport: who proves what to whom, and what is said then.
+//! The control connection of the UCX transport: its handshake and its messages.
 
 use crate::bytes::{part, u32_at, u64_at};
 use crate::door::Protocol;
