@@ -1,6 +1,6 @@
-//! Parts of arrays that lie in many short pieces in one memory, copied side by side into others.
+//! Parts of arrays that consist of many short pieces of one memory, copied to other arrays.
 //!
-//! GRD-1: nothing outside of the memory that is given, and of the targets, is read or written: both were checked as the part was added.
+//! GRD-1: nothing outside the given memory and the targets is read or written: both are checked when a part is added.
 
 use crate::cma::in_lanes;
 use crate::copy::copy;

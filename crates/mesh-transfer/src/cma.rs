@@ -1,5 +1,6 @@
-//! Moving bytes between processes of one host by the kernel's cross-memory calls.
+//! Copies between processes of one host by the kernel's cross-memory calls.
 
+use crate::cores;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::RealmId;
 use crate::segments::{Segment, Segments};
@@ -138,13 +139,11 @@ impl Other {
 
     fn failed(&self, error: &io::Error) -> TransferError {
         match error.raw_os_error() {
-            Some(libc::ESRCH) => {
-                TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
-            }
+            Some(libc::ESRCH) => TransferError::ended(self.pid),
             Some(libc::EFAULT) => self.replaced(),
             Some(libc::EPERM | libc::ENOSYS) => TransferError::transport(format!(
-                "the kernel forbids to access the memory of process {} ({error}): another user's, in a container, or \
-                 forbidden by Yama (kernel.yama.ptrace_scope) or seccomp",
+                "the kernel does not let this process access the memory of process {} ({error}): it is another user's, in \
+                 a container, or protected by Yama (kernel.yama.ptrace_scope) or seccomp",
                 self.pid
             )),
             _ => TransferError::transport(format!("cannot access the memory of process {}: {error}", self.pid)),
@@ -161,10 +160,7 @@ impl Other {
     fn unmapped(&self) -> TransferError {
         TransferError::new(
             ErrorKind::Invalid,
-            format!(
-                "memory of the transfer is not there: unmapped at process {} or in this one, or not writable",
-                self.pid
-            ),
+            format!("memory of the transfer is unmapped in process {} or in this one, or is not writable", self.pid),
         )
     }
 }
@@ -239,7 +235,7 @@ impl<'a> Lists<'a> {
 
 /// How many threads so many bytes are worth just now.
 fn lanes(len: u64) -> usize {
-    if len < SHARE { 1 } else { (crate::cores::spare() + 1).min(LANES) }
+    if len < SHARE { 1 } else { (cores::spare() + 1).min(LANES) }
 }
 
 /// Calls `turn` until it returns false, on several cores where so many bytes are moved sooner that way.
@@ -258,20 +254,7 @@ pub(crate) fn in_lanes(len: u64, turn: impl Fn() -> Result<bool, TransferError> 
         }
         Ok(())
     };
-    std::thread::scope(|scope| {
-        let helpers: Vec<_> = (1..lanes(len))
-            .filter_map(|_| {
-                let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(64 * 1024);
-                // No thread to be had: this one does it all.
-                helper.spawn_scoped(scope, lane).ok()
-            })
-            .collect();
-        let mine = lane();
-        let theirs = helpers.into_iter().map(|helper| {
-            helper.join().unwrap_or_else(|_| Err(TransferError::transport("a copying thread has panicked")))
-        });
-        theirs.fold(mine, Result::and)
-    })
+    cores::in_lanes(&vec![(); lanes(len)], |()| lane()).into_iter().collect()
 }
 
 fn iovec(addr: u64, len: u64) -> libc::iovec {

@@ -1,9 +1,10 @@
-//! An operation under way, for those who wait for it.
+//! An operation under way, as seen by those who wait for it.
 //!
-//! OPR-1: an operation has one outcome, which is given after the last byte was moved: from then on nobody touches the
-//! caller's memory. To give an operation up makes that come soon, and is no outcome.
+//! OPR-1: an operation has one outcome, given after the last byte was moved. From then on nobody touches the caller's
+//! memory. Cancelling makes the outcome come soon, but is not itself an outcome.
 
 use crate::error::TransferError;
+use crate::lock;
 use crate::watch::Watch;
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -93,6 +94,6 @@ impl Operation {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

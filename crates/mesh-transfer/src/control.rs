@@ -1,13 +1,14 @@
-//! The page that an owner shares with those who read its memory: what is offered, and who is reading it just now.
+//! The page that an owner shares with its readers: what is offered, and who is reading it at the moment.
 //!
-//! LSE-1: whoever moves bytes holds a lease, and an export that was closed keeps its memory until no lease names it. A
-//! reader writes the lease first and then looks whether the export is live; an owner closes the export first and then
-//! looks for leases. Both in one total order, so that at least one of them sees the other.
-//! LSE-4: a lease may name every export at once: who has it looks at each export that it moves bytes of. It is held
-//! for short copies only, as nothing that is closed meanwhile is let go.
-//! LSE-2: a lease names its holder by pid and start time in one word, so that those of the dead are found and taken back.
+//! LSE-1: whoever copies bytes holds a lease, and a closed export keeps its memory until no lease names it. A reader
+//! first writes the lease and then checks whether the export is live; an owner first closes the export and then looks
+//! for leases. Both are in one total order, so at least one of them sees the other.
+//! LSE-4: a lease may name every export at once; its holder checks each export that it copies from or to. It is held
+//! for short copies only, since nothing that is closed meanwhile is released.
+//! LSE-2: a lease names its holder by pid and start time in one word, so that leases of dead processes are found and
+//! taken back.
 //!
-//! The owner reads nothing here that it acts on but whether leases are there; it never follows what others write.
+//! The owner acts on nothing here except whether leases exist; it never follows what others write.
 
 use crate::error::TransferError;
 use crate::handle::{RealmId, Token};
@@ -136,7 +137,7 @@ impl Control {
     /// Another process's page, if that is what lies under this descriptor of it.
     pub(crate) fn attach(owner: u32, fd: u32, realm: &RealmId) -> Result<Self, TransferError> {
         let path = format!("/proc/{owner}/fd/{fd}");
-        let gone = || TransferError::gone(format!("process {owner} does not offer this memory any more"));
+        let gone = || TransferError::gone(format!("process {owner} no longer offers this memory"));
         // Looked at before it is opened: to open a device may have effects.
         match std::fs::read_link(&path) {
             Ok(name) if name.as_os_str().to_string_lossy().starts_with("/memfd:mesh-transfer") => {}

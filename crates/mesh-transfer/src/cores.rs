@@ -1,4 +1,6 @@
-//! How many cores have nothing to do.
+//! Sharing work among the cores that have nothing to do.
+
+use crate::error::TransferError;
 
 /// Cores beside this thread's that are idle just now, as far as the kernel tells.
 pub(crate) fn spare() -> usize {
@@ -10,4 +12,27 @@ pub(crate) fn spare() -> usize {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let running = load.split(' ').nth(3).and_then(|field| field.split('/').next()).and_then(|n| n.parse().ok());
     cores.saturating_sub(running.unwrap_or(cores))
+}
+
+/// Calls `lane` with each of the values, the first on this thread and the others on threads of their own; returns when all
+/// have ended. A value whose thread cannot be started is left out: lanes take their work from a common list.
+pub(crate) fn in_lanes<T: Copy + Send, E: From<TransferError> + Send>(
+    values: &[T],
+    lane: impl Fn(T) -> Result<(), E> + Sync,
+) -> Vec<Result<(), E>> {
+    let Some((first, others)) = values.split_first() else { return Vec::new() };
+    let lane = &lane;
+    std::thread::scope(|scope| {
+        let helpers: Vec<_> = others
+            .iter()
+            .filter_map(|&value| {
+                let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(256 * 1024);
+                helper.spawn_scoped(scope, move || lane(value)).ok()
+            })
+            .collect();
+        let mine = lane(*first);
+        let panicked = |_| Err(TransferError::transport("a copying thread has panicked").into());
+        let theirs = helpers.into_iter().map(|helper| helper.join().unwrap_or_else(panicked));
+        std::iter::once(mine).chain(theirs).collect()
+    })
 }

@@ -1,4 +1,4 @@
-//! All of it together: what this process offers, and what it does to the memory of others.
+//! The whole of one process's part: what it offers, and its transfers to and from the memory of others.
 
 use crate::choice::{Choice, Distance, Need, Ours, choose};
 use crate::completion::{Operation, Outcome};
@@ -6,6 +6,7 @@ use crate::cuda::{Cuda, Ready, run_staged};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
 use crate::handle::{Handle, MAX_SECTIONS, REFUSALS, RealmId, Section, refusal};
+use crate::lock;
 use crate::membership::Membership;
 use crate::realm::Realm;
 use crate::segments::{Segments, Space};
@@ -18,7 +19,7 @@ use crate::transports::{Capabilities, Op, Ops, Peer, Transport};
 use crate::watch::Watch;
 use crate::workers::Workers;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// What is shorter is done by the thread that asks, where the transport does not wait for anybody.
@@ -28,7 +29,7 @@ const QUICK_OPS: usize = 64;
 /// What all transports together may say in a handle.
 const SAID: usize = 3072;
 /// Why a transport does not offer memory of a GPU.
-const NO_CUDA: &str = "it does not carry memory of GPUs";
+const NO_CUDA: &str = "it does not transfer GPU memory";
 /// How long a transport that has failed for an owner is passed over, if there is another.
 const DISTRUST: Duration = Duration::from_secs(5);
 /// Owners that are remembered; beyond that the unused ones are forgotten.
@@ -148,7 +149,7 @@ impl Engine {
     fn tell(&self, handle: &Handle, name: &str, need: Need, forced: Option<&str>) {
         let Some(listener) = self.told.listener.get().filter(|_| forced.is_none() && need.copies) else { return };
         {
-            let mut last = self.told.last.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = lock(&self.told.last);
             if last.get(&handle.realm).is_some_and(|last| last == name) {
                 return;
             }
@@ -260,11 +261,11 @@ impl Engine {
     /// The memory of this process that a handle names. It is kept as long as the export is held (EXP-1).
     pub fn own(&self, handle: &Handle) -> Result<(Arc<Export>, Segments), TransferError> {
         if handle.realm != self.realm.id {
-            return Err(TransferError::invalid(format!("the memory is of {}, another process", handle.owner())));
+            return Err(TransferError::invalid(format!("the memory belongs to another process, {}", handle.owner())));
         }
         let export = self.exports.find(handle.slot, handle.generation, &handle.token)?;
         if handle.writable && !export.writable {
-            return Err(TransferError::new(ErrorKind::Refused, "the handle says that the memory is writable"));
+            return Err(TransferError::refused("the handle says that the memory is writable"));
         }
         let segments = export.segments.part(handle.start, handle.len)?;
         Ok((export, segments))
@@ -563,7 +564,7 @@ impl Engine {
         }
         let transport = self.transports.iter().find(|transport| transport.name() == name);
         let (Some(transport), Some(section)) = (transport, handle.section(name)) else {
-            return Err(TransferError::transport(format!("the transport {name} is not there")));
+            return Err(TransferError::transport(format!("there is no transport {name}")));
         };
         let peer = transport.connect(handle, section, watch)?;
         self.note(handle, name, Route::Open(Arc::clone(&peer)));
@@ -606,7 +607,7 @@ impl Engine {
     }
 
     fn routes(&self) -> MutexGuard<'_, HashMap<RealmId, HashMap<String, Route>>> {
-        self.routes.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.routes)
     }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with a transfer, and what follows from it.
+//! Errors of transfers, and what they mean for the caller.
 
 use std::fmt;
 
@@ -73,6 +73,20 @@ impl TransferError {
 
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Invalid, message)
+    }
+
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Refused, message)
+    }
+
+    /// The process that offered the memory is no longer there.
+    pub(crate) fn ended(pid: u32) -> Self {
+        Self::gone(format!("process {pid}, which owned the buffer, has ended"))
+    }
+
+    /// An atomic operation was sent, and the connection then failed.
+    pub(crate) fn unknown(error: &Self) -> Self {
+        Self::new(ErrorKind::Unknown, format!("{error}; nobody knows whether the atomic operation was carried out"))
     }
 
     pub(crate) fn gone(message: impl Into<String>) -> Self {

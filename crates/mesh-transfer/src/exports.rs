@@ -1,12 +1,13 @@
 //! What this process offers.
 //!
-//! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody is at work on it: neither this
-//! process's own threads, which hold the `Export`, nor others, which hold leases (LSE-1).
+//! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody works on it: neither this
+//! process's own threads, which hold the `Export`, nor other processes, which hold leases (LSE-1).
 
 use crate::control::{Control, Offered, SLOTS};
 use crate::cuda::OnDevice;
-use crate::error::{ErrorKind, TransferError};
+use crate::error::TransferError;
 use crate::handle::{RealmId, Token, is_same};
+use crate::lock;
 use crate::pool::{Block, Pool, Pooled};
 use crate::realm::{Realm, random};
 use crate::segments::Segments;
@@ -14,7 +15,7 @@ use crate::witness::Witness;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Whatever has to live as long as the memory is used. Dropped on any thread.
 pub type Keep = Box<dyn Any + Send + Sync>;
@@ -187,7 +188,7 @@ impl Exports {
             return Err(gone());
         }
         if !is_same(&export.token, token) {
-            return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
+            return Err(TransferError::refused("the owner does not recognise this handle"));
         }
         Ok(export)
     }
@@ -243,11 +244,11 @@ impl Exports {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.table)
     }
 
     fn draining(&self) -> MutexGuard<'_, Draining> {
-        self.draining.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.draining)
     }
 }
 
@@ -256,7 +257,7 @@ fn drain(control: &Control, list: &Mutex<Draining>, table: &Mutex<Table>) {
     loop {
         let seen = control.drained();
         let (done, is_last) = {
-            let mut draining = list.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut draining = lock(list);
             let (leased, done): (Vec<_>, Vec<_>) = std::mem::take(&mut draining.exports)
                 .into_iter()
                 .partition(|export| control.is_leased(export.slot, export.generation));
@@ -266,7 +267,7 @@ fn drain(control: &Control, list: &Mutex<Draining>, table: &Mutex<Table>) {
             (done, draining.exports.is_empty())
         };
         for export in &done {
-            table.lock().unwrap_or_else(PoisonError::into_inner).recycle(export);
+            lock(table).recycle(export);
         }
         drop(done);
         if is_last {

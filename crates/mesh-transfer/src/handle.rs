@@ -3,6 +3,7 @@
 //! HDL-1: bytes that `encode` would not write are refused, whoever they are from. A handle has no addresses of memory, so that a
 //! forged one names at most what does not exist.
 
+use crate::bytes::Reader;
 use crate::error::TransferError;
 
 const MAGIC: [u8; 4] = *b"MXH\x01";
@@ -126,13 +127,13 @@ impl Handle {
     /// From bytes that anybody may have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         if bytes.len() > MAX_HANDLE {
-            return Err(bad(format!("it has {} bytes, and none has more than {MAX_HANDLE}", bytes.len())));
+            return Err(bad(format!("it has {} bytes, more than the limit of {MAX_HANDLE}", bytes.len())));
         }
-        let mut rest = Reader(bytes);
+        let mut rest = Reader::new(bytes, || bad("it is cut off"));
         if rest.array::<4>()? != MAGIC {
-            return Err(bad("it does not begin as handles of this version do"));
+            return Err(bad("it does not begin like a handle of this version"));
         }
-        let [flags] = rest.array()?;
+        let flags = rest.u8()?;
         if flags & !WRITABLE != 0 {
             return Err(bad(format!("unknown flags {flags:#x}")));
         }
@@ -140,18 +141,18 @@ impl Handle {
             writable: flags & WRITABLE != 0,
             realm: rest.array()?,
             boot: rest.array()?,
-            pid: u32::from_le_bytes(rest.array()?),
+            pid: rest.u32()?,
             token: rest.array()?,
-            slot: u32::from_le_bytes(rest.array()?),
-            generation: u32::from_le_bytes(rest.array()?),
-            length: u64::from_le_bytes(rest.array()?),
-            start: u64::from_le_bytes(rest.array()?),
-            len: u64::from_le_bytes(rest.array()?),
-            host: rest.text(MAX_HOST)?,
-            sections: rest.sections()?,
+            slot: rest.u32()?,
+            generation: rest.u32()?,
+            length: rest.u64()?,
+            start: rest.u64()?,
+            len: rest.u64()?,
+            host: text(&mut rest, MAX_HOST)?,
+            sections: sections(&mut rest)?,
         };
-        if !rest.0.is_empty() {
-            return Err(bad(format!("{} bytes follow its end", rest.0.len())));
+        if !rest.rest.is_empty() {
+            return Err(bad(format!("{} bytes follow its end", rest.rest.len())));
         }
         if handle.generation == 0 {
             return Err(bad("generation 0 is never used"));
@@ -175,47 +176,33 @@ pub fn is_name(name: &str) -> bool {
 }
 
 fn bad(why: impl std::fmt::Display) -> TransferError {
-    TransferError::invalid(format!("these bytes are no handle of a buffer: {why}"))
+    TransferError::invalid(format!("these bytes are not a buffer's handle: {why}"))
 }
 
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, len: usize) -> Result<&'a [u8], TransferError> {
-        let (taken, rest) = self.0.split_at_checked(len).ok_or_else(|| bad("it is cut off"))?;
-        self.0 = rest;
-        Ok(taken)
+fn text(rest: &mut Reader<'_>, limit: usize) -> Result<String, TransferError> {
+    let len = usize::from(rest.u8()?);
+    if len > limit {
+        return Err(bad("a name in it is too long"));
     }
+    let text = std::str::from_utf8(rest.take(len)?).map_err(|_| bad("a name in it is not text"))?;
+    Ok(text.to_owned())
+}
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], TransferError> {
-        self.take(N)?.try_into().map_err(|_| bad("it is cut off"))
+fn sections(rest: &mut Reader<'_>) -> Result<Vec<Section>, TransferError> {
+    let count = usize::from(rest.u8()?);
+    if count > MAX_SECTIONS {
+        return Err(bad("it names too many transports"));
     }
-
-    fn text(&mut self, limit: usize) -> Result<String, TransferError> {
-        let [len] = self.array()?;
-        if usize::from(len) > limit {
-            return Err(bad("a name in it is too long"));
+    let mut found: Vec<Section> = Vec::with_capacity(count);
+    for _ in 0..count {
+        let name = text(rest, MAX_NAME)?;
+        if !is_name(&name) || found.iter().any(|other| other.name == name) {
+            return Err(bad("it names a transport twice, or by an invalid name"));
         }
-        let text = std::str::from_utf8(self.take(usize::from(len))?).map_err(|_| bad("a name in it is no text"))?;
-        Ok(text.to_owned())
+        let len = usize::from(rest.u16()?);
+        found.push(Section { name, data: rest.take(len)?.to_vec() });
     }
-
-    fn sections(&mut self) -> Result<Vec<Section>, TransferError> {
-        let [count] = self.array()?;
-        if usize::from(count) > MAX_SECTIONS {
-            return Err(bad("it names too many transports"));
-        }
-        let mut found: Vec<Section> = Vec::with_capacity(usize::from(count));
-        for _ in 0..count {
-            let name = self.text(MAX_NAME)?;
-            if !is_name(&name) || found.iter().any(|other| other.name == name) {
-                return Err(bad("it names a transport twice, or by no name"));
-            }
-            let len = u16::from_le_bytes(self.array()?);
-            found.push(Section { name, data: self.take(usize::from(len))?.to_vec() });
-        }
-        Ok(found)
-    }
+    Ok(found)
 }
 
 /// Why a transport does not offer some memory, as a line of the section of refusals.

@@ -1,9 +1,11 @@
-//! One-sided transfers: a process offers memory, and others read and write it without asking its program.
+//! One-sided transfers: a process offers memory, and others read and write it without involving its program.
 //!
-//! Knows no Python. An [`Engine`] is one process's part: [`Engine::export`] offers memory and gives a [`Handle`], a few
-//! hundred bytes that may be sent anywhere; [`Engine::submit`] does an [`Op`] on the memory that a handle names.
+//! Nothing here knows Python. An [`Engine`] is one process's part: [`Engine::export`] offers memory and returns a
+//! [`Handle`], a few hundred bytes that may be sent anywhere; [`Engine::submit`] performs an [`Op`] on the memory that
+//! a handle names.
 
 mod boxes;
+mod bytes;
 mod choice;
 mod cma;
 mod completion;
@@ -12,10 +14,12 @@ mod copy;
 mod cores;
 mod cuda;
 mod delta;
+mod door;
 mod engine;
 mod error;
 mod exports;
 mod handle;
+mod host_addresses;
 mod membership;
 mod pool;
 mod realm;
@@ -28,6 +32,8 @@ mod workers;
 
 #[cfg(test)]
 mod tests;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use boxes::{Boxes, Grid};
 pub use choice::{Choice, Distance, Need, Ours, choose};
@@ -43,3 +49,8 @@ pub use realm::Realm;
 pub use segments::{MAX_SEGMENTS, Segment, Segments, Space};
 pub use transports::{Capabilities, Op, Ops, Peer, Transport, Work};
 pub use watch::Watch;
+
+/// Locks, also after a thread has panicked with the lock held: what it worked on is in order between any two statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

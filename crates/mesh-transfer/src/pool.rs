@@ -1,12 +1,13 @@
-//! Memory that this process shares from the beginning, so that others map it instead of having the kernel copy it.
+//! Memory that is shared from the beginning, so that other processes map it instead of having the kernel copy it.
 //!
-//! An arena never becomes shorter below a mapping: it is sealed. What is freed is given back to the system at once, also
-//! where another process still has the arena mapped; whoever reads there has no lease, and no business there.
+//! An arena is sealed, so it never shrinks below a mapping. Freed memory goes back to the system at once, even if
+//! another process still maps the arena: a process that reads there has no lease, and no right to.
 //!
-//! ARN-1: as the process ends nothing is given back: the kernel does it when the last mapping is gone. So that who was lent a
-//! version of published weights has it whole, though its owner ends.
+//! ARN-1: nothing is given back when the process ends; the kernel does that when the last mapping is gone. A process
+//! that was lent a version of published weights therefore has all of it, although the publisher has ended.
 
 use crate::error::TransferError;
+use crate::lock;
 use crate::realm::pid;
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate,
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What an arena has at least. Of it only what is used takes memory.
 const ARENA: u64 = 64 << 20;
@@ -84,7 +85,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(fd: impl AsFd, len: u64) -> Result<Self, TransferError> {
-        let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
+        let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
         // SAFETY: a fresh shared mapping at an address of the kernel's choosing; nothing else refers to it.
         let base = unsafe {
             mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED, fd, 0)
@@ -145,7 +146,7 @@ impl Arena {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, u64>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.free)
     }
 
     /// The first free place that has room at a multiple of `align`.
@@ -232,7 +233,7 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Arenas> {
-        self.arenas.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.arenas)
     }
 }
 

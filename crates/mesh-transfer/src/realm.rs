@@ -1,4 +1,4 @@
-//! Which process this is: its incarnation and its machine.
+//! The identity of this process: its incarnation and its machine.
 
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{RealmId, Token};

@@ -1,15 +1,17 @@
-//! Memory that a device has been told of, for as long as somebody uses it.
+//! Memory that is registered with a device for as long as somebody uses it.
 //!
-//! A device reaches pages that it was told of once, whatever the process puts at their addresses later. So:
+//! A device accesses the pages that were registered, whatever the process maps at their addresses later. So:
 //!
-//! REG-1: a region is shared with a new holder only where each of its bytes has been held, by one holder or another, since the
+//! REG-1: a new holder shares a region only if each of its bytes has been held, by one holder or another, since the
 //! region was made.
-//! REG-2: a region is let go with its last holder; a failure to make one is told to who asked, and not remembered.
+//! REG-2: a region is released with its last holder. A failure to make one is reported to the caller and not
+//! remembered.
 
 use crate::error::TransferError;
+use crate::lock;
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Tells a device of memory.
 pub(crate) trait Registrar: Debug + Send + Sync {
@@ -181,10 +183,6 @@ struct Wanted {
     start: u64,
     end: u64,
     writable: bool,
-}
-
-fn lock<T>(table: &Mutex<Table<T>>) -> MutexGuard<'_, Table<T>> {
-    table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<R: Registrar> Registry<R> {

@@ -1,4 +1,4 @@
-//! What holds between an owner and its readers below the public names: leases, the witness page, the drain.
+//! Guarantees between an owner and its readers that lie below the public names: leases, the witness page, draining.
 
 use crate::cma::{Other, Way};
 use crate::control::{Control, Leased, Offered, identity};

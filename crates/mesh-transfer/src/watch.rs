@@ -1,10 +1,17 @@
 //! What ends an operation early: its deadline, or that its caller gives it up.
 
 use crate::error::{ErrorKind, TransferError};
+use crate::lock;
+use rustix::event::Timespec;
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+/// A time as `poll` takes it.
+pub(crate) fn timespec(limit: Duration) -> Timespec {
+    Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
+}
 
 /// Seen by whoever works on an operation.
 #[derive(Clone, Debug, Default)]
@@ -41,7 +48,7 @@ impl Watch {
         match self.0.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(TransferError::new(
                 ErrorKind::TimedOut,
-                "the transfer did not finish within its deadline; what it was to write may be written in part",
+                "the transfer did not finish within its deadline; its target may have been written in part",
             )),
             _ => Ok(()),
         }
@@ -59,11 +66,27 @@ impl Watch {
         self.check()
     }
 
+    /// Has the connection end if the operation is given up while the result lives.
+    pub(crate) fn follow(&self, stream: &Arc<TcpStream>) -> Result<Followed<'_>, TransferError> {
+        let followed = Followed(self, Arc::clone(stream));
+        self.add(stream)?;
+        Ok(followed)
+    }
+
     pub(crate) fn remove(&self, stream: &Arc<TcpStream>) {
         self.streams().retain(|other| !Arc::ptr_eq(other, stream));
     }
 
     fn streams(&self) -> std::sync::MutexGuard<'_, Vec<Arc<TcpStream>>> {
-        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.streams)
+    }
+}
+
+/// A connection that ends with an operation, until this is dropped.
+pub(crate) struct Followed<'a>(&'a Watch, Arc<TcpStream>);
+
+impl Drop for Followed<'_> {
+    fn drop(&mut self) {
+        self.0.remove(&self.1);
     }
 }

@@ -1,9 +1,9 @@
 //! A page by which the kernel itself tells one process from another.
 //!
-//! WIT-1: every cross-memory call names the owner's witness page first. The kernel works through the pieces of a call in
-//! order and ends at the first that is not there. The page lies at an address drawn at random, is no part of forked
-//! copies, and is gone with the program that made it. So a call that meets another process under the owner's number, or
-//! another program in the same process, ends before it has moved a byte.
+//! WIT-1: every cross-memory call names the owner's witness page first. The kernel processes the pieces of a call in
+//! order and stops at the first that is not mapped. The page lies at a random address, is not inherited by forks, and
+//! disappears with the program that made it. A call that meets another process with the owner's pid, or another program
+//! in the same process, therefore stops before it has moved a byte.
 
 use crate::error::TransferError;
 use crate::handle::RealmId;

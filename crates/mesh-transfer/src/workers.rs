@@ -1,6 +1,8 @@
-//! Threads for what would block its caller: started when there is work, ended when there has been none for a while.
+//! Threads for work that would block its caller. They start when there is work and end when there has been none for a
+//! while.
 
 use crate::error::TransferError;
+use crate::lock;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -37,7 +39,7 @@ impl std::fmt::Debug for Workers {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.queue)
     }
 
     fn serve(&self) {

@@ -216,6 +216,40 @@ def test_what_is_given_up_dropped_forked_or_killed(tls, tmp_path):
     }
 
 
+ENDS = """
+import atexit
+from pathlib import Path
+
+from mesh_rdma import RDMABuffer
+from mesh_rdma.testing._ends import Process
+
+def threads():
+    names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    print(names.count("mesh-ucx"))
+
+# Registered before the engine, and so called after it has closed.
+atexit.register(threads)
+other = Process()
+buffer = other.offer("it", b"there")
+buffer.read_into(copy := bytearray(5), transport="ucx").get(timeout=40)
+mine = RDMABuffer(bytearray(b"where"))
+assert (bytes(copy), other.read(mine, "ucx")) == (b"there", b"where")
+threads()
+other.keep = mine
+atexit.register(other.end)
+"""
+
+
+@wheel
+@pytest.mark.slow
+def test_at_exit_the_threads_of_readers_and_owners_are_joined(tmp_path):
+    """UCX's own end must not come while a thread of ours is in its code."""
+    done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "posix,sysv"}, "-c", ENDS)
+    assert done.returncode == 0, done.stderr
+    # The reader's, the owner's that listens, and the owner's for its one reader.
+    assert done.stdout.split() == ["3", "0"], done.stderr
+
+
 KILLS = """
 import pickle, subprocess, sys
 from mesh_rdma.testing._ends import Process

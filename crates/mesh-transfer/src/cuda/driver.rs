@@ -1,4 +1,4 @@
-//! What is needed of CUDA's driver, as a trait, so that tests can put another in its place.
+//! What is needed of the CUDA driver, as a trait, so that tests can replace it.
 
 use crate::error::TransferError;
 use std::fmt::Debug;

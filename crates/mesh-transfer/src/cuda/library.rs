@@ -2,10 +2,11 @@
 
 use super::driver::{About, Device, Driver, Failure, INVALID_CONTEXT, INVALID_VALUE, IpcHandle, NOT_READY, Rows};
 use crate::error::TransferError;
+use crate::lock;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// What the driver installs.
 pub(super) const NAME: &str = "libcuda.so.1";
@@ -126,7 +127,7 @@ impl Found {
         }
         let path = path.unwrap_or(NAME);
         let not_opened = |why: String| TransferError::transport(format!("cannot open CUDA's driver, {path}: {why}"));
-        let name = CString::new(path).map_err(|_| not_opened("its path has a zero in it".to_owned()))?;
+        let name = CString::new(path).map_err(|_| not_opened("its path contains a NUL byte".to_owned()))?;
         // SAFETY: to open it runs its initialisation; CUDA itself is initialised by `cuInit` only.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
         if library.is_null() {
@@ -216,14 +217,14 @@ impl Library {
         self.devices.get(device).ok_or_else(|| Failure {
             what: "use a device",
             code: INVALID_VALUE,
-            text: format!("this process has no GPU of number {device}"),
+            text: format!("this process has no GPU number {device}"),
         })
     }
 
     /// Makes the device's primary context current on this thread.
     fn enter(&self, device: Device) -> Result<Entered<'_>, Failure> {
         let gpu = self.gpu(device)?;
-        let mut context = gpu.context.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut context = lock(&gpu.context);
         if *context == 0 {
             let mut made: Pointer = std::ptr::null_mut();
             // SAFETY: fills in a pointer of this frame. It is kept as long as the process lives.

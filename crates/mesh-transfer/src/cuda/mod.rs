@@ -28,12 +28,13 @@ pub(crate) use serving::{PIECE, Staged, Stages};
 pub(crate) use slots::Slot;
 
 use crate::error::TransferError;
+use crate::lock;
 use crate::realm::Realm;
 use crate::segments::{Segments, Space};
 use crate::transports::{Op, Work};
 use crate::watch::Watch;
 use driver::{About, INVALID_VALUE};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Streams that are kept for later, of all devices together.
@@ -194,10 +195,6 @@ impl Cuda {
             slots.push(slot);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Work of a stream of the user's, which has to be done before a transfer begins.

@@ -1,4 +1,4 @@
-//! Memory of the processor through which memory of GPUs is staged.
+//! Host memory in which GPU memory is staged.
 
 use super::driver::{Device, Driver};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Copies and their failures, by a driver that does what a test tells it.
+//! Copies and their failures, with a driver that a test controls.
 
 use super::driver::{About, Device, Driver, Failure, INVALID_VALUE, IpcHandle, Rows};
 use super::lanes::STEP;

@@ -1,31 +1,30 @@
-//! Memory of GPUs of other processes of this host, mapped by CUDA IPC: the reader's driver copies it, without its owner's doing.
+//! GPU memory of other processes of this host, mapped by CUDA IPC: the reader's driver copies it, without involving the
+//! owner.
 //!
-//! What the handle says of it is where the owner's control page is (see `shm.rs`) and on which GPU it lies. What is needed to map it is
-//! in the owner's memory, and is read from there under a lease, so that a forged handle opens nothing.
+//! The handle says where the owner's control page is (see `shm.rs`) and which GPU holds the memory. The data needed to
+//! map it is in the owner's memory and is read from there under a lease, so a forged handle opens nothing.
 
+use super::same_host::{Here, Known, Owner, check, damaged, page};
 use super::{Capabilities, Op, Peer, Transport, Work};
-use crate::cma::{Other, Way};
-use crate::control::{Control, Held, Offered, identity};
+use crate::bytes::Reader;
+use crate::cma::Other;
+use crate::control::{Control, Held, Offered};
 use crate::cuda::{Cuda, Device, Driver, Record, STEP, Why, rows_of};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
-use crate::handle::{Handle, is_same};
-use crate::realm::{Realm, namespace};
-use crate::segments::{MAX_SEGMENTS, Segment, Segments};
+use crate::handle::Handle;
+use crate::lock;
+use crate::realm::Realm;
+use crate::segments::{Segment, Segments};
 use crate::watch::Watch;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 pub(crate) const NAME: &str = "cuda";
-const APART: &str = "its owner is in another pid namespace, such as another container";
 const VERSION: u8 = 1;
-/// Version, why it cannot be mapped, the owner's descriptor, its pid namespace, and the GPU.
-const SECTION: usize = 1 + 1 + 4 + 8 + 16;
 /// Allocations of a peer that are mapped at once.
 const MAPPED: usize = 64;
-/// Exports of a peer that are remembered.
-const KNOWN: usize = 1 << 14;
 /// Copies that go under one lease together, at most, and about how many bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 256 << 20;
@@ -37,14 +36,13 @@ const LOOK: Duration = Duration::from_millis(500);
 /// The transport, in this process.
 #[derive(Debug)]
 pub(crate) struct CudaIpc {
-    realm: Realm,
-    namespace: u64,
+    here: Here,
     cuda: Arc<Cuda>,
 }
 
 impl CudaIpc {
     pub(crate) fn new(realm: &Realm, cuda: &Arc<Cuda>) -> Self {
-        Self { realm: realm.clone(), namespace: namespace("pid"), cuda: Arc::clone(cuda) }
+        Self { here: Here::new(realm), cuda: Arc::clone(cuda) }
     }
 }
 
@@ -71,20 +69,15 @@ impl Place {
         if bytes.first().is_some_and(|version| *version > VERSION) {
             return Err(TransferError::transport("its owner has a later version of mesh-rdma; install that here too"));
         }
-        let bytes: &[u8; SECTION] = bytes.try_into().map_err(|_| damaged())?;
-        let why = match bytes[1] {
+        let mut rest = Reader::new(bytes, damaged);
+        let [version, word] = rest.array()?;
+        let why = match word {
             0 => None,
             word => Some(Why::ALL.into_iter().find(|why| *why as u8 == word).ok_or_else(damaged)?),
         };
-        if bytes[0] != VERSION {
-            return Err(damaged());
-        }
-        Ok(Self {
-            why,
-            fd: u32::from_le_bytes(std::array::from_fn(|i| bytes[2 + i])),
-            namespace: u64::from_le_bytes(std::array::from_fn(|i| bytes[6 + i])),
-            uuid: std::array::from_fn(|i| bytes[14 + i]),
-        })
+        let ((fd, namespace), uuid) = (page(&mut rest)?, rest.array()?);
+        rest.end()?;
+        if version == VERSION { Ok(Self { why, fd, namespace, uuid }) } else { Err(damaged()) }
     }
 }
 
@@ -110,9 +103,7 @@ impl Transport for CudaIpc {
     }
 
     fn probe(&self) -> Result<(), TransferError> {
-        if self.namespace == 0 {
-            return Err(TransferError::transport("cannot read /proc/self/ns/pid. Mount /proc in the container."));
-        }
+        self.here.probe()?;
         self.cuda.probe()
     }
 
@@ -126,10 +117,10 @@ impl Transport for CudaIpc {
 
     fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         let Some(on) = &export.on_device else {
-            return Err(TransferError::transport("it is for memory of GPUs"));
+            return Err(TransferError::transport("it only transfers GPU memory"));
         };
         let fd = exports.descriptor();
-        Ok(Place { why: on.why, fd, namespace: self.namespace, uuid: on.uuid }.encode())
+        Ok(Place { why: on.why, fd, namespace: self.here.namespace, uuid: on.uuid }.encode())
     }
 
     fn why_not(&self, handle: &Handle, section: &[u8]) -> Option<String> {
@@ -137,11 +128,11 @@ impl Transport for CudaIpc {
             Ok(place) => place,
             Err(error) => return Some(error.message),
         };
-        if handle.realm == self.realm.id || handle.length == 0 {
+        if handle.realm == self.here.realm.id || handle.length == 0 {
             return None;
         }
-        if place.namespace != self.namespace {
-            return Some(APART.to_owned());
+        if let Some(why) = self.here.why_apart(place.namespace) {
+            return Some(why.to_owned());
         }
         if let Some(why) = place.why {
             return Some(why.words().to_owned());
@@ -155,35 +146,26 @@ impl Transport for CudaIpc {
 
     fn connect(&self, handle: &Handle, section: &[u8], _watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
         let place = Place::decode(section)?;
-        if place.namespace != self.namespace {
-            return Err(TransferError::transport(APART));
-        }
-        let control = Arc::new(Control::attach(handle.pid, place.fd, &handle.realm)?);
-        let other = Other { pid: handle.pid, witness: control.witness(), realm: handle.realm };
-        other.check()?;
-        let me = identity(self.realm.pid, self.realm.started);
-        let is_own = handle.realm == self.realm.id;
+        let owner = self.here.attach(handle, (place.fd, place.namespace))?;
+        let is_own = handle.realm == self.here.realm.id;
         let (cuda, maps) = (Arc::clone(&self.cuda), Arc::default());
-        Ok(Arc::new(CudaPeer { cuda, control, other, me, is_own, known: Mutex::default(), maps }))
+        Ok(Arc::new(CudaPeer { cuda, owner, is_own, known: Known::default(), maps }))
     }
 }
 
 #[derive(Debug)]
 struct CudaPeer {
     cuda: Arc<Cuda>,
-    control: Arc<Control>,
-    other: Other,
-    me: u64,
+    owner: Owner,
     /// It is this process itself, which needs no mapping.
     is_own: bool,
-    /// What the owner says of exports, by slot and generation.
-    known: Mutex<HashMap<(u32, u32), Arc<Known>>>,
+    /// What the owner says of exports.
+    known: Known<Recorded>,
     maps: Arc<Mutex<Maps>>,
 }
 
 #[derive(Debug)]
-struct Known {
-    offered: Offered,
+struct Recorded {
     record: Record,
     segments: Segments,
 }
@@ -213,10 +195,6 @@ impl Drop for Map {
             self.driver.close(self.device, self.base);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Unmaps what its owner no longer offers, so that the owner can free it. Ends with the last mapping.
@@ -251,10 +229,6 @@ struct Found {
     map: Option<Arc<Map>>,
 }
 
-fn damaged() -> TransferError {
-    TransferError::gone("the owner's table of buffers is damaged")
-}
-
 /// Where a piece of the owner's allocation is, which begins at `base` there and is mapped here.
 fn moved_to(piece: Segment, base: u64, (here, len): (u64, u64)) -> Result<Segment, TransferError> {
     // CUD-4
@@ -266,37 +240,19 @@ fn moved_to(piece: Segment, base: u64, (here, len): (u64, u64)) -> Result<Segmen
 }
 
 impl CudaPeer {
-    /// Copies from the owner's memory.
-    fn read(&self, at: u64, into: u64, len: u64) -> Result<(), TransferError> {
-        let there = Segments::new([Segment { addr: at, len }]).map_err(|_| damaged())?;
-        self.other.step(Way::Read, Segments::one(into, len).window(0, len), there.window(0, len))
-    }
-
     /// What the owner says of an export; read from its memory the first time. Under a lease.
-    fn known(&self, slot: u32, generation: u32, offered: Offered) -> Result<Arc<Known>, TransferError> {
-        if let Some(known) = lock(&self.known).get(&(slot, generation))
-            && known.offered == offered
-        {
-            return Ok(Arc::clone(known));
-        }
-        let mut record = Record::empty();
-        self.read(offered.pieces_at, (&raw mut record) as u64, size_of::<Record>() as u64)?;
-        let record = std::hint::black_box(record);
-        let count = usize::try_from(record.pieces).ok().filter(|n| (1..=MAX_SEGMENTS).contains(n));
-        let Some(count) = count.filter(|_| record.is_one()) else { return Err(damaged()) };
-        let mut list = vec![Segment { addr: 0, len: 0 }; count];
-        self.read(record.pieces_at, list.as_mut_ptr() as u64, (count * size_of::<Segment>()) as u64)?;
-        let segments = Segments::new(std::hint::black_box(list)).map_err(|_| damaged())?;
-        if segments.len() != offered.length {
-            return Err(damaged());
-        }
-        let known = Arc::new(Known { offered, record, segments });
-        let mut all = lock(&self.known);
-        if all.len() >= KNOWN {
-            all.clear();
-        }
-        all.insert((slot, generation), Arc::clone(&known));
-        Ok(known)
+    fn known(&self, op: &Op, offered: Offered) -> Result<Arc<Recorded>, TransferError> {
+        self.known.get(op, offered, || {
+            let mut record = Record::empty();
+            // SAFETY: the address of a record of this frame.
+            unsafe { self.owner.read(offered.pieces_at, (&raw mut record) as u64, size_of::<Record>() as u64)? };
+            let record = std::hint::black_box(record);
+            if record.pieces == 0 || !record.is_one() {
+                return Err(damaged());
+            }
+            let segments = self.owner.read_list(record.pieces_at, record.pieces)?;
+            if segments.len() == offered.length { Ok(Recorded { record, segments }) } else { Err(damaged()) }
+        })
     }
 
     /// The allocation, mapped. Under a lease of the export.
@@ -311,16 +267,17 @@ impl CudaPeer {
         let device = self.cuda.find(&record.uuid())?;
         let device = device.ok_or_else(|| TransferError::transport(not_visible(&record.uuid())))?;
         // CUD-2: held before it is mapped.
-        let (held, _) = self.control.hold(self.me, op.handle.slot, op.handle.generation)?;
+        let (held, _) = self.owner.control.hold(self.owner.me, op.handle.slot, op.handle.generation)?;
         let driver = Arc::clone(self.cuda.driver()?);
-        let refused = || TransferError::new(ErrorKind::Refused, "the owner does not share this memory of its GPU");
+        let refused = || TransferError::refused("the owner does not share this memory of its GPU");
         let (base, len) = driver.open(device, &record.ipc().ok_or_else(refused)?)?;
         let map = Arc::new(Map { driver, device, base, len, held, pid: crate::realm::pid() });
         // Those that are in use are kept by who uses them.
         let full = if table.by_name.len() >= MAPPED { std::mem::take(&mut table.by_name) } else { HashMap::new() };
         let before = table.by_name.insert(name, Arc::clone(&map));
         if !table.is_watched {
-            let (control, other, maps) = (Arc::clone(&self.control), self.other, Arc::downgrade(&self.maps));
+            let (control, other, maps) =
+                (Arc::clone(&self.owner.control), self.owner.other, Arc::downgrade(&self.maps));
             let watcher = std::thread::Builder::new().name("mesh-cuda".to_owned()).stack_size(128 * 1024);
             table.is_watched = watcher.spawn(move || watch_over(&control, other, &maps)).is_ok();
             if !table.is_watched {
@@ -335,29 +292,16 @@ impl CudaPeer {
 
     /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
     fn find(&self, op: &Op, offered: Offered) -> Result<Found, TransferError> {
-        let Handle { slot, generation, token, start, .. } = *op.handle;
-        if !is_same(&offered.token, &token) {
-            return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
-        }
+        check(op, &offered)?;
         let (offset, len) = op.work.span();
-        let end = start.checked_add(offset).and_then(|at| at.checked_add(len));
-        if end.is_none_or(|end| end > offered.length) {
-            return Err(TransferError::new(ErrorKind::Refused, "the handle names more than the owner offers"));
-        }
-        if op.work.writes() && !offered.writable {
-            return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
-        }
         if !offered.cuda {
-            return Err(TransferError::new(
-                ErrorKind::Refused,
-                "the owner's memory is not of a GPU, as the handle says",
-            ));
+            return Err(TransferError::refused("the handle names memory of a GPU, but the owner's is not"));
         }
         if len == 0 {
             return Ok(Found { device: 0, there: Segments::default(), map: None });
         }
-        let known = self.known(slot, generation, offered)?;
-        let place = start + offset;
+        let known = self.known(op, offered)?;
+        let place = op.handle.start + offset;
         if self.is_own {
             let device = self.cuda.find(&known.record.uuid())?.ok_or_else(damaged)?;
             return Ok(Found { device, there: known.segments.cut(place, len), map: None });
@@ -397,7 +341,7 @@ impl CudaPeer {
             }
             self.cuda.give_lane(lane);
         }
-        if self.is_own { Ok(()) } else { self.other.check() }
+        if self.is_own { Ok(()) } else { self.owner.other.check() }
     }
 
     /// Unmaps what a copy has failed on: its context may be gone.
@@ -421,7 +365,7 @@ impl CudaPeer {
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn run_one(&self, op: &Op, watch: &Watch) -> Result<(), TransferError> {
-        let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
+        let (lease, offered) = self.owner.control.lease(self.owner.me, op.handle.slot, op.handle.generation)?;
         let found = self.find(op, offered)?;
         // SAFETY: as the caller vouches, under the lease.
         let done = unsafe { self.copy(&[(op, found)], watch) };
@@ -433,7 +377,7 @@ impl CudaPeer {
     /// As for [`Peer::run`].
     unsafe fn run_many<'a>(&self, ops: &'a [Op], watch: &Watch) -> Result<(), TransferError> {
         // LSE-4
-        let lease = self.control.lease_every(self.me)?;
+        let lease = self.owner.control.lease_every(self.owner.me)?;
         let find = |op: &'a Op| {
             let Handle { slot, generation, .. } = *op.handle;
             Ok((op, self.find(op, lease.offered(slot, generation)?)?))
@@ -481,7 +425,7 @@ impl Peer for CudaPeer {
         // SAFETY: as the caller vouches.
         match unsafe { self.run_all(ops, watch) } {
             // The driver cannot tell memory of a process that has ended from what was never there.
-            Err(error) if error.kind == ErrorKind::Transport && !self.is_own => Err(match self.other.check() {
+            Err(error) if error.kind == ErrorKind::Transport && !self.is_own => Err(match self.owner.other.check() {
                 Err(gone) if gone.kind == ErrorKind::Gone => gone,
                 _ => error,
             }),
@@ -494,7 +438,7 @@ impl Peer for CudaPeer {
     }
 
     fn is_alive(&self) -> bool {
-        self.other.check().is_ok()
+        self.owner.other.check().is_ok()
     }
 
     fn is_quick(&self) -> bool {

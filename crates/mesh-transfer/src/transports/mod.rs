@@ -2,6 +2,7 @@
 
 pub(crate) mod cuda;
 pub(crate) mod ibverbs;
+mod same_host;
 pub(crate) mod shm;
 pub(crate) mod tcp;
 pub(crate) mod ucx;
@@ -116,6 +117,30 @@ impl Op {
         }
         Ok(Self { handle: Arc::clone(handle), work })
     }
+}
+
+/// Part of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) op: usize,
+    /// Counted from the operation's first byte.
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+}
+
+/// The operations in pieces of at most `longest` bytes, in their order.
+pub(crate) fn pieces(ops: &[Op], longest: u64) -> Vec<Piece> {
+    let mut pieces = Vec::with_capacity(ops.len());
+    for (op, each) in ops.iter().enumerate() {
+        let (_, len) = each.work.span();
+        let mut at = 0;
+        while at < len {
+            let step = longest.min(len - at);
+            pieces.push(Piece { op, at, len: step });
+            at += step;
+        }
+    }
+    pieces
 }
 
 /// Operations that are submitted together, with all that keeps their local memory where it is.

@@ -1,26 +1,29 @@
-//! Memory of other processes of this host, read and written without the owner's doing: by cross-memory calls, or, where the
-//! owner has it of its pool, through a mapping.
+//! Memory of other processes of this host, read and written without involving the owner: by cross-memory calls or, if
+//! the memory is from the owner's pool, through a mapping.
 //!
-//! MAP-1: a mapping outlives its owner, so that after a copy through it the owner is seen to be there: by its witness.
+//! MAP-1: a mapping outlives its owner. After a copy through it, the owner's witness is checked to see that the owner
+//! still exists.
 
+use super::same_host::{Here, Known, Owner, check, damaged, page};
 use super::{Capabilities, Op, Peer, Transport, Work};
+use crate::bytes::Reader;
 use crate::cma::{Lists, Other, Way, in_lanes};
-use crate::control::{Control, Offered, identity};
+use crate::control::Offered;
 use crate::copy::copy;
-use crate::error::{ErrorKind, TransferError};
+use crate::error::TransferError;
 use crate::exports::{Export, Exports};
-use crate::handle::{Handle, is_same};
+use crate::handle::Handle;
+use crate::lock;
 use crate::pool::{Mapping, Pooled};
-use crate::realm::{Realm, namespace};
-use crate::segments::{MAX_SEGMENTS, Segment, Segments};
+use crate::realm::Realm;
+use crate::segments::Segments;
 use crate::watch::Watch;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "shm";
-const APART: &str = "its owner is in another pid namespace, such as another container";
 /// Copies that go under one lease together, at most, and about how many bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
@@ -32,19 +35,14 @@ const ARENAS: usize = 64;
 const AGAIN: Duration = Duration::from_secs(5);
 /// From here on a copy is shared among cores by itself.
 const LARGE: u64 = 8 << 20;
-/// Exports of a peer whose pieces are remembered.
-const KNOWN: usize = 1 << 16;
 
 /// The transport, in this process.
 #[derive(Debug)]
-pub(crate) struct Shm {
-    realm: Realm,
-    namespace: u64,
-}
+pub(crate) struct Shm(Here);
 
 impl Shm {
     pub(crate) fn new(realm: &Realm) -> Self {
-        Self { realm: realm.clone(), namespace: namespace("pid") }
+        Self(Here::new(realm))
     }
 }
 
@@ -58,54 +56,44 @@ impl Transport for Shm {
     }
 
     fn probe(&self) -> Result<(), TransferError> {
-        if self.namespace == 0 {
-            return Err(TransferError::transport("cannot read /proc/self/ns/pid. Mount /proc in the container."));
-        }
+        self.0.probe()?;
+        let realm = &self.0.realm;
         // By the same call that transfers use; a sandbox may forbid it.
-        let witness = crate::witness::Witness::raise(&self.realm.id, self.realm.pid)?;
-        Other { pid: self.realm.pid, witness: witness.addr(), realm: self.realm.id }.check()
+        let witness = crate::witness::Witness::raise(&realm.id, realm.pid)?;
+        Other { pid: realm.pid, witness: witness.addr(), realm: realm.id }.check()
     }
 
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         let mut section = exports.descriptor().to_le_bytes().to_vec();
-        section.extend_from_slice(&self.namespace.to_le_bytes());
+        section.extend_from_slice(&self.0.namespace.to_le_bytes());
         Ok(section)
     }
 
     fn why_not(&self, _handle: &Handle, section: &[u8]) -> Option<String> {
-        let there = number::<8>(section, 4)?;
-        (there != self.namespace).then(|| APART.to_owned())
+        let (_, namespace) = place(section).ok()?;
+        self.0.why_apart(namespace).map(str::to_owned)
     }
 
     fn connect(&self, handle: &Handle, section: &[u8], _watch: &Watch) -> Result<Arc<dyn Peer>, TransferError> {
-        let (Some(fd), Some(there), 12) = (number::<4>(section, 0), number::<8>(section, 4), section.len()) else {
-            return Err(TransferError::invalid("the handle's part for the transport shm is damaged"));
-        };
-        if there != self.namespace {
-            return Err(TransferError::transport(APART));
-        }
-        let fd = u32::try_from(fd).unwrap_or(u32::MAX);
-        let control = Control::attach(handle.pid, fd, &handle.realm)?;
-        let other = Other { pid: handle.pid, witness: control.witness(), realm: handle.realm };
-        other.check()?;
-        let me = identity(self.realm.pid, self.realm.started);
-        Ok(Arc::new(ShmPeer { control, other, me, known: Mutex::default(), mapped: Mutex::default() }))
+        let owner = self.0.attach(handle, place(section)?)?;
+        Ok(Arc::new(ShmPeer { owner, known: Known::default(), mapped: Mutex::default() }))
     }
 }
 
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
-    let mut padded = [0; 8];
-    padded[..N].copy_from_slice(bytes.get(at..at + N)?);
-    Some(u64::from_le_bytes(padded))
+/// Where the owner's control page is.
+fn place(section: &[u8]) -> Result<(u32, u64), TransferError> {
+    let mut rest =
+        Reader::new(section, || TransferError::invalid("the handle's part for the transport shm is damaged"));
+    let page = page(&mut rest)?;
+    rest.end()?;
+    Ok(page)
 }
 
 #[derive(Debug)]
 struct ShmPeer {
-    control: Control,
-    other: Other,
-    me: u64,
-    /// Where the bytes of exports lie in the owner, by slot and generation.
-    known: Mutex<HashMap<(u32, u32), Arc<Known>>>,
+    owner: Owner,
+    /// Where the bytes of exports lie in the owner.
+    known: Known<Segments>,
     /// Arenas of the owner that are mapped here, by descriptor and number; or when that failed.
     mapped: Mutex<HashMap<(u32, u32), Mapped>>,
 }
@@ -122,27 +110,10 @@ enum Place {
     Here(Arc<Mapping>, u64),
 }
 
-#[derive(Debug)]
-struct Known {
-    offered: Offered,
-    segments: Segments,
-}
-
 impl ShmPeer {
     /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
     fn place(&self, op: &Op, offered: Offered, last: &mut Option<Last>) -> Result<Place, TransferError> {
-        let Handle { slot, generation, token, start, .. } = *op.handle;
-        if !is_same(&offered.token, &token) {
-            return Err(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle"));
-        }
-        let (offset, len) = op.work.span();
-        let end = start.checked_add(offset).and_then(|at| at.checked_add(len));
-        if end.is_none_or(|end| end > offered.length) {
-            return Err(TransferError::new(ErrorKind::Refused, "the handle names more than the owner offers"));
-        }
-        if op.work.writes() && !offered.writable {
-            return Err(TransferError::new(ErrorKind::Refused, "the owner offers this memory for reading only"));
-        }
+        check(op, &offered)?;
         // CUD-1
         if offered.cuda {
             return Err(TransferError::transport("it is memory of a GPU, which the kernel does not copy"));
@@ -157,7 +128,7 @@ impl ShmPeer {
             let one = Segments::one(offered.pieces_at, offered.length);
             return if one.len() == offered.length { Ok(Place::There(one)) } else { Err(damaged()) };
         }
-        Ok(Place::There(self.known(slot, generation, offered)?.segments.clone()))
+        Ok(Place::There(Segments::clone(&*self.known(op, offered)?)))
     }
 
     /// As `mapping`, which is asked if it is not the last one.
@@ -175,13 +146,13 @@ impl ShmPeer {
 
     /// The arena, mapped; none if that cannot be done now: the kernel's calls reach the memory as well.
     fn mapping(&self, pooled: Pooled) -> Option<Arc<Mapping>> {
-        let mut mapped = self.mapped.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut mapped = lock(&self.mapped);
         match mapped.get(&(pooled.fd, pooled.id)) {
             Some(Ok(map)) => return Some(Arc::clone(map)),
             Some(Err(since)) if since.elapsed() < AGAIN => return None,
             _ => {}
         }
-        let made = Mapping::attach(self.other.pid, pooled).map(Arc::new);
+        let made = Mapping::attach(self.owner.other.pid, pooled).map(Arc::new);
         // Another arena under the same descriptor: that one is gone.
         mapped.retain(|(fd, _), _| *fd != pooled.fd);
         if mapped.len() >= ARENAS {
@@ -243,37 +214,18 @@ impl ShmPeer {
     }
 
     /// Where the bytes are, asked of the owner's memory the first time. Under a lease.
-    fn known(&self, slot: u32, generation: u32, offered: Offered) -> Result<Arc<Known>, TransferError> {
-        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = lock().get(&(slot, generation))
-            && known.offered == offered
-        {
-            return Ok(Arc::clone(known));
-        }
-        let count = usize::try_from(offered.pieces).ok().filter(|n| *n <= MAX_SEGMENTS).ok_or_else(damaged)?;
-        let mut list = vec![Segment { addr: 0, len: 0 }; count];
-        let bytes = (count * size_of::<Segment>()) as u64;
-        let here = Segments::one(list.as_mut_ptr() as u64, bytes);
-        let there = Segments::new([Segment { addr: offered.pieces_at, len: bytes }]).map_err(|_| damaged())?;
-        self.other.step(Way::Read, here.window(0, bytes), there.window(0, bytes))?;
-        let segments = Segments::new(std::hint::black_box(list)).map_err(|_| damaged())?;
-        if segments.len() != offered.length {
-            return Err(damaged());
-        }
-        let known = Arc::new(Known { offered, segments });
-        let mut all = lock();
-        if all.len() >= KNOWN {
-            all.clear();
-        }
-        all.insert((slot, generation), Arc::clone(&known));
-        Ok(known)
+    fn known(&self, op: &Op, offered: Offered) -> Result<Arc<Segments>, TransferError> {
+        self.known.get(op, offered, || {
+            let segments = self.owner.read_list(offered.pieces_at, offered.pieces)?;
+            if segments.len() == offered.length { Ok(segments) } else { Err(damaged()) }
+        })
     }
 
     /// # Safety
     /// As for [`Peer::run`].
     unsafe fn run_one(&self, op: &Op, watch: &Watch) -> Result<(), TransferError> {
         let (way, local) = copy_of(&op.work)?;
-        let (lease, offered) = self.control.lease(self.me, op.handle.slot, op.handle.generation)?;
+        let (lease, offered) = self.owner.control.lease(self.owner.me, op.handle.slot, op.handle.generation)?;
         let (offset, len) = op.work.span();
         let start = op.handle.start + offset;
         let done = match self.place(op, offered, &mut None)? {
@@ -281,14 +233,14 @@ impl ShmPeer {
                 // SAFETY: as the caller vouches.
                 let copied = unsafe { Self::copy_large(way, local, (&map, at + start), len, watch) };
                 // MAP-1
-                copied.and_then(|()| self.other.check())
+                copied.and_then(|()| self.owner.other.check())
             }
             Place::There(there) if len <= SHORT => {
-                let mut lists = Lists::new(&self.other, way, 1);
+                let mut lists = Lists::new(&self.owner.other, way, 1);
                 lists.add((local, 0), (&there, start), len).and_then(|()| lists.flush())
             }
             // SAFETY: as the caller vouches; that it is inside the owner's memory was just checked, under the lease.
-            Place::There(there) => unsafe { self.other.carry(way, (local, 0), (&there, start), len, watch) },
+            Place::There(there) => unsafe { self.owner.other.carry(way, (local, 0), (&there, start), len, watch) },
         };
         drop(lease);
         done
@@ -303,7 +255,7 @@ impl ShmPeer {
         let bytes: u64 = ops.iter().map(|op| op.work.span().1).sum();
         in_lanes(bytes, || {
             let group = {
-                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut left = lock(&left);
                 let mut bytes = 0;
                 let fits = |op: &&Op| {
                     let has_room = bytes < TOGETHER;
@@ -326,8 +278,8 @@ impl ShmPeer {
     /// As for [`Peer::run`].
     unsafe fn run_group(&self, way: Way, ops: &[Op], is_much: bool) -> Result<(), TransferError> {
         // LSE-4
-        let lease = self.control.lease_every(self.me)?;
-        let mut lists = Lists::new(&self.other, way, ops.len());
+        let lease = self.owner.control.lease_every(self.owner.me)?;
+        let mut lists = Lists::new(&self.owner.other, way, ops.len());
         let mut is_mapped = false;
         // Nearly always the next one is in the arena of the one before: others are in line for the table of all.
         let mut last = None;
@@ -346,12 +298,8 @@ impl ShmPeer {
         }
         lists.flush()?;
         // MAP-1
-        if is_mapped { self.other.check() } else { Ok(()) }
+        if is_mapped { self.owner.other.check() } else { Ok(()) }
     }
-}
-
-fn damaged() -> TransferError {
-    TransferError::gone("the owner's table of buffers is damaged")
 }
 
 fn copy_of(work: &Work) -> Result<(Way, &Segments), TransferError> {
@@ -383,7 +331,7 @@ impl Peer for ShmPeer {
     }
 
     fn is_alive(&self) -> bool {
-        self.other.check().is_ok()
+        self.owner.other.check().is_ok()
     }
 
     fn is_quick(&self) -> bool {

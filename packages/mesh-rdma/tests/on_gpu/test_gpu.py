@@ -41,7 +41,7 @@ def test_it_is_mapped_and_else_staged_by_its_owner(owner):
     buffer = owner.offer("a", b"on a GPU")
     chosen = explain(buffer)
     assert chosen.candidates == ("cuda", "tcp")
-    assert chosen.passed["shm"] == chosen.passed["ucx"] == "it does not carry memory of GPUs"
+    assert chosen.passed["shm"] == chosen.passed["ucx"] == "it does not transfer GPU memory"
     assert buffer.backend == "cuda"
     assert read(buffer) == read(buffer, transport="tcp") == b"on a GPU"
 

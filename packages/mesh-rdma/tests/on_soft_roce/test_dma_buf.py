@@ -73,7 +73,7 @@ def wide(buffer, length):
 def test_it_comes_before_what_its_owner_would_copy(owner):
     chosen = explain(owner.offer("a", b"on a GPU"))
     assert chosen.candidates == ("cuda", NAME, "tcp")
-    assert chosen.passed["shm"] == "it does not carry memory of GPUs"
+    assert chosen.passed["shm"] == "it does not transfer GPU memory"
     assert get_rdma_backend() == NAME
 
 

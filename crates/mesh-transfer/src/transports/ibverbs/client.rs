@@ -1,20 +1,21 @@
-//! The other end: reads and writes an owner's memory by queue pairs of its own.
+//! The client's end: reads and writes an owner's memory through its own queue pairs.
 
-use super::super::{Op, Peer, Work};
+use super::super::{Op, Peer, Piece, Work, pieces};
 use super::device::Rail;
 use super::link::{Door, Failure, Link, STAGE, Shut};
 use super::offers::Offers;
-use super::requests::{Batch, CHUNK, Known, Maker, Piece, Request, Target, pieces};
+use super::requests::{Batch, CHUNK, Known, Maker, Request, Target};
 use super::sys::{Sge, opcode};
 use super::wire::{self, Fate, Section};
 use super::{NAME, scan};
+use crate::cores::in_lanes;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{Handle, Token};
+use crate::lock;
 use crate::watch::Watch;
 use std::collections::{HashSet, VecDeque};
-use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// From this length on, all rails share the work.
@@ -77,10 +78,6 @@ impl From<TransferError> for Trouble {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Pair {
     fn is_broken(&self) -> bool {
         lock(&self.broken).is_some_and(|since| since.elapsed() < AGAIN)
@@ -114,23 +111,6 @@ impl Job<'_> {
     }
 }
 
-/// Has the watch know a stream for as long as this lives.
-struct Watched<'a>(&'a Watch, Arc<TcpStream>);
-
-impl<'a> Watched<'a> {
-    fn new(watch: &'a Watch, stream: &Arc<TcpStream>) -> Result<Self, TransferError> {
-        let watched = Self(watch, Arc::clone(stream));
-        watch.add(stream)?;
-        Ok(watched)
-    }
-}
-
-impl Drop for Watched<'_> {
-    fn drop(&mut self) {
-        self.0.remove(&self.1);
-    }
-}
-
 impl VerbsPeer {
     /// `is_here` says that it is a process of this host.
     pub(super) fn new(
@@ -150,7 +130,7 @@ impl VerbsPeer {
             .collect();
         if pairs.is_empty() {
             return Err(TransferError::transport(
-                "no RDMA port here is of the kind, or in the subnet, of the owner's ports",
+                "no RDMA port of this host has the link type and subnet of one of the owner's ports",
             ));
         }
         let door = Door { addr: section.door, key: section.key, realm: handle.realm, owner: handle.owner() };
@@ -200,7 +180,7 @@ impl VerbsPeer {
                 Err(Shut::Nobody) => {
                     let (owner, addr) = (&self.door.owner, self.door.addr);
                     return Err(Trouble::Final(TransferError::transport(format!(
-                        "nobody listens at {addr}: the owner, {owner}, has ended, or is not reached by that address"
+                        "nobody listens at {addr}: the owner, {owner}, has ended, or cannot be reached at that address"
                     ))));
                 }
                 // A process that ends closes its connections a moment before nobody listens any more.
@@ -269,8 +249,7 @@ impl VerbsPeer {
                 lock(&self.vouched).remove(&export);
                 match link.ask(&[export], watch) {
                     Ok(fates) => {
-                        let live = TransferError::new(
-                            ErrorKind::Refused,
+                        let live = TransferError::refused(
                             "the owner's device refuses: the handle names more than the owner offers, or other memory",
                         );
                         return Err(Trouble::Final(fates.first().and_then(|fate| told(*fate)).unwrap_or(live)));
@@ -315,8 +294,7 @@ impl VerbsPeer {
             return Ok(());
         }
         let link = self.take(pair, watch)?;
-        let fates =
-            Watched::new(watch, &link.stream).map_err(Failure::from).and_then(|_watched| link.ask(&asked, watch));
+        let fates = watch.follow(&link.stream).map_err(Failure::from).and_then(|_followed| link.ask(&asked, watch));
         let fates = match fates {
             Ok(fates) => {
                 pair.put_back(link);
@@ -404,22 +382,7 @@ impl VerbsPeer {
             }
             done
         };
-        let lane = &lane;
-        std::thread::scope(|scope| {
-            let helpers: Vec<_> = lanes[1..]
-                .iter()
-                .filter_map(|&pair| {
-                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(256 * 1024);
-                    // No thread to be had: this one does it all.
-                    helper.spawn_scoped(scope, move || lane(pair)).ok()
-                })
-                .collect();
-            let mine = lane(lanes[0]);
-            helpers.into_iter().fold(mine, |all, helper| {
-                let panicked = |_| Err(Trouble::Final(TransferError::transport("a thread has panicked")));
-                worst(all, helper.join().unwrap_or_else(panicked))
-            })
-        })
+        in_lanes(lanes, lane).into_iter().fold(Ok(()), worst)
     }
 
     /// # Safety
@@ -511,16 +474,13 @@ impl VerbsPeer {
 }
 
 fn mixed() -> TransferError {
-    TransferError::new(ErrorKind::Refused, "the parts of the handle do not belong together")
+    TransferError::refused("the parts of the handle do not belong together")
 }
 
 /// What a failure means where an atomic operation may have been carried out.
 fn unknown(trouble: Trouble) -> Trouble {
     match trouble {
-        Trouble::Again(error) => Trouble::Final(TransferError::new(
-            ErrorKind::Unknown,
-            format!("{error}; nobody knows whether the atomic operation was carried out"),
-        )),
+        Trouble::Again(error) => Trouble::Final(TransferError::unknown(&error)),
         told => told,
     }
 }
@@ -542,7 +502,7 @@ fn told(fate: Fate) -> Option<TransferError> {
     match fate {
         Fate::Live => None,
         Fate::Gone => Some(TransferError::gone("the buffer was dropped by its owner")),
-        Fate::Refused => Some(TransferError::new(ErrorKind::Refused, "the owner does not recognise this handle")),
+        Fate::Refused => Some(TransferError::refused("the owner does not recognise this handle")),
     }
 }
 
@@ -557,7 +517,8 @@ unsafe fn exchange(
     most: u64,
     watch: &Watch,
 ) -> Result<(), Failure> {
-    let _watched = Watched::new(watch, &link.stream)?;
+    let stream = Arc::clone(&link.stream);
+    let _followed = watch.follow(&stream)?;
     let depth = u64::from(link.depth);
     // Completions cost: one for some requests, and for the last of those that are given together.
     let every = (depth / 4).max(1);

@@ -1,6 +1,6 @@
-//! Devices, memory that they know, and queue pairs, so that none is used after its end.
+//! Devices, registered memory and queue pairs, none of which is used after its end.
 //!
-//! FRK-1: a forked copy of a process shares the devices that its parent has opened, and leaves all that is theirs alone.
+//! FRK-1: a fork shares the devices that its parent has opened, and leaves them alone.
 
 use super::scan::{Gid, Link, Port};
 use super::sys::{
@@ -171,7 +171,7 @@ impl Device {
 
     /// Has the device know memory.
     pub(super) fn register(self: &Arc<Self>, start: u64, len: u64, access: c_int) -> Result<Region, TransferError> {
-        let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
+        let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
         // SAFETY: open; the kernel checks that the memory is there, and what may be done to it.
         let mr = unsafe { (self.library.ibv_reg_mr)(self.pd.as_ptr(), start as *mut c_void, bytes, access) };
         self.known(mr, len)
@@ -188,7 +188,7 @@ impl Device {
         let Some(register) = self.library.ibv_reg_dmabuf_mr else {
             return Err(TransferError::transport("libibverbs is older than version 34, which memory of GPUs needs"));
         };
-        let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
+        let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
         // SAFETY: open; the kernel checks that the buffer has so much, and keeps it as long as it is registered.
         let mr = unsafe { register(self.pd.as_ptr(), skip, bytes, start, buffer.as_raw_fd(), access) };
         self.known(mr, len)

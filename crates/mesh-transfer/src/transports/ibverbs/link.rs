@@ -1,18 +1,18 @@
-//! A queue pair of this process, with the connection to the owner that made it: this is also how the owner's end is learnt of.
+//! A queue pair of this process, with the connection to the owner that made it. That connection also shows when the
+//! owner ends.
 //!
-//! Where requests are left when it is given up, the queue pair is stopped and ended first, so that the device touches the
-//! caller's memory no more (OPR-1).
+//! If requests are still under way when a link is given up, the queue pair is stopped and destroyed first, so that the
+//! device no longer touches the caller's memory (OPR-1).
 
 use super::device::{Queue, Rail, Region, There};
 use super::sys::{Completion, SendRequest, access, status};
-use super::wire::{
-    self, ANSWER, Connect, End, Fate, MAGIC, READY, Side, Talk, WELCOME, decode_answer, encode_question,
-};
+use super::wire::{self, ANSWER, Connect, End, Fate, PROTOCOL, READY, decode_answer, encode_question};
+use crate::door::{Side, WELCOME};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
 use crate::realm::random;
-use crate::watch::Watch;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::watch::{Watch, timespec};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -128,9 +128,8 @@ impl Link {
         set_up(&stream).map_err(Shut::BrokeOff)?;
         let stream = Arc::new(stream);
         let until = Instant::now() + limit;
-        let added = watch.add(&stream).map_err(Shut::Failed);
-        let made = added.and_then(|()| Self::greet(door, rail, (number, theirs), &stream, until));
-        watch.remove(&stream);
+        let followed = watch.follow(&stream).map_err(Shut::Failed);
+        let made = followed.and_then(|_followed| Self::greet(door, rail, (number, theirs), &stream, until));
         // What breaks a connection off is often that the transfer was given up.
         made.map_err(|shut| match watch.check() {
             Ok(()) => shut,
@@ -147,13 +146,9 @@ impl Link {
     ) -> Result<Self, Shut> {
         // VRB-1
         let client = random().map_err(Shut::Failed)?;
-        say(stream, &[MAGIC.as_slice(), &client, &door.realm].concat())?;
+        say(stream, &PROTOCOL.hello(&client, &door.realm))?;
         let welcome: [u8; WELCOME] = hear(stream, until, door)?;
-        let server = std::array::from_fn(|at| welcome[at]);
-        let talk = Talk { door: door.key, realm: door.realm, client, server };
-        if !talk.proves(Side::Server, &std::array::from_fn(|at| welcome[16 + at])) {
-            return Err(Shut::Another);
-        }
+        let talk = PROTOCOL.recognise(&welcome, door.key, door.realm, client).ok_or(Shut::Another)?;
         let limits = rail.device.limits;
         let queue = Queue::make(&rail.device, limits.depth).map_err(Shut::Failed)?;
         let stage = Stage::new(rail).map_err(Shut::Failed)?;
@@ -177,7 +172,7 @@ impl Link {
 
     /// Whether the owner has kept it, and has said nothing that it was not asked for.
     pub(super) fn is_sound(&self) -> bool {
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let now = timespec(Duration::ZERO);
         matches!(poll(&mut [PollFd::new(&*self.stream, PollFlags::IN)], Some(&now)), Ok(0))
     }
 
@@ -320,10 +315,6 @@ impl Link {
             }
         }
     }
-}
-
-fn timespec(time: Duration) -> Timespec {
-    Timespec { tv_sec: time.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: time.subsec_nanos().into() }
 }
 
 /// A number of 24 bits that nobody guesses.

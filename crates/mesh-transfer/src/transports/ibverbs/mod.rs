@@ -1,11 +1,12 @@
-//! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes, of which the owner's
-//! processor knows nothing.
+//! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes that do not
+//! involve the owner's processor.
 //!
-//! Memory of a GPU is offered by dma-buf: the devices copy from and to the GPU itself.
+//! GPU memory is offered by dma-buf: the devices copy from and to the GPU itself.
 //!
-//! VRB-2: each export is known to the owner's devices by itself, with exactly its bytes, so that its keys open nothing else.
-//! ATM-1 holds: atomic operations go to the owner's processor by another transport, unless this one is asked for by name. Those that a device
-//! carries out are atomic towards each other, and not towards those of processors.
+//! VRB-2: each export is registered separately with the owner's devices, with exactly its bytes, so its keys open
+//! nothing else.
+//! ATM-1 holds: another transport passes atomic operations to the owner's processor, unless this transport is asked for
+//! by name. Atomic operations of a device are atomic towards each other, but not towards those of processors.
 
 mod client;
 mod device;
@@ -21,15 +22,17 @@ use super::{Capabilities, Peer, Transport};
 use crate::error::TransferError;
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::host_addresses::host_addresses;
+use crate::lock;
 use crate::realm::Realm;
 use crate::segments::Segment;
 use crate::watch::Watch;
 use device::{Rail, Region};
 use offers::Offers;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use wire::Section;
 
 pub(crate) const NAME: &str = "ibverbs";
@@ -81,12 +84,12 @@ impl Ibverbs {
     }
 
     fn server(&self, exports: &Arc<Exports>) -> Result<MutexGuard<'_, Option<server::Server>>, TransferError> {
-        let mut server = self.server.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut server = lock(&self.server);
         if server.is_none() {
             let rails = self.rails()?;
             // Where the devices are is where those are that may know of it.
             let mut addresses: Vec<IpAddr> = rails.iter().filter_map(rail_address).collect();
-            addresses.extend(first_address());
+            addresses.extend(host_addresses().first());
             *server = Some(server::Server::start(exports, Arc::clone(rails), &addresses)?);
         }
         Ok(server)
@@ -106,45 +109,6 @@ fn known_to(rail: &Rail, export: &Export, address: u64, length: u64) -> Result<R
     let (first, end) = (address / page * page, (address + length).next_multiple_of(page));
     let buffer = on.cuda.driver()?.dma_buf(on.device, first, end - first)?;
     rail.device.register_dma_buf(buffer.as_fd(), (address, address - first, length), rights)
-}
-
-/// This host's first address that others may reach.
-fn first_address() -> Option<IpAddr> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: fills in a list, which is freed below.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return None;
-    }
-    let mut found: Vec<IpAddr> = Vec::new();
-    let mut each = list;
-    while !each.is_null() {
-        // SAFETY: of the list; its addresses are null, or of the family that they say.
-        let (next, address) = unsafe {
-            let entry = &*each;
-            let address = match entry.ifa_addr.as_ref().map(|address| libc::c_int::from(address.sa_family)) {
-                Some(libc::AF_INET) => {
-                    let address = &*entry.ifa_addr.cast::<libc::sockaddr_in>();
-                    Some(IpAddr::V4(Ipv4Addr::from(u32::from_be(address.sin_addr.s_addr))))
-                }
-                Some(libc::AF_INET6) => {
-                    let address = &*entry.ifa_addr.cast::<libc::sockaddr_in6>();
-                    Some(IpAddr::from(address.sin6_addr.s6_addr))
-                }
-                _ => None,
-            };
-            (entry.ifa_next, address)
-        };
-        let is_global = |address: &IpAddr| match address {
-            IpAddr::V4(address) => !address.is_loopback() && !address.is_link_local(),
-            IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
-        };
-        found.extend(address.filter(is_global));
-        each = next;
-    }
-    // SAFETY: given by `getifaddrs`, and freed once.
-    unsafe { libc::freeifaddrs(list) };
-    found.sort_by_key(IpAddr::is_ipv6);
-    found.first().copied()
 }
 
 impl Transport for Ibverbs {
@@ -283,6 +247,6 @@ mod tests {
         std::fs::create_dir_all(folder.join("odd0")).unwrap();
         let why = transport(folder.clone()).0.probe().unwrap_err();
         std::fs::remove_dir_all(folder).unwrap();
-        assert!(why.message.contains("odd0 is no adapter of InfiniBand or RoCE"), "{why}");
+        assert!(why.message.contains("odd0 is not an InfiniBand or RoCE adapter"), "{why}");
     }
 }

@@ -1,10 +1,11 @@
-//! What this process has offered by its devices, and may therefore keep known to them for its own transfers too.
+//! What this process has offered through its devices, and may therefore keep registered for its own transfers too.
 
 use super::device::{Local, Region};
+use crate::lock;
 use crate::registry::{Hold, Registrar, Registry};
 use crate::segments::Segment;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Offers that begin before some place and are looked at whether they reach beyond it.
 const LOOK: usize = 8;
@@ -48,7 +49,7 @@ impl<L: Registrar, T> Default for Offers<L, T> {
 
 impl<L: Registrar, T> Offers<L, T> {
     fn lock(&self) -> MutexGuard<'_, Table<L, T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -75,7 +76,7 @@ impl<L: Registrar, T> Offers<L, T> {
         };
         if let Some(offer) = offer {
             // Who is about to add to it ends first, and who comes later finds that it is over.
-            let known = offer.known.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let known = lock(&offer.known).take();
             drop(known);
         }
     }
@@ -91,7 +92,7 @@ impl<L: Registrar, T> Offers<L, T> {
             before.map(|(_, offer)| offer).find(reaches).cloned()
         };
         let Some(offer) = found else { return };
-        let mut known = offer.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&offer.known);
         if let Some(known) = &mut *known
             && !known.local.iter().any(|(other, _)| Arc::ptr_eq(other, memory))
             // If that is too much, the transfer has its own part known, or says why not.

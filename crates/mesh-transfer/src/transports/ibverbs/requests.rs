@@ -1,14 +1,14 @@
-//! From operations to requests of a device: what goes in one, and by which keys.
+//! From operations to device requests: what goes into one, and with which keys.
 
 use super::device::{Local, Region};
 use super::offers::Offers;
 use super::scan::RAILS;
 use super::sys::{self, SIGNALLED, SendRequest, Sge, opcode};
 use super::wire::Section;
-use crate::error::{ErrorKind, TransferError};
+use crate::error::TransferError;
 use crate::registry::{Hold, Registry};
 use crate::segments::Segment;
-use crate::transports::{Op, Work};
+use crate::transports::{Op, Piece, Work};
 use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::Arc;
@@ -17,30 +17,6 @@ use std::sync::Arc;
 pub(super) const CHUNK: u64 = 1 << 20;
 /// Requests that are given to a device together.
 pub(super) const TOGETHER: usize = 16;
-
-/// Part of an operation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
-    pub(super) op: usize,
-    /// Counted from the operation's first byte.
-    pub(super) at: u64,
-    pub(super) len: u64,
-}
-
-/// The operations in pieces, in their order.
-pub(super) fn pieces(ops: &[Op], chunk: u64) -> Vec<Piece> {
-    let mut pieces = Vec::with_capacity(ops.len());
-    for (op, each) in ops.iter().enumerate() {
-        let (_, len) = each.work.span();
-        let mut at = 0;
-        while at < len {
-            let step = chunk.min(len - at);
-            pieces.push(Piece { op, at, len: step });
-            at += step;
-        }
-    }
-    pieces
-}
 
 /// Where an operation goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +32,7 @@ pub(super) struct Target {
 impl Target {
     /// Of an operation that lies inside what its handle says.
     pub(super) fn of(op: &Op, section: &Section) -> Result<Self, TransferError> {
-        let refused = |why| TransferError::new(ErrorKind::Refused, why);
+        let refused = |why| TransferError::refused(why);
         let (offset, len) = op.work.span();
         let start = op.handle.start.checked_add(offset).filter(|start| {
             let end = start.checked_add(len);
@@ -286,8 +262,10 @@ impl Batch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
     use crate::handle::Handle;
     use crate::segments::Segments;
+    use crate::transports::pieces;
 
     fn handle() -> Arc<Handle> {
         Arc::new(Handle {

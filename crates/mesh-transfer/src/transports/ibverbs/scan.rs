@@ -1,6 +1,7 @@
-//! Which ports this machine has, as the kernel lists them; and which of them two ends use together.
+//! Which ports this machine has, as the kernel lists them, and which of them two ends use together.
 //!
-//! RAI-1: the rails of a process have one order: the fastest first, then by name and port. Handles and handshakes count by it.
+//! RAI-1: the rails of a process have one order: the fastest first, then by name and port. Handles and handshakes refer
+//! to rails by their place in it.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -47,7 +48,7 @@ pub(super) fn ports(root: &Path) -> (Vec<Port>, Vec<String>) {
     for device in names(root) {
         let at = root.join(&device);
         if !text(&at.join("node_type")).is_some_and(|kind| kind.starts_with('1')) {
-            passed.push(format!("{device} is no adapter of InfiniBand or RoCE"));
+            passed.push(format!("{device} is not an InfiniBand or RoCE adapter"));
             continue;
         }
         let node = text(&at.join("device/numa_node")).and_then(|node| node.parse().ok());
@@ -295,7 +296,7 @@ mod tests {
         tree.write("b/node_type", "4: RNIC");
         let (found, passed) = ports(&tree.0);
         assert_eq!(found, []);
-        assert_eq!(passed, ["a, port 1: not active", "b is no adapter of InfiniBand or RoCE"]);
+        assert_eq!(passed, ["a, port 1: not active", "b is not an InfiniBand or RoCE adapter"]);
     }
 
     fn v4(last: [u8; 4]) -> (Link, Gid) {

@@ -1,29 +1,26 @@
-//! The owner's end: a thread that makes queue pairs for those who know the door key, and one for each of them, which keeps the queue pair and
-//! says what became of exports. The transfers themselves pass by all of them.
+//! The owner's end: a thread that accepts connections, and one for each client, which keeps its queue pair and answers
+//! whether exports are live. The transfers themselves involve neither.
 
 use super::device::{Queue, Rail, There};
 use super::link::{fill, first_packet, set_up};
-use super::wire::{
-    ASK, CONNECT, Connect, End, Fate, HELLO, MAGIC, PROOF, QUESTION, READY, Side, Talk, decode_question, encode_answer,
-};
+use super::wire::{ASK, CONNECT, Connect, End, Fate, PROTOCOL, QUESTION, READY, decode_question, encode_answer};
+use crate::door::{HELLO, PROOF, Place, Side, Strangers, pause};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::Exports;
 use crate::handle::Token;
+use crate::lock;
 use crate::realm::random;
 use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Queue pairs that are kept at once.
 const QUEUES: usize = 1024;
-/// Connections that have not proved who they are.
-const STRANGERS: usize = 16;
 /// How long a stranger may take for each of its messages.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long to wait with the next connection where there is no descriptor for it.
-const BREATH: libc::c_int = 50;
 
 /// Who makes queue pairs for others. Ends with the process.
 #[derive(Debug)]
@@ -40,7 +37,7 @@ struct Sockets(Mutex<Vec<RawFd>>);
 impl Sockets {
     fn list(&self, socket: &impl AsRawFd) -> Listed<'_> {
         let fd = socket.as_raw_fd();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(fd);
+        lock(&self.0).push(fd);
         Listed(self, fd)
     }
 }
@@ -50,56 +47,14 @@ struct Listed<'a>(&'a Sockets, RawFd);
 
 impl Drop for Listed<'_> {
     fn drop(&mut self) {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|fd| *fd != self.1);
+        lock(&self.0.0).retain(|fd| *fd != self.1);
     }
 }
 
 #[derive(Debug, Default)]
 struct Places {
-    taken: Mutex<Taken>,
-    /// Told when a stranger is one no longer.
-    fewer: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Taken {
-    strangers: usize,
-    queues: usize,
-}
-
-impl Places {
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until there is a place for a stranger: whoever has one has it for a short time only.
-    fn wait(&self) {
-        let waited = self.fewer.wait_while(self.lock(), |taken| taken.strangers >= STRANGERS);
-        waited.unwrap_or_else(PoisonError::into_inner).strangers += 1;
-    }
-
-    fn one_fewer(&self) {
-        self.lock().strangers -= 1;
-        self.fewer.notify_one();
-    }
-
-    fn enter(&self) -> Option<Place<'_>> {
-        let mut taken = self.lock();
-        if taken.queues >= QUEUES {
-            return None;
-        }
-        taken.queues += 1;
-        Some(Place(self))
-    }
-}
-
-/// A place for a queue pair, given back when this is dropped.
-struct Place<'a>(&'a Places);
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.lock().queues -= 1;
-    }
+    strangers: Strangers,
+    queues: AtomicUsize,
 }
 
 impl Server {
@@ -147,19 +102,17 @@ fn listen(listener: &TcpListener, host: &Arc<Host>) {
     let _listed = host.sockets.list(listener);
     loop {
         let Ok((stream, _)) = listener.accept() else {
-            // Out of descriptors, most likely. Who connects waits meanwhile, for as long as it likes.
-            // SAFETY: waits for nothing but time.
-            unsafe { libc::poll(std::ptr::null_mut(), 0, BREATH) };
+            pause();
             continue;
         };
-        host.places.wait();
+        host.places.strangers.wait();
         let thread = std::thread::Builder::new().name("mesh-verbs".to_owned()).stack_size(256 * 1024);
         let its = Arc::clone(host);
         // Without a thread, the connection ends, and its other end says so.
         let served = thread.spawn(move || {
             let _listed = its.sockets.list(&stream);
             let made = greet(&its, &stream);
-            its.places.one_fewer();
+            its.places.strangers.one_fewer();
             if let Ok((queue, _place)) = made {
                 // However it ends, the other end sees that it has; and the queue pair ends with it.
                 let _ = serve(&its, &stream);
@@ -167,7 +120,7 @@ fn listen(listener: &TcpListener, host: &Arc<Host>) {
             }
         });
         if served.is_err() {
-            host.places.one_fewer();
+            host.places.strangers.one_fewer();
         }
     }
 }
@@ -184,19 +137,16 @@ fn greet<'a>(host: &'a Host, stream: &TcpStream) -> io::Result<(Queue, Place<'a>
     let mut out = stream;
     set_up(stream)?;
     let hello: [u8; HELLO] = part(stream)?;
-    if hello[..4] != MAGIC || hello[20..] != *host.exports.realm() {
-        return Err(refused());
-    }
-    let (client, server) = (std::array::from_fn(|at| hello[4 + at]), random().map_err(|_| refused())?);
-    let talk = Talk { door: host.key, realm: *host.exports.realm(), client, server };
-    out.write_all(&[server.as_slice(), &talk.prove(Side::Server)].concat())?;
+    let (talk, welcome) = PROTOCOL.answer(&hello, host.key, host.exports.realm()).ok_or_else(refused)?;
+    out.write_all(&welcome)?;
     let proof: [u8; PROOF] = part(stream)?;
     if !talk.proves(Side::Client, &proof) {
         return Err(refused());
     }
     let connect: [u8; CONNECT] = part(stream)?;
     let connect = Connect::decode(&talk, &connect).ok_or_else(refused)?;
-    let made = host.places.enter().and_then(|place| Some((make(host, &connect).ok()?, place)));
+    let place = Place::take(&host.places.queues, QUEUES);
+    let made = place.and_then(|place| Some((make(host, &connect).ok()?, place)));
     match made {
         Some(((queue, end), place)) => {
             out.write_all(&encode_answer(&talk, Some(end)))?;
@@ -249,8 +199,9 @@ fn serve(host: &Host, stream: &TcpStream) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{ANSWER, WELCOME, decode_answer};
+    use super::super::wire::{ANSWER, decode_answer};
     use super::*;
+    use crate::door::{Talk, WELCOME};
     use crate::realm::Realm;
 
     /// An owner that has no rail, so that every queue pair is refused, though not everybody is told so.
@@ -274,7 +225,7 @@ mod tests {
         }
 
         fn hello(&self) -> Vec<u8> {
-            [MAGIC.as_slice(), &[5; 16], &self.realm.id].concat()
+            PROTOCOL.hello(&[5; 16], &self.realm.id)
         }
 
         /// A connection on which the owner has proved who it is.
@@ -283,10 +234,8 @@ mod tests {
             stream.write_all(&self.hello()).unwrap();
             let mut welcome = [0; WELCOME];
             stream.read_exact(&mut welcome).unwrap();
-            let server = std::array::from_fn(|at| welcome[at]);
-            let talk = Talk { door: self.server.key, realm: self.realm.id, client: [5; 16], server };
+            let talk = PROTOCOL.recognise(&welcome, self.server.key, self.realm.id, [5; 16]).unwrap();
             let proof = std::array::from_fn(|at| welcome[16 + at]);
-            assert!(talk.proves(Side::Server, &proof));
             (stream, talk, proof)
         }
     }

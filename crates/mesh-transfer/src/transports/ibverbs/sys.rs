@@ -1,7 +1,7 @@
-//! libibverbs as C has it: opened when it is needed, so that nothing of it has to be there when this is built.
+//! libibverbs as C declares it, opened when it is first needed, so that it need not be present at build time.
 //!
-//! Only what is used is laid out, by the stable interface of `libibverbs.so.1` (symbol versions IBVERBS_1.0 and 1.1). Posting, polling
-//! and asking for notice are no symbols: C programs call them through a table in the context, [`ContextOps`].
+//! Only what is used is declared, by the stable interface of `libibverbs.so.1` (symbol versions IBVERBS_1.0 and 1.1).
+//! Posting, polling and arming are not symbols: C programs call them through a table in the context, [`ContextOps`].
 
 use crate::error::TransferError;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -329,7 +329,7 @@ macro_rules! library {
             /// Opens the library; it stays open, as drivers that it has loaded do not expect otherwise.
             pub(super) fn open(path: Option<&str>) -> Result<Self, TransferError> {
                 let not_opened = |why: String| TransferError::transport(format!("libibverbs cannot be opened: {why}"));
-                let path = path.map(CString::new).transpose().map_err(|_| not_opened("its path has a zero in it".to_owned()))?;
+                let path = path.map(CString::new).transpose().map_err(|_| not_opened("its path contains a NUL byte".to_owned()))?;
                 let name = path.as_deref().unwrap_or(LIBRARY);
                 // SAFETY: a name that ends with a zero; the library's initialisation has no requirements.
                 let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };

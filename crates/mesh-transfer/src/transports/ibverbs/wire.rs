@@ -1,24 +1,19 @@
-//! The bytes of the verbs transport: its part of a handle, and the handshake. All are of fixed length.
+//! The bytes of the verbs transport: its part of a handle, and the handshake. All messages have a fixed length.
 //!
-//! VRB-1: both ends prove that they know the owner's door key before a queue pair is made, and every message that makes one is sealed
-//! with it and with the nonces of this connection.
+//! VRB-1: both ends prove that they know the owner's door key before a queue pair is made. Every message that sets one
+//! up is sealed with that key and with the nonces of its connection.
 
 use super::scan::{Gid, Link, RAILS};
+use crate::bytes::{Reader, part, u32_at};
+use crate::door::{Protocol, SEAL, Side, Talk};
 use crate::error::TransferError;
-use crate::handle::{RealmId, Token};
-use ring::hmac;
+use crate::handle::Token;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 const VERSION: u8 = 1;
 const WRITABLE: u8 = 1;
-pub(super) const MAGIC: [u8; 4] = *b"MXV1";
-/// What a client says first: the magic, a nonce, and whom it wants.
-pub(super) const HELLO: usize = 4 + 16 + 16;
-/// What the owner answers: its nonce and its proof.
-pub(super) const WELCOME: usize = 16 + PROOF;
-/// The client's proof.
-pub(super) const PROOF: usize = 32;
-const SEAL: usize = 16;
+/// VRB-1
+pub(super) static PROTOCOL: Protocol = Protocol { magic: *b"MXV1", owner: b"server", client: b"client" };
 pub(super) const CONNECT: usize = 29 + SEAL;
 pub(super) const ANSWER: usize = 11 + SEAL;
 /// That the client's queue pair is ready.
@@ -26,8 +21,6 @@ pub(super) const READY: u8 = b'R';
 /// Whether an export is live.
 pub(super) const ASK: u8 = b'A';
 pub(super) const QUESTION: usize = 24;
-
-pub(super) type Nonce = [u8; 16];
 
 /// One port of the owner, as handles name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,30 +78,32 @@ impl Section {
 
     /// From bytes that anybody may have written; those that `encode` would not write are refused.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
-        Self::read(bytes)
-            .filter(|section| section.encode() == bytes)
-            .ok_or_else(|| TransferError::invalid("the handle's part for the transport ibverbs is damaged"))
+        let section = Self::read(bytes)?;
+        if section.encode() == bytes { Ok(section) } else { Err(damaged()) }
     }
 
-    fn read(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Reader(bytes);
+    fn read(bytes: &[u8]) -> Result<Self, TransferError> {
+        let mut rest = Reader::new(bytes, damaged);
         let [version, flags] = rest.array()?;
         if version != VERSION || flags & !(WRITABLE | 6) != 0 {
-            return None;
+            return Err(damaged());
         }
-        let port = u16::from_le_bytes(rest.array()?);
+        let port = rest.u16()?;
         let ip = Ipv6Addr::from(rest.array::<16>()?).to_canonical();
         let key = rest.array()?;
-        let (address, length) = (u64::from_le_bytes(rest.array()?), u64::from_le_bytes(rest.array()?));
-        address.checked_add(length)?;
-        let (slot, generation) = (u32::from_le_bytes(rest.array()?), u32::from_le_bytes(rest.array()?));
-        let [count] = rest.array()?;
+        let (address, length) = (rest.u64()?, rest.u64()?);
+        address.checked_add(length).ok_or_else(damaged)?;
+        let (slot, generation, count) = (rest.u32()?, rest.u32()?, rest.u8()?);
         if !(1..=RAILS).contains(&usize::from(count)) {
-            return None;
+            return Err(damaged());
         }
-        let rails = (0..count).map(|_| Self::rail(&mut rest)).collect::<Option<Vec<Rail>>>()?;
+        let rails = (0..count).map(|_| Self::rail(&mut rest)).collect::<Result<Vec<Rail>, _>>()?;
+        rest.end()?;
         let nearest = usize::from(flags >> 1);
-        (rest.0.is_empty() && nearest < rails.len()).then_some(Self {
+        if nearest >= rails.len() {
+            return Err(damaged());
+        }
+        Ok(Self {
             writable: flags & WRITABLE != 0,
             nearest,
             door: SocketAddr::new(ip, port),
@@ -121,78 +116,22 @@ impl Section {
         })
     }
 
-    fn rail(rest: &mut Reader<'_>) -> Option<Rail> {
-        let gid = rest.array()?;
-        let lid = u16::from_le_bytes(rest.array()?);
+    fn rail(rest: &mut Reader<'_>) -> Result<Rail, TransferError> {
+        let (gid, lid) = (rest.array()?, rest.u16()?);
         let [link, mtu] = rest.array()?;
         let link = match link {
             1 => Link::InfiniBand,
             2 => Link::Ethernet,
-            _ => return None,
+            _ => return Err(damaged()),
         };
-        let (rate, key) = (u32::from_le_bytes(rest.array()?), u32::from_le_bytes(rest.array()?));
-        is_mtu(mtu).then_some(Rail { gid, lid, link, mtu, rate, key })
+        let (rate, key) = (rest.u32()?, rest.u32()?);
+        if is_mtu(mtu) { Ok(Rail { gid, lid, link, mtu, rate, key }) } else { Err(damaged()) }
     }
 }
 
 /// The library counts them: 1 for 256 bytes, 5 for 4096.
 fn is_mtu(mtu: u8) -> bool {
     (1..=5).contains(&mtu)
-}
-
-/// Who says it; so that nobody can send another's words back.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Side {
-    Server,
-    Client,
-}
-
-/// A connection on which both ends have drawn their nonces.
-#[derive(Clone, Debug)]
-pub(super) struct Talk {
-    pub(super) door: Token,
-    pub(super) realm: RealmId,
-    pub(super) client: Nonce,
-    pub(super) server: Nonce,
-}
-
-impl Talk {
-    fn said(&self, side: Side, message: &[u8]) -> Vec<u8> {
-        let side: &[u8] = match side {
-            Side::Server => b"server",
-            Side::Client => b"client",
-        };
-        [side, &self.realm, &self.client, &self.server, message].concat()
-    }
-
-    fn tag(&self, side: Side, message: &[u8]) -> [u8; PROOF] {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.door);
-        let tag = hmac::sign(&key, &self.said(side, message));
-        std::array::from_fn(|at| tag.as_ref()[at])
-    }
-
-    /// That this side knows the door key.
-    pub(super) fn prove(&self, side: Side) -> [u8; PROOF] {
-        self.tag(side, &[])
-    }
-
-    pub(super) fn proves(&self, side: Side, proof: &[u8; PROOF]) -> bool {
-        let key = hmac::Key::new(hmac::HMAC_SHA256, &self.door);
-        hmac::verify(&key, &self.said(side, &[]), proof).is_ok()
-    }
-
-    fn seal(&self, side: Side, mut message: Vec<u8>) -> Vec<u8> {
-        let tag = self.tag(side, &message);
-        message.extend_from_slice(&tag[..SEAL]);
-        message
-    }
-
-    fn open<'a>(&self, side: Side, message: &'a [u8]) -> Option<&'a [u8]> {
-        let (said, seal) = message.split_at_checked(message.len().checked_sub(SEAL)?)?;
-        let tag = self.tag(side, said);
-        let seal: Token = seal.try_into().ok()?;
-        crate::handle::is_same(&std::array::from_fn(|at| tag[at]), &seal).then_some(said)
-    }
 }
 
 /// The end of a queue pair, as the other end needs to know it.
@@ -214,8 +153,8 @@ impl End {
     }
 
     fn read(rest: &mut Reader<'_>) -> Option<Self> {
-        let (number, first) = (u32::from_le_bytes(rest.array()?), u32::from_le_bytes(rest.array()?));
-        let [mtu, reads] = rest.array()?;
+        let (number, first) = (rest.u32().ok()?, rest.u32().ok()?);
+        let [mtu, reads] = rest.array().ok()?;
         let fits = number < 1 << 24 && first < 1 << 24 && is_mtu(mtu);
         fits.then_some(Self { number, first, mtu, reads })
     }
@@ -241,9 +180,8 @@ impl Connect {
 
     /// None if it is not sealed by who has proved to know the key, or makes no sense.
     pub(super) fn decode(talk: &Talk, bytes: &[u8; CONNECT]) -> Option<Self> {
-        let mut rest = Reader(talk.open(Side::Client, bytes)?);
-        let [rail] = rest.array()?;
-        let (gid, lid) = (rest.array()?, u16::from_le_bytes(rest.array()?));
+        let mut rest = Reader::new(talk.open(Side::Client, bytes)?, damaged);
+        let (rail, gid, lid) = (rest.u8().ok()?, rest.array().ok()?, rest.u16().ok()?);
         Some(Self { rail, gid, lid, end: End::read(&mut rest)? })
     }
 }
@@ -252,14 +190,14 @@ impl Connect {
 pub(super) fn encode_answer(talk: &Talk, end: Option<End>) -> Vec<u8> {
     let mut out = vec![u8::from(end.is_none())];
     end.unwrap_or_default().encode(&mut out);
-    talk.seal(Side::Server, out)
+    talk.seal(Side::Owner, out)
 }
 
 /// The outer one is none if this is not the owner's answer.
 pub(super) fn decode_answer(talk: &Talk, bytes: &[u8; ANSWER]) -> Option<Option<End>> {
-    let mut rest = Reader(talk.open(Side::Server, bytes)?);
-    match rest.array()? {
-        [0] => End::read(&mut rest).map(Some),
+    let mut rest = Reader::new(talk.open(Side::Owner, bytes)?, damaged);
+    match rest.u8().ok()? {
+        0 => End::read(&mut rest).map(Some),
         _ => Some(None),
     }
 }
@@ -284,18 +222,11 @@ pub(super) fn encode_question(slot: u32, generation: u32, token: &Token) -> Vec<
 
 /// What follows the letter.
 pub(super) fn decode_question(bytes: &[u8; QUESTION]) -> (u32, u32, Token) {
-    let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-    (word(0), word(4), std::array::from_fn(|i| bytes[8 + i]))
+    (u32_at(bytes, 0), u32_at(bytes, 4), part(bytes, 8))
 }
 
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_at_checked(N)?;
-        self.0 = rest;
-        taken.try_into().ok()
-    }
+fn damaged() -> TransferError {
+    TransferError::invalid("the handle's part for the transport ibverbs is damaged")
 }
 
 #[cfg(test)]
@@ -326,7 +257,7 @@ mod tests {
     }
 
     fn talk() -> Talk {
-        Talk { door: [1; 16], realm: [2; 16], client: [3; 16], server: [4; 16] }
+        Talk { protocol: &PROTOCOL, door: [1; 16], realm: [2; 16], client: [3; 16], owner: [4; 16] }
     }
 
     const END: End = End { number: 0x12_3456, first: 0xab_cdef, mtu: 3, reads: 16 };
@@ -385,7 +316,7 @@ mod tests {
             changed[at] ^= 1;
             assert_eq!(Connect::decode(&talk(), &changed), None, "byte {at}");
         }
-        let later = Talk { server: [8; 16], ..talk() };
+        let later = Talk { owner: [8; 16], ..talk() };
         assert_eq!(Connect::decode(&later, &bytes), None);
         let stranger = Talk { door: [8; 16], ..talk() };
         assert_eq!(Connect::decode(&stranger, &bytes), None);
@@ -394,10 +325,10 @@ mod tests {
         assert_eq!(decode_answer(&later, &answer), None);
         let refusal: [u8; ANSWER] = encode_answer(&talk(), None).try_into().unwrap();
         assert_eq!(decode_answer(&talk(), &refusal), Some(None));
-        let proof = talk().prove(Side::Server);
-        assert!(talk().proves(Side::Server, &proof));
+        let proof = talk().prove(Side::Owner);
+        assert!(talk().proves(Side::Owner, &proof));
         assert!(!talk().proves(Side::Client, &proof));
-        assert!(!later.proves(Side::Server, &proof));
+        assert!(!later.proves(Side::Owner, &proof));
     }
 
     /// Computed by another program, so that both engines agree.

@@ -1,15 +1,18 @@
-//! The other end: asks an owner to read and write its memory.
+//! The client's end: asks an owner to read and write its memory.
 
-use super::super::{Op, Peer, Work};
+use super::super::{Op, Peer, Piece, Work, pieces};
 use super::member::Guard;
 use super::remote::{Remote, is_silence};
 use super::sockets::Sockets;
-use super::stream::{Wire, bytes, iovec, timespec};
-use super::wire::{MAGIC, PIECE, REQUEST, RESPONSE, Request, Response, Side, Verb, WELCOME, prove, proves};
+use super::stream::{Wire, bytes, iovec};
+use super::wire::{PIECE, PROTOCOL, REQUEST, RESPONSE, Request, Response, Verb};
+use crate::cores::{in_lanes, spare};
+use crate::door::{Side, WELCOME};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
+use crate::lock;
 use crate::realm::random;
-use crate::watch::Watch;
+use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::VecDeque;
@@ -68,17 +71,10 @@ impl Connection {
     /// TCP-4
     fn check(&mut self) -> Result<(), TransferError> {
         let Some(guard) = &mut self.guard else { return Ok(()) };
-        guard.check().map_err(|reason| TransferError::transport(format!("its owner may not stay connected: {reason}")))
+        guard.check().map_err(|reason| {
+            TransferError::transport(format!("the owner is no longer allowed to stay connected: {reason}"))
+        })
     }
-}
-
-/// Part of an operation, in one request.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    op: usize,
-    /// Counted from the operation's first byte.
-    at: u64,
-    len: u64,
 }
 
 impl TcpPeer {
@@ -99,7 +95,7 @@ impl TcpPeer {
 
     fn take(&self, watch: &Watch) -> Result<Connection, TransferError> {
         loop {
-            let idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let idle = lock(&self.idle).pop();
             let Some(mut connection) = idle else { return self.dial(watch) };
             if connection.wire.is_sound() && connection.check().is_ok() {
                 return Ok(connection);
@@ -108,7 +104,7 @@ impl TcpPeer {
     }
 
     fn put_back(&self, connection: Connection) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut idle = lock(&self.idle);
         if idle.len() < IDLE {
             idle.push(connection);
         }
@@ -146,10 +142,8 @@ impl TcpPeer {
         stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true)).map_err(|error| self.failed(&error))?;
         let stream = Arc::new(stream);
         let mut connection = Connection { wire: Wire::plain(Arc::clone(&stream), &self.sockets), guard: None };
-        watch.add(&stream)?;
-        let greeted = self.prove(&mut connection, hello);
-        watch.remove(&stream);
-        greeted.map(|()| connection)
+        let _followed = watch.follow(&stream)?;
+        self.prove(&mut connection, hello).map(|()| connection)
     }
 
     /// All of its addresses at once: which of them lead to it from here nobody can tell.
@@ -200,17 +194,13 @@ impl TcpPeer {
         let stream = Arc::clone(wire.socket());
         let wait = |flags| self.wait(&stream, flags, watch);
         let client = random()?;
-        // SAFETY: all three live in this frame or in `self`.
-        unsafe { wire.send(&mut [bytes(&MAGIC), bytes(&client), bytes(&self.realm)], &wait) }
+        // SAFETY: lives until the end of the statement.
+        unsafe { wire.send(&mut [bytes(&PROTOCOL.hello(&client, &self.realm))], &wait) }
             .map_err(|error| self.failed(&error))?;
         let mut welcome = [0; WELCOME];
         wire.exactly(&mut welcome, &wait).map_err(|error| self.failed(&error))?;
-        let server = std::array::from_fn(|i| welcome[i]);
-        let proof = std::array::from_fn(|i| welcome[16 + i]);
-        if !proves(&self.door, Side::Server, &self.realm, &client, &server, &proof) {
-            return Err(TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid)));
-        }
-        let mine = prove(&self.door, Side::Client, &self.realm, &client, &server);
+        let talk = PROTOCOL.recognise(&welcome, self.door, self.realm, client).ok_or_else(|| self.ended())?;
+        let mine = talk.prove(Side::Client);
         // SAFETY: lives in this frame.
         unsafe { wire.send(&mut [bytes(&mine)], &wait) }.map_err(|error| self.failed(&error))
     }
@@ -259,7 +249,7 @@ impl TcpPeer {
     }
 
     fn ended(&self) -> TransferError {
-        TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+        TransferError::ended(self.pid)
     }
 
     /// What an error of a connection means; asks whether the owner lives where that is the question.
@@ -274,8 +264,8 @@ impl TcpPeer {
                     remote.fell_silent();
                 }
                 TransferError::transport(format!(
-                    "nothing more comes from the host of process {} ({error}): it is down, or the network to it, or the process is \
-                     stopped",
+                    "the host of process {} no longer responds ({error}): the host or the network is down, or the \
+                     process is stopped",
                     self.pid
                 ))
             }
@@ -303,10 +293,10 @@ impl TcpPeer {
     ) -> Result<(), TransferError> {
         let mut connection = self.take(watch)?;
         let stream = Arc::clone(connection.wire.socket());
-        watch.add(&stream)?;
         // SAFETY: as the caller vouches.
-        let done = unsafe { self.exchange(&mut connection, &stream, ops, next, found, watch) };
-        watch.remove(&stream);
+        let done = watch
+            .follow(&stream)
+            .and_then(|_followed| unsafe { self.exchange(&mut connection, &stream, ops, next, found, watch) });
         if done.is_ok() {
             self.put_back(connection);
         }
@@ -386,7 +376,7 @@ impl TcpPeer {
                     },
                     Work::Write { .. } => {}
                     _ => {
-                        found.lock().unwrap_or_else(PoisonError::into_inner).push((piece.op, response.found));
+                        lock(found).push((piece.op, response.found));
                     }
                 }
             }
@@ -435,7 +425,7 @@ impl Peer for TcpPeer {
                 if error.kind == ErrorKind::Transport
                     && matches!(&self.way, Way::Remote(remote) if remote.answers()) =>
             {
-                self.idle.lock().unwrap_or_else(PoisonError::into_inner).clear();
+                lock(&self.idle).clear();
                 // SAFETY: as above.
                 unsafe { self.run_once(ops, found, watch) }
             }
@@ -459,20 +449,12 @@ impl TcpPeer {
         if let Way::Remote(remote) = &self.way {
             remote.begins_again();
         }
-        let mut pieces = Vec::new();
-        for (op, each) in ops.iter().enumerate() {
-            let (_, len) = each.work.span();
-            let mut at = 0;
-            while at < len {
-                pieces.push(Piece { op, at, len: PIECE.min(len - at) });
-                at += PIECE;
-            }
-        }
+        let pieces = pieces(ops, PIECE);
         let total: u64 = pieces.iter().map(|piece| piece.len).sum();
         let streams = match &self.way {
             Way::Remote(_) => usize::try_from(total / SEVERAL_REMOTE).unwrap_or(STREAMS).clamp(1, STREAMS),
             Way::Here(_) if total < SEVERAL => 1,
-            Way::Here(_) => (crate::cores::spare() / 2 + 1).min(STREAMS),
+            Way::Here(_) => (spare() / 2 + 1).min(STREAMS),
         };
         let values = Mutex::default();
         let (taken, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -490,18 +472,7 @@ impl TcpPeer {
             }
             done
         };
-        let done = std::thread::scope(|scope| {
-            let helpers: Vec<_> = (1..streams)
-                .filter_map(|_| {
-                    let helper = std::thread::Builder::new().name("mesh-copy".to_owned()).stack_size(256 * 1024);
-                    helper.spawn_scoped(scope, one).ok()
-                })
-                .collect();
-            let mine = one();
-            helpers.into_iter().fold(mine, |all, helper| {
-                all.and(helper.join().unwrap_or_else(|_| Err(TransferError::transport("a thread has panicked"))))
-            })
-        });
+        let done: Result<(), TransferError> = in_lanes(&vec![(); streams], |()| one()).into_iter().collect();
         // What ends connections is often that the operation was given up.
         let done = done.or_else(|error| watch.check().and(Err(error)));
         let values: Vec<(usize, u64)> = values.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -534,10 +505,7 @@ impl TcpPeer {
             Err(_) => error,
         };
         if error.kind != ErrorKind::Gone && ops.iter().any(|op| op.work.is_atomic()) {
-            return TransferError::new(
-                ErrorKind::Unknown,
-                format!("{error}; nobody knows whether the atomic operation was carried out"),
-            );
+            return TransferError::unknown(&error);
         }
         error
     }

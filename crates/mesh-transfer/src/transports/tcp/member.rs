@@ -1,11 +1,12 @@
-//! This process as a member of its job, and the members at the other ends of its connections.
+//! This process as a member of its job, and the members it is connected to.
 
 use crate::error::TransferError;
+use crate::lock;
 use crate::membership::Membership;
 use mesh_tls::{Identity, PeerFacts, Reason, Role};
 use rustix::net::sockopt;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 /// How often the certificate of who is connected is looked at again.
@@ -27,7 +28,7 @@ impl Member {
     }
 
     pub(super) fn identity(&self) -> Result<Arc<Identity>, TransferError> {
-        let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut identity = lock(&self.identity);
         if let Some(identity) = &*identity {
             return Ok(Arc::clone(identity));
         }

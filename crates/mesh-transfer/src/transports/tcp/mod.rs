@@ -1,10 +1,10 @@
-//! Memory reached by asking its owner, over TCP: a native thread there reads and writes it, without the interpreter.
+//! Memory reached by asking its owner over TCP: a native thread there reads and writes it, without the interpreter.
 //!
-//! TCP-1: both ends prove that they know the owner's door key, which only its handles carry, before anything else is said;
-//! neither tells it. Who has not proved it has a bounded place, bounded bytes and bounded time.
-//! TCP-2: every request shows the token of its export and is checked against the owner's table.
-//! TCP-3: what leaves the loopback interface is encrypted: TLS 1.3, both ends with certificates of one job. An owner without
-//! these listens on the loopback interface only.
+//! TCP-1: before anything else both ends prove that they know the owner's door key, which only its handles carry;
+//! neither reveals it. A client that has not proved it is limited in number, bytes and time.
+//! TCP-2: every request carries the token of its export and is checked against the owner's table.
+//! TCP-3: everything that leaves the loopback interface is encrypted: TLS 1.3, with certificates of one job at both
+//! ends. An owner without certificates listens on the loopback interface only.
 //! TCP-4 is in `member.rs`, TCP-5 in `sockets.rs`.
 
 mod client;
@@ -22,6 +22,7 @@ use super::{Capabilities, Peer, Transport};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::lock;
 use crate::membership::Membership;
 use crate::realm::{Realm, namespace, random};
 use crate::watch::Watch;
@@ -31,7 +32,7 @@ use remote::Remote;
 use section::{Place, Why};
 use sockets::Sockets;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "tcp";
@@ -68,7 +69,7 @@ impl Tcp {
     }
 
     fn member(&self) -> MutexGuard<'_, Option<Arc<Member>>> {
-        self.member.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.member)
     }
 
     /// Where other hosts reach this process; begins to listen there.
@@ -151,7 +152,7 @@ impl Transport for Tcp {
     }
 
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
-        let mut served = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut served = lock(&self.served);
         let (port, door) = match &mut served.here {
             Some(server) => (server.port, server.door),
             empty => {

@@ -1,8 +1,9 @@
-//! An owner on another host: its addresses, and which of them lead there.
+//! An owner on another host: its addresses, and which of them lead to it.
 
 use super::member::{Guard, Member};
 use crate::error::TransferError;
-use crate::watch::Watch;
+use crate::lock;
+use crate::watch::{Watch, timespec};
 use mesh_tls::{Identity, Progress, Reason, TlsError, TlsReader, TlsStream, TlsWriter};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -11,7 +12,7 @@ use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How often to look whether the operation was given up while nobody answers.
@@ -59,7 +60,7 @@ impl Remote {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<SocketAddr>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.known)
     }
 
     /// Which addresses to try, and which after those.
@@ -158,7 +159,7 @@ impl Remote {
         use crate::error::ErrorKind;
         // Nobody listens there, or somebody else: so the owner has ended.
         if !failed.is_empty() && failed.iter().all(|(_, error)| error.kind == ErrorKind::Gone) {
-            return TransferError::gone(format!("process {pid}, which owned the buffer, has ended"));
+            return TransferError::ended(pid);
         }
         let mut told: Vec<String> = Vec::new();
         for (_, error) in failed {
@@ -166,7 +167,7 @@ impl Remote {
                 told.push(error.message);
             }
         }
-        TransferError::transport(format!("process {pid} is not reached: {}", told.join("; ")))
+        TransferError::transport(format!("cannot reach process {pid}: {}", told.join("; ")))
     }
 }
 
@@ -200,7 +201,7 @@ impl Dialing<'_> {
         while !self.under_way.is_empty() {
             self.watch.check()?;
             hello.check()?;
-            let limit = super::stream::timespec(hello.left().unwrap_or(LOOK).min(LOOK));
+            let limit = timespec(hello.left().unwrap_or(LOOK).min(LOOK));
             let mut list: Vec<_> =
                 self.under_way.iter().map(|(_, stream)| PollFd::new(&**stream, PollFlags::OUT)).collect();
             match poll(&mut list, Some(&limit)) {

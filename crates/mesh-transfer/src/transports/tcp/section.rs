@@ -1,10 +1,12 @@
-//! What a handle says of the TCP transport: where its owner listens.
+//! What a handle says for the TCP transport: where its owner listens.
 //!
-//! An address in a forged handle leads to whoever is there, who cannot prove the door key (TCP-1): nothing is read from it.
+//! The address in a forged handle may lead to anyone, but only the owner can prove that it knows the door key (TCP-1):
+//! nothing is read from anybody else.
 
+use crate::bytes::{Reader, put_ip};
 use crate::error::TransferError;
 use crate::handle::Token;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 /// More addresses of one host are left out.
 pub(super) const MOST: usize = 8;
@@ -43,10 +45,10 @@ impl Why {
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::NoJob => {
-                "belongs to no job of several hosts, without whose credentials nothing is encrypted, or did not when it made the \
-                 buffer. Attach hosts first"
+                "belongs to no job of several hosts, or did not when it made the buffer, and so has no \
+                 credentials to encrypt with. Attach hosts first"
             }
-            Self::Alone => "has no address but that of the loopback interface",
+            Self::Alone => "has only loopback addresses",
             Self::NoPort => "could not listen on an address of its host",
             Self::Credentials => "could not use its job's credentials. `mesh credentials show` there says why",
         }
@@ -68,16 +70,7 @@ impl Place {
             Ok(addrs) => {
                 out.push(addrs.len().min(MOST) as u8);
                 for addr in addrs.iter().take(MOST) {
-                    match addr.ip() {
-                        IpAddr::V4(ip) => {
-                            out.push(4);
-                            out.extend_from_slice(&ip.octets());
-                        }
-                        IpAddr::V6(ip) => {
-                            out.push(6);
-                            out.extend_from_slice(&ip.octets());
-                        }
-                    }
+                    put_ip(&mut out, addr.ip());
                     out.extend_from_slice(&addr.port().to_le_bytes());
                 }
             }
@@ -87,46 +80,19 @@ impl Place {
 
     /// Of bytes that anybody may have written.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
-        let mut rest = Rest(bytes);
-        let (port, network, numbers) = (rest.array()?, rest.array()?, rest.array()?);
-        let (door, [count]) = (rest.array()?, rest.array()?);
+        let mut rest = Reader::new(bytes, damaged);
+        let (port, network, numbers) = (rest.u16()?, rest.u64()?, rest.u64()?);
+        let (door, count) = (rest.array()?, rest.u8()?);
         let remote = if count == 0 {
-            let [why] = rest.array()?;
-            Err(*Why::ALL.get(usize::from(why)).ok_or_else(damaged)?)
+            Err(*Why::ALL.get(usize::from(rest.u8()?)).ok_or_else(damaged)?)
         } else if usize::from(count) <= MOST {
-            Ok((0..count).map(|_| rest.address()).collect::<Result<_, _>>()?)
+            let mut address = || Ok::<_, TransferError>(SocketAddr::new(rest.ip()?, rest.u16()?));
+            Ok((0..count).map(|_| address()).collect::<Result<_, _>>()?)
         } else {
             return Err(damaged());
         };
-        if !rest.0.is_empty() {
-            return Err(damaged());
-        }
-        Ok(Self {
-            port: u16::from_le_bytes(port),
-            network: u64::from_le_bytes(network),
-            numbers: u64::from_le_bytes(numbers),
-            door,
-            remote,
-        })
-    }
-}
-
-struct Rest<'a>(&'a [u8]);
-
-impl Rest<'_> {
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], TransferError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or_else(damaged)?;
-        self.0 = rest;
-        Ok(*taken)
-    }
-
-    fn address(&mut self) -> Result<SocketAddr, TransferError> {
-        let ip = match self.array()? {
-            [4] => IpAddr::from(self.array::<4>()?),
-            [6] => IpAddr::from(self.array::<16>()?),
-            _ => return Err(damaged()),
-        };
-        Ok(SocketAddr::new(ip, u16::from_le_bytes(self.array()?)))
+        rest.end()?;
+        Ok(Self { port, network, numbers, door, remote })
     }
 }
 

@@ -1,35 +1,31 @@
-//! The owner's end: threads that read and write the exports for those who ask, and never enter the interpreter.
+//! The owner's end: threads that read and write its exports for others and never enter the interpreter.
 
 use super::member::{Guard, Member};
 use super::section::{MOST, Why};
 use super::sockets::{Listed, Sockets};
 use super::stream::{Patience, Wire, bytes, iovec};
-use super::wire::{HELLO, MAGIC, PROOF, REQUEST, Request, Response, Side, Verb, prove, proves};
+use super::wire::{PROTOCOL, REQUEST, Request, Response, Verb};
 use crate::cuda::{Staged, Stages};
+use crate::door::{HELLO, PROOF, Place, Side, Strangers, pause};
 use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
-use crate::realm::random;
 use mesh_tls::{Identity, Limits, Listener, ListenerEvent, PeerFacts, TlsStream};
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// Connections that are served at once.
 const CONNECTIONS: usize = 256;
-/// Connections that have not proved who they are.
-const STRANGERS: usize = 16;
 /// How long a stranger may take for each of its two messages.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long a peer may take no bytes of an answer that it has asked for, or send none of a write that it has begun.
 const STALLED: Duration = Duration::from_secs(60);
 /// Answers that go out together.
 const TOGETHER: usize = 64;
-/// How long to wait with the next connection where there is no descriptor for it.
-const BREATH: libc::c_int = 50;
 
 /// Who serves this process's exports. Ends with the process.
 #[derive(Debug)]
@@ -41,41 +37,8 @@ pub(super) struct Server {
 
 #[derive(Debug, Default)]
 struct Places {
-    strangers: Mutex<usize>,
-    /// Told when a stranger is one no longer.
-    fewer: Condvar,
+    strangers: Strangers,
     served: AtomicUsize,
-}
-
-impl Places {
-    /// Waits until there is a place for a stranger: whoever has one has it for a short time only.
-    fn wait(&self) {
-        let count = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        let wait = self.fewer.wait_while(count, |count| *count >= STRANGERS);
-        *wait.unwrap_or_else(PoisonError::into_inner) += 1;
-    }
-
-    fn one_fewer(&self) {
-        *self.strangers.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.fewer.notify_one();
-    }
-}
-
-/// A place that is given back when this is dropped.
-struct Place<'a>(&'a AtomicUsize);
-
-impl<'a> Place<'a> {
-    fn take(count: &'a AtomicUsize, limit: usize) -> Option<Self> {
-        let place = Self(count);
-        // Given back at once if there was none.
-        (count.fetch_add(1, Ordering::SeqCst) < limit).then_some(place)
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 impl Server {
@@ -97,9 +60,7 @@ fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, (places, 
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(_) => {
-                // Out of descriptors, most likely. Who connects waits meanwhile, for as long as it likes.
-                // SAFETY: waits for nothing but time.
-                unsafe { libc::poll(std::ptr::null_mut(), 0, BREATH) };
+                pause();
                 continue;
             }
         };
@@ -110,21 +71,21 @@ fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, (places, 
 
 /// Has a thread serve who has connected, as soon as there is a place for a stranger.
 fn admit(wire: Wire, guard: Option<Guard>, exports: &Arc<Exports>, door: Token, places: &Arc<Places>) {
-    places.wait();
+    places.strangers.wait();
     let (exports, places, counted) = (Arc::clone(exports), Arc::clone(places), Arc::clone(places));
     let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(256 * 1024);
     // Without a thread, the connection ends, and its other end says so.
     let served = thread.spawn(move || {
         let mut wire = wire;
         let greeted = greet(&mut wire, &exports, &door);
-        places.one_fewer();
+        places.strangers.one_fewer();
         if let Ok(patience) = greeted {
             // However it ends, the other end sees that it has.
             let _ = serve(wire, patience, guard, &exports, &places);
         }
     });
     if served.is_err() {
-        counted.one_fewer();
+        counted.strangers.one_fewer();
     }
 }
 
@@ -205,17 +166,12 @@ fn greet(wire: &mut Wire, exports: &Exports, door: &Token) -> io::Result<Patienc
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let mut hello = [0; HELLO];
     whole(wire, &mut patience, &mut hello)?;
-    let client = std::array::from_fn(|i| hello[4 + i]);
-    if hello[..4] != MAGIC || hello[20..] != *exports.realm() {
-        return Err(refused());
-    }
-    let server = random().map_err(|_| refused())?;
-    let proof = prove(door, Side::Server, exports.realm(), &client, &server);
-    // SAFETY: both are of this frame.
-    unsafe { wire.send(&mut [bytes(&server), bytes(&proof)], &|flags| patience.wait(flags))? };
+    let (talk, welcome) = PROTOCOL.answer(&hello, *door, exports.realm()).ok_or_else(refused)?;
+    // SAFETY: of this frame.
+    unsafe { wire.send(&mut [bytes(&welcome)], &|flags| patience.wait(flags))? };
     let mut theirs = [0; PROOF];
     whole(wire, &mut patience, &mut theirs)?;
-    if proves(door, Side::Client, exports.realm(), &client, &server, &theirs) { Ok(patience) } else { Err(refused()) }
+    if talk.proves(Side::Client, &theirs) { Ok(patience) } else { Err(refused()) }
 }
 
 fn whole(wire: &mut Wire, patience: &mut Patience, into: &mut [u8]) -> io::Result<()> {
@@ -394,10 +350,10 @@ impl Session<'_> {
 fn within(export: &Export, request: &Request) -> Result<(), TransferError> {
     let end = request.offset.checked_add(request.len);
     if end.is_none_or(|end| end > export.segments.len()) {
-        return Err(TransferError::new(ErrorKind::Refused, "out of bounds"));
+        return Err(TransferError::refused("out of bounds"));
     }
     if request.verb != Verb::Read && !export.writable {
-        return Err(TransferError::new(ErrorKind::Refused, "read-only"));
+        return Err(TransferError::refused("read-only"));
     }
     Ok(())
 }

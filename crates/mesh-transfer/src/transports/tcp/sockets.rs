@@ -1,12 +1,13 @@
-//! The sockets of this process, for forked copies of it to let go of.
+//! The sockets of this process, which its forks must not keep open.
 //!
-//! TCP-5: a forked copy keeps no socket of its parent open, so that the end of the parent is seen by who is connected to it.
-//! Their numbers stay taken, as the copy's memory still has their owners.
+//! TCP-5: a fork keeps no socket of its parent open, so that peers notice when the parent ends. The descriptors'
+//! numbers stay taken, since their owners still exist in the fork's memory.
 
+use crate::lock;
 use rustix::fs::{Mode, OFlags, open};
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 /// All of them.
 #[derive(Clone, Debug, Default)]
@@ -29,7 +30,7 @@ impl Drop for Listed {
 impl Sockets {
     pub(super) fn list(&self, fds: impl IntoIterator<Item = RawFd>) -> Listed {
         let entry = Arc::new(Entry(fds.into_iter().map(AtomicI32::new).collect()));
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         all.retain(|one| one.strong_count() > 0);
         all.push(Arc::downgrade(&entry));
         Listed(entry)

@@ -1,10 +1,11 @@
-//! A connection, with the reads and writes that both ends need: into and out of lists of pieces. Sealed or not is all the same
-//! to its users, but that a sealed one does not block.
+//! A connection with reads into, and writes from, lists of pieces. Encrypted or not makes no difference to its users,
+//! except that an encrypted one does not block.
 
 use super::sockets::{Listed, Sockets};
 use crate::segments::Segment;
+use crate::watch::timespec;
 use mesh_tls::{TlsReader, TlsWriter};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
@@ -62,10 +63,6 @@ impl Patience {
             Err(errno) => Err(errno.into()),
         }
     }
-}
-
-pub(super) fn timespec(limit: Duration) -> Timespec {
-    Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
 }
 
 /// One connection. Reads give exactly as much as is asked for; what comes with it is kept for the next one.

@@ -1,4 +1,4 @@
-//! Members and strangers of a job, in one process: as if they were on two hosts.
+//! Members of a job and strangers in one process, as if they were on two hosts.
 
 use super::member::Member;
 use super::section::Place;

@@ -1,56 +1,18 @@
-//! The bytes of the TCP transport. All are of fixed length, so that a stranger can make nobody wait for more.
+//! The bytes of the TCP transport. All messages have a fixed length, so that a stranger cannot make anyone wait for
+//! more.
 
 use super::super::Work;
+use crate::bytes::{part, u32_at, u64_at};
+use crate::door::Protocol;
 use crate::error::{ErrorKind, TransferError};
-use crate::handle::{RealmId, Token};
-use ring::hmac;
+use crate::handle::Token;
 
-pub(super) const MAGIC: [u8; 4] = *b"MXT\x01";
-/// What a client says first: the magic, a nonce, and whom it wants.
-pub(super) const HELLO: usize = 4 + 16 + 16;
-/// What the server answers: its nonce, and its proof.
-pub(super) const WELCOME: usize = 16 + PROOF;
-/// The client's proof.
-pub(super) const PROOF: usize = 32;
+/// TCP-1
+pub(super) static PROTOCOL: Protocol = Protocol { magic: *b"MXT\x01", owner: b"server", client: b"client" };
 pub(super) const REQUEST: usize = 64;
 pub(super) const RESPONSE: usize = 16;
 /// The most that one request moves.
 pub(super) const PIECE: u64 = 1 << 20;
-
-pub(super) type Nonce = [u8; 16];
-
-/// Who proves it; so that nobody can send another's proof back.
-#[derive(Clone, Copy)]
-pub(super) enum Side {
-    Server,
-    Client,
-}
-
-fn said(side: Side, realm: &RealmId, client: &Nonce, server: &Nonce) -> Vec<u8> {
-    let side: &[u8] = match side {
-        Side::Server => b"server",
-        Side::Client => b"client",
-    };
-    [side, realm, client, server].concat()
-}
-
-pub(super) fn prove(door: &Token, side: Side, realm: &RealmId, client: &Nonce, server: &Nonce) -> [u8; PROOF] {
-    let key = hmac::Key::new(hmac::HMAC_SHA256, door);
-    let tag = hmac::sign(&key, &said(side, realm, client, server));
-    std::array::from_fn(|i| tag.as_ref()[i])
-}
-
-pub(super) fn proves(
-    door: &Token,
-    side: Side,
-    realm: &RealmId,
-    client: &Nonce,
-    server: &Nonce,
-    proof: &[u8; PROOF],
-) -> bool {
-    let key = hmac::Key::new(hmac::HMAC_SHA256, door);
-    hmac::verify(&key, &said(side, realm, client, server), proof).is_ok()
-}
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,17 +70,15 @@ impl Request {
             4 => Verb::CompareAndSwap,
             _ => return None,
         };
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
         let request = Self {
             verb,
-            slot: word(4),
-            generation: word(8),
-            token: std::array::from_fn(|i| bytes[16 + i]),
-            offset: long(32),
-            len: long(40),
-            first: long(48),
-            second: long(56),
+            slot: u32_at(bytes, 4),
+            generation: u32_at(bytes, 8),
+            token: part(bytes, 16),
+            offset: u64_at(bytes, 32),
+            len: u64_at(bytes, 40),
+            first: u64_at(bytes, 48),
+            second: u64_at(bytes, 56),
         };
         let fits = match verb {
             Verb::Read | Verb::Write => request.len <= PIECE,
@@ -159,6 +119,6 @@ impl Response {
             4 => Some(ErrorKind::Transport),
             _ => return Err(TransferError::transport("the owner answers in another protocol")),
         };
-        Ok(Self { refused, found: u64::from_le_bytes(std::array::from_fn(|i| bytes[8 + i])) })
+        Ok(Self { refused, found: u64_at(bytes, 8) })
     }
 }

@@ -1,18 +1,19 @@
-//! The reader's end: a thread for each owner, which reads and writes for all threads of this process.
+//! The reader's end: one thread for each owner, which reads and writes for all threads of this process.
 //!
-//! UCX-4: an operation has its outcome when UCX has ended all that it has begun for it. What is given up is waited for a
-//! moment; then the endpoint is closed by force, which ends all that goes through it. Those of other operations are begun
-//! again, over a new connection.
+//! UCX-4: an operation has an outcome only after UCX has ended everything that was begun for it. A cancelled operation
+//! is waited for briefly. Then the endpoint is closed by force, which ends everything that uses it; the other
+//! operations are begun again over a new connection.
 
 use super::super::Op;
 use super::library::{OK, Status};
 use super::objects::{Context, Endpoint, Request, Worker};
-use super::owner::{SPIN, STACK, TURNS, timespec};
+use super::owner::{SPIN, STACK, TURNS};
 use super::plan::{Export, Part, State, Verb, dropped, name_of, plan};
 use super::signal::Signal;
 use super::wire::{Answer, Ask, Name, Shown, Wire};
 use crate::error::TransferError;
-use crate::watch::Watch;
+use crate::lock;
+use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -51,7 +52,7 @@ impl Drivers {
     }
 
     fn list(&self) -> MutexGuard<'_, Vec<(Arc<Shared>, JoinHandle<()>)>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     fn spawn(&self, shared: &Arc<Shared>, body: impl FnOnce() + Send + 'static) -> Result<(), TransferError> {
@@ -101,11 +102,11 @@ fn refuse_tcp(uses_tcp: Option<bool>) -> Result<(), TransferError> {
     match uses_tcp {
         Some(false) => Ok(()),
         Some(true) => Err(TransferError::transport(
-            "UCX would go over its tcp, which ends a process whose other end goes in the middle of a transfer: leave tcp out of \
-             UCX_TLS, or have the transport 'tcp' do it",
+            "UCX would use its own tcp, which kills a process whose peer goes away during a transfer: leave tcp out \
+             of UCX_TLS, or use the transport 'tcp'",
         )),
         None => {
-            Err(TransferError::transport("UCX does not say by what it reaches the owner, and its tcp must not be used"))
+            Err(TransferError::transport("UCX does not say how it reaches the owner, and its tcp must not be used"))
         }
     }
 }
@@ -121,7 +122,7 @@ struct Job {
 
 impl Job {
     fn finish(&self, done: Done) {
-        let mut place = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut place = lock(&self.done);
         place.get_or_insert(done);
         drop(place);
         self.told.notify_all();
@@ -130,7 +131,7 @@ impl Job {
 
 impl Shared {
     fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inbox)
     }
 
     fn stop(&self) {
@@ -208,7 +209,7 @@ impl Driver {
             inbox.jobs.push(Arc::clone(&job));
         }
         self.0.wake.set();
-        let mut done = job.done.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut done = lock(&job.done);
         loop {
             if let Some(done) = done.take() {
                 return done;
@@ -545,7 +546,7 @@ impl Driving<'_> {
     }
 
     fn ended(&self) -> TransferError {
-        TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+        TransferError::ended(self.pid)
     }
 
     /// A process that ends closes its connections a moment before it has ended.

@@ -1,7 +1,7 @@
-//! libucp, opened at run time: the functions that are used of it, and the beginnings of its structures.
+//! libucp, opened at run time: the functions that are used, and the leading fields of its structures.
 //!
-//! One declaration serves 1.13 and later: each structure says in a mask which of its fields are set, so that what later
-//! versions have appended is not looked at.
+//! One declaration serves 1.13 and later: each structure has a mask that says which fields are set, so fields that
+//! later versions append are ignored.
 
 use crate::error::TransferError;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
@@ -292,7 +292,7 @@ fn tame(library: Handle) {
 }
 
 fn open(path: &str) -> Result<Handle, TransferError> {
-    let name = CString::new(path).map_err(|_| TransferError::transport("its path has a zero in it"))?;
+    let name = CString::new(path).map_err(|_| TransferError::transport("its path contains a NUL byte"))?;
     // SAFETY: to open a library runs its initialisation, as the user who has switched UCX on wants.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_GLOBAL) };
     if library.is_null() { Err(TransferError::transport(last_error())) } else { Ok(library) }

@@ -1,19 +1,21 @@
-//! Memory reached by UCX: one-sided operations of libucp, which is opened at run time where the user has switched it on.
+//! Memory reached by UCX: one-sided operations of libucp, which is opened at run time if the user has switched it on.
 //!
-//! UCX itself asks nobody who they are, and looks at no address: whoever reaches a worker may have it read and write any
-//! memory of its process. So this transport is used only where the user has said so, and these hold among those who use it:
+//! UCX authenticates nobody and checks no addresses: anyone who can reach a worker can have it read and write any
+//! memory of its process. This transport is therefore used only if the user asks for it. Among those who use it:
 //!
 //! Before anything else both ends of the control connection prove that they know the owner's door key, which only its
-//! handles carry. The address of the owner's worker is told only then, so that it is the owner that is reached.
+//! handles carry. Only then does the owner send its worker's address, so the reader knows that it reaches the owner.
 //!
-//! UCX-2: a reader uses an export only after the owner has shown it on that connection, to who has shown its token; it checks
-//! bounds and rights by what the owner says there. An owner that closes an export has every reader leave it first.
-//! UCX-3: each reader has a worker of its own at the owner. If the reader ends, or does not leave in time, that worker is ended
-//! before the memory is let go: what is still on its way finds nobody. What the kernel does for the reader on the owner's
-//! host (`cma`) is under a lease besides (LSE-1).
-//! UCX-5: nothing goes over UCX's `tcp`. There is nothing one-sided about that: the other end answers each read and acknowledges
-//! each write, and UCX ends the process that cannot say so any more, as who wanted to know has gone.
-//! UCX-6: a request of UCX begins as zeros, so that a worker can be ended while answers to its reader have not left it.
+//! UCX-2: a reader uses an export only after the owner has described it on that connection, in return for its token.
+//! The reader checks bounds and rights against that description. An owner that closes an export first has every reader
+//! leave it.
+//! UCX-3: the owner has a worker for each reader. If the reader ends, or does not leave an export in time, its worker
+//! is destroyed before the memory is released: whatever is still on its way arrives nowhere. Copies that the kernel
+//! makes for a reader on the owner's host (`cma`) are also under a lease (LSE-1).
+//! UCX-5: UCX's `tcp` is never used. It is not one-sided: the peer answers each read and acknowledges each write, and
+//! UCX ends a process that cannot send such an answer because its peer is gone.
+//! UCX-6: UCX requests are zeroed when they are made, so that a worker can be destroyed while answers to its reader are
+//! still queued.
 
 mod driver;
 mod library;
@@ -29,9 +31,10 @@ use super::{Capabilities, Peer, Transport};
 use crate::error::TransferError;
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
+use crate::lock;
 use crate::realm::Realm;
 use crate::watch::Watch;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) const NAME: &str = "ucx";
 
@@ -61,8 +64,8 @@ impl Ucx {
         let made = self.context.get_or_init(|| {
             let Some(libraries) = &self.libraries else {
                 return Err(TransferError::transport(
-                    "it is switched off: UCX lets whoever reaches its ports read and write all memory of a process. \
-                     Where only those you trust can, set MESH_RDMA_UCX=1",
+                    "it is switched off: UCX lets anyone who can reach its ports read and write all memory of a process. \
+                     If only trusted machines can, set MESH_RDMA_UCX=1",
                 ));
             };
             objects::Context::new(Arc::new(library::Library::open(libraries)?)).map(Arc::new)
@@ -71,7 +74,7 @@ impl Ucx {
     }
 
     fn serving(&self) -> Option<Arc<owner::Service>> {
-        self.service.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.service).clone()
     }
 }
 
@@ -90,7 +93,7 @@ impl Transport for Ucx {
 
     fn offer(&self, exports: &Arc<Exports>, _export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         self.drivers.check()?;
-        let mut service = self.service.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut service = lock(&self.service);
         let service = match &mut *service {
             Some(service) => service,
             empty => empty.insert(Arc::new(owner::Service::start(exports, self.context()?)?)),

@@ -1,4 +1,4 @@
-//! What UCX makes, with its end: contexts, workers, endpoints, registered memory and keys.
+//! UCX objects and their destruction: contexts, workers, endpoints, registered memory and keys.
 
 use super::library::{
     BUSY, ContextAttributes, EndpointParams, Handle, IN_PROGRESS, Library, MapParams, OK, Params, RequestParams,
@@ -180,7 +180,7 @@ impl Mapped {
     /// Must be memory of this process for as long as this lives.
     unsafe fn new(context: &Arc<Context>, addr: u64, len: u64) -> Result<Self, TransferError> {
         let library = context.library();
-        let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space has"))?;
+        let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
         let (params, mut raw) = (MapParams::new(addr, len), std::ptr::null_mut());
         // SAFETY: as the caller vouches.
         let status = unsafe { (library.call.ucp_mem_map)(context.raw, &raw const params, &raw mut raw) };

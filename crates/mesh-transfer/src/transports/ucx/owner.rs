@@ -1,16 +1,19 @@
-//! The owner's end: a thread and a worker of UCX for each reader.
+//! The owner's end: a thread and a UCX worker for each reader.
 //!
-//! The thread does what UCX wants done there, as most of its transports need the owner's processor, and sleeps when there is
-//! nothing. The worker is the reader's alone, so that it can be ended with it (UCX-3).
+//! The thread makes UCX progress, since most UCX transports need the owner's processor, and sleeps when there is
+//! nothing to do. No other reader shares the worker, so it can be destroyed when its reader ends (UCX-3).
 
 use super::objects::{Context, Mapped, Worker};
 use super::signal::Signal;
-use super::wire::{Answer, Ask, HELLO, MAGIC, Name, PIECES, PROOF, Shown, Side, Wire, prove, proves};
+use super::wire::{Answer, Ask, Name, PIECES, PROTOCOL, Shown, Wire};
+use crate::door::{HELLO, PROOF, Side};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
+use crate::lock;
 use crate::realm::random;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use crate::watch::timespec;
+use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
@@ -88,12 +91,8 @@ struct Opened {
 
 impl Reader {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Service {
@@ -233,19 +232,15 @@ impl Drop for Ended<'_> {
 
 /// Has a reader prove that it knows the door key. A dribble of single bytes buys no time.
 fn greet(stream: TcpStream, shared: &Shared) -> Result<Wire, TransferError> {
-    let refused = || TransferError::new(ErrorKind::Refused, "it has not proved who it is");
+    let refused = || TransferError::refused("it has not proved who it is");
     let mut wire = Wire::new(stream).map_err(lost)?;
     let end = Instant::now() + HANDSHAKE;
     let hello = await_bytes::<HELLO>(&mut wire, shared, end)?;
-    let reader = std::array::from_fn(|i| hello[4 + i]);
-    let realm = shared.exports.realm();
-    if hello[..4] != MAGIC || hello[20..] != *realm {
-        return Err(refused());
-    }
-    let owner = random()?;
-    wire.send(&[owner.as_slice(), &prove(&shared.door, Side::Owner, realm, &reader, &owner)].concat()).map_err(lost)?;
+    let answer = PROTOCOL.answer(&hello, shared.door, shared.exports.realm());
+    let (talk, welcome) = answer.ok_or_else(refused)?;
+    wire.send(&welcome).map_err(lost)?;
     let theirs = await_bytes::<PROOF>(&mut wire, shared, end)?;
-    if proves(&shared.door, Side::Reader, realm, &reader, &owner, &theirs) { Ok(wire) } else { Err(refused()) }
+    if talk.proves(Side::Client, &theirs) { Ok(wire) } else { Err(refused()) }
 }
 
 fn await_bytes<const N: usize>(wire: &mut Wire, shared: &Shared, end: Instant) -> Result<[u8; N], TransferError> {
@@ -262,10 +257,6 @@ fn await_bytes<const N: usize>(wire: &mut Wire, shared: &Shared, end: Instant) -
         }
         wire.receive().map_err(lost)?;
     }
-}
-
-pub(super) fn timespec(limit: Duration) -> Timespec {
-    Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
 }
 
 fn lost(error: io::Error) -> TransferError {

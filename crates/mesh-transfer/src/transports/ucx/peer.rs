@@ -3,21 +3,23 @@
 use super::super::{Op, Peer};
 use super::driver::{Driver, Drivers};
 use super::objects::Context;
-use super::owner::timespec;
 use super::places::Places;
-use super::wire::{ADDRESS, MAGIC, Side, WELCOME, Wire, prove, proves};
+use super::wire::{ADDRESS, PROTOCOL, Wire};
+use crate::bytes::u32_at;
 use crate::cma::Other;
 use crate::control::{Control, Leased, identity};
+use crate::door::{Side, WELCOME};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{Handle, RealmId, Token};
+use crate::lock;
 use crate::realm::{Realm, namespace, random};
-use crate::watch::Watch;
+use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long to wait for a connection and the owner's proof.
@@ -88,7 +90,7 @@ impl UcxPeer {
     /// The connection; a new one if there is none that works.
     pub(super) fn reach(&self, watch: &Watch) -> Result<Arc<Driver>, TransferError> {
         // Held meanwhile: who comes second uses what the first has made.
-        let mut driver = self.driver.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut driver = lock(&self.driver);
         if let Some(driver) = driver.as_ref().filter(|driver| !driver.has_ended()) {
             return Ok(Arc::clone(driver));
         }
@@ -117,18 +119,14 @@ impl UcxPeer {
         let stream = TcpStream::connect_timeout(route, left()).map_err(|error| self.failed(&error))?;
         let mut wire = Wire::new(stream).map_err(|error| self.failed(&error))?;
         let reader = random()?;
-        wire.send(&[MAGIC.as_slice(), &reader, &self.realm].concat()).map_err(|error| self.failed(&error))?;
+        wire.send(&PROTOCOL.hello(&reader, &self.realm)).map_err(|error| self.failed(&error))?;
         let welcome = self.wait_for(&mut wire, WELCOME, end, watch)?;
-        let owner = std::array::from_fn(|i| welcome[i]);
-        let proof = std::array::from_fn(|i| welcome[16 + i]);
-        // Somebody else is there now.
-        if !proves(&self.door, Side::Owner, &self.realm, &reader, &owner, &proof) {
-            return Err(self.ended());
-        }
-        let mine = prove(&self.door, Side::Reader, &self.realm, &reader, &owner);
+        // If it is not recognised, somebody else is there now.
+        let talk = PROTOCOL.recognise(&welcome, self.door, self.realm, reader).ok_or_else(|| self.ended())?;
+        let mine = talk.prove(Side::Client);
         wire.send(&mine).map_err(|error| self.failed(&error))?;
         let len = self.wait_for(&mut wire, 4, end, watch)?;
-        let len = u32::from_le_bytes(std::array::from_fn(|i| len[i])) as usize;
+        let len = u32_at(&len, 0) as usize;
         if len > ADDRESS {
             return Err(TransferError::transport("the owner speaks another protocol"));
         }
@@ -164,7 +162,7 @@ impl UcxPeer {
     }
 
     fn ended(&self) -> TransferError {
-        TransferError::gone(format!("process {}, which owned the buffer, has ended", self.pid))
+        TransferError::ended(self.pid)
     }
 
     fn failed(&self, error: &io::Error) -> TransferError {
@@ -224,7 +222,7 @@ impl UcxPeer {
                 Some(done) => return done,
             }
         }
-        Err(TransferError::transport("UCX was interrupted again and again by operations that were given up"))
+        Err(TransferError::transport("UCX was interrupted repeatedly by cancelled operations"))
     }
 }
 
@@ -253,12 +251,7 @@ impl Peer for UcxPeer {
                 let limit = timespec(Duration::ZERO);
                 poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)).is_ok_and(|count| count == 0)
             }
-            None => self
-                .driver
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .as_ref()
-                .is_some_and(|driver| !driver.has_ended()),
+            None => lock(&self.driver).as_ref().is_some_and(|driver| !driver.has_ended()),
         }
     }
 

@@ -1,9 +1,11 @@
-//! What a handle says of the way to its owner.
+//! What a handle says about reaching its owner.
 
+use crate::bytes::{Reader, put_ip};
 use crate::error::TransferError;
 use crate::handle::Token;
+use crate::host_addresses::host_addresses;
 use crate::realm::namespace;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 /// Addresses that a handle has room for.
 const ADDRESSES: usize = 4;
@@ -28,7 +30,9 @@ impl Places {
     /// Of this process.
     pub(super) fn here(port: u16, door: Token, page: u32) -> Self {
         let (network, numbers) = (namespace("net"), namespace("pid"));
-        Self { port, network, numbers, page, door, addresses: addresses() }
+        let mut addresses = host_addresses();
+        addresses.truncate(ADDRESSES);
+        Self { port, network, numbers, page, door, addresses }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -38,51 +42,24 @@ impl Places {
         out.extend_from_slice(&self.numbers.to_le_bytes());
         out.extend_from_slice(&self.page.to_le_bytes());
         out.extend_from_slice(&self.door);
-        for address in &self.addresses {
-            match address {
-                IpAddr::V4(address) => {
-                    out.push(4);
-                    out.extend_from_slice(&address.octets());
-                }
-                IpAddr::V6(address) => {
-                    out.push(6);
-                    out.extend_from_slice(&address.octets());
-                }
-            }
-        }
+        self.addresses.iter().for_each(|address| put_ip(&mut out, *address));
         out
     }
 
     /// Of bytes that anybody may have written.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         let damaged = || TransferError::invalid("the handle's part for the transport ucx is damaged");
-        let (head, mut rest) = bytes.split_at_checked(HEAD).ok_or_else(damaged)?;
-        let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+        let mut rest = Reader::new(bytes, damaged);
+        let (port, network, numbers) = (rest.u16()?, rest.u64()?, rest.u64()?);
+        let (page, door) = (rest.u32()?, rest.array()?);
         let mut addresses = Vec::new();
-        while let Some((kind, after)) = rest.split_first() {
-            let len = match kind {
-                4 => 4,
-                6 => 16,
-                _ => return Err(damaged()),
-            };
-            let (address, after) = after.split_at_checked(len).ok_or_else(damaged)?;
-            addresses.push(match <[u8; 4]>::try_from(address) {
-                Ok(four) => IpAddr::V4(Ipv4Addr::from(four)),
-                Err(_) => IpAddr::V6(Ipv6Addr::from(std::array::from_fn(|i| address[i]))),
-            });
-            rest = after;
+        while !rest.rest.is_empty() {
+            addresses.push(rest.ip()?);
         }
         if addresses.len() > ADDRESSES {
             return Err(damaged());
         }
-        Ok(Self {
-            port: u16::from_le_bytes([head[0], head[1]]),
-            network: long(2),
-            numbers: long(10),
-            page: u32::from_le_bytes(std::array::from_fn(|i| head[18 + i])),
-            door: std::array::from_fn(|i| head[22 + i]),
-            addresses,
-        })
+        Ok(Self { port, network, numbers, page, door, addresses })
     }
 
     /// Where to try, one after the other. `is_here`: the owner is a process of this host.
@@ -94,53 +71,10 @@ impl Places {
     }
 }
 
-/// This host's addresses that others may reach, those of the older kind first.
-fn addresses() -> Vec<IpAddr> {
-    let mut first = std::ptr::null_mut();
-    // SAFETY: the list is written to a variable of this frame.
-    if unsafe { libc::getifaddrs(&raw mut first) } != 0 {
-        return Vec::new();
-    }
-    let (mut found, mut at) = (Vec::new(), first);
-    while !at.is_null() {
-        // SAFETY: an element of the list, which lives until it is freed below.
-        let each = unsafe { &*at };
-        at = each.ifa_next;
-        if each.ifa_addr.is_null() || each.ifa_flags & libc::IFF_UP as u32 == 0 {
-            continue;
-        }
-        // SAFETY: an address, of the kind that its first field says.
-        let address = unsafe {
-            match i32::from((*each.ifa_addr).sa_family) {
-                libc::AF_INET => {
-                    let four = &*each.ifa_addr.cast::<libc::sockaddr_in>();
-                    IpAddr::V4(Ipv4Addr::from(u32::from_be(four.sin_addr.s_addr)))
-                }
-                libc::AF_INET6 => {
-                    let six = &*each.ifa_addr.cast::<libc::sockaddr_in6>();
-                    IpAddr::V6(Ipv6Addr::from(six.sin6_addr.s6_addr))
-                }
-                _ => continue,
-            }
-        };
-        let is_local = match address {
-            IpAddr::V4(four) => four.is_loopback() || four.is_link_local(),
-            IpAddr::V6(six) => six.is_loopback() || six.is_unicast_link_local(),
-        };
-        if !is_local {
-            found.push(address);
-        }
-    }
-    // SAFETY: the list that was made above, freed once.
-    unsafe { libc::freeifaddrs(first) };
-    found.sort_by_key(IpAddr::is_ipv6);
-    found.truncate(ADDRESSES);
-    found
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::Ipv6Addr;
 
     #[test]
     fn what_is_written_is_read_and_nothing_else() {

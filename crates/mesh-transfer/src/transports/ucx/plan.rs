@@ -1,4 +1,4 @@
-//! What an operation consists of: which bytes of this process go to, or come from, which of the owner's.
+//! The parts of an operation: which bytes of this process correspond to which of the owner's.
 
 use super::super::{Op, Work};
 use super::objects::Key;
@@ -58,7 +58,7 @@ pub(super) fn dropped() -> TransferError {
 
 /// None while the owner has not shown all exports. All that a hostile handle may say is checked here, by what the owner says.
 pub(super) fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option<VecDeque<Part>>, TransferError> {
-    let refused = |why: &str| TransferError::new(ErrorKind::Refused, why);
+    let refused = |why: &str| TransferError::refused(why);
     let is_asked = |op: &Op| entries.get(&name_of(&op.handle)).is_some_and(|entry| matches!(entry.state, State::Asked));
     if ops.iter().any(is_asked) {
         return Ok(None);
@@ -72,7 +72,7 @@ pub(super) fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option
             State::Asked | State::Refused(ErrorKind::Gone) => return Err(dropped()),
             State::Refused(ErrorKind::Refused) => return Err(refused("the owner does not recognise this handle")),
             State::Refused(_) => {
-                return Err(TransferError::transport("the owner cannot have this memory reached by UCX"));
+                return Err(TransferError::transport("the owner cannot offer this memory by UCX"));
             }
         };
         let (Work::Read { local, .. } | Work::Write { local, .. }) = &op.work else {

@@ -1,4 +1,4 @@
-//! A descriptor by which one thread wakes another out of its sleep.
+//! A descriptor with which one thread wakes another.
 
 use crate::error::TransferError;
 use rustix::event::{EventfdFlags, eventfd};

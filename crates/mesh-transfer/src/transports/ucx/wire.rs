@@ -1,19 +1,14 @@
-//! The control connection of the UCX transport: who proves what to whom, and what is said then.
+//! The control connection of the UCX transport: its handshake and its messages.
 
+use crate::bytes::{part, u32_at, u64_at};
+use crate::door::Protocol;
 use crate::error::{ErrorKind, TransferError};
-use crate::handle::{RealmId, Token};
+use crate::handle::Token;
 use crate::segments::{Segment, Segments};
-use ring::hmac;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
-pub(super) const MAGIC: [u8; 4] = *b"MXU\x03";
-/// What a reader says first: the magic, a nonce, and whom it wants.
-pub(super) const HELLO: usize = 4 + 16 + 16;
-/// What the owner answers: its nonce, and its proof.
-pub(super) const WELCOME: usize = 16 + PROOF;
-/// The reader's proof.
-pub(super) const PROOF: usize = 32;
+pub(super) static PROTOCOL: Protocol = Protocol { magic: *b"MXU\x03", owner: b"ucx owner", client: b"ucx reader" };
 /// An owner's worker is reached by so many bytes at most.
 pub(super) const ADDRESS: usize = 64 * 1024;
 /// An export of more pieces is left to other transports.
@@ -27,41 +22,8 @@ const HIGH: i32 = 768;
 /// What may wait to be sent.
 const WAITING: usize = 64 << 20;
 
-pub(super) type Nonce = [u8; 16];
 /// Slot and generation.
 pub(super) type Name = (u32, u32);
-
-#[derive(Clone, Copy)]
-pub(super) enum Side {
-    Owner,
-    Reader,
-}
-
-fn said(side: Side, realm: &RealmId, reader: &Nonce, owner: &Nonce) -> Vec<u8> {
-    let side: &[u8] = match side {
-        Side::Owner => b"ucx owner",
-        Side::Reader => b"ucx reader",
-    };
-    [side, realm, reader, owner].concat()
-}
-
-pub(super) fn prove(door: &Token, side: Side, realm: &RealmId, reader: &Nonce, owner: &Nonce) -> [u8; PROOF] {
-    let key = hmac::Key::new(hmac::HMAC_SHA256, door);
-    let tag = hmac::sign(&key, &said(side, realm, reader, owner));
-    std::array::from_fn(|i| tag.as_ref()[i])
-}
-
-pub(super) fn proves(
-    door: &Token,
-    side: Side,
-    realm: &RealmId,
-    reader: &Nonce,
-    owner: &Nonce,
-    proof: &[u8; PROOF],
-) -> bool {
-    let key = hmac::Key::new(hmac::HMAC_SHA256, door);
-    hmac::verify(&key, &said(side, realm, reader, owner), proof).is_ok()
-}
 
 /// What a reader says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,10 +62,9 @@ impl Ask {
     }
 
     fn decode(bytes: &[u8; ASK]) -> Option<Self> {
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-        let name = (word(4), word(8));
+        let name = (u32_at(bytes, 4), u32_at(bytes, 8));
         let ask = match bytes[0] {
-            1 => Self::Open(name, std::array::from_fn(|i| bytes[16 + i])),
+            1 => Self::Open(name, part(bytes, 16)),
             2 => Self::Busy(name),
             3 => Self::Leave(name),
             _ => return None,
@@ -167,9 +128,8 @@ impl Answer {
     /// The next one that has come as a whole.
     pub(super) fn next(wire: &mut Wire) -> Result<Option<Self>, TransferError> {
         let Some(head) = wire.peek::<ANSWER>() else { return Ok(None) };
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
-        let name = (word(4), word(8));
-        let (pieces, key) = (word(16) as usize, word(20) as usize);
+        let name = (u32_at(&head, 4), u32_at(&head, 8));
+        let (pieces, key) = (u32_at(&head, 16) as usize, u32_at(&head, 20) as usize);
         if pieces > PIECES || key > KEY {
             return Err(nonsense());
         }
@@ -177,9 +137,8 @@ impl Answer {
         let Some(all) = wire.incoming.get(..len) else { return Ok(None) };
         let answer = match (head[0], head[1]) {
             (1, 0) => {
-                let long = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| all[at + i]));
                 let at = |n: usize| ANSWER + n * 16;
-                let list = (0..pieces).map(|n| Segment { addr: long(at(n)), len: long(at(n) + 8) });
+                let list = (0..pieces).map(|n| Segment { addr: u64_at(all, at(n)), len: u64_at(all, at(n) + 8) });
                 let segments = Segments::new(list).map_err(|_| nonsense())?;
                 Self::Opened(name, Shown { writable: head[2] == 1, segments, key: all[at(pieces)..].to_vec() })
             }
@@ -339,15 +298,5 @@ mod tests {
         long[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(Answer::next(&mut wire(&long)).is_err());
         assert!(Answer::next(&mut wire(&[7; ANSWER])).is_err());
-    }
-
-    #[test]
-    fn a_proof_is_of_one_side_and_one_conversation() {
-        let (door, realm, reader, owner) = ([1; 16], [2; 16], [3; 16], [4; 16]);
-        let proof = prove(&door, Side::Owner, &realm, &reader, &owner);
-        assert!(proves(&door, Side::Owner, &realm, &reader, &owner, &proof));
-        assert!(!proves(&door, Side::Reader, &realm, &reader, &owner, &proof));
-        assert!(!proves(&door, Side::Owner, &realm, &owner, &reader, &proof));
-        assert!(!proves(&[9; 16], Side::Owner, &realm, &reader, &owner, &proof));
     }
 }
