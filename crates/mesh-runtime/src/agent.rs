@@ -256,7 +256,7 @@ impl Runtime {
             }
             agent.procs.insert(order.addr, proc);
         }
-        self.note_spawn(mesh, ranks.len(), &spec.title, ready.0, &fresh);
+        self.note_spawn(mesh, &spec.title, ready.0, &fresh);
         match agent.fork_servers.get_mut(&token) {
             Some(Birth::Due(_, waiting)) => {
                 waiting.extend(orders);

@@ -65,7 +65,6 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspector;
 use crate::link::Link;
 pub(crate) use crate::locks::lock;
-use crate::logs::Logs;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
@@ -85,6 +84,7 @@ pub(crate) use ended::EndedProcs;
 use home::{AgentEnvironment, Home};
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
+use lines::HostLogs;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::messages::Extend;
 use mesh_proto::{
@@ -99,7 +99,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use waiting::Waiting;
@@ -147,8 +147,7 @@ pub struct Runtime {
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: Mutex<Agent>,
-    /// What the procs of this host print; made with the first of them.
-    logs: OnceLock<Arc<Logs>>,
+    logs: HostLogs,
     pub(crate) started: Instant,
     pub(crate) meters: Meters,
     deferred: backlog::Deferred,
@@ -290,6 +289,7 @@ impl Runtime {
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
         let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
+        let started = Instant::now();
         let ids = Arc::new(IdMaker::new(u64::from_ne_bytes(seed)));
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
@@ -323,8 +323,8 @@ impl Runtime {
                 refs: Refs::new(around, options.ref_budget),
                 remote_values: RemoteValues::new(me, &memory),
                 agent: Mutex::new(Agent::new(me.host)),
-                logs: OnceLock::new(),
-                started: Instant::now(),
+                logs: HostLogs::new(me, started, Weak::<Self>::clone(this)),
+                started,
                 meters: Meters::default(),
                 deferred: backlog::Deferred::new(options.link_budget),
                 answering: answers::Answering::new(REPLIES, options.link_budget),
@@ -613,7 +613,7 @@ impl Runtime {
             for call in ended {
                 self.wait_call(&call, None, Some(deadline), false, false);
             }
-            self.collect_lines();
+            self.logs.collect();
         }
         if !self.standing.close() {
             return;
@@ -647,9 +647,7 @@ impl Runtime {
         }
         // One that the I/O thread was starting just then.
         self.close_fork_servers(within);
-        if let Some(logs) = self.logs.get() {
-            logs.close();
-        }
+        self.logs.close();
         // Meshes and futures that a program keeps keep the runtime.
         self.memory.rest();
         self.board.leave();
