@@ -7,8 +7,10 @@
 //! - `descriptors`: promises that are finished by a write to a descriptor;
 //! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
 //! - `landing`: large parts that travel past the gateways, and the order of what comes behind them;
-//! - `ports`: values for ports, and the notice that nobody listens there any more;
-//! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
+//! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
+//! - `values`: values that are kept here, and references; `copies`: what is here of other hosts' values;
+//! - `repairs`: repaired meshes; `moving`: where their ranks are; `ended`: which processes have ended;
+//! - `inspection`: questions about this process, and events; `lines`: what processes print;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod alarms;
