@@ -1,12 +1,11 @@
 //! The stacks of this process's Python threads, without the interpreter's help.
 //!
-//! `faulthandler` can walk the threads' frames without the GIL, but while threads run their frames change under it, and it
-//! may follow a pointer into freed memory. So it walks in a copy of the process: a child that shares nothing with it but a
-//! file in memory, which the walk is written to. In the copy no thread runs; should it have been made in the middle of a
-//! change and crash, another one is made. The process itself is not interrupted, not even by a signal.
+//! `faulthandler` can walk the threads' frames without the GIL. But while threads run, their frames change under it, and it
+//! may follow a pointer into freed memory. So it walks in a forked copy of the process, which shares only the file in memory
+//! that the stacks are written to. No other thread runs in the copy. If the fork happened in the middle of a change and the
+//! copy crashes, another copy is made. The process itself is not interrupted, not even by a signal.
 //!
-//! Between the copy's birth and its end it calls nothing that may not be called in a signal handler: another thread
-//! may have held any lock when it was made.
+//! The copy calls only functions that a signal handler may call: any lock may have been held when it was forked.
 
 use crate::error::RuntimeError;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,11 +15,11 @@ use std::io::{Read as _, Seek as _};
 use std::os::fd::OwnedFd;
 use std::sync::{Mutex, PoisonError};
 
-/// How often a copy is made that crashes.
+/// How many copies are tried, should they crash.
 const ATTEMPTS: usize = 8;
 /// How long a copy may take.
 const LIMIT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
-/// What a crash raises. The handlers that the program may have for these would report it as the program's own.
+/// The signals of a crash. The program may have handlers for them, which would report the copy's crash as its own.
 const CRASHES: [libc::c_int; 5] = [libc::SIGSEGV, libc::SIGBUS, libc::SIGILL, libc::SIGFPE, libc::SIGABRT];
 
 /// What writes the stacks: the handler that `faulthandler` has registered for a signal, and the file that it writes to.
@@ -32,7 +31,7 @@ pub(crate) struct Dumper {
 }
 
 impl Dumper {
-    /// Takes note of the handler that is registered for `signal`.
+    /// Finds the handler that is registered for `signal`.
     pub(crate) fn find(signal: i32, file: OwnedFd) -> Result<Self, RuntimeError> {
         // SAFETY: all-zero bytes are a valid sigaction, and the pointer is to live memory.
         let (done, found) = unsafe {
@@ -68,10 +67,10 @@ impl Dumper {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// Makes a copy that walks. False if it has crashed; what it had written by then is in the file.
+    /// Makes a copy that writes the stacks. False if it crashed; what it had written by then is in the file.
     fn walk(&self) -> Result<bool, RuntimeError> {
-        // SAFETY: a plain fork, without the C library's handlers, which may wait for other threads; and without a signal
-        // to this process at the child's end, which is not the program's to hear of. The child calls nothing else.
+        // SAFETY: a plain fork: without the C library's handlers, which may wait for other threads, and without a signal at
+        // the child's end, which would reach the program. The child calls nothing but what follows.
         let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
         if child == 0 {
             // SAFETY: system calls, and a function that is written to be a signal handler.
@@ -79,7 +78,7 @@ impl Dumper {
                 for signal in CRASHES {
                     libc::signal(signal, libc::SIG_DFL);
                 }
-                // No core file of a crash; and no life without the thread that waits for it.
+                // A crash leaves no core file. The child dies with the thread that waits for it.
                 libc::prctl(libc::PR_SET_DUMPABLE, 0);
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 (self.writer)(self.signal);

@@ -1,30 +1,31 @@
-//! Answers about this process, given without the interpreter: they come while an actor, the event loop or whoever holds
-//! the GIL is stuck.
+//! Answers about this process, and events of it for those who follow them.
 //!
-//! [`Inspect`] says what can be asked and told.
-//!
-//! Answers are JSON: they are made for people and read seldom.
+//! Answers are given without the interpreter, so they come even while an actor, the event loop or a thread that holds the
+//! GIL is stuck. [`Inspect`] lists the questions. Answers are JSON: they are for people, and rarely read.
 
 use crate::dump::Dumper;
 use crate::error::RuntimeError;
+use crate::gateway::HostView;
 use crate::gauge::Running;
 use crate::inbox::Inbox;
 use crate::journal::Journal;
+use crate::link::Link;
 use crate::promises::Promises;
 use crate::reactor::Reactor;
-use crate::usage::{self, Used};
+use crate::runtime::Dispatch;
+use crate::usage::{self, Used, stage_name};
 use mesh_proto::control::Inspect;
-use mesh_proto::{Frame, HostNo, MeshId, ProcAddr, Stage};
+use mesh_proto::{Ended, Exit, Frame, HostNo, MeshId, ProcAddr, Stage};
 use std::fmt::Write as _;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How many promises that are waited for are told of; the oldest of them.
+/// At most this many promises are listed, the oldest ones.
 const MOST_PROMISES: usize = 100;
 
-/// Has events of this process, and at the controller of all of the job.
+/// Events of this process; at the controller, of the whole job.
 #[derive(Debug)]
 pub(crate) struct Inspector {
     me: ProcAddr,
@@ -33,7 +34,7 @@ pub(crate) struct Inspector {
     pub(crate) journal: Journal,
     /// At an agent: how many readers follow.
     watchers: AtomicUsize,
-    /// Whether somebody wants to hear of this process's actors.
+    /// Whether anybody follows events of this process's actors.
     watched: AtomicBool,
     dumper: OnceLock<Dumper>,
 }
@@ -76,22 +77,72 @@ impl Inspector {
         out
     }
 
-    /// Whether somebody wants to hear of this process's actors.
-    pub(crate) fn is_watched(&self) -> bool {
-        self.watched.load(Ordering::Relaxed)
+    // Events.
+
+    /// Puts an event into the controller's journal.
+    pub(crate) fn note(&self, note: Note, failure: bool, out: &impl Dispatch) {
+        self.note_text(note.finish(), failure, out);
     }
 
-    /// An event. Returns what tells the controller of it, if that is another process.
-    #[must_use]
-    pub(crate) fn note(&self, text: String, failure: bool) -> Option<Frame> {
+    /// As [`Self::note`], of an event that is JSON already.
+    pub(crate) fn note_text(&self, text: String, failure: bool, out: &impl Dispatch) {
         if self.me == ProcAddr::CONTROLLER {
             self.journal.push(&self.reactor, text.into(), failure);
-            return None;
+        } else {
+            out.dispatch(Inspect::Event { text: text.into(), failure }.frame(self.me, ProcAddr::CONTROLLER, None));
         }
-        Some(Inspect::Event { text: text.into(), failure }.frame(self.me, ProcAddr::CONTROLLER, None))
     }
 
-    /// What a new proc is told first, if somebody watches.
+    /// Procs of this host are being made, before anything is sent to them.
+    pub(crate) fn note_spawn(
+        &self,
+        (mesh, title): (MeshId, &str),
+        owner: ProcAddr,
+        links: &[Arc<Link>],
+        out: &impl Dispatch,
+    ) {
+        let note = Note::new("procs_spawned", ProcAddr { mesh, rank: 0, host: self.me.host })
+            .text("title", title)
+            .number("count", links.len() as u64)
+            .number("owner_mesh", owner.mesh)
+            .number("owner_rank", owner.rank);
+        self.note(note, false, out);
+        for link in links {
+            if let Some(frame) = self.watch_frame(link.peer) {
+                link.send(&self.reactor, &frame);
+            }
+        }
+    }
+
+    /// A proc of this host has ended.
+    pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str, out: &impl Dispatch) {
+        let kind = if ended.orderly { "proc_stopped" } else { "proc_died" };
+        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason.to_string());
+        if let Some(pid) = ended.pid {
+            note = note.number("pid", pid);
+        }
+        note = match ended.exit {
+            Exit::Code(code) => note.number("exitcode", code),
+            Exit::Signal(signal) => note.number("signal", signal),
+            Exit::OutOfMemory => note.number("signal", rustix::process::Signal::KILL.as_raw()),
+            Exit::Unknown => note,
+        };
+        self.note(note, !ended.orderly, out);
+    }
+
+    /// An actor of this process was made, could not be made, or has stopped. Unless that is a failure, it is reported only
+    /// while somebody follows.
+    pub(crate) fn note_actor(&self, kind: &str, inbox: &Inbox, failure: bool, out: &impl Dispatch) {
+        if failure || self.watched.load(Ordering::Relaxed) {
+            let title = String::from_utf8_lossy(&inbox.gauge.title);
+            let note = Note::new(kind, self.me).number("actor", inbox.actor).text("actor_title", &title);
+            self.note(note.text("class", inbox.gauge.class()).number("rank", inbox.gauge.rank), failure, out);
+        }
+    }
+
+    // Those who follow.
+
+    /// What a new process is told first, if somebody follows events.
     pub(crate) fn watch_frame(&self, who: ProcAddr) -> Option<Frame> {
         (self.watchers.load(Ordering::SeqCst) > 0).then(|| Inspect::Watch(true).frame(self.me, who, None))
     }
@@ -181,7 +232,7 @@ impl Note {
     }
 }
 
-/// What there is to see in a process.
+/// What there is to see in a process, gathered from its parts.
 #[derive(Debug)]
 pub(crate) struct Sight<'a> {
     pub(crate) age: Duration,
@@ -268,6 +319,42 @@ impl Sight<'_> {
         out.push('}');
         out
     }
+}
+
+/// The processes of a host, at the controller the hosts too, the titles of meshes, and the latest failures.
+pub(crate) fn tree(
+    procs: Vec<ProcView>,
+    queued: impl Fn(ProcAddr) -> usize,
+    hosts: Option<Vec<HostView>>,
+    titles: Titles,
+    journal: &Journal,
+) -> String {
+    let mut out = String::from(r#"{"procs":"#);
+    list(&mut out, procs, |out, (who, stage, pid, owner)| {
+        let pid = pid.map_or("null".to_owned(), |pid| pid.to_string());
+        let _ = write!(out, r#"[{},"{}",{pid},{},{}]"#, addr(who), stage_name(stage), addr(owner), queued(who));
+    });
+    if let Some(hosts) = hosts {
+        out.push_str(r#","hosts":"#);
+        list(&mut out, hosts, |out, one| {
+            let _ = write!(out, r#"[{},"{}",{}"#, one.host, one.state.word(), one.pid);
+            for text in [&one.name, &one.address, &one.why] {
+                out.push(',');
+                quoted(out, text);
+            }
+            out.push(']');
+        });
+    }
+    out.push_str(r#","titles":"#);
+    list(&mut out, titles, |out, (mesh, title)| {
+        let _ = write!(out, "[{mesh},");
+        quoted(out, &title);
+        out.push(']');
+    });
+    out.push_str(r#","failures":"#);
+    list(&mut out, journal.failures(), |out, one| quoted(out, &one));
+    out.push('}');
+    out
 }
 
 /// What a host and these of its processes use.

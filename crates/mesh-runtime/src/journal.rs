@@ -1,7 +1,7 @@
-//! What happens in the tree, kept for those who watch: a bounded ring at the controller.
+//! The events of a job, kept at the controller for those who follow them: a ring of bounded size.
 //!
-//! JRN-1: whoever records never waits for whoever reads. A reader that falls behind misses the oldest entries, and is
-//! told how many.
+//! JRN-1: recording an event never waits for a reader. A reader that falls behind misses the oldest events, and is told how
+//! many.
 
 use crate::inbox::LoopWaker;
 use crate::reactor::Reactor;
@@ -10,9 +10,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Entries that are kept for readers.
+/// How many entries are kept for readers.
 pub(crate) const KEPT: usize = 2048;
-/// Failures that are kept for a look at the whole.
+/// How many failures are kept for the overview of a job.
 const KEPT_FAILURES: usize = 64;
 
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub struct Entries {
     pub entries: Vec<Arc<str>>,
     /// Where to read on.
     pub next: u64,
-    /// How many came too early to be among them.
+    /// How many of those asked for were no longer kept.
     pub missed: u64,
 }
 
@@ -86,7 +86,7 @@ impl Journal {
         self.lock().failures.iter().cloned().collect()
     }
 
-    /// The calling thread is about to wait for an entry.
+    /// Has the calling thread woken by the next entry.
     pub(crate) fn expect(&self) {
         let me = Waiter::current();
         let mut ring = self.lock();
@@ -95,7 +95,7 @@ impl Journal {
         }
     }
 
-    /// Has an event loop told of the entry after those that were `seen`; at once if it is there.
+    /// Tells an event loop when there are more than `seen` entries: at once if there are.
     pub(crate) fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
         let mut ring = self.lock();
         if self.next() > seen || self.is_closed() {
@@ -106,7 +106,7 @@ impl Journal {
         }
     }
 
-    /// No more entries come: whoever waits is woken.
+    /// No more entries come. All who wait are woken.
     pub(crate) fn close(&self, reactor: &Reactor) {
         let ring = self.lock();
         self.closed.store(true, Ordering::SeqCst);
@@ -144,7 +144,7 @@ mod tests {
         let rest = journal.read(got.next, usize::MAX);
         assert_eq!((rest.missed, rest.next, rest.entries.len()), (0, (KEPT + 10) as u64, KEPT - 3));
         assert_eq!(journal.read(rest.next, 5), Entries { next: rest.next, ..Entries::default() });
-        // A number from the future is no reason to wait for ever.
+        // A number from the future is no reason to wait forever.
         assert_eq!(journal.read(u64::MAX, 5).next, rest.next);
         assert_eq!(journal.failures().len(), KEPT_FAILURES);
     }

@@ -1,8 +1,8 @@
-//! Processes whose descendants are known for good.
+//! Programs that are started with a mark, by which all their descendants can be found.
 //!
-//! A process is marked by its limit of file locks (`RLIMIT_LOCKS`), which no kernel has heeded since 2.4: every process has
-//! one, children inherit it across fork and exec, whatever they do to their parents, sessions and environment, and other
-//! processes of the user can read it. What marks mean is told in Python (`_system/process_marks.py`).
+//! The mark is the limit on file locks (`RLIMIT_LOCKS`), which kernels have ignored since 2.4. Every process has one, and
+//! children inherit it across fork and exec, whatever they do to their parents, sessions and environment. Other processes of
+//! the user can read it. Python says what the marks mean (`_system/process_marks.py`).
 
 use rustix::process::{Resource, Rlimit, getpid, setrlimit, setsid};
 use std::ffi::OsString;
@@ -25,7 +25,7 @@ pub struct Program {
     pub mark: Option<(u64, u64)>,
 }
 
-/// Has the orphans below this process become its children.
+/// From now on, orphaned descendants of this process become its children.
 pub fn adopt_orphans() -> io::Result<()> {
     // SAFETY: the call takes a number, and no memory.
     match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } {
@@ -34,8 +34,8 @@ pub fn adopt_orphans() -> io::Result<()> {
     }
 }
 
-/// Starts a program in a session of its own, with these for stdin, stdout and stderr, and returns its pid. It is a child
-/// of this process, and has to be waited for.
+/// Starts a program in a session of its own, with this stdin, stdout and stderr. Returns its pid: it is a child of this
+/// process, which must wait for it.
 pub fn start_marked(program: Program, stdio: [BorrowedFd<'_>; 3]) -> io::Result<u32> {
     let Program { argv, env, cwd, mark } = program;
     let mut argv = argv.into_iter();
@@ -64,6 +64,6 @@ pub fn start_marked(program: Program, stdio: [BorrowedFd<'_>; 3]) -> io::Result<
             Ok(())
         });
     }
-    // A child that is dropped goes on; who has asked waits for it.
+    // Dropping the handle does not end the child. The caller waits for it.
     command.spawn().map(|child| child.id())
 }

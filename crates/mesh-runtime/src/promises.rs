@@ -1,4 +1,4 @@
-//! Promises that have a name, for those who look into a process.
+//! Named promises of a process, so that they can be listed while somebody waits for them.
 
 use crate::completion::Completion;
 use crate::locks::lock;
@@ -6,10 +6,10 @@ use mesh_proto::ActorId;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-/// How many may be kept before those that are over are looked for.
+/// How many are kept before finished ones are looked for and removed.
 const FEW: usize = 64;
 
-/// A promise that has no outcome.
+/// A promise without an outcome, as far as is known.
 #[derive(Debug)]
 struct Open {
     name: Box<str>,
@@ -17,19 +17,19 @@ struct Open {
     completion: Weak<Completion>,
 }
 
-/// Those of a process.
+/// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Promises(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
     open: Vec<Open>,
-    /// How many were left when those that were over were last thrown out.
+    /// How many were left when finished ones were last removed.
     left: usize,
 }
 
 impl Promises {
-    /// Shows a promise for as long as it is open.
+    /// Lists a promise as long as it has no outcome.
     pub(crate) fn show(&self, name: &str, completion: &Arc<Completion>) {
         let mut kept = lock(&self.0);
         if kept.open.len() >= FEW + 2 * kept.left {
@@ -39,7 +39,7 @@ impl Promises {
         kept.open.push(Open { name: name.into(), born: Instant::now(), completion: Arc::downgrade(completion) });
     }
 
-    /// Those that somebody waits for: since when, and on behalf of which actor.
+    /// The promises that somebody waits for: since when, and on behalf of which actor.
     pub(crate) fn waits(&self) -> Vec<(Instant, ActorId, Box<str>)> {
         let kept = lock(&self.0);
         let waits = |one: &Open| {
@@ -49,7 +49,7 @@ impl Promises {
         kept.open.iter().filter_map(waits).collect()
     }
 
-    /// Those that somebody waits for, with the seconds since they were made.
+    /// The promises that somebody waits for, with their age in seconds.
     pub(crate) fn awaited(&self) -> Vec<(Box<str>, f64)> {
         let kept = lock(&self.0);
         let awaited = kept.open.iter().filter(|one| one.completion.upgrade().is_some_and(|one| one.is_awaited()));

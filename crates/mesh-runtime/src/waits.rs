@@ -1,8 +1,8 @@
 //! Who waits in this process, for whom, and since when: the edges of the job's wait-for graph that begin here.
 //!
-//! WTS-1: whoever blocks for a call or a promise, or has a loop or a list listen to it, has noted that before it does; so an
-//! edge is missing only until its wait has begun, and what nobody waits for any more is none.
-//! WTS-2: the answer is made without the interpreter, and names at most [`MOST`] waits, the oldest.
+//! WTS-1: a wait for a call or a promise is noted before it begins, whether a thread blocks or a loop or a list listens. So
+//! every wait that is under way is an edge, and what nobody waits for any more is none.
+//! WTS-2: the answer is made without the interpreter. It names at most [`MOST`] waits, the oldest ones.
 
 use crate::calls::{Call, Calls};
 use crate::inbox::Inbox;
@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// How many waits of a process are told of.
+/// At most this many waits of a process are listed.
 const MOST: usize = 1000;
-/// How many of those that one call waits for are named.
+/// At most this many of the processes that one call waits for are named.
 const MOST_NAMED: usize = 8;
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ struct Threads {
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     threads: Mutex<Threads>,
-    /// The actor that waits; 0 if that is none.
+    /// The actor that waits; 0 for none.
     asker: AtomicU64,
 }
 
@@ -41,7 +41,7 @@ impl Waits {
         self.asker.store(actor, Ordering::Relaxed);
     }
 
-    /// A thread is about to block, until the result is dropped.
+    /// A thread is about to block. It does until the result is dropped.
     pub(crate) fn block(&self) -> Waiting<'_> {
         let mut threads = lock(&self.threads);
         if threads.blocked == 0 {
@@ -78,7 +78,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Threads that wait until a mailbox has room, by the actors that they work for.
+/// Threads that wait until a mailbox has room, with the actors that they work for.
 #[derive(Debug, Default)]
 pub(crate) struct Blocked(Mutex<Vec<(ActorId, Instant)>>);
 
@@ -125,7 +125,7 @@ pub(crate) struct Awaited<'a> {
 }
 
 impl Awaited<'_> {
-    /// All waits of this process, and what its actors run; `held_here` says of a call whether it waits for its turn.
+    /// All waits of this process, and what its actors run. `held_here` says whether a call still waits here to be sent.
     pub(crate) fn tell(self, held_here: impl Fn(CallId) -> bool) -> String {
         let now = Instant::now();
         let mut all: Vec<(Instant, ActorId, What)> = Vec::new();
@@ -177,7 +177,7 @@ fn write_what(out: &mut String, what: &What, me: ProcAddr, held_here: &impl Fn(C
         What::Call(call) => {
             let (missing, named) = call.waited_for(MOST_NAMED);
             let Some(callee) = call.callee.get() else {
-                // Only a receive is open to this process itself without anybody's name.
+                // The only call to this process itself without a callee is a receive.
                 let kind = if named == [me] { "port" } else { "runtime" };
                 let _ = write!(out, r#""kind":"{kind}""#);
                 return whom(out, &named);

@@ -14,11 +14,11 @@ pub struct Counts {
     pub actors: usize,
     /// Procs of this host.
     pub procs: usize,
-    /// Ports that this process receives at, and that it has in hand to send to.
+    /// Ports that this process receives at, and ports that it holds to send to.
     pub ports: usize,
     /// Bytes of shared memory that this process owns.
     pub shm_bytes: usize,
-    /// Mailboxes that this process has sent to, and keeps count of.
+    /// Mailboxes that this process has sent to and still counts messages for.
     pub meters: usize,
     /// Messages that wait here for room at their receivers, and their bytes.
     pub deferred: (usize, u64),

@@ -98,7 +98,7 @@ impl Runtime {
             Meaning::Control(Kind::Watch) => self.agent.on_watch(self, &header),
             Meaning::Control(Kind::Inspect) => self.on_inspect(&frame),
             Meaning::Control(Kind::Moved) => self.on_news(&frame),
-            Meaning::Control(Kind::Lines) => self.on_lines(&frame),
+            Meaning::Control(Kind::Lines) => self.logs.on_lines(&frame),
             Meaning::Control(_) => self.on_gateway_frame(frame),
             // Taken apart where it arrives; and what a process tells itself does not come this way.
             Meaning::Gathered(_) | Meaning::Unseen(_) => {}

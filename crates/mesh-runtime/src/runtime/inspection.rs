@@ -1,17 +1,16 @@
-//! What others ask of this process, and what it tells them of what happens; see [`crate::inspect`].
+//! What ties [`crate::inspect`] to the other parts: which of them answer which question, and what is reported as an event.
 
 use super::Runtime;
 use crate::error::RuntimeError;
-use crate::inbox::LoopWaker;
-use crate::inspect::{self, Note, Sight, addr, list, quoted};
+use crate::inbox::{Inbox, LoopWaker};
+use crate::inspect::{self, Note, Sight};
 use crate::journal::Entries;
 use crate::link::Link;
-use crate::usage::{self, stage_name};
+use crate::usage;
 use crate::waits::Awaited;
 use mesh_proto::control::{Inspect, Question};
 use mesh_proto::messages::Answer;
-use mesh_proto::{ActorId, Ended, Exit, Frame, Header, MeshId, ProcAddr, Undelivered};
-use std::fmt::Write as _;
+use mesh_proto::{ActorId, Ended, Frame, Header, MeshId, ProcAddr, Undelivered};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -66,38 +65,12 @@ impl Runtime {
 
     fn tree(&self) -> String {
         let (procs, titles) = self.agent.overview();
-        let mut out = String::from(r#"{"procs":"#);
-        list(&mut out, procs, |out, (who, stage, pid, owner)| {
-            let queued = self.switch.link_of(who).map_or(0, |link| link.queued());
-            let pid = pid.map_or("null".to_owned(), |pid| pid.to_string());
-            let (who, stage, owner) = (addr(who), stage_name(stage), addr(owner));
-            let _ = write!(out, r#"[{who},"{stage}",{pid},{owner},{queued}]"#);
-        });
-        if self.me == ProcAddr::CONTROLLER {
-            out.push_str(r#","hosts":"#);
-            list(&mut out, self.roll(), |out, one| {
-                let _ = write!(out, r#"[{},"{}",{},"#, one.host, one.state.word(), one.pid);
-                quoted(out, &one.name);
-                out.push(',');
-                quoted(out, &one.address);
-                out.push(',');
-                quoted(out, &one.why);
-                out.push(']');
-            });
-        }
-        out.push_str(r#","titles":"#);
-        list(&mut out, titles, |out, (mesh, title)| {
-            let _ = write!(out, "[{mesh},");
-            quoted(out, &title);
-            out.push(']');
-        });
-        out.push_str(r#","failures":"#);
-        list(&mut out, self.inspector.journal.failures(), |out, one| quoted(out, &one));
-        out.push('}');
-        out
+        let queued = |who| self.switch.link_of(who).map_or(0, |link| link.queued());
+        let hosts = (self.me == ProcAddr::CONTROLLER).then(|| self.roll());
+        inspect::tree(procs, queued, hosts, titles, &self.inspector.journal)
     }
 
-    /// Answers on a thread of its own: to ask the kernel about many processes takes a while, and calls are to go on.
+    /// Answers on a thread of its own: it takes a while to ask the kernel about many processes, and calls must go on.
     fn tell_usage(&self, to: Header, shares: bool) {
         let this = self.this();
         let made = std::thread::Builder::new().name("mesh-look".to_owned()).stack_size(256 * 1024).spawn(move || {
@@ -116,42 +89,29 @@ impl Runtime {
 
     // Events.
 
+    /// Puts an event into the controller's journal.
+    pub(crate) fn note(&self, note: Note, failure: bool) {
+        self.inspector.note(note, failure, self);
+    }
+
+    /// As [`Self::note`], of an event that is JSON already.
+    pub fn note_text(&self, text: &str, failure: bool) {
+        self.inspector.note_text(text.to_owned(), failure, self);
+    }
+
     /// Procs of this host are being made. Called with the agent's lock held, before anything is sent to them.
-    pub(crate) fn note_spawn(&self, mesh: MeshId, n: usize, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
-        let note = Note::new("procs_spawned", ProcAddr { mesh, rank: 0, host: self.me.host })
-            .text("title", title)
-            .number("count", n as u64);
-        self.note(note.number("owner_mesh", owner.mesh).number("owner_rank", owner.rank), false);
-        for link in links {
-            if let Some(frame) = self.inspector.watch_frame(link.peer) {
-                link.send(&self.reactor, &frame);
-            }
-        }
+    pub(crate) fn note_spawn(&self, mesh: MeshId, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
+        self.inspector.note_spawn((mesh, title), owner, links, self);
     }
 
     /// A proc of this host has ended.
     pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str) {
-        let kind = if ended.orderly { "proc_stopped" } else { "proc_died" };
-        let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason.to_string());
-        if let Some(pid) = ended.pid {
-            note = note.number("pid", pid);
-        }
-        note = match ended.exit {
-            Exit::Code(code) => note.number("exitcode", code),
-            Exit::Signal(signal) => note.number("signal", signal),
-            Exit::OutOfMemory => note.number("signal", rustix::process::Signal::KILL.as_raw()),
-            Exit::Unknown => note,
-        };
-        self.note(note, !ended.orderly);
+        self.inspector.note_end(who, ended, title, self);
     }
 
-    /// An actor of this process: it was made, could not be made, or has stopped.
-    pub(crate) fn note_actor(&self, kind: &str, inbox: &crate::Inbox, failure: bool) {
-        if failure || self.inspector.is_watched() {
-            let title = String::from_utf8_lossy(&inbox.gauge.title);
-            let note = Note::new(kind, self.me).number("actor", inbox.actor).text("actor_title", &title);
-            self.note(note.text("class", inbox.gauge.class()).number("rank", inbox.gauge.rank), failure);
-        }
+    /// An actor of this process was made, could not be made, or has stopped.
+    pub(crate) fn note_actor(&self, kind: &str, inbox: &Inbox, failure: bool) {
+        self.inspector.note_actor(kind, inbox, failure, self);
     }
 
     /// An actor's constructor has returned, or has raised.
@@ -163,23 +123,9 @@ impl Runtime {
         self.note_actor(if failed { "actor_failed" } else { "actor_created" }, &inbox, failed);
     }
 
-    /// Puts an event that is text already into the controller's journal.
-    pub fn note_text(&self, text: &str, failure: bool) {
-        if let Some(event) = self.inspector.note(text.to_owned(), failure) {
-            self.dispatch(event, None);
-        }
-    }
-
     /// Has `waker` told of the event after those that were `seen`.
     pub fn tell_events(&self, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
         self.inspector.journal.tell(&self.reactor, waker, token, seen);
-    }
-
-    /// An event, into the controller's journal.
-    pub(crate) fn note(&self, note: Note, failure: bool) {
-        if let Some(event) = self.inspector.note(note.finish(), failure) {
-            self.dispatch(event, None);
-        }
     }
 
     /// A reader of events begins to follow, or ends.

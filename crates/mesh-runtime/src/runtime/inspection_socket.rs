@@ -1,5 +1,5 @@
-//! A listening socket that this process has, and that nobody waits at: whoever connects is announced to the controller's
-//! notices, once, until the socket is handed over again. So a socket costs no thread while nobody connects.
+//! The listening socket for those who inspect this process. It needs no thread while nobody connects: the next connection is
+//! announced once among the controller's notices, and then not again until the socket is handed over anew.
 
 use crate::error::RuntimeError;
 use crate::locks::lock;
@@ -35,7 +35,7 @@ impl InspectionSocket {
         Ok(())
     }
 
-    /// Does not watch any more. False if it did not.
+    /// Stops watching. False if nothing was watched.
     pub(super) fn forget(&self) -> bool {
         let Some(socket) = lock(&self.socket).take() else { return false };
         self.reactor.remove(socket.as_fd());

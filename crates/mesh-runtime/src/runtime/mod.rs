@@ -9,8 +9,10 @@
 //! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
 //! - `landing`: large parts that travel past the gateways, and the order of what comes behind them;
 //! - `hosts`: what ties the gateway to the other parts, `dispatch`: how parts send frames;
-//! - `ports`: values for ports, and the notice that nobody listens there any more;
-//! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
+//! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
+//! - `values`: values that are kept here, and references; `copies`: what is here of other hosts' values;
+//! - `repairs`: repaired meshes; `moving`: where their ranks are; `ended`: which processes have ended;
+//! - `inspection`: questions about this process, and events; `lines`: what processes print;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod alarms;
@@ -75,7 +77,6 @@ use crate::inbox::Inbox;
 use crate::inspect::Inspector;
 use crate::link::Link;
 pub(crate) use crate::locks::lock;
-use crate::logs::Logs;
 use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
@@ -95,6 +96,7 @@ pub(crate) use ended::ENDS_KEPT;
 pub(crate) use ended::EndedProcs;
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
+use lines::HostLogs;
 use mesh_proto::control::{Goodbye, Hello};
 use mesh_proto::messages::Extend;
 use mesh_proto::{
@@ -109,7 +111,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use waiting::Waiting;
@@ -157,8 +159,7 @@ pub struct Runtime {
     pub(crate) promises: Promises,
     pub(crate) memory: Arc<Memory>,
     pub(crate) agent: HostAgent,
-    /// What the procs of this host print; made with the first of them.
-    logs: OnceLock<Arc<Logs>>,
+    logs: HostLogs,
     pub(crate) started: Instant,
     pub(crate) meters: Meters,
     deferred: backlog::Deferred,
@@ -337,7 +338,7 @@ impl Runtime {
                 refs: Refs::new(around, options.ref_budget),
                 remote_values: RemoteValues::new(me, &memory),
                 agent,
-                logs: OnceLock::new(),
+                logs: HostLogs::new(me, started, Weak::<Self>::clone(this)),
                 started,
                 meters: Meters::default(),
                 deferred: backlog::Deferred::new(options.link_budget),
@@ -519,7 +520,7 @@ impl Runtime {
             for call in ended {
                 self.wait_call(&call, None, Some(deadline), false, false);
             }
-            self.collect_lines();
+            self.logs.collect();
         }
         if !self.standing.close() {
             return;
@@ -553,9 +554,7 @@ impl Runtime {
         }
         // One that the I/O thread was starting just then.
         self.agent.close(within);
-        if let Some(logs) = self.logs.get() {
-            logs.close();
-        }
+        self.logs.close();
         // Meshes and futures that a program keeps keep the runtime.
         self.memory.rest();
         self.board.leave();

@@ -37,7 +37,7 @@ impl Surroundings for Runtime {
     }
 
     fn note_spawn(&self, mesh: MeshId, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
-        self.note_spawn(mesh, links.len(), title, owner, links);
+        self.note_spawn(mesh, title, owner, links);
     }
 
     fn note_up(&self, addr: ProcAddr, title: &str) {

@@ -1,10 +1,16 @@
 //! A process answers questions about itself without anybody working through its inboxes.
 
+use super::outbox::Outbox;
 use super::{options, soon};
 use crate::calls::Outcome;
+use crate::inspect::Inspector;
+use crate::link::Link;
+use crate::reactor::Reactor;
 use crate::{Body, Gauge, Outgoing, Runtime, Waited};
+use mesh_proto::control::Inspect;
 use mesh_proto::messages::Request;
-use mesh_proto::{Kind, ProcAddr, Target};
+use mesh_proto::{Decoder, EndReason, Ended, Exit, Frame, Kind, ProcAddr, Target};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -139,4 +145,69 @@ fn a_meter_of_many_threads_loses_nothing() {
     });
     let reading = gauge.read();
     assert_eq!((reading.handled, reading.failed, reading.running.len()), (4000, 2000, 0));
+}
+
+// The inspector alone.
+
+/// An event as it travels to the controller, and whether it is a failure.
+fn text(frame: &Frame) -> (String, bool) {
+    match Inspect::read(frame) {
+        Some(Inspect::Event { text, failure }) => (String::from_utf8(text.to_vec()).unwrap(), failure),
+        other => panic!("{other:?} where an event was due"),
+    }
+}
+
+#[test]
+fn events_of_a_host_go_to_the_controller_and_its_own_into_the_journal() {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let (agent, outbox) = (ProcAddr::agent(2), Outbox::default());
+    let inspector = Inspector::new(agent, &reactor);
+    let who = ProcAddr { mesh: 3, rank: 1, host: 2 };
+    let died = Ended { pid: Some(12), exit: Exit::Signal(9), ..Ended::unmade(EndReason::LongAgo) };
+    inspector.note_end(who, &died, "trainers", &outbox);
+    inspector.note_end(who, &Ended { orderly: true, exit: Exit::Code(0), ..died }, "trainers", &outbox);
+    let said = outbox.take();
+    assert!(said.iter().all(|frame| frame.header.dst == ProcAddr::CONTROLLER && frame.header.src == agent));
+    let [(died, true), (stopped, false)] = &said.iter().map(text).collect::<Vec<_>>()[..] else { panic!("{said:?}") };
+    assert!(died.contains(r#""kind":"proc_died","proc":[3,1,2],"title":"trainers""#), "{died}");
+    assert!(died.ends_with(r#","pid":12,"signal":9}"#), "{died}");
+    assert!(stopped.contains(r#""kind":"proc_stopped""#) && stopped.ends_with(r#","exitcode":0}"#), "{stopped}");
+    let inspector = Inspector::new(ProcAddr::CONTROLLER, &reactor);
+    inspector.note_text(died.clone(), true, &outbox);
+    assert!(outbox.take().is_empty());
+    assert_eq!(&*inspector.journal.read(0, 9).entries[0], died);
+    assert_eq!(inspector.journal.failures().len(), 1);
+}
+
+#[test]
+fn processes_that_begin_hear_first_that_somebody_follows() {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let (inspector, outbox) = (Inspector::new(ProcAddr::agent(2), &reactor), Outbox::default());
+    let who = ProcAddr { mesh: 3, rank: 0, host: 2 };
+    for (follow, told) in [(false, 0), (true, 1), (false, 0)] {
+        inspector.on_watch(follow);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let links = [Arc::new(Link::new(1, who, ours))];
+        inspector.note_spawn((3, "trainers"), ProcAddr::CONTROLLER, &links, &outbox);
+        let (event, failure) = text(&outbox.take()[0]);
+        assert!(event.contains(r#""kind":"procs_spawned""#) && event.contains(r#""count":1"#) && !failure, "{event}");
+        let (mut bytes, mut decoder) = ([0; 4096], Decoder::default());
+        let length = rustix::io::read(&theirs, &mut bytes).unwrap_or(0);
+        decoder.push(&bytes[..length]);
+        let came = std::iter::from_fn(|| decoder.next_frame().unwrap());
+        assert_eq!(came.filter(|frame| matches!(Inspect::read(frame), Some(Inspect::Watch(true)))).count(), told);
+    }
+}
+
+#[test]
+fn the_tree_of_a_host_is_json() {
+    let who = ProcAddr { mesh: 3, rank: 1, host: 2 };
+    let journal = crate::journal::Journal::default();
+    journal.push(&Reactor::new().unwrap(), r#"{"a":"b"}"#.into(), true);
+    let procs = vec![(who, mesh_proto::Stage::Running, None, ProcAddr::CONTROLLER)];
+    let told = crate::inspect::tree(procs, |_| 7, None, vec![(3, "a \"title\"".into())], &journal);
+    let running = crate::usage::stage_name(mesh_proto::Stage::Running);
+    let procs = format!(r#"{{"procs":[[[3,1,2],"{running}",null,[0,0,0],7]],"#);
+    assert_eq!(told, procs + r#""titles":[[3,"a \"title\""]],"failures":["{\"a\":\"b\"}"]}"#);
 }
