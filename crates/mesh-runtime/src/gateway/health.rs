@@ -109,7 +109,7 @@ impl Runtime {
     /// What this process has to do with a host that is dead: its calls there are lost, its meshes have lost ranks.
     pub(super) fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
-        self.landings_end(|one| one.host == host);
+        self.landings.end(self, |one| one.host == host);
         let known = lock(&self.remote_meshes).on(host);
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
@@ -120,8 +120,8 @@ impl Runtime {
         self.forget_fallen();
         self.ports.on_host_down(host);
         self.refs_end(|one| one.host == host, &ended);
-        self.meters.end_host(&self.reactor, host);
-        self.answers_end_with(host);
+        self.meters.end(|one| one.host == host);
+        self.answers_end(|one| one.host == host);
     }
 
     /// This host's part in the job ends, for a reason that the machine does not know.

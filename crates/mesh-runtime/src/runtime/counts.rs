@@ -62,7 +62,7 @@ impl Runtime {
             kept: self.refs.kept(),
             refs: self.refs.foreign(self.me),
             fetched: self.remote_values.counts(),
-            bypassed: self.landings.counts(),
+            bypassed: (self.road.offered(), self.landings.arrived()),
             landing: self.landings.len(),
         }
     }

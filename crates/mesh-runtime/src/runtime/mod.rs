@@ -1,12 +1,12 @@
 //! One process's runtime: the one object that ties links, calls, inboxes and the agent together.
 //!
 //! - this file: what it is made of, its procs, its end;
-//! - `outgoing`: messages from here to their receivers;
-//! - `answers`: replies that wait here until their callers read;
+//! - `outgoing`: what a call, a tell, a reply and a cancellation do; `later`: the same once there is room for them;
+//! - `incoming`: what messages that arrive do; `early`: those that come before the spawn that they depend on;
+//! - `answers`: replies, and arguments of spawns (`arguments`), that wait here until their receivers read;
 //! - `backlog`: messages that wait here for room at their receivers;
+//! - `offering`, `landing`: large parts that travel past the gateways, at their senders and at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
-//! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
-//! - `landing`: large parts that travel past the gateways, and the order of what comes behind them;
 //! - `ports`: values for ports, and the notice that nobody listens there any more;
 //! - `refs`: values that are kept here, and references to those of others; `copies`: what is here of other hosts' values;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
@@ -14,11 +14,13 @@
 mod alarms;
 mod answers;
 mod api;
+mod arguments;
 mod backlog;
 mod copies;
 mod counts;
 mod deliver;
 mod descriptors;
+mod dispatch;
 mod early;
 mod event_loop;
 mod flow;
@@ -28,9 +30,12 @@ mod incoming;
 mod inspection;
 mod inspection_socket;
 mod landing;
+mod later;
 mod lines;
 mod moving;
+mod offering;
 mod outgoing;
+mod packing;
 mod ports;
 mod refs;
 mod returns;
@@ -38,9 +43,19 @@ mod signals;
 mod switch;
 mod waiting;
 
-pub use answers::Spawned;
-pub use backlog::{Calling, Deferral, Later, millis};
+pub(crate) use answers::Answering;
+#[cfg(test)]
+pub(crate) use arguments::Announced;
+pub use arguments::Spawned;
+pub(crate) use backlog::Deferred;
+#[cfg(test)]
+pub(crate) use backlog::{Delayed, Ways};
 pub use counts::Counts;
+pub(crate) use dispatch::Dispatch;
+#[cfg(test)]
+pub(crate) use landing::Ground;
+pub(crate) use landing::Landings;
+pub use later::{Calling, Deferral, Later, millis};
 pub use outgoing::{Body, Outgoing, Terms};
 pub(crate) use ports::STREAM;
 pub use ports::{Posted, Posting, Said};
@@ -68,7 +83,7 @@ use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
-use crate::refs::Refs;
+use crate::refs::{Hold, Refs};
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
@@ -82,8 +97,8 @@ use inspection_socket::InspectionSocket;
 use mesh_proto::control::{Goodbye, Hello, StopProcs};
 use mesh_proto::messages::Extend;
 use mesh_proto::{
-    ActorId, CallId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr,
-    REPLIES, Route, Router, SPAWNS, Target,
+    CallId, EndReason, Ended, Frame, Header, HostNo, IdMaker, LinkId, MeshId, Piece, Placement, ProcAddr, REPLIES,
+    Route, Router, SPAWNS, Target,
 };
 use mesh_topology::{Region, Slice};
 use std::collections::HashMap;
@@ -91,7 +106,7 @@ use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -143,14 +158,15 @@ pub struct Runtime {
     /// What the procs of this host print; made with the first of them.
     logs: OnceLock<Arc<Logs>>,
     pub(crate) started: Instant,
-    pub(crate) meters: Meters,
-    deferred: backlog::Deferred,
-    answering: answers::Answering,
-    spawning: answers::Answering,
-    /// Bytes of replies that have come and that nobody has looked at.
+    pub(crate) meters: Arc<Meters>,
+    deferred: Deferred,
+    /// Replies that wait, and arguments of spawns.
+    answering: Answering,
+    spawning: Answering,
+    /// Bytes of replies that have arrived and that nobody has looked at.
     held_replies: Arc<AtomicU64>,
-    /// Actors whose arguments have not come yet, and who spawns them.
-    announced: Mutex<HashMap<ActorId, ProcAddr>>,
+    announced: arguments::Announced,
+    packing: packing::Packing,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pub(crate) standing: Arc<Standing>,
@@ -159,7 +175,8 @@ pub struct Runtime {
     pub(crate) inboxes: Inboxes,
     pub(crate) gateway: Gateway,
     early: EarlyFrames,
-    landings: landing::Landings,
+    pub(crate) landings: Landings<Arc<Hold>>,
+    road: offering::Road,
     /// The host that this process is on.
     pub(crate) home: Home,
     /// Meshes of other hosts that this process has sent to.
@@ -169,7 +186,6 @@ pub struct Runtime {
     /// The processes of procs that this one has spawned, where it is not their agent.
     pids: Mutex<HashMap<ProcAddr, u32>>,
     ids: IdMaker,
-    sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
     waiting: Waiting,
     /// See `inspection_socket`.
@@ -281,6 +297,12 @@ impl Runtime {
         let origin = u64::from_ne_bytes(seed).rotate_left(32);
         let memory = Arc::new(Memory::new(options.shm_budget, origin).keeping(options.ref_budget, !origin));
         let for_parts = (Arc::clone(&reactor), Arc::clone(&standing));
+        let meters = Arc::new(Meters::new(&reactor));
+        let answering = |what| Answering::new((me, what, options.link_budget), &reactor, &standing, &memory);
+        let (answering, spawning) = (answering(REPLIES), answering(SPAWNS));
+        let packing = packing::Packing::new(me, &memory, &board, options.shm_threshold);
+        let landings = Landings::new(me, &memory, &standing);
+        let deferred = Deferred::new(options.link_budget, &reactor, &standing, &memory, &meters);
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
@@ -306,12 +328,13 @@ impl Runtime {
                 agent: Mutex::new(Agent::new(me.host)),
                 logs: OnceLock::new(),
                 started: Instant::now(),
-                meters: Meters::default(),
-                deferred: backlog::Deferred::new(options.link_budget),
-                answering: answers::Answering::new(REPLIES, options.link_budget),
-                spawning: answers::Answering::new(SPAWNS, options.link_budget),
+                meters,
+                deferred,
+                answering,
+                spawning,
                 held_replies: Arc::default(),
-                announced: Mutex::default(),
+                announced: arguments::Announced::default(),
+                packing,
                 this: Weak::clone(this),
                 standing,
                 options,
@@ -319,13 +342,13 @@ impl Runtime {
                 inboxes: Inboxes::new(me, &for_parts.0, &memory, (system, notices)),
                 gateway: Gateway::new(me.host, u64::from_ne_bytes(seed).rotate_left(16) | 1),
                 early: EarlyFrames::default(),
-                landings: landing::Landings::default(),
+                landings,
+                road: offering::Road::default(),
                 home: Home::default(),
                 remote_meshes: Mutex::default(),
                 remote_spawns: Mutex::default(),
                 pids: Mutex::default(),
                 ids: IdMaker::new(u64::from_ne_bytes(seed)),
-                sends: AtomicU32::new(0),
                 io: Mutex::new(None),
                 waiting,
                 inspection_socket: InspectionSocket::new(&for_parts.0, &for_parts.1),
@@ -607,10 +630,12 @@ impl Runtime {
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspector.journal.close(&self.reactor);
-        self.close_backlog();
-        self.close_answers();
+        self.deferred.close();
+        self.answering.close();
+        self.spawning.close();
+        self.landings.close(self);
         self.close_refs();
-        self.meters.end(&self.reactor, None);
+        self.meters.end(|_| true);
         for inbox in self.inboxes.all() {
             self.close_inbox(&inbox);
         }
@@ -668,8 +693,8 @@ impl Handler for Runtime {
             self.gateway_turn(),
             self.early_turn(),
             self.memory.turn(),
-            self.backlog_turn(),
-            self.answers_turn(),
+            self.deferred.turn(self),
+            self.answering.turn(self),
         ];
         turns.into_iter().flatten().min()
     }

@@ -2,12 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod answering;
 mod answers;
+mod backlog;
 mod calls;
+mod collector;
 mod completion;
+#[path = "../../../mesh-proto/tests/support/dice.rs"]
+mod dice;
 mod flow;
 mod inspect;
 mod landing;
+mod landings;
 mod link;
 mod logs;
 mod moving;
