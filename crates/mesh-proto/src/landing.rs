@@ -50,6 +50,13 @@ impl<M> Landing<M> {
         number
     }
 
+    /// Whether a message has yet to land. One of a sender that was given up has not.
+    #[must_use]
+    pub fn is_open(&self, sender: ProcAddr, number: u64) -> bool {
+        let line = self.lines.get(&sender);
+        line.is_some_and(|line| line.waiting.iter().any(|slot| matches!(slot, Slot::Open(open) if *open == number)))
+    }
+
     /// A whole message has come. It is given back if nothing of its sender waits; else it waits too.
     pub fn arrive(&mut self, sender: ProcAddr, message: M) -> Option<M> {
         match self.lines.get_mut(&sender) {

@@ -37,6 +37,7 @@ impl World {
         if dropped {
             self.wanted.entry(sender).or_default().retain(|one| *one != serial);
         }
+        assert!(self.landing.is_open(addr(sender), number));
         if self.landing.land(addr(sender), number, message) {
             while let Some((from, serial)) = self.landing.next(addr(sender)) {
                 assert_eq!(from, sender, "one of another sender");
@@ -82,6 +83,7 @@ proptest! {
                     world.landing.give_up(|one| one == addr(sender));
                     let late: Vec<_> = world.open.extract_if(.., |(from, ..)| *from == sender).collect();
                     for (from, number, _) in late {
+                        prop_assert!(!world.landing.is_open(addr(from), number));
                         prop_assert!(!world.landing.land(addr(from), number, Some((from, 0))), "of one that was given up");
                     }
                     let passed = world.passed.get(&sender).cloned().unwrap_or_default();

@@ -2,13 +2,13 @@
 //!
 //! A sender has one [`Meter`] for each mailbox that it sends to, whatever endpoints and slices it does so through. A
 //! mailbox keeps one ledger; each message that waits in it or is being handled holds a [`Charge`], which gives its bytes
-//! back when it is dropped, whichever way that comes about.
+//! back when it is dropped, for whatever reason.
 
 use crate::locks::lock;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use crate::waits::{Blocked, InRoom};
-use mesh_proto::{ActorId, Admission, Credit, HostNo, Ledger, Place, ProcAddr};
+use mesh_proto::{ActorId, Admission, Credit, Ledger, Place, ProcAddr};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -35,7 +35,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// True if a message of the backlog has waited for this.
+    /// True if a message of the backlog was waiting for this.
     fn change(&self, reactor: &Reactor, change: impl FnOnce(&mut mesh_proto::Meter)) -> bool {
         let mut state = lock(&self.state);
         change(&mut state.flow);
@@ -113,6 +113,7 @@ type Shard = HashMap<(ProcAddr, ActorId), Arc<Meter>>;
 /// All meters of a process.
 #[derive(Debug)]
 pub(crate) struct Meters {
+    reactor: Arc<Reactor>,
     shards: [Mutex<Shard>; SHARDS],
     /// A shard that has grown to this is swept.
     sweep_at: [AtomicUsize; SHARDS],
@@ -120,14 +121,12 @@ pub(crate) struct Meters {
     changed: Mutex<Vec<Place>>,
 }
 
-impl Default for Meters {
-    fn default() -> Self {
-        let sweep_at = std::array::from_fn(|_| AtomicUsize::new(MANY));
-        Self { shards: Default::default(), sweep_at, changed: Mutex::default() }
-    }
-}
-
 impl Meters {
+    pub(crate) fn new(reactor: &Arc<Reactor>) -> Self {
+        let sweep_at = std::array::from_fn(|_| AtomicUsize::new(MANY));
+        Self { reactor: Arc::clone(reactor), shards: Default::default(), sweep_at, changed: Mutex::default() }
+    }
+
     fn shard(&self, addr: ProcAddr, mailbox: ActorId) -> (usize, MutexGuard<'_, Shard>) {
         let index = (addr.rank as usize ^ mailbox as usize) % SHARDS;
         (index, lock(&self.shards[index]))
@@ -160,10 +159,10 @@ impl Meters {
         (Arc::clone(meter), ask)
     }
 
-    fn change(&self, reactor: &Reactor, meter: &Meter, change: impl FnOnce(&mut mesh_proto::Meter)) {
-        if meter.change(reactor, change) {
+    fn change(&self, meter: &Meter, change: impl FnOnce(&mut mesh_proto::Meter)) {
+        if meter.change(&self.reactor, change) {
             lock(&self.changed).push((meter.addr, meter.mailbox));
-            reactor.ring_io();
+            self.reactor.ring_io();
         }
     }
 
@@ -176,9 +175,31 @@ impl Meters {
         std::mem::take(&mut *lock(&self.changed))
     }
 
-    /// A message that was counted is not sent after all.
-    pub(crate) fn refund(&self, reactor: &Reactor, meter: &Meter, cost: u64) {
-        self.change(reactor, meter, |flow| flow.refund(cost));
+    /// Lets a message of `cost` bytes through to all of these mailboxes, or to none. True if the message is counted.
+    ///
+    /// # Errors
+    /// The index of a meter that is full.
+    pub(crate) fn admit_all(&self, meters: &[Arc<Meter>], cost: u64) -> Result<bool, usize> {
+        let mut counted = false;
+        for (index, meter) in meters.iter().enumerate() {
+            match meter.admit(cost) {
+                Admission::Counted => counted = true,
+                Admission::Free => {}
+                Admission::Full => {
+                    // Two senders that each keep what they have, and wait for what the other has, would wait forever.
+                    self.refund_all(&meters[..index], cost);
+                    return Err(index);
+                }
+            }
+        }
+        Ok(counted)
+    }
+
+    /// A message that these have counted is not sent after all.
+    pub(crate) fn refund_all(&self, meters: &[Arc<Meter>], cost: u64) {
+        for meter in meters {
+            self.change(meter, |flow| flow.refund(cost));
+        }
     }
 
     /// Nothing more is sent there. One for which something waits is kept.
@@ -189,27 +210,18 @@ impl Meters {
         }
     }
 
-    /// A mailbox has spoken.
-    pub(crate) fn on_credit(&self, reactor: &Reactor, addr: ProcAddr, mailbox: ActorId, credit: Credit) {
+    /// A mailbox gives back what it has handled, or ends.
+    pub(crate) fn on_credit(&self, addr: ProcAddr, mailbox: ActorId, credit: Credit) {
         let (_, mut shard) = self.shard(addr, mailbox);
         let meter = if credit.last { shard.remove(&(addr, mailbox)) } else { shard.get(&(addr, mailbox)).cloned() };
         drop(shard);
         if let Some(meter) = meter {
-            self.change(reactor, &meter, |flow| flow.on_credit(credit));
+            self.change(&meter, |flow| flow.on_credit(credit));
         }
     }
 
-    /// A process has ended, and its mailboxes with it; with none named, this one.
-    pub(crate) fn end(&self, reactor: &Reactor, addr: Option<ProcAddr>) {
-        self.end_those(reactor, |at| addr.is_none_or(|addr| addr == at));
-    }
-
-    /// A whole host has ended.
-    pub(crate) fn end_host(&self, reactor: &Reactor, host: HostNo) {
-        self.end_those(reactor, |at| at.host == host);
-    }
-
-    fn end_those(&self, reactor: &Reactor, hit: impl Fn(ProcAddr) -> bool) {
+    /// Processes have ended, and their mailboxes with them.
+    pub(crate) fn end(&self, hit: impl Fn(ProcAddr) -> bool) {
         for shard in &self.shards {
             let mut ended = Vec::new();
             lock(shard).retain(|(at, _), meter| {
@@ -220,7 +232,7 @@ impl Meters {
                 !ends
             });
             for meter in ended {
-                self.change(reactor, &meter, mesh_proto::Meter::end);
+                self.change(&meter, mesh_proto::Meter::end);
             }
         }
     }
@@ -231,12 +243,12 @@ impl Meters {
     }
 }
 
-/// What brings credits to senders.
+/// Takes credits to senders.
 pub(crate) trait CreditPost: std::fmt::Debug + Send + Sync {
     fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit);
 }
 
-/// The receiver's half: one mailbox's ledger, and the way for its credits.
+/// The receiver's half: one mailbox's ledger, and what takes its credits to senders.
 #[derive(Debug)]
 pub(crate) struct MailboxCredits {
     id: ActorId,
@@ -254,7 +266,7 @@ impl MailboxCredits {
         self.id
     }
 
-    /// Credits leave while the ledger is held: they have to arrive in the order in which it gave them.
+    /// Credits are sent under the ledger's lock: they must arrive in the order in which it gave them.
     fn tell(&self) -> impl FnMut(ProcAddr, Credit) {
         |sender, credit| {
             if let Some(post) = self.post.as_ref().and_then(Weak::upgrade) {

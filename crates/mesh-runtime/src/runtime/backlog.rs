@@ -1,94 +1,61 @@
-//! Messages that wait in this process for the room of their receivers, while whoever has sent them goes on.
+//! Messages that wait in this process until their receivers have room, while their senders go on.
 //!
-//! Whoever may not block has its message put here. The I/O thread sends it once the meters of its mailboxes let it
-//! through and the queues on its way are within budget; what is sent to the same mailboxes later waits behind it, from
-//! whichever thread it comes (BKL-1). A thread that may block waits here for its turn, and then sends by itself.
+//! A sender that may not block puts its message here (`mesh_proto::Backlog`, BKL-1, BKL-2). The I/O thread sends it once the
+//! meters of its mailboxes let it through and the queues on the way are within budget. What any thread sends to the same
+//! mailboxes later waits behind it. A thread that may block waits here for its turn, and then sends by itself.
 //!
-//! BKL-3: a message that waits is looked at again whenever what has kept it back may have changed: it marks the meter
-//! that is full, under that meter's lock, and the next change of a marked meter rings the I/O thread.
+//! BKL-3: a message that waits is looked at again whenever the reason for its waiting may have gone. It marks the full meter,
+//! under that meter's lock, and the next change of a marked meter wakes the I/O thread.
 //!
-//! The lock of the backlog is held while a message is sent, so that whoever finds nothing before its own message is
-//! right. It is taken before all other locks, and by nobody who holds one. What is left of a message is seen to without it:
-//! ports that were in one may have something to say that has to wait here.
+//! The lock is held while a message is sent, so that a sender that finds nothing before its own message is right. It is taken
+//! before all other locks, and by no thread that holds one. What is left to do for a message that has gone is done without it,
+//! because ports in that message may have something to say that has to wait here.
 
-use super::{Outgoing, Packed, Runtime, lock};
-use crate::calls::Call;
+use super::Dispatch;
+use super::later::{Deferral, Later, millis};
 use crate::completion::{Completion, Fate};
-use crate::error::RuntimeError;
-use crate::meter::Meter;
-use mesh_proto::{ActorId, Backlog, CallId, Frame, Place, Target};
+use crate::locks::lock;
+use crate::meter::Meters;
+use crate::reactor::Reactor;
+use crate::shm::Memory;
+use crate::standing::Standing;
+use mesh_proto::{ActorId, Backlog, CallId, Frame, Target};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How soon a message is looked at again that waits for the queue on its way, of which nobody tells.
-const LINK_PAUSE: Duration = Duration::from_millis(10);
+/// When to look again at a message that waits for a queue on its way: nothing tells when that has room.
+const QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
-/// With what a message is sent later.
-#[derive(Debug, Default)]
-pub struct Later {
-    /// The meters of its mailboxes; none of a message that is not counted.
-    pub meters: Option<Arc<[Arc<Meter>]>>,
-    /// What it counts there, and has been reserved for it.
-    pub cost: u64,
-    /// When nobody wants the answer any more.
-    pub until: Option<Instant>,
-    /// The ports of calls that are in it.
-    pub ports: Vec<Packed>,
-    /// What people call its receivers, if there are such ports.
-    pub who: String,
+/// Where messages that wait go to.
+pub(crate) trait Ways: Dispatch {
+    /// Whether the queues on the way to all of these are within budget.
+    fn is_clear(&self, target: &Target) -> bool;
 }
 
-/// What somebody does who sends later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Calling {
-    /// A reply of each receiver is waited for.
-    Each,
-    /// As many as come.
-    Stream,
-    /// One, which the receivers combine.
-    Reduced,
-}
-
-/// Something that waits for its turn. It is finished with [`Fate::Status`] once it has had it: 1 if what was waited for
-/// is counted by meters.
-#[derive(Clone, Debug)]
-pub struct Deferral {
-    /// None of a reply, which nobody but its caller gives up.
-    number: Option<u64>,
-    /// Finished when it waits no more.
-    pub done: Arc<Completion>,
-}
-
-impl Deferral {
-    /// A reply that waits for its caller.
-    #[must_use]
-    pub fn of_reply(done: Arc<Completion>) -> Self {
-        Self { number: None, done }
-    }
-}
-
+/// A message that waits, or a thread's turn.
 #[derive(Debug)]
-struct Waiting {
-    target: Arc<Target>,
-    later: Later,
-    /// One for each piece of joined receivers; none where a thread waits, and sends by itself.
-    frames: Vec<Frame>,
-    call: CallId,
-    done: Option<Arc<Completion>>,
+pub(crate) struct Delayed {
+    pub(crate) target: Arc<Target>,
+    pub(crate) later: Later,
+    /// One for each piece of joined receivers; none of a thread that waits, and sends by itself.
+    pub(crate) frames: Vec<Frame>,
+    /// 0 if nobody waits for an answer.
+    pub(crate) call: CallId,
+    pub(crate) done: Option<Arc<Completion>>,
 }
 
 #[derive(Debug)]
 struct State {
-    backlog: Backlog<Waiting>,
+    backlog: Backlog<Delayed>,
     calls: HashMap<CallId, u64>,
     /// They are first everywhere, and wait for the queues on their way.
-    on_links: Vec<u64>,
+    on_queues: Vec<u64>,
     left: Vec<Left>,
 }
 
-/// What is left to be done of a message that waits no more.
+/// What is left to do for a message that no longer waits.
 #[derive(Debug)]
 struct Left {
     target: Arc<Target>,
@@ -98,7 +65,7 @@ struct Left {
 }
 
 impl Left {
-    fn see_to(&self) {
+    fn finish(&self) {
         for port in &self.later.ports {
             match self.fate {
                 Fate::Status(_) => port.sent(&self.target, &self.later.who),
@@ -111,25 +78,48 @@ impl Left {
     }
 }
 
-/// All that waits in a process.
+/// Why a message cannot be sent yet.
+enum Stuck {
+    OnMeter,
+    OnQueue,
+}
+
+/// All that waits in a process. See the module.
 #[derive(Debug)]
 pub(crate) struct Deferred {
-    /// How many wait: nobody is to take a lock as long as none does.
+    reactor: Arc<Reactor>,
+    standing: Arc<Standing>,
+    memory: Arc<Memory>,
+    meters: Arc<Meters>,
+    /// How many wait. As long as none does, nobody has to take the lock.
     count: AtomicUsize,
     state: Mutex<State>,
 }
 
-/// What keeps a message back.
-enum Stuck {
-    OnMeter,
-    OnLink,
-}
-
 impl Deferred {
-    pub(crate) fn new(budget: usize) -> Self {
+    /// `budget` bytes may wait.
+    pub(crate) fn new(
+        budget: usize,
+        reactor: &Arc<Reactor>,
+        standing: &Arc<Standing>,
+        memory: &Arc<Memory>,
+        meters: &Arc<Meters>,
+    ) -> Self {
         let backlog = Backlog::new(budget as u64);
-        let state = State { backlog, calls: HashMap::new(), on_links: Vec::new(), left: Vec::new() };
-        Self { count: AtomicUsize::new(0), state: Mutex::new(state) }
+        let state = State { backlog, calls: HashMap::new(), on_queues: Vec::new(), left: Vec::new() };
+        Self {
+            reactor: Arc::clone(reactor),
+            standing: Arc::clone(standing),
+            memory: Arc::clone(memory),
+            meters: Arc::clone(meters),
+            count: AtomicUsize::new(0),
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Whether anything waits.
+    pub(crate) fn any(&self) -> bool {
+        self.count.load(Ordering::SeqCst) > 0
     }
 
     /// How many messages wait, and their bytes.
@@ -138,188 +128,118 @@ impl Deferred {
         (state.backlog.len(), state.backlog.bytes())
     }
 
+    /// The first of the receivers for which messages wait.
+    pub(crate) fn behind(&self, target: &Target, mailbox: ActorId) -> Option<usize> {
+        if !self.any() || self.standing.is_forked() {
+            return None;
+        }
+        lock(&self.state).backlog.blocks(target.mailboxes(mailbox))
+    }
+
+    /// Whether a call waits for its turn.
+    pub(crate) fn has_call(&self, call: CallId) -> bool {
+        self.any() && !self.standing.is_forked() && lock(&self.state).calls.contains_key(&call)
+    }
+
+    /// Reserves room for a message of `cost` bytes; even if there is none, where `surely`.
+    ///
+    /// # Errors
+    /// How many bytes wait, and how many may, where there is no room.
+    pub(crate) fn reserve(&self, cost: u64, surely: bool) -> Result<(), (u64, u64)> {
+        let backlog = &mut lock(&self.state).backlog;
+        if backlog.reserve(cost, surely) { Ok(()) } else { Err((backlog.bytes(), backlog.budget())) }
+    }
+
+    /// What was reserved is not needed.
+    pub(crate) fn release(&self, cost: u64) {
+        lock(&self.state).backlog.release(cost);
+    }
+
     fn note(&self, state: &State) {
         self.count.store(state.backlog.len(), Ordering::SeqCst);
     }
 
-    /// Changes what waits; then, without the lock, sees to what is left.
+    /// Changes what waits; then, without the lock, does what is left to do.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = lock(&self.state);
         let out = change(&mut state);
         self.note(&state);
         let left = std::mem::take(&mut state.left);
         drop(state);
-        left.iter().for_each(Left::see_to);
+        left.iter().for_each(Left::finish);
         out
     }
-}
 
-fn places(target: &Target, actor: ActorId) -> impl Iterator<Item = Place> + '_ {
-    target.mailboxes(actor)
-}
-
-impl Runtime {
-    /// Whether any message waits here.
-    pub fn defers(&self) -> bool {
-        self.deferred.count.load(Ordering::SeqCst) > 0
-    }
-
-    /// The first of the receivers for whom messages wait here: what is sent to them now has to wait behind those.
-    pub fn behind(&self, target: &Target, actor: ActorId) -> Option<usize> {
-        if !self.defers() || self.is_forked() {
-            return None;
-        }
-        lock(&self.deferred.state).backlog.blocks(places(target, actor))
-    }
-
-    /// Reserves room here for a message of `cost` bytes that is to be sent later; even if there is none, where `surely`.
-    ///
-    /// # Errors
-    /// How many bytes wait here, and how many may, where there is no room.
-    pub fn reserve(&self, cost: u64, surely: bool) -> Result<(), (u64, u64)> {
-        let backlog = &mut lock(&self.deferred.state).backlog;
-        if backlog.reserve(cost, surely) { Ok(()) } else { Err((backlog.bytes(), backlog.budget())) }
-    }
-
-    /// What was reserved is not needed.
-    pub fn unreserve(&self, cost: u64) {
-        lock(&self.deferred.state).backlog.release(cost);
-    }
-
-    /// As [`Runtime::call_on`], once there is room. There has to be a reservation for the message, unless it is not counted.
-    ///
-    /// # Errors
-    /// If the runtime is closed.
-    pub fn call_later(
+    /// Sends frames once there is room in these mailboxes. There must be a reservation for them, unless they are not counted.
+    pub(crate) fn send(
         &self,
-        out: &Outgoing<'_>,
-        target: &Arc<Target>,
-        how: Calling,
-        later: Later,
-    ) -> Result<Arc<Call>, RuntimeError> {
-        let opened = self.usable().and_then(|()| self.open(out.target.clone(), how == Calling::Stream));
-        let call = match opened {
-            Ok(call) => call,
-            Err(error) => return Err(self.not_deferred(&later, error)),
-        };
-        if how == Calling::Reduced {
-            call.mark_reduced(out.target.clone(), out.actor);
-        }
-        let frames = self.compose_all(&out.streamed(how == Calling::Stream), call.id);
-        let waiting = Waiting { target: Arc::clone(target), later, frames, call: call.id, done: None };
-        self.put_off(out.actor, waiting);
-        Ok(call)
-    }
-
-    /// As [`Runtime::tell_on`], once there is room; otherwise as [`Runtime::call_later`].
-    ///
-    /// # Errors
-    /// If the runtime is closed.
-    pub fn tell_later(&self, out: &Outgoing<'_>, target: &Arc<Target>, later: Later) -> Result<Deferral, RuntimeError> {
-        if let Err(error) = self.usable() {
-            return Err(self.not_deferred(&later, error));
-        }
-        Ok(self.dispatch_later(self.compose_all(out, 0), target, out.actor, later))
-    }
-
-    /// Sends frames once there is room in these mailboxes.
-    pub(crate) fn dispatch_later(
-        &self,
+        ways: &impl Ways,
         frames: Vec<Frame>,
         target: &Arc<Target>,
         mailbox: ActorId,
         later: Later,
     ) -> Deferral {
-        let done = self.completion();
+        let done = Completion::new(&self.reactor, &self.standing);
         let told = Some(Arc::clone(&done));
-        let waiting = Waiting { target: Arc::clone(target), later, frames, call: 0, done: told };
-        Deferral { number: Some(self.put_off(mailbox, waiting)), done }
+        let delayed = Delayed { target: Arc::clone(target), later, frames, call: 0, done: told };
+        Deferral { number: Some(self.add(ways, mailbox, delayed)), done }
     }
 
-    fn not_deferred(&self, later: &Later, error: RuntimeError) -> RuntimeError {
-        self.unreserve(later.cost);
-        error
-    }
-
-    /// Has a thread wait for its turn: until nothing is before it, the queues on the way are within budget, and a message
-    /// of `cost` bytes is let through by the meters, if there are any.
-    ///
-    /// # Errors
-    /// If the runtime is closed.
-    pub fn turn(
-        &self,
-        target: &Arc<Target>,
-        actor: ActorId,
-        meters: Option<Arc<[Arc<Meter>]>>,
-        cost: u64,
-    ) -> Result<Deferral, RuntimeError> {
-        self.usable()?;
-        let done = self.completion();
-        let later = Later { meters, cost, ..Later::default() };
-        let told = Some(Arc::clone(&done));
-        let waiting = Waiting { target: Arc::clone(target), later, frames: Vec::new(), call: 0, done: told };
-        Ok(Deferral { number: Some(self.put_off(actor, waiting)), done })
-    }
-
-    fn put_off(&self, actor: ActorId, waiting: Waiting) -> u64 {
-        let to: Box<[Place]> = places(&waiting.target, actor).collect();
-        // Its own memory is the sender's where that waits itself.
-        let held = if waiting.frames.is_empty() { 0 } else { waiting.later.cost };
-        let call = waiting.call;
-        let number = self.deferred.change(|state| {
-            let number = state.backlog.push(to, held, waiting);
+    /// Has something wait. Returns its number.
+    pub(crate) fn add(&self, ways: &impl Ways, mailbox: ActorId, delayed: Delayed) -> u64 {
+        let to = delayed.target.mailboxes(mailbox).collect();
+        // A thread that waits keeps its message itself.
+        let held = if delayed.frames.is_empty() { 0 } else { delayed.later.cost };
+        let call = delayed.call;
+        let number = self.change(|state| {
+            let number = state.backlog.push(to, held, delayed);
             if call != 0 {
                 state.calls.insert(call, number);
             }
-            // Before it is looked at, as others are to see it from here on.
-            self.deferred.note(state);
-            // There may be room by now. From here on somebody tells of it.
-            self.send_ready(state, vec![number]);
+            // Before its first attempt: from here on other senders are to see it.
+            self.note(state);
+            // There may be room by now. If not, a meter is marked from here on.
+            self.send_ready(ways, state, vec![number]);
             // Whoever closes may have passed over it.
-            if self.is_closed() {
+            if self.standing.is_closed() {
                 self.drop_all(state);
             }
             number
         });
-        if self.defers() {
+        if self.any() {
             self.reactor.ring_io();
         }
         number
     }
 
-    /// Whoever sends gives it up; false if it is on its way, or was refused.
-    pub fn take_back(&self, deferral: &Deferral) -> bool {
-        self.take_out(|_| deferral.number)
+    /// Gives up a message or a turn. False if it has had its turn, or was dropped.
+    pub(crate) fn take_back(&self, ways: &impl Ways, deferral: &Deferral) -> bool {
+        self.take_out(ways, |_| deferral.number)
     }
 
-    /// Whether a call waits here for its turn.
-    pub fn waits_here(&self, call: CallId) -> bool {
-        self.defers() && !self.is_forked() && lock(&self.deferred.state).calls.contains_key(&call)
+    /// Gives up a call.
+    pub(crate) fn take_back_call(&self, ways: &impl Ways, call: CallId) -> bool {
+        self.any() && self.take_out(ways, |state| state.calls.get(&call).copied())
     }
 
-    /// The same by the number of the call.
-    pub(crate) fn take_back_call(&self, call: CallId) -> bool {
-        self.defers() && self.take_out(|state| state.calls.get(&call).copied())
-    }
-
-    fn take_out(&self, find: impl FnOnce(&State) -> Option<u64>) -> bool {
-        if self.is_forked() {
+    fn take_out(&self, ways: &impl Ways, find: impl FnOnce(&State) -> Option<u64>) -> bool {
+        if self.standing.is_forked() {
             return false;
         }
-        self.deferred.change(|state| {
+        self.change(|state| {
             let mut freed = Vec::new();
-            let Some(waiting) = find(state).and_then(|number| state.backlog.remove(number, &mut freed)) else {
+            let Some(delayed) = find(state).and_then(|number| state.backlog.remove(number, &mut freed)) else {
                 return false;
             };
-            self.forget(state, waiting, Fate::Cancelled);
-            self.send_ready(state, freed);
+            self.forget(state, delayed, Fate::Cancelled);
+            self.send_ready(ways, state, freed);
             true
         })
     }
 
     /// A message is not sent after all.
-    fn forget(&self, state: &mut State, waiting: Waiting, fate: Fate) {
-        let Waiting { target, later, frames, call, done } = waiting;
+    fn forget(&self, state: &mut State, delayed: Delayed, fate: Fate) {
+        let Delayed { target, later, frames, call, done } = delayed;
         state.calls.remove(&call);
         for frame in frames.iter().filter(|frame| frame.header.is_owed()) {
             self.memory.let_go(frame);
@@ -327,77 +247,71 @@ impl Runtime {
         state.left.push(Left { target, later, done, fate });
     }
 
-    /// Meters have changed that somebody waits for: the I/O thread's turn. Says when it wants another one.
-    pub(super) fn backlog_turn(&self) -> Option<Instant> {
+    /// Sends what meters that have changed let through: the I/O thread's turn. Returns when it wants another one.
+    pub(crate) fn turn(&self, ways: &impl Ways) -> Option<Instant> {
         let changed = self.meters.take_changed();
-        if !self.defers() {
+        if !self.any() {
             return None;
         }
-        let on_links = self.deferred.change(|state| {
+        let on_queues = self.change(|state| {
             let mut ready: Vec<u64> = changed.into_iter().filter_map(|place| state.backlog.first(place)).collect();
-            ready.append(&mut state.on_links);
-            self.send_ready(state, ready);
-            state.on_links.len()
+            ready.append(&mut state.on_queues);
+            self.send_ready(ways, state, ready);
+            state.on_queues.len()
         });
-        (on_links > 0).then(|| Instant::now() + LINK_PAUSE)
+        (on_queues > 0).then(|| Instant::now() + QUEUE_PAUSE)
     }
 
-    /// Sends those of these that nothing keeps back, and then those that they have kept back.
-    fn send_ready(&self, state: &mut State, mut ready: Vec<u64>) {
+    /// Sends those of these that may go, and then those that were behind them.
+    fn send_ready(&self, ways: &impl Ways, state: &mut State, mut ready: Vec<u64>) {
         while let Some(number) = ready.pop() {
-            let Some(waiting) = state.backlog.ready(number) else { continue };
-            match self.let_through(waiting) {
+            let Some(delayed) = state.backlog.ready(number) else { continue };
+            match self.let_through(ways, delayed) {
                 Err(Stuck::OnMeter) => {}
-                Err(Stuck::OnLink) => state.on_links.push(number),
+                Err(Stuck::OnQueue) => state.on_queues.push(number),
                 Ok(counted) => {
-                    if let Some(waiting) = state.backlog.remove(number, &mut ready) {
-                        self.send_now(state, waiting, counted);
+                    if let Some(delayed) = state.backlog.remove(number, &mut ready) {
+                        send_now(ways, state, delayed, counted);
                     }
                 }
             }
         }
     }
 
-    fn let_through(&self, waiting: &Waiting) -> Result<bool, Stuck> {
-        if self.admit(&waiting.target).is_err() {
-            return Err(Stuck::OnLink);
+    fn let_through(&self, ways: &impl Ways, delayed: &Delayed) -> Result<bool, Stuck> {
+        if !ways.is_clear(&delayed.target) {
+            return Err(Stuck::OnQueue);
         }
-        let Some(meters) = &waiting.later.meters else { return Ok(false) };
+        let Some(meters) = &delayed.later.meters else { return Ok(false) };
         loop {
-            match self.admit_all(meters, waiting.later.cost) {
+            match self.meters.admit_all(meters, delayed.later.cost) {
                 Ok(counted) => return Ok(counted),
-                Err(full) if meters[full].mark(waiting.later.cost) => return Err(Stuck::OnMeter),
+                Err(full) if meters[full].mark(delayed.later.cost) => return Err(Stuck::OnMeter),
                 Err(_) => {}
             }
         }
     }
 
-    fn send_now(&self, state: &mut State, waiting: Waiting, counted: bool) {
-        let Waiting { target, later, frames, call, done } = waiting;
-        state.calls.remove(&call);
-        for mut frame in frames {
-            frame.header.set_charged(counted);
-            frame.header.set_deadline_ms(later.until.map_or(0, millis));
-            self.dispatch(frame, None);
-        }
-        state.left.push(Left { target, later, done, fate: Fate::Status(i32::from(counted)) });
-    }
-
-    /// The runtime closes: nothing is sent any more.
-    pub(super) fn close_backlog(&self) {
-        self.deferred.change(|state| self.drop_all(state));
+    /// The runtime closes: what waits is dropped.
+    pub(crate) fn close(&self) {
+        self.change(|state| self.drop_all(state));
     }
 
     fn drop_all(&self, state: &mut State) {
-        for waiting in state.backlog.clear() {
-            self.forget(state, waiting, Fate::Broken);
+        for delayed in state.backlog.clear() {
+            self.forget(state, delayed, Fate::Broken);
         }
-        state.on_links.clear();
+        state.on_queues.clear();
     }
 }
 
-/// A deadline as messages carry it: rounded up, and never 0, which means none.
-pub(crate) fn millis(until: Instant) -> u32 {
-    let left = until.saturating_duration_since(Instant::now());
-    u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
+fn send_now(ways: &impl Ways, state: &mut State, delayed: Delayed, counted: bool) {
+    let Delayed { target, later, frames, call, done } = delayed;
+    state.calls.remove(&call);
+    for mut frame in frames {
+        frame.header.set_charged(counted);
+        frame.header.set_deadline_ms(later.until.map_or(0, millis));
+        ways.dispatch(frame);
+    }
+    state.left.push(Left { target, later, done, fate: Fate::Status(i32::from(counted)) });
 }

@@ -43,6 +43,6 @@ impl Runtime {
         let Asked { by, actor, call, place } = Asked::of(to)?;
         let header = Partial { actor, call, place }.header(self.me, parent);
         let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), body);
-        self.answer(frame, None, true).0
+        self.answering.send(self, frame, None, true).full
     }
 }

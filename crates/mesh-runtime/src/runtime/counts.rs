@@ -62,7 +62,7 @@ impl Runtime {
             kept: self.refs.kept(),
             refs: self.refs.foreign(),
             fetched: (self.refs.fetches(), self.remote_values.len()),
-            bypassed: self.landings.counts(),
+            bypassed: (self.road.offered(), self.landings.arrived()),
             landing: self.landings.len(),
         }
     }

@@ -25,8 +25,8 @@ impl Parts for Runtime {
 
     /// Behind what its sender has sent before.
     fn deliver(&self, frame: Frame) {
-        if self.landings.is_busy() || frame.header.is_distant() {
-            self.land(frame);
+        if self.landings.concerns(&frame) {
+            self.landings.land(self, frame);
         } else {
             self.take_in(frame);
         }

@@ -1,20 +1,21 @@
-//! Who may send how much to whom: meters of what is sent from here, and what others ask and tell of theirs.
+//! Flow control as the runtime ties it together: meters, mailboxes, and the frames about them.
 
 use super::Runtime;
 use crate::meter::{CreditPost, Meter};
 use crate::ports::STREAM;
 use mesh_proto::messages::Meaning;
-use mesh_proto::{ActorId, Admission, Credit, Flow, Header, ProcAddr};
+use mesh_proto::{ActorId, Credit, Flow, Header, ProcAddr, Progress, SPAWNS};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 impl CreditPost for Runtime {
     fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit) {
-        // A forked copy that drops what it has a copy of says nothing for the original.
+        // A forked copy that drops its copies of messages must not speak for the original.
         if self.is_forked() {
             return;
         }
         if sender == self.me {
-            self.meters.on_credit(&self.reactor, self.me, mailbox, credit);
+            self.meters.on_credit(self.me, mailbox, credit);
         } else {
             self.dispatch(credit.frame(mailbox, self.me, sender), None);
         }
@@ -31,35 +32,34 @@ impl Runtime {
         meter
     }
 
+    /// Processes have ended: nothing that is for them waits any more.
+    pub(crate) fn answers_end(&self, ended: impl Fn(ProcAddr) -> bool) {
+        self.answering.end(&ended);
+        self.spawning.end(&ended);
+    }
+
+    /// Blocks until no reply and no spawn waits, for at most `limit`.
+    pub(crate) fn drain_answers(&self, limit: Duration) {
+        let end = Instant::now() + limit;
+        self.answering.drain(end);
+        self.spawning.drain(end);
+    }
+
     /// Lets a message of `cost` bytes through to all of these mailboxes, or to none: then the one that is full is
     /// returned. True if the message is counted, and so has to be sent as such ([`crate::Terms::charged`]).
     ///
     /// # Errors
     /// The index of a meter that is full.
     pub fn admit_all(&self, meters: &[Arc<Meter>], cost: u64) -> Result<bool, usize> {
-        let mut counted = false;
-        for (index, meter) in meters.iter().enumerate() {
-            match meter.admit(cost) {
-                Admission::Counted => counted = true,
-                Admission::Free => {}
-                Admission::Full => {
-                    // Two senders that each kept what they had, and waited for what the other has, would wait for ever.
-                    self.refund_all(&meters[..index], cost);
-                    return Err(index);
-                }
-            }
-        }
-        Ok(counted)
+        self.meters.admit_all(meters, cost)
     }
 
     /// A message that was counted by these is not sent after all.
     pub fn refund_all(&self, meters: &[Arc<Meter>], cost: u64) {
-        for meter in meters {
-            self.meters.refund(&self.reactor, meter, cost);
-        }
+        self.meters.refund_all(meters, cost);
     }
 
-    /// A message that its sender counts will never be handled: the mailbox that it was for is gone.
+    /// Tells the sender of a counted message that its mailbox is gone, so that the message will never be handled.
     pub(crate) fn refuse(&self, header: &Header) {
         if !header.is_charged() {
             return;
@@ -71,22 +71,23 @@ impl Runtime {
             Err(_) => return,
         };
         if header.src == self.me {
-            self.meters.on_credit(&self.reactor, header.dst, mailbox, Credit::LAST);
+            self.meters.on_credit(header.dst, mailbox, Credit::LAST);
         } else {
             self.dispatch(Credit::LAST.frame(mailbox, header.dst, header.src), None);
         }
     }
 
-    /// What processes tell each other of how much they have read.
+    /// A process asks or tells how much of something was read or handled.
     pub(super) fn on_credit(&self, flow: Flow, src: ProcAddr) {
         match flow {
             Flow::Asks(progress) => {
-                // What came before it has been read.
+                // What came before the question has been read.
                 self.dispatch(progress.answer(self.me, src), None);
             }
-            Flow::HasRead(progress) => self.on_progress(progress, src),
+            Flow::HasRead(Progress { what: SPAWNS, count }) => self.spawning.on_read(self, src, count),
+            Flow::HasRead(Progress { count, .. }) => self.answering.on_read(self, src, count),
             Flow::ReaderEnded(_) => self.answers_end(|addr| addr == src),
-            Flow::Credit { mailbox, credit } => self.meters.on_credit(&self.reactor, src, mailbox, credit),
+            Flow::Credit { mailbox, credit } => self.meters.on_credit(src, mailbox, credit),
             Flow::Question { mailbox } => self.on_question(mailbox, src),
         }
     }

@@ -121,7 +121,7 @@ impl Runtime {
     /// A host is dead: this process's calls there fail, and its meshes have lost ranks.
     fn ranks_lost_with(&self, host: HostNo, verdict: &HostEnd) {
         let ended = verdict.ended();
-        self.landings_end(|one| one.host == host);
+        self.landings.end(self, |one| one.host == host);
         let known = self.remote_meshes.on(host);
         for addr in known {
             self.deliver(Down::notice(addr, &ended).frame(ProcAddr::agent(host), self.me));
@@ -132,8 +132,8 @@ impl Runtime {
         self.forget_fallen();
         self.ports.on_host_down(host);
         self.refs_end(|one| one.host == host, &ended);
-        self.meters.end_host(&self.reactor, host);
-        self.answers_end_with(host);
+        self.meters.end(|one| one.host == host);
+        self.answers_end(|one| one.host == host);
     }
 
     // For the host that serves this job.

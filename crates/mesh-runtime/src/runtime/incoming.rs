@@ -1,4 +1,4 @@
-//! Messages in: from a link or from this very process, to whoever they are for.
+//! Messages in: what each kind of message that is for this process does, from a link or from this process itself.
 
 use super::Runtime;
 use crate::calls::Outcome;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// The id of the actor that spawns what a job has one of each; known to every process.
 const REGISTRY: ActorId = 1;
-/// Shorter replies take hardly more of the caller's memory than the calls that it has begun.
+/// Shorter replies take hardly more memory than the caller's open calls.
 const LARGE_REPLY: u64 = 4096;
 
 impl Runtime {
@@ -67,13 +67,17 @@ impl Runtime {
             self.undeliverable(&header, Undelivered::NoActor);
         } else if let Meaning::StopActor(stop) = said {
             self.inboxes.announce_stop(actor);
-            self.stop_announced(stop, header.src);
+            if self.announced.is_orphan(stop, header.src)
+                && let Some(inbox) = self.inbox(actor)
+            {
+                self.close_inbox(&inbox);
+            }
         }
     }
 
-    /// An actor is to be made here: from now on there is an inbox for what is sent to it.
+    /// An actor is to be made here. From now on it has an inbox.
     pub(super) fn on_spawn(&self, spawn: Spawn, frame: Frame) {
-        // What is sent to one that lives is not to wait for one that will not be made.
+        // A living actor keeps its inbox: a second spawn makes no other actor.
         if self.inbox(spawn.actor).is_none_or(|inbox| inbox.is_free()) {
             let gauge = Gauge::new(Some((&frame, spawn)));
             let mailbox = MailboxCredits::new(spawn.actor, self.options.mailbox_budget, Some(self.weak()));
@@ -81,17 +85,17 @@ impl Runtime {
         }
         match spawn.part {
             SpawnPart::Whole => {}
-            SpawnPart::Announced => return self.note_announced(spawn.actor, frame.header.src),
-            SpawnPart::Arguments => self.note_arguments(spawn.actor),
+            SpawnPart::Announced => return self.announced.add(spawn.actor, frame.header.src),
+            SpawnPart::Arguments => self.announced.complete(spawn.actor),
         }
         self.inboxes.tell_system(frame);
     }
 
-    /// A caller waits no more, or takes a task back.
+    /// A caller no longer waits, or takes a task back.
     pub(super) fn on_cancel(&self, cancel: Cancel, frame: Frame) {
         let src = frame.header.src;
         if !cancel.what.is_answered() {
-            self.answer_unwanted(src, cancel.call);
+            self.answering.cancel(self, src, cancel.call);
             return self.inboxes.tell_system(frame);
         }
         match self.inbox(cancel.actor).and_then(|inbox| inbox.take_back(src, cancel.call)) {
@@ -101,7 +105,7 @@ impl Runtime {
         }
     }
 
-    /// A process of another host has ended, or of this one, whose agent tells of it.
+    /// A process has ended, as its agent reports.
     pub(super) fn on_down(&self, frame: &Frame) {
         let Some(Down { who: addr, ended, answer, .. }) = Down::read(frame) else { return };
         self.ended.note(addr);
@@ -118,14 +122,14 @@ impl Runtime {
         }
     }
 
-    /// A process has ended: nothing that it held of this one is held any more, and nothing waits for it.
+    /// A process has ended: it holds nothing of this one any more, and nothing waits for it.
     pub(crate) fn forget_debts(&self, addr: ProcAddr, ended: &Ended) {
-        self.meters.end(&self.reactor, Some(addr));
+        self.meters.end(|at| at == addr);
         self.answers_end(|at| at == addr);
         self.memory.on_death(addr, ended.pid);
     }
 
-    /// What this process had at one that has ended is lost. Returns how many of its calls are.
+    /// A process has ended: what this one had there is lost. Returns how many of its calls are.
     pub(crate) fn lose_proc(&self, addr: ProcAddr, ended: &Arc<Ended>) -> usize {
         let lost = self.calls.on_down(&self.reactor, addr, ended);
         self.forget_fallen();
@@ -134,7 +138,7 @@ impl Runtime {
         lost
     }
 
-    /// A reply has come for which this process has no room: its call fails instead.
+    /// A reply is too large for what this process may still hold: its call fails instead.
     #[cold]
     fn drop_reply(&self, reply: &Message) {
         let said = reply.meaning();
@@ -161,13 +165,13 @@ impl Runtime {
             if self.me.is_agent() {
                 self.on_proc(link.peer, Event::LinkClosed(why));
                 if link.peer.is_guest() {
-                    // Nobody reaps it for this process: the link's end is all that there is to know.
+                    // Nobody reaps a guest for this process: all that it can know is that the link has ended.
                     self.on_proc(link.peer, Event::Exited(Exit::Unknown));
                 }
             } else if self.me.is_guest() {
                 self.lose_job();
             } else if !self.standing.is_over() {
-                // The agent is gone: a worker never outlives it, whatever its own code is doing just now.
+                // The agent is gone. A worker never outlives it, whatever its own code is doing.
                 let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
             }
         }
@@ -186,13 +190,13 @@ impl Runtime {
 
     // Notices.
 
-    /// A proc that somebody here may own has ended, and with it `lost` calls of this process.
+    /// Notifies this process, which may own the proc, of an end that `lost` calls of this process have failed with.
     pub(crate) fn notice_down(&self, addr: ProcAddr, ended: &Ended, lost: usize) {
         let down = Down { calls: lost as u64, ..Down::notice(addr, ended) };
         self.inboxes.notice(down.frame(self.me, self.me));
     }
 
-    /// What an owner at the controller has to hear of.
+    /// The inbox of what owners in this process are notified of.
     pub fn notices(&self) -> Arc<Inbox> {
         Arc::clone(&self.inboxes.notices)
     }
@@ -218,12 +222,12 @@ impl Runtime {
         }
     }
 
-    /// Puts a stop behind what waits in an inbox; nobody hears of it.
+    /// Puts a stop behind what waits in an inbox; nobody is told of it.
     pub fn finish_inbox(&self, inbox: &Inbox) {
         self.inboxes.finish(inbox);
     }
 
-    /// Puts an empty notice of a failure before what waits in an inbox: there is something to see to.
+    /// Puts an empty notice of a failure before what waits in an inbox, so that its actor looks.
     pub fn nudge_inbox(&self, inbox: &Inbox) {
         self.inboxes.nudge(inbox);
     }

@@ -1,90 +1,81 @@
-//! Large parts that travel past the gateways: the sender keeps and offers them, as it does values for references, and the
-//! receiving process gets them before the message is taken in, while what the sender has sent since waits behind it.
+//! Messages whose large parts come past the gateways: they are taken in once all parts are here, and what their senders have
+//! sent since waits behind them (`mesh_proto::Landing`). Senders keep and offer such parts as they do values for references
+//! ([`super::offering`]).
 //!
-//! DST-1: a message with distant parts is taken in whole, once, and in its place among those of its sender ([`Landing`]).
-//! DST-2: what does not come past the gateways comes through them, as any fetched value; only its sender's end loses it.
+//! DST-1: a message with distant parts is taken in whole, once, and in its place among those of its sender.
+//! DST-2: a part that does not come past the gateways comes through them, as any fetched value; only its sender's end loses it.
 //! DST-3: its sender keeps a part until the receiver has it, is gone, or was never reached (REF-1).
+//!
+//! No lock is held while a message is taken in, a frame is sent, or a part is fetched.
 
-use super::{Runtime, lock};
+use super::Dispatch;
 use crate::bypass::Bypass;
-use crate::gateway::is_mapped;
-use crate::refs::{Hold, RefAddr};
-use crate::shm::Room;
+use crate::locks::lock;
+use crate::refs::RefAddr;
+use crate::shm::{Memory, Room};
+use crate::standing::Standing;
 use bytes::Bytes;
 use mesh_proto::control::{Fetch, down_of};
-use mesh_proto::messages::{Extend, Meaning};
-use mesh_proto::{CallId, Frame, Kind, Landing, Part, ProcAddr, Sharing, Target, Undelivered};
+use mesh_proto::messages::Meaning;
+use mesh_proto::{CallId, Frame, Header, Kind, Landing, Part, ProcAddr, Sharing, Target, Ticket};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, Weak};
 
-/// Who is asked for a road past the gateways, at the first part that is worth it.
-const ASKED: &str = ".bypass";
-/// Shorter parts are not worth looking for one.
-const WORTH: usize = 1 << 20;
-const PAGE: u64 = 4096;
+/// What messages that land need of the process around them.
+pub(crate) trait Ground: Dispatch + Send + Sync + Sized + 'static {
+    /// Keeps a part at its sender until it is dropped.
+    type Hold: Send + 'static;
+    /// Itself, for parts that come later.
+    fn weak(&self) -> Weak<Self>;
+    fn landings(&self) -> &Landings<Self::Hold>;
+    /// The road past the gateways, if one is known.
+    fn road(&self) -> Option<Bypass>;
+    /// An id that nobody else makes.
+    fn new_id(&self) -> u64;
+    fn hold(&self, part: RefAddr, ticket: Ticket) -> Self::Hold;
+    /// A message is complete, and it is its turn.
+    fn take_in(&self, frame: Frame);
+    /// A message has lost parts, and is not taken in.
+    fn lose(&self, header: &Header);
+}
 
 /// See the module.
-#[derive(Debug, Default)]
-pub(super) struct Landings {
-    /// The road, and from which length on it is taken; none if there is none.
-    bypass: OnceLock<Option<(Bypass, usize)>>,
-    was_asked: AtomicBool,
+#[derive(Debug)]
+pub(crate) struct Landings<H> {
+    me: ProcAddr,
+    memory: Arc<Memory>,
+    standing: Arc<Standing>,
     lines: Mutex<Landing<Frame>>,
     /// Whether anything is in those lines.
     busy: AtomicBool,
     /// Parts that come through the gateways after all, by the calls that ask for them.
-    through: Mutex<HashMap<CallId, (Arc<Job>, usize)>>,
-    offered: AtomicU64,
+    through: Mutex<HashMap<CallId, Asked<H>>>,
     arrived: AtomicU64,
     jobs: AtomicUsize,
 }
 
-impl Landings {
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy.load(Ordering::Acquire)
-    }
-
-    /// How many parts were offered, and how many have come.
-    pub(super) fn counts(&self) -> (u64, u64) {
-        (self.offered.load(Ordering::Relaxed), self.arrived.load(Ordering::Relaxed))
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.jobs.load(Ordering::Relaxed)
-    }
-
-    /// The part that such a call has asked for, if one has.
-    fn asked_through(&self, call: CallId) -> Option<(Arc<Job>, usize)> {
-        lock(&self.through).remove(&call)
-    }
-
-    fn with_lines<T>(&self, then: impl FnOnce(&mut Landing<Frame>) -> T) -> T {
-        let mut lines = lock(&self.lines);
-        let out = then(&mut lines);
-        self.busy.store(!lines.is_empty(), Ordering::Release);
-        out
-    }
-}
+/// A part that was asked for: of which message, and which of its parts.
+type Asked<H> = (Arc<Job<H>>, usize);
 
 /// A message that is landing.
 #[derive(Debug)]
-struct Job {
+struct Job<H> {
     frame: Frame,
     number: u64,
-    state: Mutex<Coming>,
+    state: Mutex<Coming<H>>,
 }
 
 #[derive(Debug)]
-struct Coming {
-    /// As they have come; none of those that have not.
+struct Coming<H> {
+    /// None of those that have not come.
     parts: Vec<Option<Part>>,
     left: usize,
     /// Whether what has come is shared with nobody.
     sole: bool,
     lost: bool,
-    /// What its sender keeps the parts for.
-    holds: Vec<Arc<Hold>>,
+    /// Keeps the parts at their sender.
+    holds: Vec<H>,
 }
 
 /// Where a part is put as it comes.
@@ -95,6 +86,24 @@ enum Into {
 }
 
 impl Into {
+    /// Memory for so many bytes; none if there is none.
+    fn new(memory: &Memory, size: usize, me: ProcAddr) -> Option<Self> {
+        if let Some(room) = memory.room(size, &Target::One(me)) {
+            return Some(Self::Shared(room));
+        }
+        let mut heap = Vec::new();
+        heap.try_reserve_exact(size).ok()?;
+        heap.resize(size, 0);
+        Some(Self::Heap(heap))
+    }
+
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        match self {
+            Self::Shared(room) => room.place().at,
+            Self::Heap(bytes) => bytes.as_mut_ptr(),
+        }
+    }
+
     fn done(self) -> Part {
         match self {
             Self::Shared(room) => {
@@ -106,111 +115,84 @@ impl Into {
     }
 }
 
-impl Runtime {
-    /// Has parts of `from` bytes and more travel past the gateways from now on; or says that there is no such road. The first
-    /// word counts.
-    pub fn set_bypass(&self, bypass: Option<(Bypass, usize)>) {
-        let _ = self.landings.bypass.set(bypass);
+impl<H: Send + 'static> Landings<H> {
+    pub(crate) fn new(me: ProcAddr, memory: &Arc<Memory>, standing: &Arc<Standing>) -> Self {
+        Self {
+            me,
+            memory: Arc::clone(memory),
+            standing: Arc::clone(standing),
+            lines: Mutex::default(),
+            busy: AtomicBool::new(false),
+            through: Mutex::default(),
+            arrived: AtomicU64::new(0),
+            jobs: AtomicUsize::new(0),
+        }
     }
 
-    /// The road past the gateways, if it is known by now. If not, somebody looks for it.
-    fn bypass(&self) -> Option<(Bypass, usize)> {
-        if let Some(known) = self.landings.bypass.get() {
-            return *known;
-        }
-        if !self.landings.was_asked.swap(true, Ordering::Relaxed) {
-            let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
-            self.inboxes.notice(Frame::build(header, None, ASKED.as_bytes(), &[]));
-        }
-        None
+    /// Whether a frame that is for this process is to land, rather than to be taken in at once.
+    pub(crate) fn concerns(&self, frame: &Frame) -> bool {
+        self.busy.load(Ordering::Acquire) || frame.header.is_distant()
     }
 
-    // At the sender.
-
-    /// Offers the large ones of a message's buffers, if it is for one process of another host. None if nothing is offered.
-    pub(crate) fn carry_past(&self, kind: Kind, target: &Target, buffers: &[&[u8]]) -> Option<Vec<Option<Part>>> {
-        let Target::One(to) = target else { return None };
-        if to.host == self.me.host || to.is_agent() && *to != ProcAddr::CONTROLLER || !is_mapped(kind) {
-            return None;
-        }
-        if !buffers.iter().any(|data| data.len() >= WORTH) {
-            return None;
-        }
-        let (bypass, from) = self.bypass()?;
-        let large = |data: &&[u8]| data.len() >= from.max(WORTH);
-        let parts: Vec<Option<Part>> = buffers
-            .iter()
-            .map(|data| Some(data).filter(|data| large(data)).and_then(|data| self.offer(bypass, data, *to)))
-            .collect();
-        parts.iter().any(Option::is_some).then_some(parts)
+    /// How many parts have come past the gateways.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.arrived.load(Ordering::Relaxed)
     }
 
-    /// Keeps a copy of a part, and offers it to whom it is for.
-    fn offer(&self, bypass: Bypass, data: &[u8], to: ProcAddr) -> Option<Part> {
-        let len = data.len() as u64;
-        let cost = len.next_multiple_of(PAGE);
-        if !self.refs.reserve_now(cost) {
-            return None;
-        }
-        let Some(room) = self.memory.keep_room(data.len(), &Target::One(self.me)) else {
-            self.refs.unreserve(cost, None);
-            return None;
-        };
-        room.fill(0, data, self.board.spare());
-        let place = room.place();
-        // SAFETY: `place` keeps it mapped, and it stays as it is until the value is given back, which waits for the offer.
-        let Some((offer, ticket)) = (unsafe { bypass.offer(place.at, len) }) else {
-            drop(room);
-            self.refs.unreserve(cost, None);
-            return None;
-        };
-        self.landings.offered.fetch_add(1, Ordering::Relaxed);
-        let (id, held) = self.refs.keep_offered(room.done(), (len, cost), (offer, place), to, self);
-        Some(Part::Distant { id, held, len, ticket: ticket.into() })
+    /// How many messages are landing.
+    pub(crate) fn len(&self) -> usize {
+        self.jobs.load(Ordering::Relaxed)
     }
 
-    // At the receiver.
+    /// The part that such a call has asked for, if one has.
+    fn asked_through(&self, call: CallId) -> Option<Asked<H>> {
+        lock(&self.through).remove(&call)
+    }
+
+    fn with_lines<T>(&self, then: impl FnOnce(&mut Landing<Frame>) -> T) -> T {
+        let mut lines = lock(&self.lines);
+        let out = then(&mut lines);
+        self.busy.store(!lines.is_empty(), Ordering::Release);
+        out
+    }
 
     /// Takes in a message behind those of its sender that are still landing, or lets it land.
     #[cold]
-    pub(super) fn land(&self, frame: Frame) {
+    pub(crate) fn land(&self, ground: &impl Ground<Hold = H>, frame: Frame) {
         let header = frame.header;
-        // What is asked for by this very module waits behind nobody.
+        // Answers to this part's own questions wait behind nothing.
         if matches!(header.kind, Kind::Reply | Kind::Undeliverable)
             && let Ok(said) = Meaning::of(&header)
-            && let Some((job, part)) = self.landings.asked_through(said.call())
+            && let Some((job, part)) = self.asked_through(said.call())
         {
-            return self.came_through(&job, part, &frame);
+            return self.came_through(ground, &job, part, &frame);
         }
-        // The notice of a process's end comes behind what it has sent.
+        if header.is_distant() {
+            return self.begin(ground, frame);
+        }
+        // The notice of a process's end waits behind what the process has sent.
         let ended = down_of(&header);
         let sender = ended.unwrap_or(header.src);
-        if frame.header.is_distant() {
-            return self.begin_landing(frame);
-        }
-        let waits = self.landings.with_lines(|lines| lines.arrive(sender, frame));
-        match waits {
-            Some(frame) => self.take_in(frame),
-            None if ended.is_some() => self.lose_those_through(|one| one == sender),
+        match self.with_lines(|lines| lines.arrive(sender, frame)) {
+            Some(frame) => ground.take_in(frame),
+            None if ended.is_some() => self.lose_those_through(ground, |one| one == sender),
             None => {}
         }
     }
 
-    fn begin_landing(&self, frame: Frame) {
+    fn begin(&self, ground: &impl Ground<Hold = H>, frame: Frame) {
         let Ok(parts) = frame.parts() else { return self.memory.let_go(&frame) };
         let sender = frame.header.src;
         let hold = |part: &Part| match part {
-            Part::Distant { id, held, .. } => Some(self.hold_under(RefAddr { owner: sender, id: *id }, *held, None)),
+            Part::Distant { id, held, .. } => Some(ground.hold(RefAddr { owner: sender, id: *id }, *held)),
             Part::Inline(_) | Part::Shared { .. } => None,
         };
-        let holds: Vec<Arc<Hold>> = parts.iter().filter_map(hold).collect();
-        let number = self.landings.with_lines(|lines| lines.open(sender));
-        self.landings.jobs.fetch_add(1, Ordering::Relaxed);
+        let holds: Vec<H> = parts.iter().filter_map(hold).collect();
+        let number = self.with_lines(|lines| lines.open(sender));
+        self.jobs.fetch_add(1, Ordering::Relaxed);
+        let here = |part: &Part| (!matches!(part, Part::Distant { .. })).then(|| part.clone());
         let coming = Coming {
-            parts: parts
-                .iter()
-                .map(|part| if let Part::Distant { .. } = part { None } else { Some(part.clone()) })
-                .collect(),
+            parts: parts.iter().map(here).collect(),
             // One more, so that it does not land while parts are still asked for.
             left: holds.len() + 1,
             sole: frame.header.sharing().sole,
@@ -218,88 +200,87 @@ impl Runtime {
             holds,
         };
         let job = Arc::new(Job { frame, number, state: Mutex::new(coming) });
-        let bypass = self.bypass();
+        let road = ground.road();
         for (part, distant) in parts.into_iter().enumerate() {
             let Part::Distant { len, ticket, .. } = distant else { continue };
-            match bypass {
-                Some((bypass, _)) => self.fetch_past(bypass, &job, part, len, &ticket),
-                None => self.fetch_through(&job, part),
+            match road {
+                Some(road) => self.fetch_past(ground, road, &job, part, len, &ticket),
+                None => self.fetch_through(ground, &job, part),
             }
         }
-        self.settle(&job, |_| {});
+        self.settle(ground, &job, |_| {});
     }
 
-    fn fetch_past(&self, bypass: Bypass, job: &Arc<Job>, part: usize, len: u64, ticket: &[u8]) {
-        let Ok(size) = usize::try_from(len) else { return self.part_lost(job) };
-        let mut heap = Vec::new();
-        let (mut into, at) = match self.memory.room(size, &Target::One(self.me)) {
-            Some(room) => {
-                let at = room.place().at;
-                (Into::Shared(room), at)
-            }
-            None if heap.try_reserve_exact(size).is_ok() => {
-                heap.resize(size, 0);
-                (Into::Heap(heap), std::ptr::null_mut())
-            }
-            None => return self.part_lost(job),
-        };
-        let at = if let Into::Heap(bytes) = &mut into { bytes.as_mut_ptr() } else { at };
-        let (runtime, job) = (self.weak(), Arc::clone(job));
+    // Parts.
+
+    fn fetch_past<G: Ground<Hold = H>>(
+        &self,
+        ground: &G,
+        road: Bypass,
+        job: &Arc<Job<H>>,
+        part: usize,
+        len: u64,
+        ticket: &[u8],
+    ) {
+        let into = usize::try_from(len).ok().and_then(|size| Into::new(&self.memory, size, self.me));
+        let Some(mut into) = into else { return self.lose_part(ground, job) };
+        let at = into.as_mut_ptr();
+        let (ground, job) = (ground.weak(), Arc::clone(job));
         let filled = move |all: bool| {
-            let Some(runtime) = runtime.upgrade() else { return };
+            let Some(ground) = ground.upgrade() else { return };
+            let landings = ground.landings();
             if all {
-                runtime.landings.arrived.fetch_add(1, Ordering::Relaxed);
+                landings.arrived.fetch_add(1, Ordering::Relaxed);
                 let came = into.done();
-                runtime.settle(&job, |coming| coming.parts[part] = Some(came));
+                landings.settle(&*ground, &job, |coming| coming.parts[part] = Some(came));
             } else {
                 drop(into);
-                runtime.fetch_through(&job, part);
+                landings.fetch_through(&*ground, &job, part);
             }
         };
         // SAFETY: `into` is kept by what is called at the end, is as long as the part, and nobody else knows of it.
-        unsafe { bypass.fetch(ticket, at, len, Box::new(filled)) };
+        unsafe { road.fetch(ticket, at, len, Box::new(filled)) };
     }
 
     /// Asks a part's sender for it, as for any value that it keeps (DST-2).
-    fn fetch_through(&self, job: &Arc<Job>, part: usize) {
+    fn fetch_through(&self, ground: &impl Ground<Hold = H>, job: &Arc<Job<H>>, part: usize) {
         let sender = job.frame.header.src;
-        let id = match job.frame.parts().unwrap_or_default().get(part) {
-            Some(Part::Distant { id, .. }) => *id,
-            _ => return self.part_lost(job),
-        };
-        if self.usable().is_err() {
-            return self.part_lost(job);
+        let Some((id, _)) = distant(&job.frame, part) else { return self.lose_part(ground, job) };
+        let call = ground.new_id();
+        lock(&self.through).insert(call, (Arc::clone(job), part));
+        // Whoever closes may have passed over it, and so may whoever gives up its sender.
+        let over = self.standing.usable().is_err() || !self.with_lines(|lines| lines.is_open(sender, job.number));
+        if over {
+            if self.asked_through(call).is_some() {
+                self.lose_part(ground, job);
+            }
+            return;
         }
-        let call = self.new_id();
-        lock(&self.landings.through).insert(call, (Arc::clone(job), part));
-        self.dispatch(Fetch { id, call }.frame(self.me, sender), None);
+        ground.dispatch(Fetch { id, call }.frame(self.me, sender));
     }
 
-    fn came_through(&self, job: &Arc<Job>, part: usize, answer: &Frame) {
-        let wanted = match job.frame.parts().unwrap_or_default().get(part) {
-            Some(Part::Distant { len, .. }) => *len,
-            _ => 0,
-        };
+    fn came_through(&self, ground: &impl Ground<Hold = H>, job: &Arc<Job<H>>, part: usize, answer: &Frame) {
+        let wanted = distant(&job.frame, part).map(|(_, len)| len);
         let parts = answer.parts().unwrap_or_default();
-        match parts.into_iter().nth(1).filter(|came| answer.header.kind == Kind::Reply && came.len() == wanted) {
-            Some(came) => self.settle(job, |coming| {
+        match parts.into_iter().nth(1).filter(|came| answer.header.kind == Kind::Reply && Some(came.len()) == wanted) {
+            Some(came) => self.settle(ground, job, |coming| {
                 coming.sole &= answer.header.sharing().sole;
                 coming.parts[part] = Some(came);
             }),
             None => {
                 self.memory.let_go(answer);
-                self.part_lost(job);
+                self.lose_part(ground, job);
             }
         }
     }
 
-    fn part_lost(&self, job: &Arc<Job>) {
-        self.settle(job, |coming| coming.lost = true);
+    fn lose_part(&self, ground: &impl Ground<Hold = H>, job: &Arc<Job<H>>) {
+        self.settle(ground, job, |coming| coming.lost = true);
     }
 
-    /// Something has become of a part. The last has the message taken in, and what was behind it.
-    fn settle(&self, job: &Arc<Job>, news: impl FnOnce(&mut Coming)) {
-        let frame = {
+    /// The fate of a part is known. With the last part's the message is taken in, and what was behind it.
+    fn settle(&self, ground: &impl Ground<Hold = H>, job: &Arc<Job<H>>, news: impl FnOnce(&mut Coming<H>)) {
+        let (coming, holds) = {
             let mut coming = lock(&job.state);
             news(&mut coming);
             coming.left -= 1;
@@ -307,67 +288,89 @@ impl Runtime {
                 return;
             }
             let holds = std::mem::take(&mut coming.holds);
-            let frame = self.landed(job, &mut coming);
-            drop(coming);
-            // Its sender need not keep the parts any longer (DST-3).
-            drop(holds);
-            frame
+            let parts = std::mem::take(&mut coming.parts);
+            (Coming { parts, left: 0, sole: coming.sole, lost: coming.lost, holds: Vec::new() }, holds)
         };
-        self.landings.jobs.fetch_sub(1, Ordering::Relaxed);
-        let sender = job.frame.header.src;
-        if self.landings.with_lines(|lines| lines.land(sender, job.number, frame)) {
-            while let Some(frame) = self.landings.with_lines(|lines| lines.next(sender)) {
-                self.take_in(frame);
+        let frame = self.landed(ground, job, coming);
+        // Its sender need not keep the parts any longer (DST-3).
+        drop(holds);
+        self.jobs.fetch_sub(1, Ordering::Relaxed);
+        let (sender, number) = (job.frame.header.src, job.number);
+        let passes = self.with_lines(|lines| match lines.is_open(sender, number) {
+            true => Ok(lines.land(sender, number, frame)),
+            false => Err(frame),
+        });
+        match passes {
+            Ok(true) => {
+                while let Some(frame) = self.with_lines(|lines| lines.next(sender)) {
+                    ground.take_in(frame);
+                }
             }
+            Ok(false) => {}
+            // Its sender was given up meanwhile.
+            Err(frame) => frame.iter().for_each(|frame| self.memory.let_go(frame)),
         }
     }
 
     /// The message with its parts; none if some are lost.
-    fn landed(&self, job: &Job, coming: &mut Coming) -> Option<Frame> {
+    fn landed(&self, ground: &impl Ground<Hold = H>, job: &Job<H>, coming: Coming<H>) -> Option<Frame> {
+        let Coming { parts, sole, lost, .. } = coming;
+        let lost = lost || parts.iter().any(Option::is_none);
+        let whole: Vec<Part> = parts.into_iter().flatten().collect();
+        let shared: Vec<Part> = whole.iter().filter(|part| matches!(part, Part::Shared { .. })).cloned().collect();
         let mut header = job.frame.header;
-        let parts = std::mem::take(&mut coming.parts);
-        let shared = parts.iter().flatten().any(|part| matches!(part, Part::Shared { .. }));
-        header.set_sharing(Sharing { sole: coming.sole, shared });
+        header.set_sharing(Sharing { sole, shared: !shared.is_empty() });
         header.set_distant(false);
-        let whole: Vec<Part> = parts.iter().flatten().cloned().collect();
-        if coming.lost || whole.len() != parts.len() {
+        if lost {
             // What has come of it goes back.
-            let came = whole.into_iter().filter(|part| matches!(part, Part::Shared { .. })).collect::<Vec<_>>();
-            let mut rest = header;
-            rest.set_sharing(Sharing { sole: coming.sole, shared: !came.is_empty() });
-            self.memory.let_go(&Frame::build(rest, None, b"", &[&[Part::Inline(Bytes::new())], &came[..]].concat()));
-            self.refuse(&job.frame.header);
-            self.undeliverable(&job.frame.header, Undelivered::NoActor);
+            let rest = [&[Part::Inline(Bytes::new())], &shared[..]].concat();
+            self.memory.let_go(&Frame::build(header, None, b"", &rest));
+            ground.lose(&job.frame.header);
             return None;
         }
         Some(Frame::build(header, None, job.frame.name(), &whole))
     }
 
-    /// A question of this very process could not be put. True if it was for a part of a message.
-    pub(super) fn unasked(&self, call: CallId) -> bool {
-        let asked = self.landings.asked_through(call);
+    // Ends.
+
+    /// A question of this process could not be sent. True if it was for a part of a message.
+    pub(crate) fn unasked(&self, ground: &impl Ground<Hold = H>, call: CallId) -> bool {
+        let asked = self.asked_through(call);
         asked.is_some_and(|(job, _)| {
-            self.part_lost(&job);
+            self.lose_part(ground, &job);
             true
         })
     }
 
     /// Processes have ended: what they were asked for will not come.
-    fn lose_those_through(&self, ended: impl Fn(ProcAddr) -> bool) {
+    fn lose_those_through(&self, ground: &impl Ground<Hold = H>, ended: impl Fn(ProcAddr) -> bool) {
         let lost: Vec<_> = {
-            let mut through = lock(&self.landings.through);
+            let mut through = lock(&self.through);
             through.extract_if(|_, (job, _)| ended(job.frame.header.src)).map(|(_, (job, _))| job).collect()
         };
-        lost.iter().for_each(|job| self.part_lost(job));
+        lost.iter().for_each(|job| self.lose_part(ground, job));
     }
 
-    /// A whole host is gone, whose processes' ends are told next: what has not landed of them will not.
-    pub(crate) fn landings_end(&self, gone: impl Fn(ProcAddr) -> bool) {
-        if !self.landings.is_busy() {
+    /// Processes are gone, and this process is told of each of them next: what has not landed of theirs will not.
+    pub(crate) fn end(&self, ground: &impl Ground<Hold = H>, gone: impl Fn(ProcAddr) -> bool) {
+        if !self.busy.load(Ordering::Acquire) {
             return;
         }
-        let behind = self.landings.with_lines(|lines| lines.give_up(&gone));
+        let behind = self.with_lines(|lines| lines.give_up(&gone));
         behind.iter().for_each(|frame| self.memory.let_go(frame));
-        self.lose_those_through(gone);
+        self.lose_those_through(ground, gone);
+    }
+
+    /// The runtime closes: nothing is taken in any more.
+    pub(crate) fn close(&self, ground: &impl Ground<Hold = H>) {
+        self.end(ground, |_| true);
+    }
+}
+
+/// The id and the length of a part that is distant.
+fn distant(frame: &Frame, part: usize) -> Option<(u64, u64)> {
+    match frame.parts().unwrap_or_default().get(part) {
+        Some(Part::Distant { id, len, .. }) => Some((*id, *len)),
+        _ => None,
     }
 }

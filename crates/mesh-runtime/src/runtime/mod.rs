@@ -2,12 +2,12 @@
 //!
 //! - this file: what it is made of, its end;
 //! - `procs`: the procs that it makes and stops, or has as their agent; `guests`: scripts that join and leave;
-//! - `outgoing`: messages from here to their receivers;
-//! - `answers`: replies that wait here until their callers read;
+//! - `outgoing`: what a call, a tell, a reply and a cancellation do; `later`: the same once there is room for them;
+//! - `incoming`: what messages that arrive do; `early`: those that come before the spawn that they depend on;
+//! - `answers`: replies, and arguments of spawns (`arguments`), that wait here until their receivers read;
 //! - `backlog`: messages that wait here for room at their receivers;
+//! - `offering`, `landing`: large parts that travel past the gateways, at their senders and at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
-//! - `incoming`: messages that arrive, and their inboxes; `early`: those that come before the spawn that they depend on;
-//! - `landing`: large parts that travel past the gateways, and the order of what comes behind them;
 //! - `hosts`: what ties the gateway to the other parts, `dispatch`: how parts send frames;
 //! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
 //! - `values`: values that are kept here, and references; `copies`: what is here of other hosts' values;
@@ -17,6 +17,7 @@
 
 mod alarms;
 mod answers;
+mod arguments;
 mod backlog;
 mod blocking;
 mod call_ends;
@@ -37,9 +38,12 @@ mod incoming;
 mod inspection;
 mod inspection_socket;
 mod landing;
+mod later;
 mod lines;
 mod moving;
+mod offering;
 mod outgoing;
+mod packing;
 mod port_handles;
 mod procs;
 mod repairs;
@@ -50,13 +54,22 @@ mod switch;
 mod values;
 mod waiting;
 
-pub use answers::Spawned;
-pub(crate) use backlog::millis;
-pub use backlog::{Calling, Deferral, Later};
+pub(crate) use answers::Answering;
+#[cfg(test)]
+pub(crate) use arguments::Announced;
+pub use arguments::Spawned;
+pub(crate) use backlog::Deferred;
+#[cfg(test)]
+pub(crate) use backlog::{Delayed, Ways};
 pub use blocking::Wait;
 pub use counts::Counts;
 pub(crate) use dispatch::Dispatch;
 pub(crate) use home::{AgentEnvironment, Home};
+#[cfg(test)]
+pub(crate) use landing::Ground;
+pub(crate) use landing::Landings;
+pub(crate) use later::millis;
+pub use later::{Calling, Deferral, Later};
 pub use outgoing::{Body, Outgoing, Terms};
 pub use port_handles::{Mailbox, Outlet, Packed, Posted, Posting, Said};
 #[cfg(test)]
@@ -81,7 +94,7 @@ use crate::meter::{MailboxCredits, Meters};
 use crate::ports::Ports;
 use crate::promises::Promises;
 use crate::reactor::{Handler, Reactor};
-use crate::refs::{Around, Refs};
+use crate::refs::{Around, Hold, Refs};
 use crate::remote_meshes::RemoteMeshes;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
@@ -99,18 +112,15 @@ use inspection_socket::InspectionSocket;
 use lines::HostLogs;
 use mesh_proto::control::{Goodbye, Hello};
 use mesh_proto::messages::Extend;
-use mesh_proto::{
-    ActorId, EndReason, Ended, Frame, HostNo, IdMaker, LinkId, MeshId, ProcAddr, REPLIES, Router, SPAWNS, Target,
-};
+use mesh_proto::{EndReason, Ended, Frame, HostNo, IdMaker, LinkId, MeshId, ProcAddr, REPLIES, Router, SPAWNS, Target};
 use mesh_topology::Region;
 pub(crate) use moving::Moving;
 use spawned::RemoteSpawns;
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -161,14 +171,15 @@ pub struct Runtime {
     pub(crate) agent: HostAgent,
     logs: HostLogs,
     pub(crate) started: Instant,
-    pub(crate) meters: Meters,
-    deferred: backlog::Deferred,
-    answering: answers::Answering,
-    spawning: answers::Answering,
-    /// Bytes of replies that have come and that nobody has looked at.
+    pub(crate) meters: Arc<Meters>,
+    deferred: Deferred,
+    /// Replies that wait, and arguments of spawns.
+    answering: Answering,
+    spawning: Answering,
+    /// Bytes of replies that have arrived and that nobody has looked at.
     held_replies: Arc<AtomicU64>,
-    /// Actors whose arguments have not come yet, and who spawns them.
-    announced: Mutex<HashMap<ActorId, ProcAddr>>,
+    announced: arguments::Announced,
+    packing: packing::Packing,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
     pub(crate) standing: Arc<Standing>,
@@ -177,7 +188,8 @@ pub struct Runtime {
     pub(crate) inboxes: Inboxes,
     pub(crate) gateway: Arc<Gateway<Self>>,
     early: EarlyFrames,
-    landings: landing::Landings,
+    pub(crate) landings: Landings<Arc<Hold>>,
+    road: offering::Road,
     /// The host that this process is on.
     pub(crate) home: Arc<Home>,
     /// Meshes of other hosts that this process has sent to.
@@ -185,7 +197,6 @@ pub struct Runtime {
     /// What this process has spawned below other agents than itself.
     remote_spawns: RemoteSpawns,
     ids: Arc<IdMaker>,
-    sends: AtomicU32,
     io: Mutex<Option<JoinHandle<()>>>,
     waiting: Waiting,
     /// See `inspection_socket`.
@@ -293,6 +304,12 @@ impl Runtime {
         let (home, started) = (Arc::<Home>::default(), Instant::now());
         let agent = HostAgent::new(me, &reactor, &board, &home, started);
         let ids = Arc::new(IdMaker::new(u64::from_ne_bytes(seed)));
+        let meters = Arc::new(Meters::new(&reactor));
+        let answering = |what| Answering::new((me, what, options.link_budget), &reactor, &standing, &memory);
+        let (answering, spawning) = (answering(REPLIES), answering(SPAWNS));
+        let packing = packing::Packing::new(me, &memory, &board, options.shm_threshold);
+        let landings = Landings::new(me, &memory, &standing);
+        let deferred = Deferred::new(options.link_budget, &reactor, &standing, &memory, &meters);
         let runtime = Arc::new_cyclic(|this| {
             // What is said to the process itself counts against nobody's budget, but for messages of extensions.
             let own = || {
@@ -340,12 +357,13 @@ impl Runtime {
                 agent,
                 logs: HostLogs::new(me, started, Weak::<Self>::clone(this)),
                 started,
-                meters: Meters::default(),
-                deferred: backlog::Deferred::new(options.link_budget),
-                answering: answers::Answering::new(REPLIES, options.link_budget),
-                spawning: answers::Answering::new(SPAWNS, options.link_budget),
+                meters,
+                deferred,
+                answering,
+                spawning,
                 held_replies: Arc::default(),
-                announced: Mutex::default(),
+                announced: arguments::Announced::default(),
+                packing,
                 this: Weak::clone(this),
                 standing,
                 options,
@@ -353,12 +371,12 @@ impl Runtime {
                 inboxes: Inboxes::new(me, &for_parts.0, &memory, (system, notices)),
                 gateway,
                 early: EarlyFrames::default(),
-                landings: landing::Landings::default(),
+                landings,
+                road: offering::Road::default(),
                 home,
                 remote_meshes: RemoteMeshes::new(me.host),
                 remote_spawns: RemoteSpawns::default(),
                 ids,
-                sends: AtomicU32::new(0),
                 io: Mutex::new(None),
                 waiting,
                 inspection_socket: InspectionSocket::new(&for_parts.0, &for_parts.1),
@@ -534,10 +552,12 @@ impl Runtime {
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
         self.inspector.journal.close(&self.reactor);
-        self.close_backlog();
-        self.close_answers();
+        self.deferred.close();
+        self.answering.close();
+        self.spawning.close();
+        self.landings.close(self);
         self.refs.close();
-        self.meters.end(&self.reactor, None);
+        self.meters.end(|_| true);
         for inbox in self.inboxes.all() {
             self.close_inbox(&inbox);
         }
@@ -593,8 +613,8 @@ impl Handler for Runtime {
             self.gateway.turn(),
             self.early_turn(),
             self.memory.turn(),
-            self.backlog_turn(),
-            self.answers_turn(),
+            self.deferred.turn(self),
+            self.answering.turn(self),
         ];
         turns.into_iter().flatten().min()
     }

@@ -1,20 +1,16 @@
-//! Messages out: composed, and sent.
+//! Messages out: what a call, a tell, a reply and a cancellation do with the parts of a runtime.
 
 use super::Runtime;
-use super::answers::holds_back;
+use super::answers::{Sent, holds_back};
 use crate::calls::{Call, Outcome};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::refs::Hold;
-use bytes::Bytes;
 use mesh_proto::control::Undeliverable;
 use mesh_proto::messages::{Answer, Asked, Call as TaskCall, Cancel, Cancelled, Reply, Request, Spawn};
-use mesh_proto::{
-    ActorId, CallId, Carried, Frame, Header, Kind, MESSAGE_COST, Part, Piece, ProcAddr, Sharing, Target, Undelivered,
-};
+use mesh_proto::{ActorId, CallId, Carried, Frame, Header, Kind, MESSAGE_COST, Piece, ProcAddr, Target, Undelivered};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// What a message carries.
@@ -51,7 +47,7 @@ impl<'a> Body<'a> {
 pub struct Outgoing<'a> {
     /// What it is for.
     pub request: Request,
-    /// Who shall have it.
+    /// Its receivers.
     pub target: &'a Target,
     /// Which actor there.
     pub actor: ActorId,
@@ -81,9 +77,9 @@ impl Outgoing<'_> {
 pub struct Terms {
     /// It was counted ([`Runtime::admit_all`]), and its bytes are to be given back.
     pub charged: bool,
-    /// So many milliseconds from now nobody wants the answer any more; 0 for no such time.
+    /// Nobody wants the answer any more after so many milliseconds; 0 for no such time.
     pub deadline_ms: u32,
-    /// What those who send to its stream may be ahead of its reader, in bytes; 0 for what the process has set.
+    /// How many bytes the senders of its stream may be ahead of its reader; 0 for what the process has set.
     pub ahead: u64,
 }
 
@@ -96,64 +92,24 @@ impl Terms {
 }
 
 impl Runtime {
-    /// The parts of a message. What is `distant` of its buffers is there already.
-    fn pack(
-        &self,
-        target: &Target,
-        payload: &[u8],
-        buffers: &[&[u8]],
-        distant: Vec<Option<Part>>,
-    ) -> (Vec<Part>, Sharing) {
-        let mut parts = Vec::with_capacity(1 + buffers.len());
-        parts.push(Part::Inline(Bytes::copy_from_slice(payload)));
-        let mut sharing = Sharing { sole: target.len() == 1, shared: false };
-        let agent = Target::One(ProcAddr::agent(self.me.host));
-        // What goes to other hosts goes through this one's agent. A mixture is written out: its receivers here map nothing.
-        let near = match target.is_on(self.me.host) {
-            true => Some(target),
-            false if !self.me.is_agent() && target.hosts().contains(self.me.host) => None,
-            false => Some(&agent),
-        };
-        let mut distant = distant.into_iter();
-        for data in buffers {
-            if let Some(part) = distant.next().flatten() {
-                parts.push(part);
-                continue;
-            }
-            let near = near.filter(|_| data.len() >= self.options.shm_threshold);
-            let shared = near.and_then(|near| self.memory.put(data, near, self.board.spare()));
-            parts.push(match shared {
-                Some(at) => {
-                    sharing.shared = true;
-                    Part::Shared { at, len: data.len() as u64 }
-                }
-                None => Part::Inline(Bytes::copy_from_slice(data)),
-            });
-        }
-        if self.sends.fetch_add(1, Ordering::Relaxed) % 64 == 63 {
-            self.memory.trim();
-        }
-        (parts, sharing)
-    }
-
-    /// Who a header names of such a target.
+    /// The receiver that a message's header names.
     pub(super) fn aim(&self, target: &Target) -> ProcAddr {
         match target {
             Target::One(addr) => *addr,
-            // The region says which; the header, for whoever reads only that, names no host of its own.
+            // The region says which. The header is enough to tell the mesh, and names no host.
             Target::Many(mesh, ..) => ProcAddr { mesh: *mesh, rank: 0, host: 0 },
             // Each piece is composed by itself.
             Target::Joined(_) => self.me,
         }
     }
 
-    /// A message; `place` is that of its first receiver in what is messaged.
+    /// A message; `place` is that of its first receiver in the whole target.
     fn compose(&self, out: &Outgoing<'_>, call: CallId, place: u32) -> Frame {
         let header = out.request.header(out.actor, call, place, self.me, self.aim(out.target));
         self.write(header, out.target, out.name, out.body)
     }
 
-    /// Writes a message; what its references are to is given to its receivers.
+    /// Writes a message. The values that it refers to are given to its receivers.
     pub(super) fn write(&self, mut header: Header, target: &Target, name: &[u8], body: Body<'_>) -> Frame {
         let Body { payload, buffers, refs } = body;
         if let Some(refs) = refs {
@@ -170,7 +126,7 @@ impl Runtime {
         }
         let distant = self.carry_past(header.kind, target, buffers);
         header.set_distant(distant.is_some());
-        let (parts, sharing) = self.pack(target, payload, buffers, distant.unwrap_or_default());
+        let (parts, sharing) = self.packing.pack(target, payload, buffers, distant.unwrap_or_default());
         header.set_sharing(sharing);
         Frame::build(header, cast, name, &parts)
     }
@@ -214,7 +170,7 @@ impl Runtime {
     pub fn call_on(&self, out: &Outgoing<'_>, stream: bool, terms: Terms) -> Result<(Arc<Call>, usize), RuntimeError> {
         self.usable()?;
         let call = self.open(out.target.clone(), stream)?;
-        // Before it is sent: its first value may be here at once.
+        // Before it is sent, because its first value may arrive at once.
         call.limit_ahead(terms.ahead);
         let queued = self.send_out(&out.streamed(stream), call.id, |frame| terms.mark(frame));
         Ok((call, queued))
@@ -254,8 +210,8 @@ impl Runtime {
         self.reply_by(to, None, answer, Body::new(payload, buffers));
     }
 
-    /// Answers a call, whose caller wants the answer until `due`. If too much waits here for callers that do not read,
-    /// whoever answers is to take no other message until what is returned is finished.
+    /// Answers a call whose caller wants the answer until `due`. If too much waits here for callers that do not read, the
+    /// actor is to take no other message until what is returned is finished.
     pub fn reply_by(
         &self,
         to: &Header,
@@ -272,14 +228,14 @@ impl Runtime {
         if matches!(TaskCall::read(to), Ok(TaskCall { task: Some(_), .. })) {
             return self.answer_task(frame, due, actor);
         }
-        self.answer(frame, due, holds_back(to.kind)).0
+        self.answering.send(self, frame, due, holds_back(to.kind)).full
     }
 
-    /// Answers a task. What its caller may not get, should this process die now, holds up what it sends ahead (TAK-2): a
-    /// reply that waits here, and one that refers to memory of this process.
+    /// Answers a task. A reply that its caller would not get if this process died now, because it waits here or refers to
+    /// memory of this process, holds up the tasks that the caller has sent ahead (TAK-2).
     fn answer_task(&self, frame: Frame, due: Option<Instant>, actor: ActorId) -> Option<Arc<Completion>> {
         let (by, shared) = (frame.header.dst, frame.header.sharing().shared || frame.header.is_distant());
-        let (held, is_out) = self.answer(frame, due, holds_back(Kind::Call));
+        let Sent { is_out, full } = self.answering.send(self, frame, due, holds_back(Kind::Call));
         if (shared || !is_out)
             && let Some(inbox) = self.inbox(actor)
         {
@@ -287,13 +243,13 @@ impl Runtime {
                 self.undeliverable(task.header(), Undelivered::NotBegun);
             }
         }
-        held
+        full
     }
 
-    /// The queue towards a receiver that is above its budget, if there is one.
+    /// Whether the queues on the way to all of these are within budget.
     ///
     /// # Errors
-    /// [`RuntimeError::Full`], naming it.
+    /// [`RuntimeError::Full`], naming a receiver behind a queue that is not.
     pub fn admit(&self, target: &Target) -> Result<(), RuntimeError> {
         let budget = self.options.link_budget;
         if self.me.is_agent() && !target.is_on(self.me.host) {
@@ -340,22 +296,22 @@ impl Runtime {
         if self.usable().is_err() || !self.calls.cancel(&self.reactor, call) {
             return false;
         }
-        if self.take_back_call(call.id) {
-            return true; // Its receivers have never heard of it.
+        if self.deferred.take_back_call(self, call.id) {
+            return true; // It was never sent.
         }
         let what = call.reduced().map_or(Cancelled::Call, |_| Cancelled::Combined);
         self.send_cancel(target, Cancel { actor, call: call.id, place: 0, what });
         true
     }
 
-    /// Takes a task back. Its call goes on until its receiver has answered: that it has not begun, or what it would have said
-    /// anyway; of a coroutine that was begun, where `begun` is to be ended too, that it was cancelled.
+    /// Takes a task back. Its call goes on until its receiver has answered: that the task has not begun, or else its result.
+    /// With `begun` a coroutine that has begun is ended too, and its answer is that it was cancelled.
     pub fn take_back_task(&self, call: &Call, target: &Target, actor: ActorId, begun: bool) {
         if self.usable().is_err() || call.is_done() {
             return;
         }
-        if self.take_back_call(call.id) {
-            // Its receiver has never heard of it.
+        if self.deferred.take_back_call(self, call.id) {
+            // It was never sent.
             let end = Undeliverable { call: call.id, place: 0, actor, why: Undelivered::NotBegun };
             let outcome = Outcome::Replied(Arc::new(Message::plain(end.frame(self.me, self.me))));
             self.calls.on_outcome(&self.reactor, call.id, 0, outcome);

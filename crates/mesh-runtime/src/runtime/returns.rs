@@ -1,19 +1,19 @@
-//! Messages that cannot reach their receivers, and the notices of ends: who waits for an answer gets one.
+//! Messages that cannot reach their receivers: whoever waits for an answer gets one.
 
 use super::Runtime;
 use crate::agent::{self, MOST_PROCS};
 use crate::calls::Outcome;
 use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::messages::{Asked, Meaning};
-use mesh_proto::{EndReason, Ended, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Target, Undelivered};
+use mesh_proto::{EndReason, Ended, Flow, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Target, Undelivered};
 use std::sync::Arc;
 use std::time::Instant;
 
 impl Runtime {
-    /// Has this process told when procs end: at once, of those that have ended.
+    /// Has this process notified when procs end; at once of those that have ended.
     pub fn watch_procs(&self, target: &Target) {
         let addrs: Vec<ProcAddr> = target.procs().collect();
-        // Nobody but this process can tell it what has ended with a host.
+        // Which of them end with a host nobody but this process can tell.
         self.note_target(target);
         let mut unknown = Vec::new();
         for addr in addrs {
@@ -25,7 +25,7 @@ impl Runtime {
         self.watch_owners(unknown);
     }
 
-    /// Has the agents of owners on other hosts tell of their ends.
+    /// Has the agents of these processes notify this one of their ends.
     pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
         for owner in owners {
             self.dispatch(Watch::of(owner).frame(self.me, ProcAddr::agent(owner.host)), None);
@@ -36,14 +36,16 @@ impl Runtime {
     pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
         if header.kind == Kind::Failure && header.dst.is_guest() && self.me == ProcAddr::CONTROLLER {
-            // The script that owns it has left: the next one is told.
+            // The script that owns the actor has left: the next one is told.
             self.inboxes.notice(frame.clone());
             return;
         }
         if header.is_owed() {
             self.memory.let_go(frame);
         }
-        if self.unread(frame) {
+        if let Ok(Meaning::Credit(Flow::Asks(progress))) = Meaning::of(&header) {
+            // Its receiver will never read what came before the question.
+            self.dispatch(progress.last(header.dst, header.src), None);
             return;
         }
         self.refuse(&frame.header);
@@ -64,7 +66,7 @@ impl Runtime {
             return;
         }
         let Some(asked) = Asked::of(&header) else { return };
-        if header.kind == Kind::Fetch && header.src == self.me && self.unasked(asked.call) {
+        if header.kind == Kind::Fetch && header.src == self.me && self.landings.unasked(self, asked.call) {
             return;
         }
         if header.src == self.me {
@@ -77,13 +79,13 @@ impl Runtime {
         }
     }
 
-    /// Tells a sender that its receiver has ended: an answer to this message, not the one notice of that end.
+    /// Tells a sender that its receiver has ended. This answers the message; it is not the one notice of that end.
     fn tell_lost(&self, header: &Header, ended: &Ended) {
         let down = Down::answer(header.dst, ended);
         self.dispatch(down.frame(ProcAddr::agent(header.dst.host), header.src), None);
     }
 
-    /// A process cannot be watched any more. An agent that asks for its own sake hears of the end of a host anyway.
+    /// A process can no longer be watched. An agent that asks for itself is told of the end of a host anyway.
     fn unwatched(&self, header: &Header, ended: &Ended) {
         if !header.dst.is_agent() {
             self.tell_lost(header, ended);
@@ -94,7 +96,7 @@ impl Runtime {
         }
     }
 
-    /// An order cannot reach the agent that it is for: each of the procs that it is about is lost to whoever gave it.
+    /// An order cannot reach its agent: each of the procs that it is about is reported lost to the process that gave it.
     fn agent_lost(&self, order: &Frame, ended: &Ended) {
         let header = order.header;
         let (Some(mesh), Some(ranks)) = (mesh_of(&header), ranks_of(order, MOST_PROCS)) else { return };
@@ -105,21 +107,21 @@ impl Runtime {
         }
     }
 
-    /// Tells a sender that the actor it meant is not (or no longer) there.
+    /// Tells a sender that its message reaches no actor, and why.
     pub(crate) fn undeliverable(&self, header: &Header, why: Undelivered) {
         if let Some(asked) = Asked::of(header) {
             self.dispatch(Undeliverable::answer(&asked, why).frame(self.me, asked.by), None);
         }
     }
 
-    // What has waited for a spawn in vain.
+    // Messages that have waited for a spawn in vain.
 
-    /// These procs could not be made: nothing waits for them, and who has sent something hears why.
+    /// These procs could not be made: senders of messages that wait for them are told why.
     pub(crate) fn procs_failed(&self, mesh: MeshId, ended: &Arc<Ended>) {
         self.early.fail(mesh, ended).iter().for_each(|frame| self.refuse_unknown(frame));
     }
 
-    /// What has waited long enough goes back. Returns when that is next.
+    /// Returns messages whose spawn has not come in time. Says when it wants another turn.
     pub(super) fn early_turn(&self) -> Option<Instant> {
         let now = self.started.elapsed();
         let (frames, first) = self.early.turn(now);

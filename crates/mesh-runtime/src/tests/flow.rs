@@ -1,5 +1,6 @@
 //! Flow control and giving up, with threads: nobody who waits is forgotten.
 
+use super::dice::Dice;
 use super::{options, procs, soon};
 use crate::calls::{Calls, Outcome};
 use crate::inbox::Inbox;
@@ -14,15 +15,6 @@ use std::time::Duration;
 
 const ACTOR: u64 = 5;
 const HERE: Target = Target::One(ProcAddr::CONTROLLER);
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % sides
-    }
-}
 
 /// A runtime with one actor in it, whose inbox it gives.
 fn host() -> (Arc<Runtime>, Arc<Inbox>) {

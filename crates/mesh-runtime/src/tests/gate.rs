@@ -52,7 +52,7 @@ impl Setting {
         let credit = Credit { handled: self.outstanding(), ..Credit::LAST };
         let credit = Credit { last: false, ..credit };
         let at = self.target.place(0).unwrap();
-        self.runtime.meters.on_credit(&self.runtime.reactor, at, ACTOR, credit);
+        self.runtime.meters.on_credit(at, ACTOR, credit);
     }
 
     /// A coroutine sends a message, which waits for room.

@@ -1,5 +1,6 @@
 //! Messages whose large parts come past the gateways (DST-1 to DST-3), with a road that the test holds up and breaks.
 
+use super::dice::Dice;
 use super::options;
 use crate::bypass::{Bypass, RawBypass};
 use crate::runtime::{Body, Outgoing};
@@ -29,7 +30,8 @@ type Done = unsafe extern "C" fn(*mut c_void, i32);
 type Freed = unsafe extern "C" fn(*mut c_void);
 
 /// A part that was asked for: by which ticket, where to, and who is told.
-struct Asked {
+#[derive(Debug)]
+pub(super) struct Asked {
     ticket: u8,
     into: usize,
     len: usize,
@@ -38,7 +40,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn come(self) {
+    pub(super) fn come(self) {
         // SAFETY: as the header has it, this memory is ours until `done` is called, once.
         unsafe {
             std::slice::from_raw_parts_mut(self.into as *mut u8, self.len).fill(self.ticket);
@@ -46,14 +48,15 @@ impl Asked {
         }
     }
 
-    fn fail(self) {
+    pub(super) fn fail(self) {
         // SAFETY: as above.
         unsafe { (self.done)(self.arg as *mut c_void, 1) };
     }
 }
 
 #[repr(C)]
-struct Road {
+#[derive(Debug)]
+pub(super) struct Road {
     raw: RawBypass,
     asked: Mutex<Vec<Asked>>,
     /// What is offered, and who is told that nobody reads it.
@@ -104,22 +107,26 @@ unsafe extern "C" fn fetch(
     this.asked.lock().unwrap().push(asked);
 }
 
-fn road() -> &'static Road {
+pub(super) fn road() -> &'static Road {
     let raw = RawBypass { version: BYPASS_VERSION, offer, withdraw, fetch };
     Box::leak(Box::new(Road { raw, asked: Mutex::default(), offered: Mutex::default(), withdrawn: Mutex::default() }))
 }
 
 impl Road {
-    fn open(&'static self, runtime: &Runtime) {
+    pub(super) fn bypass(&'static self) -> Bypass {
         // SAFETY: never freed, and of this version.
-        runtime.set_bypass(Some((unsafe { Bypass::new(NonNull::from(self).cast()) }, LARGE)));
+        unsafe { Bypass::new(NonNull::from(self).cast()) }
     }
 
-    fn take(&self, which: usize) -> Asked {
+    fn open(&'static self, runtime: &Runtime) {
+        runtime.set_bypass(Some((self.bypass(), LARGE)));
+    }
+
+    pub(super) fn take(&self, which: usize) -> Asked {
         self.asked.lock().unwrap().remove(which)
     }
 
-    fn asked(&self) -> usize {
+    pub(super) fn asked(&self) -> usize {
         self.asked.lock().unwrap().len()
     }
 }
@@ -193,8 +200,7 @@ fn a_message_waits_for_its_parts_and_what_is_behind_for_it() {
 #[test]
 fn what_is_being_filled_is_kept_until_the_other_side_is_done() {
     let (road, kept) = (road(), Arc::new(()));
-    // SAFETY: never freed, and of this version.
-    let bypass = unsafe { Bypass::new(NonNull::from(road).cast()) };
+    let bypass = road.bypass();
     let (mut room, keeps) = (vec![0_u8; LEN], Arc::clone(&kept));
     // SAFETY: the memory is there until the end of the test.
     unsafe { bypass.fetch(&[1], room.as_mut_ptr(), LEN as u64, Box::new(move |_| drop(keeps))) };
@@ -223,7 +229,7 @@ fn a_host_that_is_gone_leaves_nothing_behind() {
     let (runtime, inbox, road) = receiver();
     runtime.deliver(message(sender(0), 1, 1));
     runtime.deliver(message(sender(0), 2, 0));
-    runtime.landings_end(|one| one.host == 3);
+    runtime.landings.end(&*runtime, |one| one.host == 3);
     runtime.deliver(message(sender(1), 3, 0));
     assert_eq!(taken(&inbox), [(3, 0)]);
     road.take(0).come();
@@ -234,11 +240,8 @@ fn a_host_that_is_gone_leaves_nothing_behind() {
 
 #[test]
 fn whatever_comes_first_each_sender_is_heard_in_order() {
-    let mut dice = 7_u64;
-    let mut roll = |sides: usize| {
-        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (dice >> 33) as usize % sides
-    };
+    let mut dice = Dice(7);
+    let mut roll = |sides: usize| dice.roll(sides);
     let (runtime, inbox, road) = receiver();
     for _ in 0..20 {
         let mut sent: [Vec<u8>; 3] = Default::default();

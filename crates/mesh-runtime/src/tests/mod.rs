@@ -4,8 +4,11 @@
 
 mod agent;
 mod agent_schedules;
+mod answering;
 mod answers;
+mod backlog;
 mod calls;
+mod collector;
 mod completion;
 #[path = "../../../mesh-proto/tests/support/dice.rs"]
 mod dice;
@@ -14,6 +17,7 @@ mod gate;
 mod handling;
 mod inspect;
 mod landing;
+mod landings;
 mod link;
 mod logs;
 mod moving;

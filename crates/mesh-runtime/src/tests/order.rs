@@ -1,5 +1,6 @@
 //! ORD-1 where sender and receiver share a process, or a host: casts and single messages keep one order.
 
+use super::dice::Dice;
 use super::pair::{ACTOR, Host, MESH, out};
 use super::{SOON, options};
 use crate::{Inbox, Outgoing, Runtime, Waited};
@@ -13,15 +14,6 @@ use std::time::Instant;
 const LISTENER: u64 = 6;
 const RANKS: usize = 3;
 const ROUNDS: u64 = 400;
-
-struct Dice(u64);
-
-impl Dice {
-    fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) as usize % sides
-    }
-}
 
 fn one(rank: usize) -> Target {
     Target::One(ProcAddr { mesh: MESH, rank: u32::try_from(rank).unwrap(), host: 0 })

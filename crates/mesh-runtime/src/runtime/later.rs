@@ -1,0 +1,161 @@
+//! Messages that are sent once there is room for them, as their senders ask for it; they wait in [`super::backlog`].
+
+use super::Packed;
+use super::backlog::{Delayed, Ways};
+use super::{Outgoing, Runtime};
+use crate::calls::Call;
+use crate::completion::Completion;
+use crate::error::RuntimeError;
+use crate::meter::Meter;
+use mesh_proto::{ActorId, CallId, Frame, Target};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// With what a message is sent later.
+#[derive(Debug, Default)]
+pub struct Later {
+    /// The meters of its mailboxes; none of a message that is not counted.
+    pub meters: Option<Arc<[Arc<Meter>]>>,
+    /// What it counts there, and has been reserved for it.
+    pub cost: u64,
+    /// When nobody wants the answer any more.
+    pub until: Option<Instant>,
+    /// The ports of calls that are in it.
+    pub ports: Vec<Packed>,
+    /// What people call its receivers, if there are such ports.
+    pub who: String,
+}
+
+/// How many replies a message that is sent later gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Calling {
+    /// One from each receiver.
+    Each,
+    /// As many as come.
+    Stream,
+    /// One, which the receivers combine.
+    Reduced,
+}
+
+/// A message that waits for its turn. It is finished with [`crate::Fate::Status`] once it has had it: 1 if meters count it.
+#[derive(Clone, Debug)]
+pub struct Deferral {
+    /// None of a reply, which nobody but its caller gives up.
+    pub(super) number: Option<u64>,
+    /// Finished when it no longer waits.
+    pub done: Arc<Completion>,
+}
+
+impl Deferral {
+    /// A reply that waits for its caller.
+    #[must_use]
+    pub fn of_reply(done: Arc<Completion>) -> Self {
+        Self { number: None, done }
+    }
+}
+
+impl Ways for Runtime {
+    fn is_clear(&self, target: &Target) -> bool {
+        self.admit(target).is_ok()
+    }
+}
+
+impl Runtime {
+    /// Whether any message waits for room.
+    pub fn defers(&self) -> bool {
+        self.deferred.any()
+    }
+
+    /// The first of the receivers for which messages wait: what is sent to them now has to wait behind those.
+    pub fn behind(&self, target: &Target, actor: ActorId) -> Option<usize> {
+        self.deferred.behind(target, actor)
+    }
+
+    /// Whether a call waits for its turn.
+    pub fn waits_here(&self, call: CallId) -> bool {
+        self.deferred.has_call(call)
+    }
+
+    /// Reserves room for a message of `cost` bytes that is to be sent later; even if there is none, where `surely`.
+    ///
+    /// # Errors
+    /// How many bytes wait here, and how many may, where there is no room.
+    pub fn reserve(&self, cost: u64, surely: bool) -> Result<(), (u64, u64)> {
+        self.deferred.reserve(cost, surely)
+    }
+
+    /// What was reserved is not needed.
+    pub fn unreserve(&self, cost: u64) {
+        self.deferred.release(cost);
+    }
+
+    /// Gives up a message or a turn; false if it is on its way, or was refused.
+    pub fn take_back(&self, deferral: &Deferral) -> bool {
+        self.deferred.take_back(self, deferral)
+    }
+
+    /// As [`Runtime::call_on`], once there is room. There must be a reservation for the message, unless it is not counted.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn call_later(
+        &self,
+        out: &Outgoing<'_>,
+        target: &Arc<Target>,
+        how: Calling,
+        later: Later,
+    ) -> Result<Arc<Call>, RuntimeError> {
+        let opened = self.usable().and_then(|()| self.open(out.target.clone(), how == Calling::Stream));
+        let call = opened.inspect_err(|_| self.unreserve(later.cost))?;
+        if how == Calling::Reduced {
+            call.mark_reduced(out.target.clone(), out.actor);
+        }
+        let frames = self.compose_all(&out.streamed(how == Calling::Stream), call.id);
+        let delayed = Delayed { target: Arc::clone(target), later, frames, call: call.id, done: None };
+        self.deferred.add(self, out.actor, delayed);
+        Ok(call)
+    }
+
+    /// As [`Runtime::tell_on`], once there is room; otherwise as [`Runtime::call_later`].
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn tell_later(&self, out: &Outgoing<'_>, target: &Arc<Target>, later: Later) -> Result<Deferral, RuntimeError> {
+        self.usable().inspect_err(|_| self.unreserve(later.cost))?;
+        Ok(self.dispatch_later(self.compose_all(out, 0), target, out.actor, later))
+    }
+
+    /// Sends frames once there is room in these mailboxes.
+    pub(crate) fn dispatch_later(
+        &self,
+        frames: Vec<Frame>,
+        target: &Arc<Target>,
+        mailbox: ActorId,
+        later: Later,
+    ) -> Deferral {
+        self.deferred.send(self, frames, target, mailbox, later)
+    }
+
+    /// Has a thread wait for its turn: until nothing is before it, the queues on the way are within budget, and the meters, if
+    /// there are any, let a message of `cost` bytes through.
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn turn(
+        &self,
+        target: &Arc<Target>,
+        actor: ActorId,
+        meters: Option<Arc<[Arc<Meter>]>>,
+        cost: u64,
+    ) -> Result<Deferral, RuntimeError> {
+        self.usable()?;
+        let later = Later { meters, cost, ..Later::default() };
+        Ok(self.dispatch_later(Vec::new(), target, actor, later))
+    }
+}
+
+/// A deadline as messages carry it: rounded up, and never 0, which means none.
+pub(crate) fn millis(until: Instant) -> u32 {
+    let left = until.saturating_duration_since(Instant::now());
+    u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
+}

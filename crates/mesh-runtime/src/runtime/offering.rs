@@ -1,0 +1,137 @@
+//! Large parts that travel past the gateways, at their sender: it keeps and offers them, as it does values for references.
+//! Their messages have tickets in their places; how they arrive is [`super::landing`].
+
+use super::Runtime;
+use super::landing::{Ground, Landings};
+use crate::bypass::Bypass;
+use crate::gateway::is_mapped;
+use crate::refs::{Hold, RefAddr};
+use mesh_proto::messages::Extend;
+use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, Target, Ticket, Undelivered};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+/// Who is asked for a road past the gateways, at the first part that is worth it.
+const ASKED: &str = ".bypass";
+/// Shorter parts are not worth it.
+const WORTH: usize = 1 << 20;
+const PAGE: u64 = 4096;
+
+/// The road past the gateways, and how much was offered there.
+#[derive(Debug, Default)]
+pub(crate) struct Road {
+    /// With the length from which on it is taken. None once it is known that there is no road.
+    bypass: OnceLock<Option<(Bypass, usize)>>,
+    was_asked: AtomicBool,
+    offered: AtomicU64,
+}
+
+impl Road {
+    /// Which it is, or that there is none. The first word counts.
+    fn set(&self, bypass: Option<(Bypass, usize)>) {
+        let _ = self.bypass.set(bypass);
+    }
+
+    /// The road, if it is known by now. If nobody was asked for it yet, `ask` does.
+    fn get(&self, ask: impl FnOnce()) -> Option<(Bypass, usize)> {
+        if let Some(known) = self.bypass.get() {
+            return *known;
+        }
+        if !self.was_asked.swap(true, Ordering::Relaxed) {
+            ask();
+        }
+        None
+    }
+
+    /// How many parts were offered.
+    pub(crate) fn offered(&self) -> u64 {
+        self.offered.load(Ordering::Relaxed)
+    }
+}
+
+impl Ground for Runtime {
+    type Hold = Arc<Hold>;
+
+    fn weak(&self) -> Weak<Self> {
+        Self::weak(self)
+    }
+
+    fn landings(&self) -> &Landings<Arc<Hold>> {
+        &self.landings
+    }
+
+    fn road(&self) -> Option<Bypass> {
+        self.bypass().map(|(bypass, _)| bypass)
+    }
+
+    fn new_id(&self) -> u64 {
+        Self::new_id(self)
+    }
+
+    fn hold(&self, part: RefAddr, ticket: Ticket) -> Arc<Hold> {
+        self.hold_under(part, ticket, None)
+    }
+
+    fn take_in(&self, frame: Frame) {
+        Self::take_in(self, frame);
+    }
+
+    fn lose(&self, header: &Header) {
+        self.refuse(header);
+        self.undeliverable(header, Undelivered::NoActor);
+    }
+}
+
+impl Runtime {
+    /// Has parts of `from` bytes and more travel past the gateways from now on; or says that there is no such road. The first
+    /// word counts.
+    pub fn set_bypass(&self, bypass: Option<(Bypass, usize)>) {
+        self.road.set(bypass);
+    }
+
+    fn bypass(&self) -> Option<(Bypass, usize)> {
+        self.road.get(|| {
+            let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
+            self.inboxes.notice(Frame::build(header, None, ASKED.as_bytes(), &[]));
+        })
+    }
+
+    /// Offers the large ones of a message's buffers, if it is for one process of another host. None if nothing is offered.
+    pub(crate) fn carry_past(&self, kind: Kind, target: &Target, buffers: &[&[u8]]) -> Option<Vec<Option<Part>>> {
+        let Target::One(to) = target else { return None };
+        if to.host == self.me.host || to.is_agent() && *to != ProcAddr::CONTROLLER || !is_mapped(kind) {
+            return None;
+        }
+        if !buffers.iter().any(|data| data.len() >= WORTH) {
+            return None;
+        }
+        let (bypass, from) = self.bypass()?;
+        let offer = |data: &&[u8]| if data.len() < from.max(WORTH) { None } else { self.offer(bypass, data, *to) };
+        let parts: Vec<Option<Part>> = buffers.iter().map(offer).collect();
+        parts.iter().any(Option::is_some).then_some(parts)
+    }
+
+    /// Keeps a copy of a part, and offers it to its receiver.
+    fn offer(&self, bypass: Bypass, data: &[u8], to: ProcAddr) -> Option<Part> {
+        let len = data.len() as u64;
+        let cost = len.next_multiple_of(PAGE);
+        if !self.refs.reserve_now(cost) {
+            return None;
+        }
+        let Some(room) = self.memory.keep_room(data.len(), &Target::One(self.me)) else {
+            self.refs.unreserve(cost, None);
+            return None;
+        };
+        room.fill(0, data, self.board.spare());
+        let place = room.place();
+        // SAFETY: `place` keeps it mapped, and it stays as it is until the value is given back, which waits for the offer.
+        let Some((offer, ticket)) = (unsafe { bypass.offer(place.at, len) }) else {
+            drop(room);
+            self.refs.unreserve(cost, None);
+            return None;
+        };
+        self.road.offered.fetch_add(1, Ordering::Relaxed);
+        let (id, held) = self.refs.keep_offered(room.done(), (len, cost), (offer, place), to, self);
+        Some(Part::Distant { id, held, len, ticket: ticket.into() })
+    }
+}
