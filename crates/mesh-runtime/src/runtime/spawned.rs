@@ -70,3 +70,46 @@ pub(super) fn stop_order(
     };
     StopProcs { mesh, call, first, per_host, within, ranks: ranks.clone() }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+    use super::*;
+    use mesh_topology::{Extent, Slice};
+
+    fn whole(n: usize) -> Region {
+        Region::whole(&Extent::new([("procs", n)]).unwrap())
+    }
+
+    #[test]
+    fn a_mesh_lives_until_all_of_it_is_told_to_stop() {
+        let (spawns, place) = (RemoteSpawns::default(), Placement::On(3));
+        spawns.add(7, &whole(4), &place);
+        assert!(!spawns.stop(7, 1), "a part of it");
+        assert_eq!(spawns.meshes(), [(7, 4, place)]);
+        assert!(spawns.stop(7, 4));
+        assert_eq!(spawns.meshes(), []);
+        assert!(spawns.stop(7, 2), "of one that is not known, what is told to stop is all");
+    }
+
+    #[test]
+    fn a_process_is_known_while_it_runs() {
+        let (spawns, addr) = (RemoteSpawns::default(), ProcAddr { mesh: 7, rank: 1, host: 3 });
+        spawns.on_up(addr, 40);
+        assert_eq!(spawns.pid_of(addr), Some(40));
+        spawns.on_down(addr);
+        assert_eq!(spawns.pid_of(addr), None);
+    }
+
+    #[test]
+    fn agents_look_among_the_ranks_that_they_have() {
+        let ranks = |region: &Region, place: &Placement| {
+            let order = stop_order(5, 7, region, place, Duration::ZERO);
+            (order.first, order.per_host)
+        };
+        let only = Region::new::<&str>(&[], Slice::new(6, &[], &[]).unwrap()).unwrap();
+        assert_eq!(ranks(&whole(4), &Placement::On(3)), (0, 4));
+        assert_eq!(ranks(&only, &Placement::On(3)), (6, 1));
+    }
+}
