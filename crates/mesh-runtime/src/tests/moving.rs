@@ -136,12 +136,20 @@ impl Agents {
     }
 
     fn begin(&self) -> Told {
+        self.begin_while(|| {})
+    }
+
+    /// A worker begins; `meanwhile` happens after it was told what is known, and before it is found by others.
+    fn begin_while(&self, meanwhile: impl FnOnce()) -> Told {
         let n = self.links.fetch_add(1, Ordering::Relaxed);
         let who = ProcAddr { mesh: 1000 + u64::from(n), rank: 0, host: self.host() };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
         let links = [Arc::new(Link::new(n, who, ours))];
-        self.moving.begin_with(&links, || self.switch.add(who.mesh, 0, &links));
+        self.moving.begin_with(&links, || {
+            meanwhile();
+            self.switch.add(who.mesh, 0, &links);
+        });
         let moving = Moving::new(who, &self.reactor);
         Told { moving, link: theirs, decoder: Decoder::default(), news: 0 }
     }
@@ -233,15 +241,21 @@ fn a_process_that_begins_amid_news_misses_none() {
     let reactor = Arc::new(Reactor::new().unwrap());
     let nowhere = Switch::new(life(0), &reactor, Router::leaf(life(0), 0));
     let agent = Agents::new(0, &reactor);
-    let mut workers = Vec::new();
-    std::thread::scope(|scope| {
-        scope.spawn(|| (1..=100).for_each(|version| agent.moving.spread(&repair(version), &agent.switch)));
-        workers.extend((0..30).map(|_| agent.begin()));
+    let mut worker = std::thread::scope(|scope| {
+        agent.begin_while(|| {
+            let before = agent.moving.news();
+            scope.spawn(|| agent.moving.spread(&repair(1), &agent.switch));
+            // The news is about to be told to those who are there: not before the process that begins is one of them.
+            for _ in 0..10_000 {
+                if agent.moving.news() != before {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        })
     });
-    for worker in &mut workers {
-        worker.read(&nowhere);
-        assert_eq!(worker.moving.incarnation(50, 0), 100);
-    }
+    worker.read(&nowhere);
+    assert_eq!((worker.moving.incarnation(50, 0), worker.news), (1, 1));
 }
 
 #[test]

@@ -492,3 +492,31 @@ fn values_in_shared_memory_are_freed_once_whatever_dies() {
     let answered: usize = (0..30).map(|seed| run(seed, true)).sum();
     assert!(answered > 30, "only {answered} fetches were answered");
 }
+
+/// CPY-2: the process dies that a value was fetched for.
+#[test]
+fn a_value_is_fetched_again_for_the_next_one_that_waits() {
+    let (agent, outbox) = (addr(1), Outbox::default());
+    let memory = Arc::new(Memory::new(16 << 20, 7));
+    let copies = RemoteValues::new(agent, &memory);
+    let (owner, first, second, third) = (addr(2), addr(3), addr(5), ProcAddr { rank: 9, ..addr(3) });
+    let fetch = |by, call| Fetch { id: 4, call }.frame(by, owner);
+    assert!(!copies.answers(&fetch(first, 11), &outbox), "it goes on its way");
+    assert!(copies.answers(&fetch(second, 12), &outbox) && copies.answers(&fetch(third, 13), &outbox));
+    let again = copies.on_ends(|one| one == first);
+    let asked: Vec<_> =
+        again.iter().map(|frame| (frame.header.src, Fetch::read(&frame.header).unwrap().call)).collect();
+    assert_eq!(asked, [(second, 12)]);
+    let reply = |by, call| {
+        let header = Reply { actor: 0, call, place: 0, answer: Answer::Value }.header(owner, by);
+        Frame::build(header, None, b"", &[Part::Inline(Bytes::new()), Part::Inline(Bytes::from_static(b"value"))])
+    };
+    assert!(!copies.awaits(&reply(first, 11).header) && copies.awaits(&reply(second, 12).header));
+    drop(copies.share(reply(second, 12), &outbox));
+    let others = outbox.take();
+    let answered: Vec<_> = others.iter().map(|frame| (frame.header.dst, frame.header.src)).collect();
+    assert_eq!(answered, [(third, owner)]);
+    // Nothing can stay that is in no memory of this host.
+    assert_eq!(copies.len(), 0);
+    assert!(copies.on_ends(|one| one == owner).is_empty());
+}
