@@ -214,9 +214,7 @@ impl<N: RunNumber> RunSet<N> {
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let (few, many) = if self.runs.len() < other.runs.len() { (self, other) } else { (other, self) };
-        few.runs
-            .iter()
-            .any(|&run| many.runs.get(many.behind(run.0)).is_some_and(|(first, _)| first.widen() < end(run)))
+        few.runs.iter().any(|&run| many.runs.get(many.behind(run.0)).is_some_and(|(first, _)| first.widen() < end(run)))
     }
 
     /// The numbers that are in both.
