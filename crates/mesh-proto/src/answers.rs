@@ -177,12 +177,7 @@ impl<T> Answers<T> {
         self.settle(caller, go)
     }
 
-    /// A caller has ended: returns what waited for it (ANS-4).
-    pub fn on_end(&mut self, caller: ProcAddr) -> Vec<T> {
-        self.on_ends(|addr| addr == caller)
-    }
-
-    /// Callers have ended.
+    /// Callers have ended: returns what waited for them (ANS-4).
     pub fn on_ends(&mut self, ended: impl Fn(ProcAddr) -> bool) -> Vec<T> {
         let mut gone = Vec::new();
         self.callers.retain(|addr, one| {

@@ -118,3 +118,26 @@ impl<'a> Reader<'a> {
         Some(items)
     }
 }
+
+/// The `N` bytes from `at` on, which must be there.
+#[inline]
+pub(crate) fn part<const N: usize>(raw: &[u8], at: usize) -> [u8; N] {
+    let mut part = [0; N];
+    part.copy_from_slice(&raw[at..at + N]);
+    part
+}
+
+#[inline]
+pub(crate) fn u16_at(raw: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(part(raw, at))
+}
+
+#[inline]
+pub(crate) fn u32_at(raw: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(part(raw, at))
+}
+
+#[inline]
+pub(crate) fn u64_at(raw: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(part(raw, at))
+}

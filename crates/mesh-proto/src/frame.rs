@@ -7,6 +7,8 @@
 //! A part table entry is a length. With the top bit set the part's bytes are a [`crate::SharedRef`] to memory that both
 //! ends map, and the length is that of the memory; with the next bit set they say where the part's receiver gets it.
 
+use crate::codec::{part, u16_at, u64_at};
+use crate::codes::codes;
 use crate::hosts::HostSet;
 use crate::part::Part;
 use crate::{ActorId, CallId, Carried, FrameError, HostNo, Joined, MeshId, Piece, Placement, ProcAddr};
@@ -73,120 +75,84 @@ pub struct Sharing {
     pub shared: bool,
 }
 
-/// What a frame is for. Each kind has a type, in [`crate::messages`] or [`crate::control`], by which alone it is made and read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Kind {
-    /// First frame of a proc: [`crate::control::Hello`].
-    Hello = 1,
-    /// Make an actor: [`crate::messages::Spawn`].
-    Spawn = 2,
-    /// Run an endpoint and reply: [`crate::messages::Call`].
-    Call = 3,
-    /// Run an endpoint; nobody waits: [`crate::messages::Tell`].
-    Tell = 4,
-    /// An answer to a call: [`crate::messages::Reply`].
-    Reply = 5,
-    /// Stop an actor, after what was sent before: [`crate::messages::StopActor`].
-    StopActor = 6,
-    /// Stop the proc, after what was sent before: [`crate::control::StopProc`].
-    StopProc = 7,
-    /// Last frame of a proc that ends by itself: [`crate::control::Goodbye`].
-    Goodbye = 8,
-    /// A proc has ended: [`crate::control::Down`].
-    Down = 9,
-    /// Asks agents to make procs: [`crate::control::SpawnProcs`].
-    SpawnProcs = 10,
-    /// The message could not be delivered: [`crate::control::Undeliverable`], for its sender.
-    Undeliverable = 11,
-    /// The caller no longer waits for this call: [`crate::messages::Cancel`].
-    Cancel = 12,
-    /// Several replies of one call, merged on the way up: [`crate::messages::Gathered`].
-    Gathered = 13,
-    /// An owner lets go of a mesh of procs: [`crate::control::StopProcs`].
-    StopProcs = 14,
-    /// A value for a port: [`crate::messages::Post`].
-    Post = 15,
-    /// Nobody listens at a port any more: [`crate::control::Closed`].
-    Closed = 16,
-    /// A mailbox gives bytes back to a sender, or is asked to: [`crate::Flow`].
-    Credit = 17,
-    /// Asks a proc about itself, or tells the controller of an event: [`crate::control::Inspect`].
-    Inspect = 18,
-    /// An actor has failed while its proc lives on, for its owner: [`crate::messages::Failure`].
-    Failure = 19,
-    /// A rank's share of a combined reply, for the rank above it: [`crate::messages::Partial`].
-    Partial = 20,
-    /// Asks for the notice of a proc's end: [`crate::control::Watch`].
-    Watch = 21,
-    /// A whole host is dead: [`crate::control::HostDown`].
-    HostDown = 22,
-    /// To the controller, what was seen of a host: [`crate::control::HostLost`].
-    HostLost = 23,
-    /// Where a host can be reached: [`crate::control::Whereabouts`].
-    Whereabouts = 24,
-    /// From the controller to agents, the job is over: [`crate::control::EndJob`].
-    EndJob = 25,
-    /// What procs of another host print, and how it is to be shown: [`crate::control::Lines`].
-    Lines = 26,
-    /// From the controller to every agent, how a host stands: [`crate::control::HostStanding`].
-    Standing = 27,
-    /// From the controller to every agent, certificates that hold no more: [`crate::control::Revoked`].
-    Revoked = 28,
-    /// Who holds the port of a call, for the caller: [`crate::control::Held`].
-    Held = 29,
-    /// A message for an extension of the process itself: [`crate::messages::Extend`].
-    Extend = 30,
-    /// Where the ranks of a repaired mesh are: [`crate::control::News`].
-    Moved = 31,
-    /// Within a process only, a call has failed and nobody has looked: [`crate::messages::Unseen`].
-    Unseen = 32,
-    /// Asks for the bytes of a kept value: [`crate::control::Fetch`].
-    Fetch = 33,
+codes! {
+    /// What a frame is for. Each kind has a type, in [`crate::messages`] or [`crate::control`], by which alone it is made and read.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Kind {
+        /// First frame of a proc: [`crate::control::Hello`].
+        Hello = 1,
+        /// Make an actor: [`crate::messages::Spawn`].
+        Spawn = 2,
+        /// Run an endpoint and reply: [`crate::messages::Call`].
+        Call = 3,
+        /// Run an endpoint; nobody waits: [`crate::messages::Tell`].
+        Tell = 4,
+        /// An answer to a call: [`crate::messages::Reply`].
+        Reply = 5,
+        /// Stop an actor, after what was sent before: [`crate::messages::StopActor`].
+        StopActor = 6,
+        /// Stop the proc, after what was sent before: [`crate::control::StopProc`].
+        StopProc = 7,
+        /// Last frame of a proc that ends by itself: [`crate::control::Goodbye`].
+        Goodbye = 8,
+        /// A proc has ended: [`crate::control::Down`].
+        Down = 9,
+        /// Asks agents to make procs: [`crate::control::SpawnProcs`].
+        SpawnProcs = 10,
+        /// The message could not be delivered: [`crate::control::Undeliverable`], for its sender.
+        Undeliverable = 11,
+        /// The caller no longer waits for this call: [`crate::messages::Cancel`].
+        Cancel = 12,
+        /// Several replies of one call, merged on the way up: [`crate::messages::Gathered`].
+        Gathered = 13,
+        /// An owner lets go of a mesh of procs: [`crate::control::StopProcs`].
+        StopProcs = 14,
+        /// A value for a port: [`crate::messages::Post`].
+        Post = 15,
+        /// Nobody listens at a port any more: [`crate::control::Closed`].
+        Closed = 16,
+        /// A mailbox gives bytes back to a sender, or is asked to: [`crate::Flow`].
+        Credit = 17,
+        /// Asks a proc about itself, or tells the controller of an event: [`crate::control::Inspect`].
+        Inspect = 18,
+        /// An actor has failed while its proc lives on, for its owner: [`crate::messages::Failure`].
+        Failure = 19,
+        /// A rank's share of a combined reply, for the rank above it: [`crate::messages::Partial`].
+        Partial = 20,
+        /// Asks for the notice of a proc's end: [`crate::control::Watch`].
+        Watch = 21,
+        /// A whole host is dead: [`crate::control::HostDown`].
+        HostDown = 22,
+        /// To the controller, what was seen of a host: [`crate::control::HostLost`].
+        HostLost = 23,
+        /// Where a host can be reached: [`crate::control::Whereabouts`].
+        Whereabouts = 24,
+        /// From the controller to agents, the job is over: [`crate::control::EndJob`].
+        EndJob = 25,
+        /// What procs of another host print, and how it is to be shown: [`crate::control::Lines`].
+        Lines = 26,
+        /// From the controller to every agent, how a host stands: [`crate::control::HostStanding`].
+        Standing = 27,
+        /// From the controller to every agent, certificates that hold no more: [`crate::control::Revoked`].
+        Revoked = 28,
+        /// Who holds the port of a call, for the caller: [`crate::control::Held`].
+        Held = 29,
+        /// A message for an extension of the process itself: [`crate::messages::Extend`].
+        Extend = 30,
+        /// Where the ranks of a repaired mesh are: [`crate::control::News`].
+        Moved = 31,
+        /// Within a process only, a call has failed and nobody has looked: [`crate::messages::Unseen`].
+        Unseen = 32,
+        /// Asks for the bytes of a kept value: [`crate::control::Fetch`].
+        Fetch = 33,
+    }
 }
 
 impl Kind {
-    fn from_byte(byte: u8) -> Result<Self, FrameError> {
-        use Kind::{
-            Call, Cancel, Closed, Credit, Down, EndJob, Extend, Failure, Fetch, Gathered, Goodbye, Held, Hello,
-            HostDown, HostLost, Inspect, Lines, Moved, Partial, Post, Reply, Revoked, Spawn, SpawnProcs, Standing,
-            StopActor, StopProc, StopProcs, Tell, Undeliverable, Watch, Whereabouts,
-        };
-        Ok(match byte {
-            1 => Hello,
-            2 => Spawn,
-            3 => Call,
-            4 => Tell,
-            5 => Reply,
-            6 => StopActor,
-            7 => StopProc,
-            8 => Goodbye,
-            9 => Down,
-            10 => SpawnProcs,
-            11 => Undeliverable,
-            12 => Cancel,
-            13 => Gathered,
-            14 => StopProcs,
-            15 => Post,
-            16 => Closed,
-            17 => Credit,
-            18 => Inspect,
-            19 => Failure,
-            20 => Partial,
-            21 => Watch,
-            22 => HostDown,
-            23 => HostLost,
-            24 => Whereabouts,
-            25 => EndJob,
-            26 => Lines,
-            27 => Standing,
-            28 => Revoked,
-            29 => Held,
-            30 => Extend,
-            31 => Moved,
-            33 => Fetch,
-            other => return Err(FrameError::Kind(other)),
-        })
+    #[inline]
+    fn read(byte: u8) -> Result<Self, FrameError> {
+        // Unseen does not travel.
+        Self::from_code(byte).filter(|kind| *kind != Self::Unseen).ok_or(FrameError::Kind(byte))
     }
 }
 
@@ -331,22 +297,7 @@ impl Header {
         out[0..2].copy_from_slice(&MAGIC.to_le_bytes());
         out[2] = VERSION;
         out[3] = self.kind as u8;
-        out[4..6].copy_from_slice(&self.flags.to_le_bytes());
-        out[6..8].copy_from_slice(&self.parts.to_le_bytes());
-        out[8..16].copy_from_slice(&self.body_len.to_le_bytes());
-        out[16..24].copy_from_slice(&self.src.mesh.to_le_bytes());
-        out[24..28].copy_from_slice(&self.src.rank.to_le_bytes());
-        out[28..32].copy_from_slice(&self.dst.rank.to_le_bytes());
-        out[32..40].copy_from_slice(&self.dst.mesh.to_le_bytes());
-        out[40..48].copy_from_slice(&self.actor.to_le_bytes());
-        out[48..56].copy_from_slice(&self.call.to_le_bytes());
-        out[56..60].copy_from_slice(&self.seq.to_le_bytes());
-        out[60..64].copy_from_slice(&self.index.to_le_bytes());
-        out[64..66].copy_from_slice(&self.name_len.to_le_bytes());
-        out[66..68].copy_from_slice(&self.target_len.to_le_bytes());
-        out[68..72].copy_from_slice(&self.deadline_ms.to_le_bytes());
-        out[72..76].copy_from_slice(&self.src.host.to_le_bytes());
-        out[76..80].copy_from_slice(&self.dst.host.to_le_bytes());
+        self.write_fields(&mut out);
         out
     }
 
@@ -362,21 +313,8 @@ impl Header {
         if raw[2] != VERSION {
             return Err(FrameError::Version { theirs: raw[2], ours: VERSION });
         }
-        let header = Self {
-            kind: Kind::from_byte(raw[3])?,
-            flags: u16_at(raw, 4),
-            parts: u16_at(raw, 6),
-            body_len: u64_at(raw, 8),
-            src: ProcAddr { mesh: u64_at(raw, 16), rank: u32_at(raw, 24), host: u32_at(raw, 72) },
-            dst: ProcAddr { mesh: u64_at(raw, 32), rank: u32_at(raw, 28), host: u32_at(raw, 76) },
-            actor: u64_at(raw, 40),
-            call: u64_at(raw, 48),
-            seq: u32_at(raw, 56),
-            index: u32_at(raw, 60),
-            name_len: u16_at(raw, 64),
-            target_len: u16_at(raw, 66),
-            deadline_ms: u32_at(raw, 68),
-        };
+        let mut header = Self::new(Kind::read(raw[3])?, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
+        header.read_fields(raw);
         if header.body_len > MAX_BODY {
             return Err(FrameError::TooLong(header.body_len));
         }
@@ -388,18 +326,40 @@ impl Header {
     }
 }
 
-fn u16_at(raw: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([raw[at], raw[at + 1]])
+/// Where each field is in the bytes of a header, behind the magic, the version and the kind.
+macro_rules! layout {
+    ($($at:literal $($field:ident).+: $number:ty,)*) => {
+        impl Header {
+            #[inline]
+            fn write_fields(&self, out: &mut [u8; HEADER_LEN]) {
+                $(out[$at..$at + size_of::<$number>()].copy_from_slice(&self.$($field).+.to_le_bytes());)*
+            }
+
+            #[inline]
+            fn read_fields(&mut self, raw: &[u8; HEADER_LEN]) {
+                $(self.$($field).+ = <$number>::from_le_bytes(part(raw, $at));)*
+            }
+        }
+    };
 }
 
-fn u32_at(raw: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]])
-}
-
-fn u64_at(raw: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&raw[at..at + 8]);
-    u64::from_le_bytes(word)
+layout! {
+    4 flags: u16,
+    6 parts: u16,
+    8 body_len: u64,
+    16 src.mesh: u64,
+    24 src.rank: u32,
+    28 dst.rank: u32,
+    32 dst.mesh: u64,
+    40 actor: u64,
+    48 call: u64,
+    56 seq: u32,
+    60 index: u32,
+    64 name_len: u16,
+    66 target_len: u16,
+    68 deadline_ms: u32,
+    72 src.host: u32,
+    76 dst.host: u32,
 }
 
 /// Who a message is for: one rank of a mesh, or a region of it.

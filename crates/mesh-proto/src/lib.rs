@@ -27,6 +27,7 @@ mod answers;
 mod backlog;
 mod carried;
 mod codec;
+mod codes;
 pub mod control;
 mod copies;
 mod decode;

@@ -141,7 +141,8 @@ impl World {
 
     fn end(&mut self, index: usize) {
         self.callers[index].ended = true;
-        let gone = self.answers.on_end(self.callers[index].addr);
+        let ended = self.callers[index].addr;
+        let gone = self.answers.on_ends(|addr| addr == ended);
         self.drop_all(gone);
         self.callers[index].there.clear();
         self.callers[index].back.clear();

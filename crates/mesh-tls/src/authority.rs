@@ -1,7 +1,7 @@
-//! A job's certificate authority: it makes the certificates by which members of the job know each other.
+//! A job's certificate authority, which makes the certificates by which members of the job recognise each other.
 //!
-//! The job's name is random and stands in every certificate. A certificate says nothing else about its owner than the role:
-//! whoever connects to a listening host is shown that host's certificate before it has proved anything.
+//! The job's name is random and is part of every certificate. Beside it a certificate says only what role its owner
+//! has: whoever connects to a listening host is shown that host's certificate before it has proved anything.
 
 use super::error::CredentialError;
 use super::facts::{Certificate, PeerFacts, Role, hex, key_name, unix};

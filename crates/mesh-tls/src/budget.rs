@@ -1,4 +1,4 @@
-//! What strangers may cost: a share of a core, and lines in a log. Without clock: times are told.
+//! Limits on what strangers may cost: a share of a core, and lines in a log. It has no clock; times are passed in.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Just enough DER to read what this crate's own authority writes: certificates and revocation lists.
 //!
-//! Nothing is believed because it could be read: signatures are checked elsewhere, and before anything here counts.
+//! Nothing is trusted because it could be read: signatures are checked elsewhere, before anything read here counts.
 
 /// What stands in a file is not what it should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

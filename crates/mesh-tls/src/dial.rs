@@ -1,4 +1,4 @@
-//! Dialing: from an address to an encrypted connection, or to what is in the way.
+//! Dialing: from an address to an encrypted connection, or to the reason why there is none.
 
 use super::error::{Reason, TlsError};
 use super::facts::{PeerFacts, Role};

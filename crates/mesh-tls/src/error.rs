@@ -1,4 +1,4 @@
-//! What can go wrong with credentials and with peers.
+//! Errors of credentials and of peers.
 
 use super::facts::Role;
 use rustls::CertificateError;
@@ -29,8 +29,8 @@ pub enum CredentialError {
     },
     /// There is no list of revocations: whoever was revoked would be let in.
     #[error(
-        "{} is missing, without which nobody can tell who was revoked: copy it from the folder of the job's owner; if it is \
-         lost there, `mesh credentials renew` with that folder writes an empty one, and what was revoked has to be revoked again",
+        "{} is missing, so nobody can tell which certificates were revoked: copy it from the folder of the job's owner; if it is \
+         lost there, `mesh credentials renew` with that folder writes an empty one, and revoked certificates have to be revoked again",
         path.display()
     )]
     NoList {
@@ -104,19 +104,19 @@ pub enum CredentialError {
         why: String,
     },
     /// A certificate has run out.
-    #[error("{} has expired: `mesh credentials renew` makes another for the same key, which is all there is to copy", path.display())]
+    #[error("{} has expired: `mesh credentials renew` makes a new one for the same key; only that has to be copied", path.display())]
     Expired {
         /// The certificate's file.
         path: PathBuf,
     },
     /// A key that was shut out.
-    #[error("the key {} was revoked, and gets no other certificate; `mesh credentials issue` makes a new key", path.display())]
+    #[error("the key {} was revoked and cannot get another certificate; `mesh credentials issue` makes a new key", path.display())]
     Revoked {
         /// The key's file.
         path: PathBuf,
     },
     /// A certificate that was not made by Mesh.
-    #[error("this is not a certificate of a job of Mesh")]
+    #[error("this is not a certificate of a Mesh job")]
     NotOurs,
     /// Something is there already.
     #[error("{} exists already; nothing was written: use another folder, or remove this one first", path.display())]
@@ -190,7 +190,7 @@ pub enum Reason {
     #[error("it was not authenticated within {0:?}")]
     TooSlow(std::time::Duration),
     /// Others wanted its place.
-    #[error("it was not authenticated yet when {0} others were waiting for that, and had to make room")]
+    #[error("it was not authenticated yet and had to make room: {0} others were waiting")]
     Crowded(usize),
     /// It went away.
     #[error("it closed the connection before it was authenticated")]

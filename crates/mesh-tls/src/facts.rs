@@ -1,4 +1,4 @@
-//! What a certificate says: whose it is, which job's, until when.
+//! What a certificate says: whose it is, of which job, and until when.
 
 use super::der::{self, BIT_STRING, Der, INTEGER, Malformed, OCTET_STRING, OID};
 use super::error::CredentialError;

@@ -1,4 +1,4 @@
-//! Files of credentials: read with care, written whole or not at all.
+//! Credential files: read with care, and written as a whole or not at all.
 
 use super::error::CredentialError;
 use rustix::fs::{Mode, OFlags};
@@ -30,33 +30,37 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     Some(Stamp { inode: meta.ino(), size: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) })
 }
 
-fn read_open(file: File, path: &Path) -> Result<String, CredentialError> {
-    let mut text = String::new();
-    let n = file.take(MOST).read_to_string(&mut text).map_err(CredentialError::io("read", path))?;
+fn read_open(file: File, path: &Path) -> Result<Vec<u8>, CredentialError> {
+    let mut bytes = Vec::new();
+    let n = file.take(MOST).read_to_end(&mut bytes).map_err(CredentialError::io("read", path))?;
     if n as u64 >= MOST {
         return Err(CredentialError::Broken { path: path.into(), why: "it is far too long".to_owned() });
     }
-    Ok(text)
+    Ok(bytes)
+}
+
+fn read_text(file: File, path: &Path) -> Result<String, CredentialError> {
+    let invalid =
+        |error| CredentialError::io("read", path)(std::io::Error::new(std::io::ErrorKind::InvalidData, error));
+    String::from_utf8(read_open(file, path)?).map_err(|error| invalid(error.utf8_error()))
+}
+
+fn open(path: &Path) -> Result<File, CredentialError> {
+    File::open(path).map_err(CredentialError::io("read", path))
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
-    read_open(File::open(path).map_err(CredentialError::io("read", path))?, path)
+    read_text(open(path)?, path)
 }
 
 /// Reads a list of revocations as it is signed, which nobody need trust the file for.
 pub(crate) fn read_list(path: &Path) -> Result<Vec<u8>, CredentialError> {
-    let file = File::open(path).map_err(CredentialError::io("read", path))?;
-    let mut list = Vec::new();
-    let n = file.take(MOST).read_to_end(&mut list).map_err(CredentialError::io("read", path))?;
-    if n as u64 >= MOST {
-        return Err(CredentialError::Broken { path: path.into(), why: "it is far too long".to_owned() });
-    }
-    Ok(list)
+    read_open(open(path)?, path)
 }
 
 /// Reads what says whom to believe, which nobody else may have put there.
 pub(crate) fn read_trusted(path: &Path) -> Result<String, CredentialError> {
-    let file = File::open(path).map_err(CredentialError::io("read", path))?;
+    let file = open(path)?;
     let meta = file.metadata().map_err(CredentialError::io("look at", path))?;
     let user = rustix::process::geteuid().as_raw();
     if meta.uid() != user && meta.uid() != 0 {
@@ -65,12 +69,12 @@ pub(crate) fn read_trusted(path: &Path) -> Result<String, CredentialError> {
     if meta.mode() & 0o002 != 0 {
         return Err(CredentialError::Writable { path: path.into(), mode: meta.mode() & 0o7777 });
     }
-    read_open(file, path)
+    read_text(file, path)
 }
 
 /// Reads a key, which must be the reader's own, and nobody else's to read.
 pub(crate) fn read_key(path: &Path) -> Result<String, CredentialError> {
-    let file = File::open(path).map_err(CredentialError::io("read", path))?;
+    let file = open(path)?;
     // Of what was opened, not of what has that name by now.
     let meta = file.metadata().map_err(CredentialError::io("look at", path))?;
     let mode = meta.mode() & 0o7777;
@@ -81,7 +85,7 @@ pub(crate) fn read_key(path: &Path) -> Result<String, CredentialError> {
     if meta.uid() != user {
         return Err(CredentialError::Owner { path: path.into(), owner: meta.uid(), user });
     }
-    read_open(file, path)
+    read_text(file, path)
 }
 
 /// Makes a folder that only its owner can enter. It must not be there yet.

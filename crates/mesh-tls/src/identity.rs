@@ -1,4 +1,5 @@
-//! Who this process is, and whom it lets in: what a folder of credentials says, read again when its files change.
+//! Who this process is and whom it lets in, according to a folder of credentials that is read again when its files
+//! change.
 
 use super::error::{CredentialError, Reason};
 use super::facts::{Certificate, PeerFacts, RevocationList, Role, hex, unix};
@@ -316,7 +317,7 @@ impl Identity {
         if read.ca != before.ca {
             return Err(CredentialError::Broken {
                 path: self.dir.join(files::CA),
-                why: "it is another job's by now, while this process works for the first one".to_owned(),
+                why: "it is another job's now, but this process works for the first one".to_owned(),
             });
         }
         let mut slot = self.loaded.write().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,10 @@
-//! Between hosts everything is encrypted, and both sides prove that they belong to the job: mutual TLS 1.3 with an authority of
-//! the job's own. There is no way around it.
+//! Everything between hosts is encrypted, and both sides prove that they belong to the job: mutual TLS 1.3 with an
+//! authority of the job's own. There is no way to switch it off.
 //!
-//! TLS-1: nobody is let in but by a certificate of this job's authority that holds now and is not revoked.
+//! TLS-1: nobody is let in without a certificate of this job's authority that is valid now and not revoked.
 //! TLS-2: no record number is used twice with a key ([`record`]).
-//! TLS-3: before it has proved who it is a peer costs a bounded number of bytes and seconds, and is told nothing but an alert.
+//! TLS-3: a peer that has not proved who it is costs a limited number of bytes and seconds, and is told nothing but an
+//! alert.
 
 mod authority;
 mod budget;

@@ -1,13 +1,13 @@
-//! Where other hosts knock: accepts connections and drives their handshakes, many at once, on one thread of its own.
+//! Where other hosts connect: accepts connections and drives many handshakes at once, on one thread of its own.
 //!
-//! That thread yields to all others of the machine: a handshake takes a fraction of a millisecond of a core, and who wakes up
-//! for a message of a member would wait for the scheduler to end the turn of whoever is at it. What comes of the
-//! handshakes is told on another thread, with the priority of the process, which those that begin there inherit.
+//! That thread yields to all others of the machine. A handshake takes a fraction of a millisecond of a core, and a
+//! thread that wakes for a member's message would otherwise wait for that time slice to end. Results are reported on
+//! another thread, which has the priority of the process; threads started there inherit it.
 //!
-//! Whoever has not proved who it is has one of a bounded number of places, for a bounded time, and may send a bounded number of
-//! bytes (TLS-3); all of them together use a bounded share of one core. When places run out, the one to make room is one
-//! that has said nothing yet, then one of the address that holds most places, then the oldest: real members are through
-//! within milliseconds, and those of other addresses are not held up by a flood from one.
+//! A peer that has not proved who it is has one of a limited number of places, for a limited time, and may send a
+//! limited number of bytes (TLS-3); all of them together may use a limited share of one core. When places run out, the
+//! peer that has to go is one that has sent nothing yet, then one from the address with the most places, then the
+//! oldest. Real members are done within milliseconds, and a flood from one address does not hold up the others.
 
 use super::budget::{Allowance, CpuBudget};
 use super::error::Reason;

@@ -1,4 +1,5 @@
-//! Which cryptography is used: TLS 1.3 with AES-128-GCM first, since it is the fastest where there are instructions for it.
+//! The cryptography that is used: TLS 1.3, with AES-128-GCM first because it is the fastest on processors with AES
+//! instructions.
 
 use rustls::SupportedCipherSuite;
 use rustls::crypto::{CryptoProvider, ring};

@@ -1,10 +1,11 @@
-//! Records of a connection whose handshake is done: sealing and opening them, one direction each.
+//! Records of a connection after its handshake: sealing and opening them, one direction each.
 //!
-//! rustls makes the handshake, holds the secrets of both directions (for key updates) and does the cryptography of a record. What
-//! is done here is framing and counting. Its own connections take both directions under one lock and copy every byte twice more.
+//! rustls performs the handshake, holds the secrets of both directions (for key updates) and does the cryptography of a
+//! record. Framing and counting are done here: rustls's own connections have both directions under one lock and copy
+//! every byte twice more.
 //!
-//! A record's number is never used twice with one key (TLS-2): it is counted up before anything else happens, whether or not the
-//! record was sent.
+//! A record number is never used twice with one key (TLS-2): it is incremented before anything else happens, whether or
+//! not the record is sent.
 
 use super::error::alert_text;
 use rustls::client::ClientConnectionData;
@@ -214,13 +215,13 @@ impl Opener {
         if range.is_empty() || plain.typ != ContentType::ApplicationData {
             self.idle += 1;
             if self.idle > MOST_IDLE {
-                return Err(bad(format!("the peer sent {MOST_IDLE} records in a row that bring nothing")));
+                return Err(bad(format!("the peer sent {MOST_IDLE} empty records in a row")));
             }
         }
         match plain.typ {
             // Between two records of one message of the handshake protocol there may be no others.
             _ if !self.handshake.is_empty() && plain.typ != ContentType::Handshake => {
-                Err(bad("the peer broke off a message of the handshake protocol"))
+                Err(bad("the peer sent an incomplete handshake message"))
             }
             ContentType::ApplicationData if range.is_empty() => Ok(Opened::Nothing),
             ContentType::ApplicationData => {
@@ -236,7 +237,7 @@ impl Opener {
                     io::ErrorKind::ConnectionAborted,
                     format!("the peer ended the connection: {}", alert_text(AlertDescription::from(code))),
                 )),
-                _ => Err(bad("the peer sent an alert that is none")),
+                _ => Err(bad("the peer sent a malformed alert")),
             },
             ContentType::Handshake => {
                 self.handshake.extend_from_slice(plain.payload);
@@ -258,7 +259,7 @@ impl Opener {
                 let Some(&asked) = self.handshake.get(4) else { return Ok(Opened::Nothing) };
                 self.handshake.clear();
                 if asked > 1 {
-                    return Err(bad("the peer sent a key update that is none"));
+                    return Err(bad("the peer sent a malformed key update"));
                 }
                 let mut kernel = kernel.lock().unwrap_or_else(PoisonError::into_inner);
                 let (seq, secrets) = kernel.next_rx()?;
@@ -273,7 +274,7 @@ impl Opener {
                 }
                 Ok(Opened::Nothing)
             }
-            _ => Err(bad("the peer sent a message of the handshake protocol that has no place here")),
+            _ => Err(bad("the peer sent an unexpected handshake message")),
         }
     }
 }

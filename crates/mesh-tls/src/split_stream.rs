@@ -1,4 +1,4 @@
-//! The two halves of an encrypted connection whose handshake is done: one thread may read while another writes.
+//! The two halves of an encrypted connection after its handshake: one thread may read while another writes.
 
 use super::error::{Reason, TlsError};
 use super::facts::PeerFacts;

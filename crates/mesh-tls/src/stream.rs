@@ -1,8 +1,8 @@
-//! An encrypted connection between two members of a job, driven by whoever has something to send or waits for something to
-//! read: it has no thread, and never blocks.
+//! An encrypted connection between two members of a job, driven by whoever has something to send or waits for something
+//! to read. It has no thread and never blocks.
 //!
-//! The server greets a client whom it lets in. In TLS 1.3 a client that has done its part of the handshake does not know yet
-//! whether its certificate was accepted; the greeting tells.
+//! The server greets a client that it lets in. In TLS 1.3 a client that has finished its part of the handshake does not
+//! know yet whether its certificate was accepted; the greeting tells it.
 
 use super::error::{Reason, TlsError};
 use super::facts::{PeerFacts, Role};

@@ -1,4 +1,4 @@
-//! Who is let in: members of this job, by a certificate of its authority that holds now and is not revoked (TLS-1).
+//! Who is let in: members of this job, with a certificate of its authority that is valid now and not revoked (TLS-1).
 
 use super::error::{CredentialError, Reason};
 use super::facts::{Certificate, Role};
@@ -70,6 +70,33 @@ impl Members {
     }
 }
 
+/// Has one of the two verifiers check signatures.
+macro_rules! signatures_by {
+    ($verifier:ident) => {
+        fn verify_tls12_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.$verifier.verify_tls12_signature(message, cert, dss)
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            dss: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, Error> {
+            self.$verifier.verify_tls13_signature(message, cert, dss)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.$verifier.supported_verify_schemes()
+        }
+    };
+}
+
 impl ServerCertVerifier for Members {
     fn verify_server_cert(
         &self,
@@ -90,27 +117,7 @@ impl ServerCertVerifier for Members {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.servers.verify_tls12_signature(message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.servers.verify_tls13_signature(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.servers.supported_verify_schemes()
-    }
+    signatures_by!(servers);
 }
 
 impl ClientCertVerifier for Members {
@@ -130,25 +137,5 @@ impl ClientCertVerifier for Members {
         verified
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.clients.verify_tls12_signature(message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.clients.verify_tls13_signature(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.clients.supported_verify_schemes()
-    }
+    signatures_by!(clients);
 }

@@ -1,4 +1,4 @@
-//! A folder that appears with all that belongs in it, or not at all.
+//! A folder that appears with everything that belongs in it, or not at all.
 
 use super::error::CredentialError;
 use super::files;

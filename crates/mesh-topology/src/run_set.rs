@@ -9,6 +9,9 @@ pub trait RunNumber: Copy + Ord {
 
     /// A number or a count that is known to fit.
     fn narrow(wide: u64) -> Self;
+
+    /// The `count` numbers from `self` on, the last of which is known to exist.
+    fn run(self, count: Self) -> impl Iterator<Item = Self>;
 }
 
 macro_rules! run_number {
@@ -21,7 +24,13 @@ macro_rules! run_number {
 
             #[inline]
             fn narrow(wide: u64) -> Self {
-                Self::try_from(wide).unwrap_or(Self::MAX)
+                debug_assert!(Self::try_from(wide).is_ok());
+                wide as Self
+            }
+
+            #[inline]
+            fn run(self, count: Self) -> impl Iterator<Item = Self> {
+                (0..count).map(move |at| self + at)
             }
         }
     )*};
@@ -161,7 +170,7 @@ impl<N: RunNumber> RunSet<N> {
 
     /// The numbers in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = N> + '_ {
-        self.runs.iter().flat_map(|&run| (run.0.widen()..end(run)).map(N::narrow))
+        self.runs.iter().flat_map(|&(first, len)| first.run(len))
     }
 
     /// The numbers that are in one of the two sets, or in both.
@@ -234,20 +243,20 @@ impl<N: RunNumber> RunSet<N> {
         let mut set = Self::new();
         let mut holes = other.runs.iter().peekable();
         for &run in &self.runs {
-            let mut start = run.0.widen();
+            let (mut start, stop) = (run.0.widen(), end(run));
             while let Some(&&hole) = holes.peek() {
-                if hole.0.widen() >= end(run) {
+                if hole.0.widen() >= stop {
                     break;
                 }
                 set.append(start, hole.0.widen());
                 start = start.max(end(hole));
-                if end(hole) > end(run) {
+                if end(hole) > stop {
                     // It may cut the next run too.
                     break;
                 }
                 holes.next();
             }
-            set.append(start, end(run));
+            set.append(start, stop);
         }
         set
     }
@@ -291,8 +300,8 @@ impl<N: RunNumber> RunSet<N> {
 
     /// The run that holds `number`.
     fn find(&self, number: N) -> Option<usize> {
-        let at = self.behind(number);
-        self.runs.get(at).is_some_and(|(first, _)| *first <= number).then_some(at)
+        let at = self.runs.partition_point(|(first, _)| *first <= number).checked_sub(1)?;
+        (number.widen() < end(self.runs[at])).then_some(at)
     }
 
     /// Takes a run out of those at `place`, which are all that it overlaps.

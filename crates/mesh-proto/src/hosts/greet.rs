@@ -1,8 +1,10 @@
 //! What two gateways say to each other before anything else, and last.
 
 use super::fate::Parting;
-use super::packet::{Packet, PacketError, PacketKind, u32_at, u64_at};
+use super::packet::{Packet, PacketError, PacketKind};
 use crate::HostNo;
+use crate::codec::{u32_at, u64_at};
+use crate::codes::codes;
 use bytes::Bytes;
 use smallvec::smallvec;
 
@@ -125,24 +127,25 @@ impl Welcome {
     }
 }
 
-/// Why a host does not take another in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Refusal {
-    /// There is no such job here, or not any more.
-    NoSuchJob = 1,
-    /// The caller's credentials do not allow what it wants.
-    NotAllowed = 2,
-    /// This is not the host, or not the run of it, that the caller means.
-    NotMe = 3,
-    /// The caller was declared dead, and has to stop its work.
-    Dead = 4,
-    /// The caller's version is another one.
-    Version = 5,
-    /// The host takes no more for now; it may be asked again.
-    Busy = 6,
-    /// Something else; the text says what.
-    Other = 255,
+codes! {
+    /// Why a host does not take another in.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Refusal {
+        /// There is no such job here, or not any more.
+        NoSuchJob = 1,
+        /// The caller's credentials do not allow what it wants.
+        NotAllowed = 2,
+        /// This is not the host, or not the run of it, that the caller means.
+        NotMe = 3,
+        /// The caller was declared dead, and has to stop its work.
+        Dead = 4,
+        /// The caller's version is another one.
+        Version = 5,
+        /// The host takes no more for now; it may be asked again.
+        Busy = 6,
+        /// Something else; the text says what.
+        Other = 255,
+    }
 }
 
 /// Who was dialed does not take the other in.
@@ -167,15 +170,7 @@ impl Refuse {
     /// If it is no refusal, or a piece of one.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
         let raw = body_of(packet, PacketKind::Refuse, 1)?;
-        let code = match raw[0] {
-            1 => Refusal::NoSuchJob,
-            2 => Refusal::NotAllowed,
-            3 => Refusal::NotMe,
-            4 => Refusal::Dead,
-            5 => Refusal::Version,
-            6 => Refusal::Busy,
-            _ => Refusal::Other,
-        };
+        let code = Refusal::from_code(raw[0]).unwrap_or(Refusal::Other);
         Ok(Self { code, text: String::from_utf8_lossy(&raw[1..]).into_owned() })
     }
 }

@@ -9,6 +9,8 @@
 
 use super::{HostSet, Short};
 use crate::HostNo;
+use crate::codec::{u16_at, u32_at, u64_at};
+use crate::codes::codes;
 use bytes::Bytes;
 use smallvec::smallvec;
 use thiserror::Error;
@@ -30,50 +32,32 @@ const GAP_LEN: usize = 16;
 /// A frame is a header and at most [`crate::MAX_BODY`] bytes; nobody allocates for more.
 const MAX_FRAME: u64 = crate::MAX_BODY + 4096;
 
-/// What a packet is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum PacketKind {
-    /// The first packet of who has dialed: see [`Join`](super::Join).
-    Join = 1,
-    /// The answer of who was dialed: see [`Welcome`](super::Welcome).
-    Welcome = 2,
-    /// The other answer, and the last packet: see [`Refuse`](super::Refuse).
-    Refuse = 3,
-    /// Nothing but a sign of life.
-    Ping = 4,
-    /// An answer to a ping.
-    Pong = 5,
-    /// A frame, a segment of one, or merged replies of several hosts.
-    Data = 6,
-    /// The shares say what their hosts have received of the destination.
-    Ack = 7,
-    /// What the origin misses of the destination: the body is a list of [`Gap`]s.
-    Nack = 8,
-    /// The last packet of who ends in order: see [`Farewell`](super::Farewell).
-    Farewell = 9,
-    /// The first packet of who wants to look into a job, and not to join it: see [`Look`](super::Look).
-    Look = 10,
-    /// Bytes between who looks into a job and the job's controller.
-    Said = 11,
-}
-
-impl PacketKind {
-    fn from_byte(byte: u8) -> Result<Self, PacketError> {
-        Ok(match byte {
-            1 => Self::Join,
-            2 => Self::Welcome,
-            3 => Self::Refuse,
-            4 => Self::Ping,
-            5 => Self::Pong,
-            6 => Self::Data,
-            7 => Self::Ack,
-            8 => Self::Nack,
-            9 => Self::Farewell,
-            10 => Self::Look,
-            11 => Self::Said,
-            other => return Err(PacketError::Kind(other)),
-        })
+codes! {
+    /// What a packet is for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum PacketKind {
+        /// The first packet of who has dialed: see [`Join`](super::Join).
+        Join = 1,
+        /// The answer of who was dialed: see [`Welcome`](super::Welcome).
+        Welcome = 2,
+        /// The other answer, and the last packet: see [`Refuse`](super::Refuse).
+        Refuse = 3,
+        /// Nothing but a sign of life.
+        Ping = 4,
+        /// An answer to a ping.
+        Pong = 5,
+        /// A frame, a segment of one, or merged replies of several hosts.
+        Data = 6,
+        /// The shares say what their hosts have received of the destination.
+        Ack = 7,
+        /// What the origin misses of the destination: the body is a list of [`Gap`]s.
+        Nack = 8,
+        /// The last packet of who ends in order: see [`Farewell`](super::Farewell).
+        Farewell = 9,
+        /// The first packet of who wants to look into a job, and not to join it: see [`Look`](super::Look).
+        Look = 10,
+        /// Bytes between who looks into a job and the job's controller.
+        Said = 11,
     }
 }
 
@@ -382,7 +366,7 @@ impl Head {
         if raw[2] != VERSION {
             return Err(PacketError::Version { theirs: raw[2], ours: VERSION });
         }
-        let mut packet = Packet::new(PacketKind::from_byte(raw[3])?, u32_at(raw, 8));
+        let mut packet = Packet::new(PacketKind::from_code(raw[3]).ok_or(PacketError::Kind(raw[3]))?, u32_at(raw, 8));
         packet.message = u32_at(raw, 12);
         packet.offset = u64_at(raw, 16);
         packet.total = u64_at(raw, 24);
@@ -467,18 +451,4 @@ fn after(end: HostNo, first: HostNo, count: u32) -> Result<HostNo, PacketError> 
         Some(next) if count > 0 && first >= end && next <= MAX_HOSTS => Ok(next),
         _ => Err(PacketError::Malformed("runs of hosts that are empty, overlap or reach too far")),
     }
-}
-
-pub(crate) fn u16_at(raw: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([raw[at], raw[at + 1]])
-}
-
-pub(crate) fn u32_at(raw: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([raw[at], raw[at + 1], raw[at + 2], raw[at + 3]])
-}
-
-pub(crate) fn u64_at(raw: &[u8], at: usize) -> u64 {
-    let mut word = [0; 8];
-    word.copy_from_slice(&raw[at..at + 8]);
-    u64::from_le_bytes(word)
 }
