@@ -15,15 +15,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Names and regions have 16 bits for their lengths in a frame.
+/// Names have 16 bits for their lengths in a frame. Regions are always shorter: their dimensions and labels are limited.
 const LONGEST: usize = u16::MAX as usize;
 
 /// Something about a message is longer than a frame can say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooLong {
-    /// The labels of the mesh that is messaged.
-    Labels,
-    /// The endpoint's name, with the labels.
+    /// The endpoint's name, with the labels of the mesh that is messaged.
     Name,
     /// A trace's context.
     Context,
@@ -32,7 +30,6 @@ pub enum TooLong {
 impl fmt::Display for TooLong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match self {
-            Self::Labels => "the labels of the mesh",
             Self::Name => "an endpoint's name and its mesh's labels together",
             Self::Context => "a trace's context and the endpoint's name together",
         };
@@ -138,24 +135,14 @@ impl Taken<'_> {
     }
 }
 
-fn check_target(target: &Target) -> Result<(), TooLong> {
-    let is_long = |one: &Target| one.to_wire().len() > LONGEST;
-    let too_long = match target {
-        Target::Joined(joined) => joined.pieces().iter().any(|piece| is_long(&piece.target)),
-        one => is_long(one),
-    };
-    if too_long { Err(TooLong::Labels) } else { Ok(()) }
-}
-
 impl Sender {
     /// Sends from this process.
     ///
     /// # Errors
-    /// If the name or the mesh's labels are too long for a frame.
+    /// If the name and the mesh's labels are too long for a frame.
     pub fn new(runtime: &Arc<Runtime>, spec: SenderSpec<'_>) -> Result<Self, TooLong> {
         let SenderSpec { target, shape, actor, endpoint, request, reduce, block, called } = spec;
         runtime.note_target(target);
-        check_target(target)?;
         // Receivers are told the shape of what was messaged, so that they know their place in it.
         let name = Name { shape: shape.as_bytes(), ..Name::of(endpoint.as_bytes()) }.to_bytes();
         if name.len() > LONGEST {

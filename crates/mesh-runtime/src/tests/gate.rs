@@ -3,9 +3,8 @@
 use super::{options, soon};
 use crate::completion::Fate;
 use crate::gate::{Admission, Bid, Doubt, Gate, Receivers, Verdict};
-use crate::runtime::{Body, Later, Outgoing, Said};
+use crate::runtime::{Later, Said};
 use crate::{Runtime, Waited, Way};
-use mesh_proto::messages::Request;
 use mesh_proto::{Credit, INITIAL_WINDOW, ProcAddr, Target};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -55,12 +54,10 @@ impl Setting {
         self.runtime.meters.on_credit(at, ACTOR, credit);
     }
 
-    /// A coroutine sends a message, which waits for room.
+    /// Something of a coroutine's waits for room. Nothing is sent: there is nobody to take it.
     fn defer(&self) -> crate::Deferral {
         let Verdict::Later(later) = self.ask(self.bid(), true) else { panic!("there was room") };
-        let body = Body::new(b"", &[]);
-        let out = Outgoing { request: Request::CALL, target: &self.target, actor: ACTOR, name: b"echo", body };
-        self.runtime.tell_later(&out, &self.target, later).unwrap()
+        self.runtime.dispatch_later(Vec::new(), &self.target, ACTOR, later)
     }
 
     fn close(self) {

@@ -7,7 +7,6 @@ use crate::sender::{Sender, SenderSpec, Taken, TooLong};
 use crate::{Body, Outcome, Runtime, Waited};
 use mesh_proto::messages::{Name, Request};
 use mesh_proto::{MESSAGE_COST, Moved, Placement, ProcAddr, Run, Target};
-use mesh_topology::{Extent, Region};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -77,18 +76,16 @@ fn senders_derived_from_another_follow_the_receivers_too() {
 }
 
 #[test]
-fn names_and_labels_that_no_frame_can_hold_are_refused() {
+fn names_that_no_frame_can_hold_are_refused() {
     let runtime = Runtime::controller(options()).unwrap();
     let (target, long) = (many(MESH, 3), "x".repeat(70_000));
     let new = |spec| Sender::new(&runtime, spec).map(drop);
     let base = spec(&target, Request::CALL);
     assert_eq!(new(SenderSpec { endpoint: &long, ..base }), Err(TooLong::Name));
     assert_eq!(new(SenderSpec { shape: &long, ..base }), Err(TooLong::Name));
-    let region = Region::whole(&Extent::new([(long.as_str(), 3)]).unwrap());
-    let labels = Arc::new(Target::Many(MESH, region, Placement::On(0)));
-    assert_eq!(new(spec(&labels, Request::CALL)), Err(TooLong::Labels));
     assert_eq!(sender(&runtime, &target, Request::CALL).traced(&long).map(drop), Err(TooLong::Context));
-    assert_eq!(TooLong::Labels.to_string(), "the labels of the mesh must be at most 65535 bytes long to be sent");
+    let text = "a trace's context and the endpoint's name together must be at most 65535 bytes long to be sent";
+    assert_eq!(TooLong::Context.to_string(), text);
     runtime.close(Duration::ZERO);
 }
 

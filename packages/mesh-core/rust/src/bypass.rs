@@ -23,8 +23,8 @@ pub(crate) fn set_bypass(
     let version = unsafe { raw.cast::<u32>().read() };
     if version != BYPASS_VERSION {
         return Err(PyRuntimeError::new_err(format!(
-            "mesh-core speaks version {BYPASS_VERSION} of mesh_core/bypass.h, and this plugin version {version}; install versions \
-             of both that belong together"
+            "mesh-core speaks version {BYPASS_VERSION} of mesh_core/bypass.h, but the plugin speaks version {version}; install \
+             matching versions of both"
         )));
     }
     // SAFETY: it has this version, and the header demands that it stays until the process ends.

@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-/// What each does is said in Python.
+/// What each of them does is documented in Python.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Callables {
@@ -32,7 +32,7 @@ pub(crate) struct Callables {
 
 static CALLABLES: PyOnceLock<Callables> = PyOnceLock::new();
 
-/// Takes what this crate calls, and the enums whose members it hands out. The first word counts.
+/// Takes what this crate calls, and the enums whose members it hands out. Only the first call has an effect.
 #[pyfunction]
 pub(crate) fn hold(py: Python<'_>, callables: Callables, enums: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
     enums.iter().try_for_each(codes::hold)?;

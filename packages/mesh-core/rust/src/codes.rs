@@ -1,7 +1,7 @@
 //! Enums that both sides know: each has its members in Rust and in Python (`mesh_core._common.codes`), which name them alike.
 //!
-//! Python hands the classes over as mesh_core is imported ([`crate::callables`]); from then on a member costs a look at a
-//! table, and Python compares by identity. What is not in the table is what Python calls `OTHER`, or `UNKNOWN`.
+//! Python hands the classes over when mesh_core is imported ([`crate::callables`]). From then on a member costs a look at a
+//! table, and Python compares by identity. What has no member of its own is `OTHER` or `UNKNOWN`.
 
 use mesh_proto::control::Question;
 use mesh_proto::messages::Request;
@@ -32,7 +32,7 @@ impl Members {
         Ok(self.all(py)?[place].clone_ref(py))
     }
 
-    /// Which member an object is.
+    /// The place of a member.
     fn place(&self, one: &Bound<'_, PyAny>) -> PyResult<usize> {
         let place = self.all(one.py())?.iter().position(|member| member.is(one));
         place.ok_or_else(|| PyValueError::new_err(format!("expected a {}, got {one:?}", self.class)))
@@ -185,18 +185,18 @@ gives! {
 
 static ALL: [&Members; 7] = [&KINDS, &REQUESTS, &QUESTIONS, &UNDELIVERED, &HOST_STATES, &ENDS, &ERRORS];
 
-/// Takes a class whose members are handed out from now on.
+/// Takes a class, whose members are handed out from now on.
 pub(crate) fn hold(class: &Bound<'_, PyAny>) -> PyResult<()> {
     let name: String = class.getattr("__name__")?.extract()?;
     let Some(members) = ALL.iter().find(|members| members.class == name) else {
-        return Err(PyValueError::new_err(format!("the native layer knows no enum {name}")));
+        return Err(PyValueError::new_err(format!("the native layer has no enum called {name}")));
     };
     let found = members.names.iter().map(|name| Ok(class.getattr(*name)?.unbind())).collect::<PyResult<_>>()?;
     let _ = members.found.set(class.py(), found);
     Ok(())
 }
 
-/// The classes that are known here, each with the names of its members: Python has the same.
+/// The classes that are known here, each with the names of its members.
 #[pyfunction]
 pub(crate) fn codes() -> Vec<(&'static str, Vec<&'static str>)> {
     ALL.iter().map(|members| (members.class, members.names.to_vec())).collect()

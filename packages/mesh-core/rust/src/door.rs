@@ -1,8 +1,8 @@
-//! The ways in and out of the interpreter, and how errors cross it.
+//! The ways in and out of the interpreter.
 //!
-//! EXIT-1: a thread that is under way here when the interpreter ends does not come back into it. The interpreter ends
-//! such threads by unwinding their stacks, which aborts the whole process where there are frames of Rust. Threads of
-//! the script that call or wait while it ends are held until the process is gone instead, as any blocked daemon thread.
+//! EXIT-1: a thread that is outside when the interpreter ends does not come back into it. The interpreter ends such threads by
+//! unwinding their stacks, which aborts the whole process if there are frames of Rust on them. Threads of the script that
+//! call or wait while it ends are held until the process is gone instead, like any blocked daemon thread.
 
 use crate::callables::callables;
 use crate::errors::raise;
@@ -24,7 +24,7 @@ pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) 
     })
 }
 
-/// Leaves the interpreter for what may fail.
+/// Leaves the interpreter for something that may fail.
 pub(crate) fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, RuntimeError> + Send) -> PyResult<T> {
     outside(py, body).map_err(|error| raise(py, &error))
 }
@@ -34,28 +34,28 @@ const ENDING: u8 = 1;
 const ENDED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(RUNNING);
-/// Should the end not come by then (it may wait for something that a held thread has), the held go on, to an error.
+/// If the end has not come by then (it may wait for something that a held thread has), held threads go on, to an error.
 static UNTIL: OnceLock<Instant> = OnceLock::new();
 
 thread_local! {
-    /// Works for actors of this process, or for the runtime: last messages are handled while that closes.
+    /// This thread works for actors of this process, or for the runtime: last messages are handled while that closes.
     static SERVES: Cell<bool> = const { Cell::new(false) };
-    /// Ends the interpreter.
+    /// This thread ends the interpreter.
     static ENDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Called by the threads of actors, of notices and of the console wherever they wait.
+/// Called by the threads of actors, notices and the console wherever they wait.
 pub(crate) fn serves() {
     SERVES.set(true);
 }
 
-/// The same, for threads of Python code that tell others of the runtime's end.
+/// The same, for Python threads that tell others of the end of the runtime.
 #[pyfunction]
 pub(crate) fn serve_to_the_end() {
     serves();
 }
 
-/// Holds a thread that has nowhere to return to. Not to be called inside the interpreter.
+/// Holds a thread that has no interpreter to return to. Not to be called inside the interpreter.
 fn stay_out() {
     let state = STATE.load(Ordering::Relaxed);
     if state == RUNNING || ENDS.get() || (state == ENDING && SERVES.get()) {
@@ -66,7 +66,7 @@ fn stay_out() {
     }
 }
 
-/// The same for a thread that is inside the interpreter, before it does anything here.
+/// The same, for a thread that is inside the interpreter and about to do something here.
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn enter(py: Python<'_>) {
     if STATE.load(Ordering::Relaxed) != RUNNING {
@@ -74,8 +74,8 @@ pub(crate) fn enter(py: Python<'_>) {
     }
 }
 
-/// The calling thread ends the interpreter: no other that comes here returns, for at most `limit` seconds. Threads that
-/// serve do until `done`.
+/// The calling thread ends the interpreter: for at most `limit` seconds, no other thread that comes here returns. Threads that
+/// serve still do until `done`.
 #[pyfunction]
 pub(crate) fn begin_exit(limit: f64, done: bool) -> PyResult<()> {
     let limit = end_limit(limit)?;
@@ -98,14 +98,15 @@ fn is_main(py: Python<'_>) -> PyResult<bool> {
     Ok(known)
 }
 
-/// An alarm has ended a wait: raises what this thread is to be told, if anything.
+/// An alarm has ended a wait: raises what this thread has to be told, if anything.
 fn alarmed(py: Python<'_>) -> PyResult<()> {
     let told = callables(py)?.alarm.bind(py).call0()?;
     if told.is_none() { Ok(()) } else { Err(PyErr::from_value(told)) }
 }
 
-/// Waits outside the interpreter. On the main thread a signal ends the wait, its handler runs, and what it raises
-/// (`KeyboardInterrupt`) is raised here; if it raises nothing the wait goes on.
+/// Waits outside the interpreter, by steps that are told whether only to look, and whether signals may end them. On the main
+/// thread a signal ends the wait and its handler runs. What that raises (`KeyboardInterrupt`) is raised here; if it raises
+/// nothing, the wait goes on.
 pub(crate) fn wait(
     py: Python<'_>,
     runtime: &Runtime,
@@ -131,7 +132,7 @@ pub(crate) fn wait(
         let own = runtime.signals().fd();
         let before: i32 = set.call1(py, (own,))?.extract(py)?;
         runtime.signals().forward_to(if before == own { -1 } else { before });
-        // A signal before this point is handled here, a later one wakes the wait.
+        // A signal before this point is handled here; a later one ends the wait.
         let waited = py.check_signals().map(|()| outside(py, || step(false, true)));
         set.call1(py, (before,))?;
         let waited = waited?;

@@ -1,4 +1,4 @@
-//! The usual way of a line in a worker: `print` writes its text, then its end. What is less usual is `_system/streams.py`'s.
+//! Lines that a worker prints, as usual: first the text, then its end. `_system/streams.py` handles everything else.
 
 use crate::door::outside;
 use mesh_runtime::write_whole;
@@ -10,23 +10,23 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{ThreadId, current};
 
-/// The beginning of a longer line goes its own way.
+/// Longer lines are left to Python.
 const LONGEST: usize = 64 * 1024;
 
 type Instance = Option<Py<PyAny>>;
 
 #[derive(Default)]
 struct State {
-    /// The beginning of a line, by thread, and the actor that has written it.
+    /// The beginning of each thread's unfinished line, and the actor that has written it.
     pending: HashMap<ThreadId, (String, Instance)>,
     /// The actor that has written last, and its mark.
     last: Option<(Instance, Vec<u8>)>,
-    /// Some line was sent in part: every line is looked at.
+    /// A line was sent in part, so every line goes through Python.
     begun: bool,
 }
 
-/// One of a worker's two streams. The locks of `state` and `lock` are held with the interpreter's, and briefly; the one
-/// inside of `lock` is held while a line is written, without the interpreter.
+/// One of a worker's two streams. The locks `state` and `lock` are held briefly, inside the interpreter. The lock within `lock`
+/// is held outside the interpreter, while a line is written.
 #[pyclass(name = "LineWriter", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLineWriter {
     fd: i32,
@@ -63,12 +63,12 @@ impl PyLineWriter {
             });
             match written {
                 Ok(()) => return Ok(()),
-                // A signal: its handler runs here, and may print itself.
+                // A signal: its handler runs here, and may itself print.
                 Err((n, mesh_runtime::Errno::INTR)) => {
                     done += n;
                     py.check_signals()?;
                 }
-                // The controller has gone, and this process is about to.
+                // The controller has gone, and this process will too.
                 Err((_, mesh_runtime::Errno::PIPE)) => return Ok(()),
                 Err((_, errno)) => return Err(PyOSError::new_err((errno.raw_os_error(), errno.to_string()))),
             }
@@ -132,32 +132,32 @@ impl PyLineWriter {
         text.len()
     }
 
-    /// Has the beginning of a line wait for its end.
+    /// Keeps the beginning of a line until its end comes.
     fn wait(&self, text: String, instance: Option<Py<PyAny>>) {
         hold(&self.state).pending.insert(current().id(), (text, instance));
     }
 
-    /// The beginning of a line that this thread has written, and its actor.
+    /// Takes the beginning of the line that this thread has written, and its actor.
     fn take(&self) -> Option<(String, Option<Py<PyAny>>)> {
         hold(&self.state).pending.remove(&current().id())
     }
 
-    /// Those of all threads.
+    /// Takes those of all threads.
     fn take_all(&self) -> Vec<(String, Option<Py<PyAny>>)> {
         std::mem::take(&mut hold(&self.state).pending).into_values().collect()
     }
 
-    /// Says whether some line was sent in part.
+    /// Sets whether a line was sent in part.
     fn begun(&self, begun: bool) {
         hold(&self.state).begun = begun;
     }
 
-    /// Writes bytes, which nothing of this stream comes between.
+    /// Writes bytes in one piece.
     fn send(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         self.put(py, data.as_bytes())
     }
 
-    /// In a forked child: other threads' locks and lines stay in the parent.
+    /// In a forked child, drops the locks and lines of other threads.
     fn forked(&self) {
         *hold(&self.lock) = Arc::default();
         hold(&self.state).pending.clear();

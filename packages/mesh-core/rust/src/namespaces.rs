@@ -1,19 +1,19 @@
-//! What keeps a process apart from others.
+//! Namespaces, mounts and privileges: what isolates a process from others.
 
 use pyo3::prelude::*;
 use std::ffi::CString;
 use std::os::fd::BorrowedFd;
 
-/// Moves this process into new namespaces, or, for those of processes, its children.
+/// Moves this process into new namespaces. For a namespace of processes, that is its children.
 #[pyfunction]
 pub(crate) fn unshare(kinds: i32) -> PyResult<()> {
     Ok(mesh_runtime::unshare(kinds)?)
 }
 
-/// Has the children of this process begin in that namespace of processes.
+/// Has the children of this process start in a namespace of processes.
 #[pyfunction]
 pub(crate) fn beget_in(pids: i32) -> PyResult<()> {
-    // SAFETY: the caller's descriptor stays open while it waits for this call.
+    // SAFETY: the caller's descriptor stays open during this call.
     Ok(mesh_runtime::beget_in(unsafe { BorrowedFd::borrow_raw(pids) })?)
 }
 
@@ -29,7 +29,7 @@ pub(crate) fn mount(
     Ok(mesh_runtime::mount(source.as_deref(), &target, kind.as_deref(), flags, data.as_deref())?)
 }
 
-/// Adds and removes attributes of a mount, and of all below it if wanted.
+/// Adds and removes attributes of a mount, and of all mounts below it if wanted.
 #[pyfunction]
 pub(crate) fn change_mount(path: CString, add: u64, remove: u64, below: bool) -> PyResult<()> {
     Ok(mesh_runtime::change_mount(&path, add, remove, below)?)
@@ -41,13 +41,13 @@ pub(crate) fn give_up_privileges() -> PyResult<()> {
     Ok(mesh_runtime::give_up_privileges()?)
 }
 
-/// Whether other processes of the user may look into this one.
+/// Sets whether other processes of the user may inspect this one.
 #[pyfunction]
 pub(crate) fn let_look(allowed: bool) -> PyResult<()> {
     Ok(mesh_runtime::let_look(allowed)?)
 }
 
-/// Has the kernel kill this process when its parent ends, which may live in another namespace of processes.
+/// Has the kernel kill this process when its parent ends. The parent may be in another namespace of processes.
 #[pyfunction]
 pub(crate) fn ask_to_die_with_parent() -> PyResult<()> {
     Ok(mesh_runtime::ask_to_die_with_parent()?)

@@ -24,7 +24,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A shorter value, packed, travels with its references: nobody has to keep it.
+/// A value that is no longer than this, packed, travels with its references: nobody has to keep it.
 const SMALL: usize = 4096;
 
 thread_local! {
@@ -32,7 +32,7 @@ thread_local! {
     static WITHIN: RefCell<Option<Arc<Hold>>> = const { RefCell::new(None) };
 }
 
-/// Where a value lies on its owner's host: process, descriptor, slab, offset, chunk, use.
+/// Where a value is on its owner's host: process, descriptor, slab, offset, chunk, turn.
 type At = (u32, u32, u64, u64, u32, u32);
 
 /// A reference as it travels: its owner's mesh, rank and host, the value's number, length and place; or the value itself.
@@ -55,7 +55,7 @@ pub(crate) struct PyKept {
     place: Place,
 }
 
-/// Part of a kept value, as a buffer that its reader may write into. It holds the value as long as anything refers to it.
+/// Part of a kept value, as a buffer that its reader may write to. It keeps the value as long as anything refers to it.
 #[pyclass(name = "RefPart", module = "mesh_core._native", frozen)]
 pub(crate) struct PyRefPart {
     view: Arc<View>,
@@ -73,13 +73,13 @@ impl PyRefPart {
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
         let part = this.view.writable(this.part);
-        let (data, len) = part.ok_or_else(|| PyBufferError::new_err("the part cannot be written into"))?;
+        let (data, len) = part.ok_or_else(|| PyBufferError::new_err("the part cannot be written to"))?;
         // SAFETY: the view is valid, and the object keeps the value.
         unsafe { fill_view(slf.as_any(), view, flags, (data.cast::<c_void>(), len)) }
     }
 }
 
-/// Unpickles a value; references in it are held with `hold`.
+/// Unpickles a value. References in it are held as long as `hold`.
 fn load<'py>(py: Python<'py>, view: View, hold: Option<&Arc<Hold>>) -> PyResult<Bound<'py, PyAny>> {
     let view = Arc::new(view);
     let buffers = PyList::empty(py);
@@ -100,7 +100,7 @@ fn load<'py>(py: Python<'py>, view: View, hold: Option<&Arc<Hold>>) -> PyResult<
 
 #[pymethods]
 impl PyKept {
-    /// Which value it is: the same for all references to one.
+    /// Identifies the value: the same for all references to it.
     #[getter]
     fn key(&self) -> (u64, u32, u32, u64) {
         match &self.place {
@@ -136,7 +136,7 @@ impl PyKept {
         }
     }
 
-    /// Looks at it: 0 with the value, 1 if it has to be fetched, 2 if it is lost.
+    /// Opens it: 0 with the value, 1 if it has to be fetched, 2 if it is lost.
     fn open<'py>(&self, py: Python<'py>) -> PyResult<(u8, Option<Bound<'py, PyAny>>)> {
         let (view, hold) = match &self.place {
             Place::Kept(kept, hold) => match leave(py, || self.runtime.open_ref(kept, hold))? {
@@ -156,7 +156,7 @@ impl PyKept {
         Ok(Some(PyCall::of(&self.runtime, call, Target::One(kept.addr.owner))))
     }
 
-    /// The value, which has come as a message.
+    /// The value, from the message by which it was fetched.
     fn fetched<'py>(&self, py: Python<'py>, message: &PyMessage) -> PyResult<Bound<'py, PyAny>> {
         let part = message.only_part(py)?;
         let view = part.and_then(View::of_part).ok_or_else(unreadable)?;
@@ -167,7 +167,7 @@ impl PyKept {
         load(py, view, hold)
     }
 
-    /// Makes it part of what is being pickled; `None` where nobody could count it.
+    /// Makes it part of what is being pickled; `None` if it could not be counted there.
     fn pack(&self) -> Option<PyRefAddress> {
         match &self.place {
             Place::Kept(kept, hold) => pack_ref(Some((hold, kept))).then(|| {
@@ -188,7 +188,7 @@ fn packed(bytes: Bytes) -> PyResult<View> {
     View::of_bytes(bytes).ok_or_else(unreadable)
 }
 
-/// A value that was pickled, and waits for room perhaps.
+/// A pickled value that is about to be kept, once there is room.
 #[pyclass(name = "Putting", module = "mesh_core._native", frozen)]
 pub(crate) struct PyPutting {
     runtime: Arc<Runtime>,
@@ -197,9 +197,9 @@ pub(crate) struct PyPutting {
     inner: Mutex<Vec<Arc<Hold>>>,
     lens: Vec<usize>,
     cost: u64,
-    /// What is done once there is room.
+    /// Finished once there is room.
     room: Option<Py<PyCompletion>>,
-    /// Whether the room is used, or given back.
+    /// Whether the room was used or given back.
     over: AtomicBool,
 }
 
@@ -217,7 +217,7 @@ impl PyPutting {
 
 impl Drop for PyPutting {
     fn drop(&mut self) {
-        // `frozen` classes are shared freely among threads; this is the last of it.
+        // Nothing else refers to it any longer.
         let room = self.room.take();
         self.drop_room(room.as_ref().map(Py::get));
     }
@@ -231,7 +231,7 @@ impl PyPutting {
         self.room.as_ref().map(|room| room.clone_ref(py))
     }
 
-    /// Nobody waits for room any more.
+    /// Gives the room back, or stops waiting for it.
     fn give_up(&self) {
         self.drop_room(self.room.as_ref().map(Py::get));
     }
@@ -241,10 +241,10 @@ impl PyPutting {
         self.lens.iter().sum()
     }
 
-    /// Copies it to where it stays.
+    /// Copies the value to where it stays.
     fn keep(&self, py: Python<'_>) -> PyResult<PyKept> {
         if self.over.swap(true, Ordering::SeqCst) {
-            return Err(PyValueError::new_err("the value was kept before, or given up"));
+            return Err(PyValueError::new_err("the value has already been kept or given up"));
         }
         let buffers = std::mem::take(&mut *self.buffers.lock().unwrap_or_else(PoisonError::into_inner));
         let inner = std::mem::take(&mut *self.inner.lock().unwrap_or_else(PoisonError::into_inner));
@@ -288,7 +288,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     })
 }
 
-/// A reference that has come, or is in a value that was opened; `None` if nobody could count it on its way.
+/// A reference that has arrived, or is in a value that was opened; `None` if it was not counted on its way.
 #[pyfunction]
 pub(crate) fn kept(runtime: &PyRuntime, address: PyRefAddress) -> Option<PyKept> {
     let runtime = Arc::clone(&runtime.0);
@@ -304,8 +304,8 @@ pub(crate) fn kept(runtime: &PyRuntime, address: PyRefAddress) -> Option<PyKept>
     Some(PyKept { runtime, place })
 }
 
-/// Calls `dump`, which pickles something that is to be kept as it is, for nobody knows whom. Returns what that returns, and
-/// the references in it: whoever keeps it is to keep them, and whoever unpickles it is to have them.
+/// Calls `dump`, which pickles something that is to be kept for receivers that are not known yet. Returns what that returns,
+/// and the references in it, which have to be kept as long.
 #[pyfunction]
 pub(crate) fn capture<'py>(
     runtime: &PyRuntime,
