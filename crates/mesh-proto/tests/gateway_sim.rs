@@ -20,18 +20,20 @@ fn schedules(few: u64) -> std::ops::Range<u64> {
     first..first + number("MESH_SCHEDULES").map_or(few, |many| many.div_ceil(3))
 }
 
-/// What was lost behind a relay is sent again after two seconds: much less than this.
+/// What was lost behind a relay is sent again after a quarter of this.
 const WINDOW: u64 = 8000;
+const SHORT_WINDOWS: [u64; 2] = [1000, 3000];
 
-fn setup(dice: &mut Dice) -> Setup {
+fn setup(dice: &mut Dice, window: u64) -> Setup {
     let hosts = 2 + dice.roll(4_u32);
     let fan_out = 1 + dice.roll(3_u32);
-    Setup { hosts, fan_out, window: WINDOW, hold: 0, seed: dice.roll(u64::MAX) }
+    Setup { hosts, fan_out, window, hold: 0, seed: dice.roll(u64::MAX) }
 }
 
 /// One thing that goes wrong, for as long as it is said; whom it hits.
 fn harm(world: &mut World, dice: &mut Dice, most: u64, deadly: bool) {
     let hosts = world.hosts();
+    let window = world.window();
     let (one, other) = (dice.roll(hosts), dice.roll(hosts));
     let long = 1 + dice.roll(most);
     match dice.roll(if deadly { 9_u32 } else { 8 }) {
@@ -49,24 +51,24 @@ fn harm(world: &mut World, dice: &mut Dice, most: u64, deadly: bool) {
         }
         4 => world.pause(one, long, false),
         5 => world.pause(one, long, true),
-        6 => world.step(one, dice.roll(3 * WINDOW)),
+        6 => world.step(one, dice.roll(3 * window)),
         7 => world.break_connections(one, other),
         _ => world.kill(1 + dice.roll(hosts - 1)),
     }
 }
 
 /// A schedule of whatever may happen; from when all is well, all agree before long.
-fn whatever(seed: u64) {
+fn whatever(seed: u64, window: u64) {
     let mut dice = Dice(seed.wrapping_mul(3));
-    let mut setup = setup(&mut dice);
-    setup.hold = [0, 0, 0, 4 * WINDOW][dice.roll(4_usize)];
+    let mut setup = setup(&mut dice, window);
+    setup.hold = [0, 0, 0, 4 * window][dice.roll(4_usize)];
     let mut world = World::new(setup, seed);
     world.attach();
-    world.run(50 + dice.roll(WINDOW / 3));
+    world.run(50 + dice.roll(window / 3));
     for _ in 0..1 + dice.roll(5_u32) {
         world.chatter(dice.roll(6_u32));
-        harm(&mut world, &mut dice, 3 * WINDOW / 2, true);
-        world.run(dice.roll(WINDOW));
+        harm(&mut world, &mut dice, 3 * window / 2, true);
+        world.run(dice.roll(window));
     }
     world.heal();
     world.settles();
@@ -78,41 +80,60 @@ fn whatever(seed: u64) {
 /// it, and whoever is cut off or dead stops its work.
 #[test]
 fn whatever_happens_all_agree_in_the_end_on_who_is_dead() {
-    schedules(300).for_each(whatever);
+    schedules(300).for_each(|seed| whatever(seed, WINDOW));
+}
+
+/// The same in jobs that find out fast.
+#[test]
+fn whatever_happens_all_agree_in_the_end_where_the_window_is_short() {
+    for window in SHORT_WINDOWS {
+        schedules(100).for_each(|seed| whatever(seed, window));
+    }
+}
+
+/// A schedule of what is shorter than the window.
+fn shorter(seed: u64, window: u64) {
+    let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(1));
+    let mut world = World::new(setup(&mut dice, window), seed);
+    world.attach();
+    world.run(300);
+    for _ in 0..1 + dice.roll(4_u32) {
+        world.chatter(dice.roll(6_u32));
+        harm(&mut world, &mut dice, window / 3, false);
+        // It lasts, and then there is time for another connection.
+        world.run(window / 3);
+        world.heal();
+        world.run(window);
+    }
+    world.settles();
+    world.check_nobody_died();
 }
 
 /// GTW-1, PLS-2: what is shorter than the window, and leaves time to recover, costs nothing: no host, and no message.
 #[test]
 fn what_is_shorter_than_the_window_kills_nobody() {
-    for seed in schedules(300) {
-        let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(1));
-        let mut world = World::new(setup(&mut dice), seed);
-        world.attach();
-        world.run(300);
-        for _ in 0..1 + dice.roll(4_u32) {
-            world.chatter(dice.roll(6_u32));
-            harm(&mut world, &mut dice, WINDOW / 3, false);
-            // It lasts, and then there is time for another connection.
-            world.run(WINDOW / 3);
-            world.heal();
-            world.run(WINDOW);
-        }
-        world.settles();
-        world.check_nobody_died();
+    schedules(300).for_each(|seed| shorter(seed, WINDOW));
+}
+
+/// The same in jobs that find out fast: what was lost is sent again in time.
+#[test]
+fn what_is_shorter_than_a_short_window_kills_nobody() {
+    for window in SHORT_WINDOWS {
+        schedules(100).for_each(|seed| shorter(seed, window));
     }
 }
 
 /// A schedule of a job that is held, whose controller is cut off from all of its hosts.
-fn outlasts(seed: u64) {
+fn outlasts(seed: u64, window: u64) {
     let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(2));
-    let hold = 5 * WINDOW;
-    let mut world = World::new(Setup { hold, ..setup(&mut dice) }, seed);
+    let hold = 5 * window;
+    let mut world = World::new(Setup { hold, ..setup(&mut dice, window) }, seed);
     let long = dice.roll(8_u32) == 0;
     world.attach();
     world.run(300);
     world.chatter(dice.roll(6_u32));
     // Who hangs on another counts from that one's end.
-    let lasts = if long { 7 * hold } else { 1 + dice.roll(hold - WINDOW) };
+    let lasts = if long { 7 * hold } else { 1 + dice.roll(hold - window) };
     let hosts = world.hosts();
     (1..hosts).for_each(|host| world.cut(0, host, lasts));
     let first = dice.roll(lasts);
@@ -137,18 +158,26 @@ fn outlasts(seed: u64) {
 /// that is for longer loses all, each of which has stopped its work by then.
 #[test]
 fn a_job_that_is_held_outlasts_its_controller_being_cut_off() {
-    schedules(300).for_each(outlasts);
+    schedules(300).for_each(|seed| outlasts(seed, WINDOW));
+}
+
+/// The same in jobs that find out fast: a host is dialed again within the time that it has after the first is back.
+#[test]
+fn a_job_that_is_held_outlasts_it_where_the_window_is_short() {
+    for window in SHORT_WINDOWS {
+        schedules(100).for_each(|seed| outlasts(seed, window));
+    }
 }
 
 /// Schedules that have found something.
 #[test]
 fn schedules_that_once_failed_go_well() {
     // A host whose way up is by one that is dead, and does not hear of it, since what it answers waits for that one.
-    whatever(8346);
+    whatever(8346, WINDOW);
     // The controller connects to a host that another relays to and has called suspect, and that one dies.
-    whatever(11_870);
+    whatever(11_870, WINDOW);
     // A controller is cut off from all for less than the window, and hears the first again when the window is over.
-    outlasts(11_313);
+    outlasts(11_313, WINDOW);
 }
 
 #[test]

@@ -29,14 +29,34 @@ pub(crate) struct End {
     peer: HostNo,
 }
 
-#[derive(Debug, Default)]
-struct Line {
-    /// What is under way to each end, by host: the next to arrive is the first.
-    under_way: BTreeMap<HostNo, VecDeque<Option<Packet>>>,
-    /// Which ends are open.
-    open: BTreeSet<HostNo>,
-    heard: BTreeMap<HostNo, Duration>,
-    sent: BTreeMap<HostNo, Duration>,
+/// A connection, as the host at one end of it has it.
+#[derive(Debug)]
+struct Side {
+    host: HostNo,
+    is_open: bool,
+    heard: Duration,
+    sent: Duration,
+    /// What is under way to this end: the next to arrive is the first. The last is the end of the connection.
+    under_way: VecDeque<Option<Packet>>,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Line([Side; 2]);
+
+impl Line {
+    fn side(&self, host: HostNo) -> &Side {
+        &self.0[usize::from(self.0[0].host != host)]
+    }
+
+    fn side_mut(&mut self, host: HostNo) -> &mut Side {
+        &mut self.0[usize::from(self.0[0].host != host)]
+    }
+
+    fn is_between(&self, one: HostNo, other: HostNo) -> bool {
+        let [a, b] = &self.0;
+        (a.host, b.host) == (one, other) || (a.host, b.host) == (other, one)
+    }
 }
 
 /// The network as one host's gateway sees it.
@@ -54,28 +74,28 @@ impl Wire for Net {
     fn send(&self, end: &End, packet: &Packet, now: Duration) {
         let mut lines = self.lines.borrow_mut();
         let line = &mut lines[end.id];
-        line.sent.insert(end.own, now);
-        if line.open.contains(&end.own) {
-            line.under_way.entry(end.peer).or_default().push_back(Some(packet.clone()));
+        let own = line.side_mut(end.own);
+        own.sent = now;
+        if own.is_open {
+            line.side_mut(end.peer).under_way.push_back(Some(packet.clone()));
             self.touched.borrow_mut().push(*end);
         }
     }
 
     fn is_open(&self, end: &End) -> bool {
-        self.lines.borrow()[end.id].open.contains(&end.own)
+        self.lines.borrow()[end.id].side(end.own).is_open
     }
 
     fn has_room(&self, end: &End) -> bool {
-        let fits = |queue: &VecDeque<_>| queue.len() < ROOM;
-        self.is_open(end) && self.lines.borrow()[end.id].under_way.get(&end.peer).is_none_or(fits)
+        self.is_open(end) && self.lines.borrow()[end.id].side(end.peer).under_way.len() < ROOM
     }
 
     fn heard_at(&self, end: &End) -> Duration {
-        self.lines.borrow()[end.id].heard[&end.own]
+        self.lines.borrow()[end.id].side(end.own).heard
     }
 
     fn sent_at(&self, end: &End) -> Duration {
-        self.lines.borrow()[end.id].sent[&end.own]
+        self.lines.borrow()[end.id].side(end.own).sent
     }
 
     fn is_same(&self, one: &End, other: &End) -> bool {
@@ -136,6 +156,8 @@ struct Node {
     tick_at: Option<Duration>,
     /// Of whose death it has heard.
     dead: BTreeSet<HostNo>,
+    /// Who is above it.
+    above: Vec<HostNo>,
     /// When a host above it could last reach it.
     reached: Duration,
 }
@@ -150,10 +172,8 @@ pub(crate) struct World {
     turns: u64,
     nodes: Vec<Node>,
     lines: Rc<RefCell<Vec<Line>>>,
-    /// Who is above whom.
-    tree: Topology,
-    /// Until when nothing passes from one to another.
-    cuts: BTreeMap<(HostNo, HostNo), Duration>,
+    /// Until when nothing passes from one to another, for all pairs.
+    cuts: Vec<Duration>,
     /// Messages by sender and receiver: how many were sent, how many have come.
     book: BTreeMap<(HostNo, HostNo), (u64, u64)>,
     /// Who is dead by the controller's word, and why.
@@ -163,6 +183,8 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(setup: Setup, name: u64) -> Self {
         let lines = Rc::<RefCell<Vec<Line>>>::default();
+        let mut tree = Topology::new(0);
+        tree.add_group(1, setup.hosts, setup.fan_out);
         let node = |host: HostNo| Node {
             gateway: Gateway::new(host, u64::from(host) + 100),
             net: Net { lines: Rc::clone(&lines), ..Net::default() },
@@ -176,11 +198,11 @@ impl World {
             behind: Duration::ZERO,
             tick_at: None,
             dead: BTreeSet::new(),
+            above: (0..=setup.hosts).filter(|above| tree.is_above(*above, host)).collect(),
             reached: Duration::ZERO,
         };
-        let nodes = (0..=setup.hosts).map(node).collect();
-        let mut tree = Topology::new(0);
-        tree.add_group(1, setup.hosts, setup.fan_out);
+        let nodes: Vec<Node> = (0..=setup.hosts).map(node).collect();
+        let cuts = vec![Duration::ZERO; nodes.len() * nodes.len()];
         Self {
             setup,
             name,
@@ -190,8 +212,7 @@ impl World {
             turns: 0,
             nodes,
             lines: Rc::clone(&lines),
-            tree,
-            cuts: BTreeMap::new(),
+            cuts,
             book: BTreeMap::new(),
             verdicts: BTreeMap::new(),
         }
@@ -200,6 +221,10 @@ impl World {
     /// How many hosts there are, the controller among them.
     pub(crate) fn hosts(&self) -> u32 {
         self.setup.hosts + 1
+    }
+
+    pub(crate) fn window(&self) -> u64 {
+        self.setup.window
     }
 
     pub(crate) fn now(&self) -> Duration {
@@ -226,8 +251,12 @@ impl World {
 
     pub(crate) fn cut_one_way(&mut self, from: HostNo, to: HostNo, long: u64) {
         let until = self.now + ms(long);
-        let cut = self.cuts.entry((from, to)).or_default();
-        *cut = until.max(*cut);
+        let cut = self.cut_at(from, to);
+        self.cuts[cut] = until.max(self.cuts[cut]);
+    }
+
+    fn cut_at(&self, from: HostNo, to: HostNo) -> usize {
+        from as usize * self.nodes.len() + to as usize
     }
 
     pub(crate) fn cut(&mut self, one: HostNo, other: HostNo, long: u64) {
@@ -257,12 +286,11 @@ impl World {
     pub(crate) fn break_connections(&mut self, one: HostNo, other: HostNo) {
         let between: Vec<usize> = {
             let lines = self.lines.borrow();
-            let is_it = |line: &Line| line.heard.contains_key(&one) && line.heard.contains_key(&other);
-            (0..lines.len()).filter(|id| one != other && is_it(&lines[*id])).collect()
+            (0..lines.len()).filter(|id| one != other && lines[*id].is_between(one, other)).collect()
         };
         for id in between {
             for (own, peer) in [(one, other), (other, one)] {
-                self.lines.borrow_mut()[id].under_way.insert(own, VecDeque::from([None]));
+                self.lines.borrow_mut()[id].side_mut(own).under_way = VecDeque::from([None]);
                 self.push(self.now + ms(1), own, Happening::Arrives { end: End { id, own, peer } });
             }
         }
@@ -277,7 +305,7 @@ impl World {
 
     /// All is well again, but for the dead.
     pub(crate) fn heal(&mut self) {
-        self.cuts.clear();
+        self.cuts.fill(Duration::ZERO);
         for host in 0..self.hosts() {
             let node = &mut self.nodes[host as usize];
             // Who was to sleep for longer has done so for less.
@@ -392,7 +420,7 @@ impl World {
     }
 
     fn is_cut(&self, from: HostNo, to: HostNo) -> Option<Duration> {
-        self.cuts.get(&(from, to)).copied().filter(|until| *until > self.now)
+        Some(self.cuts[self.cut_at(from, to)]).filter(|until| *until > self.now)
     }
 
     /// Takes what the gateway has put into its connections on the way.
@@ -463,16 +491,15 @@ impl World {
 
     fn ends_of(&self, host: HostNo) -> Vec<End> {
         let lines = self.lines.borrow();
-        let ends = lines.iter().enumerate().filter(|(_, line)| line.open.contains(&host)).map(|(id, line)| End {
-            id,
-            own: host,
-            peer: line.heard.keys().copied().find(|other| *other != host).unwrap_or(host),
-        });
-        ends.collect()
+        let end = |(id, Line([a, b])): (usize, &Line)| {
+            let (own, peer) = if a.host == host { (a, b) } else { (b, a) };
+            (own.host == host && own.is_open).then_some(End { id, own: host, peer: peer.host })
+        };
+        lines.iter().enumerate().filter_map(end).collect()
     }
 
     fn put(&mut self, end: End, what: Option<Packet>) {
-        self.lines.borrow_mut()[end.id].under_way.entry(end.peer).or_default().push_back(what);
+        self.lines.borrow_mut()[end.id].side_mut(end.peer).under_way.push_back(what);
         let late = Duration::from_micros(200 + self.dice.roll(400_u64));
         let there = End { id: end.id, own: end.peer, peer: end.own };
         self.push(self.now + late, end.peer, Happening::Arrives { end: there });
@@ -480,7 +507,8 @@ impl World {
 
     /// Closes an end: the other hears of it behind all that was sent.
     fn close(&mut self, end: End) {
-        if self.lines.borrow_mut()[end.id].open.remove(&end.own) {
+        let was_open = std::mem::replace(&mut self.lines.borrow_mut()[end.id].side_mut(end.own).is_open, false);
+        if was_open {
             self.put(end, None);
         }
     }
@@ -499,16 +527,15 @@ impl World {
         let now = self.clock(host);
         let (next, left) = {
             let mut lines = self.lines.borrow_mut();
-            let line = &mut lines[end.id];
-            let queue = line.under_way.entry(host).or_default();
-            let (next, left) = (queue.pop_front(), queue.len());
-            if !line.open.contains(&host) {
+            let side = lines[end.id].side_mut(host);
+            let next = side.under_way.pop_front();
+            if !side.is_open {
                 return;
             }
             if matches!(next, Some(Some(_))) {
-                line.heard.insert(host, now);
+                side.heard = now;
             }
-            (next, left)
+            (next, side.under_way.len())
         };
         if left + 1 == ROOM {
             let there = End { id: end.id, own: end.peer, peer: host };
@@ -597,13 +624,11 @@ impl World {
             Ok(None) => self.happens(from, Event::Missed { host: to, missed: Missed::for_now("") }),
             Ok(Some((incarnation, theirs))) => {
                 let id = self.lines.borrow().len();
-                let mut line = Line::default();
-                for host in [from, to] {
-                    line.open.insert(host);
-                    line.heard.insert(host, self.clock(host));
-                    line.sent.insert(host, self.clock(host));
-                }
-                self.lines.borrow_mut().push(line);
+                let side = |host: HostNo| {
+                    let now = self.clock(host);
+                    Side { host, is_open: true, heard: now, sent: now, under_way: VecDeque::new() }
+                };
+                self.lines.borrow_mut().push(Line([from, to].map(side)));
                 for (own, peer, incarnation, terms, dialed) in [
                     (to, from, self.nodes[from as usize].incarnation, terms, false),
                     (from, to, incarnation, theirs, true),
@@ -622,9 +647,9 @@ impl World {
         if host == 0 || !self.nodes[host as usize].begun {
             return;
         }
-        let is_reached = (0..self.hosts()).filter(|above| self.tree.is_above(*above, host)).any(|above| {
-            let cut = self.is_cut(above, host).is_some() || self.is_cut(host, above).is_some();
-            let node = &self.nodes[above as usize];
+        let is_reached = self.nodes[host as usize].above.iter().any(|above| {
+            let cut = self.is_cut(*above, host).is_some() || self.is_cut(host, *above).is_some();
+            let node = &self.nodes[*above as usize];
             !cut && !node.over && self.now >= node.paused_until
         });
         let (now, limit) = (self.now, ms(self.setup.window.max(self.setup.hold)));
@@ -644,7 +669,7 @@ impl World {
 
     /// All is well again: who lives agrees with the controller before long, and has heard everything.
     pub(crate) fn settles(&mut self) {
-        // What was lost behind a relay is sent again after two seconds, or after four or eight.
+        // What was lost behind a relay is sent again after a quarter of the window, or after twice or four times that.
         // In a chain of hosts that are dead each counts from the end of the one above it.
         let holds = u64::from(self.hosts()) * self.setup.hold;
         let end = self.now + ms(30_000 + 3 * self.setup.window + holds);
