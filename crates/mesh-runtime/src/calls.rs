@@ -2,6 +2,7 @@
 
 use crate::completion::{Completion, Listener};
 use crate::inbox::LoopWaker;
+use crate::locks::lock;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
 use crate::reactor::Reactor;
@@ -13,7 +14,7 @@ use mesh_proto::messages::{Answer, Meaning, Reply};
 use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 const SHARDS: usize = 8;
@@ -25,23 +26,23 @@ pub type Outcome = mesh_proto::Outcome<Arc<Message>>;
 pub(crate) struct State {
     gather: Option<Gather<Arc<Message>>>,
     pub(crate) outcomes: Option<Vec<Outcome>>,
-    /// Somebody has looked at an outcome, or has given the call up: what became of it is known (UNS-1).
+    /// Somebody has looked at an outcome or has given the call up, so a failure need not be reported (UNS-1).
     pub(crate) looked: bool,
-    /// Nobody can look at the outcomes any more.
+    /// Nobody can look at the outcomes any longer.
     pub(crate) dropped: bool,
     /// Places in the order in which their outcomes came; kept for streams only.
     order: Vec<(usize, Outcome)>,
-    /// The first rank whose proc has died, where many were called: who waits need not wait for the others.
+    /// In a call to many: the first rank whose proc has died. The waiter need not wait for the others.
     lost: Option<(usize, Outcome)>,
-    /// Of places whose port was handed on: who holds it.
+    /// By place: who holds a port that was handed on.
     holders: BTreeMap<usize, Holders>,
     waiters: Vec<Arc<Waiter>>,
-    /// With how many outcomes they have seen: they want to be told of more.
+    /// With a token, and how many outcomes they have seen. They are told of more.
     listeners: Vec<(Listener, u64, usize)>,
 }
 
 impl State {
-    /// What a waiter may want to hear of before all outcomes are there: a stream's outcomes, or a loss.
+    /// Counts what a waiter may be woken for before all outcomes are there: a stream's outcomes, or a loss.
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
     }
@@ -57,7 +58,7 @@ fn handed_out(outcome: &Outcome) {
     }
 }
 
-/// What the callee would have said, had it been the last to let go of the port.
+/// What the callee would have sent if it had been the last to drop the port.
 fn end_of_port(callee: ProcAddr, id: CallId) -> Message {
     let end = Undeliverable { call: id, place: 0, actor: 0, why: Undelivered::PortHandedOn };
     Message::plain(end.frame(callee, callee))
@@ -69,21 +70,21 @@ pub struct Call {
     /// Its id, unique in this process.
     pub id: CallId,
     stream: bool,
-    /// Set where the replies are combined on the way up: who was called.
+    /// Who was called, if the replies are combined on the way up.
     reduced: OnceLock<(Target, ActorId)>,
-    /// Who was called, where a failure that nobody looks at is to be told.
+    /// Who was called, if a failure that nobody looks at is to be reported.
     pub(crate) callee: OnceLock<Arc<Callee>>,
     done: AtomicBool,
-    /// One of the outcomes is a failure that nobody else is told of.
+    /// One of the outcomes is a failure that is reported to nobody else.
     failed: AtomicBool,
     /// Outcomes that a stream can hand out so far.
     arrived: AtomicUsize,
     /// Whether to note when the call completes, and when it did, in nanoseconds since the epoch.
     timed: AtomicBool,
     finished: AtomicU64,
-    /// What those who send to a stream may be ahead of its reader, where that is not what the process has set; else 0.
+    /// How many bytes the senders of a stream may be ahead of its reader; 0 for what the process has set.
     ahead: AtomicU64,
-    /// The account with those who send to a stream, from the first value on that they count.
+    /// The account with the senders of a stream, made with the first value that they count.
     account: OnceLock<Arc<Account>>,
     waits: Waits,
     state: Mutex<State>,
@@ -121,7 +122,7 @@ impl Call {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Whether every outcome is there.
@@ -129,17 +130,17 @@ impl Call {
         self.done.load(Ordering::SeqCst)
     }
 
-    /// Whether a failure is among the outcomes, deaths apart.
+    /// Whether a failure, other than a death, is among the outcomes.
     pub(crate) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Says who was called: a failure that nobody looks at is told.
+    /// Says who was called, and so has a failure reported that nobody looks at.
     pub fn describe(&self, callee: &Arc<Callee>) {
         let _ = self.callee.set(Arc::clone(callee));
     }
 
-    /// Who waited for the call was interrupted: no failure of it is to be told.
+    /// The waiter was interrupted: no failure of the call is to be reported.
     pub fn look_away(&self) {
         self.lock().looked = true;
     }
@@ -154,7 +155,7 @@ impl Call {
         self.timed.store(true, Ordering::Relaxed);
     }
 
-    /// When it completed, if it was to note that before it did.
+    /// When it completed, if [`Call::keep_time`] came before that.
     pub fn finished(&self) -> Option<u64> {
         match self.finished.load(Ordering::Relaxed) {
             0 => None,
@@ -162,7 +163,7 @@ impl Call {
         }
     }
 
-    /// The outcomes in the order of the target, once all are there. They can be had once.
+    /// Takes the outcomes, in the order of the target, once all are there.
     pub fn take_outcomes(&self) -> Option<Vec<Outcome>> {
         let mut state = self.lock();
         state.looked = true;
@@ -183,7 +184,7 @@ impl Call {
         found.inspect(|(_, outcome)| handed_out(outcome))
     }
 
-    /// Whoever reads a stream has come to its `n`th outcome: its sender may send as much again, whenever it is looked at.
+    /// The reader of a stream has come to its `n`th outcome: the sender may send as much again, even if nobody looks at it yet.
     pub fn hand_out(&self, n: usize) {
         let outcome = self.lock().order.get(n).map(|(_, outcome)| outcome.clone());
         if let Some(outcome) = outcome {
@@ -191,19 +192,19 @@ impl Call {
         }
     }
 
-    /// Lets those who send to a stream be so many bytes ahead of its reader, if it is not 0; before their first value comes.
+    /// Lets the senders of a stream be so many bytes ahead of its reader, unless that is 0. Before their first value comes.
     pub fn limit_ahead(&self, bytes: u64) {
         self.ahead.store(bytes, Ordering::Relaxed);
     }
 
-    /// Nobody reads the stream any more: its senders wait for nothing.
+    /// The stream is no longer read: its senders need not wait.
     fn close_account(&self) {
         if let Some(account) = self.account.get() {
             account.close();
         }
     }
 
-    /// As [`Call::nth`], and lets go of it: it cannot be had again.
+    /// As [`Call::nth`], but takes the outcome out.
     pub fn take_nth(&self, n: usize) -> Option<(usize, Outcome)> {
         let mut state = self.lock();
         state.looked = true;
@@ -224,7 +225,7 @@ impl Call {
         self.waits.asked_by(actor);
     }
 
-    /// The calling thread is about to wait, until the result is dropped (WTS-1).
+    /// The calling thread is about to wait, until it drops the result (WTS-1).
     pub fn block(&self) -> Waiting<'_> {
         self.waits.block()
     }
@@ -275,7 +276,7 @@ impl Call {
         }
     }
 
-    /// The list wants to know no more.
+    /// The list is not to be told any longer.
     pub fn forget(&self, list: &Arc<Completion>) {
         self.lock().listeners.retain(|(listener, _, _)| !listener.is(list));
     }
@@ -311,7 +312,7 @@ impl Call {
         let arrived = state.progress();
         self.arrived.store(arrived, Ordering::SeqCst);
         if complete || arrived > before {
-            // Who waits for a later outcome of a stream looks, and goes on waiting: it is to be woken again.
+            // The waiter for a later outcome of a stream looks, goes on waiting, and must be woken again.
             let waiters = if complete { std::mem::take(&mut state.waiters) } else { state.waiters.clone() };
             let listeners: Vec<_> =
                 state.listeners.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
@@ -326,7 +327,7 @@ impl Call {
         complete
     }
 
-    /// From here on one reply, or one failure, completes the call. To be said before it is sent.
+    /// From here on one reply, or one failure, completes the call. Must come before it is sent.
     pub(crate) fn mark_reduced(&self, target: Target, actor: ActorId) {
         let _ = self.reduced.set((target, actor));
     }
@@ -371,7 +372,7 @@ impl Call {
                 Outcome::Deserted(lost) => Some(&lost.ended),
                 Outcome::Replied(_) | Outcome::Cancelled => None,
             };
-            // Whoever has answered may die: that is no loss to this call (GTH-1).
+            // The death of a rank that has answered is no loss to this call (GTH-1).
             let due = state.gather.as_ref().is_some_and(|gather| gather.is_due(index));
             if due && !self.stream && ended.is_some_and(|ended| !ended.orderly) {
                 state.lost.get_or_insert_with(|| (index, outcome.clone()));
@@ -389,7 +390,7 @@ impl Call {
         })
     }
 
-    /// A proc has ended. Returns whether the call was waiting for it, and whether that has completed the call.
+    /// A proc has ended. Returns whether the call was waiting for it, and whether this completes the call.
     fn on_down(
         &self,
         reactor: &Reactor,
@@ -405,14 +406,14 @@ impl Call {
         if places.is_empty() {
             return (false, false);
         }
-        // The one that is missing last completes it.
+        // The last missing place completes it.
         let complete =
             places.into_iter().any(|index| self.on_outcome(reactor, &finish, index, Outcome::Lost(Arc::clone(ended))));
         let waited = complete || self.lock().gather.as_ref().is_some_and(|gather| gather.missing() < missing);
         (waited, complete)
     }
 
-    /// Something is known of who holds the port of the call at a place. `None` where that place waits no more.
+    /// Changes who holds the port of the call at a place. `None` if that place no longer waits.
     fn on_held<T>(
         &self,
         reactor: &Reactor,
@@ -443,7 +444,7 @@ impl Call {
     fn on_holders_died(&self, reactor: &Reactor, finish: impl Fn(&mut State), died: impl Fn(&mut Holders)) -> bool {
         let places: Vec<usize> = {
             let state = self.lock();
-            // Hardly any call has some.
+            // Hardly any call has holders.
             if state.holders.is_empty() {
                 return false;
             }
@@ -463,7 +464,7 @@ impl Call {
 pub(crate) struct Calls {
     next: AtomicU64,
     shards: [Mutex<HashMap<CallId, Arc<Call>>>; SHARDS],
-    /// Calls with combined replies that have failed: their receivers are still to be told.
+    /// Calls with combined replies that have failed. Their receivers are still to be told.
     fallen: Mutex<Vec<Arc<Call>>>,
     unseen: Unseen,
 }
@@ -475,13 +476,13 @@ impl Default for Calls {
 }
 
 impl Calls {
-    /// None yet; failures that nobody looks at are told to `unseen`.
+    /// None yet. Failures that nobody looks at go to `unseen`.
     pub(crate) fn telling(unseen: Unseen) -> Self {
         Self { next: AtomicU64::new(1), shards: Default::default(), fallen: Mutex::default(), unseen }
     }
 
     fn shard(&self, id: CallId) -> MutexGuard<'_, HashMap<CallId, Arc<Call>>> {
-        self.shards[id as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.shards[id as usize % SHARDS])
     }
 
     /// Opens a call to `target`.
@@ -506,7 +507,7 @@ impl Calls {
         }
     }
 
-    /// One outcome for one call; late ones are dropped.
+    /// Gives a call an outcome. Late ones are dropped.
     pub(crate) fn on_outcome(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) {
         self.offer(reactor, id, index, outcome);
     }
@@ -521,21 +522,21 @@ impl Calls {
         true
     }
 
-    /// Completes a call to one; false (and the outcome is dropped) if it was complete.
+    /// Completes a call to one receiver. If it was complete already, the outcome is dropped, and this is false.
     pub(crate) fn complete(&self, reactor: &Reactor, call: &Call, outcome: Outcome) -> bool {
         call.on_outcome(reactor, |_| self.close(call.id), 0, outcome)
     }
 
     fn fall(&self, call: &Arc<Call>) {
-        self.fallen.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(call));
+        lock(&self.fallen).push(Arc::clone(call));
     }
 
     /// Calls with combined replies that have failed since the last time.
     pub(crate) fn take_fallen(&self) -> Vec<Arc<Call>> {
-        std::mem::take(&mut *self.fallen.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.fallen))
     }
 
-    /// Nobody can look at the call any more: what still comes for it is dropped.
+    /// Nobody can look at the call any longer: what still comes for it is dropped.
     pub(crate) fn abandon(&self, call: &Call) {
         self.close(call.id);
         call.close_account();
@@ -555,7 +556,7 @@ impl Calls {
         self.shard(id).get(&id).and_then(|call| call.account.get().cloned())
     }
 
-    /// As [`Calls::abandon`], of a call whose failure is told all the same.
+    /// As [`Calls::abandon`], for a call whose failure is still to be reported.
     pub(crate) fn let_go(&self, reactor: &Reactor, call: &Call) {
         let mut state = call.lock();
         state.dropped = true;
@@ -564,12 +565,12 @@ impl Calls {
         }
     }
 
-    /// Notices of failed calls that nobody has looked at, though somebody could.
+    /// Notices of failed calls that somebody holds and nobody has looked at.
     pub(crate) fn unseen(&self) -> Vec<Message> {
         self.unseen.left()
     }
 
-    /// A proc has ended: every call that waits for it has its answer. Returns how many did.
+    /// A proc has ended: every call that waits for it has its answer. Returns how many there were.
     pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) -> usize {
         let mut lost = 0;
         for call in self.all() {
@@ -584,7 +585,7 @@ impl Calls {
         lost
     }
 
-    /// Wakes whoever waits for a call of this process: there is something to be told apart from outcomes.
+    /// Wakes all threads that wait for calls of this process, for another reason than outcomes.
     pub(crate) fn wake_all(&self, reactor: &Reactor) {
         for call in self.all() {
             for waiter in call.lock().waiters.clone() {
@@ -626,7 +627,7 @@ impl Calls {
         }
     }
 
-    /// Whom a call that waits is for.
+    /// The target of a call that waits.
     pub(crate) fn target_of(&self, id: CallId) -> Option<Target> {
         let call = self.shard(id).get(&id).cloned()?;
         call.lock().gather.as_ref().map(|gather| gather.target().clone())
@@ -641,7 +642,7 @@ impl Calls {
         }
     }
 
-    /// What one call waits for on a host will not come; others may.
+    /// The answers that one call expects from a host will not come. Other calls' may.
     pub(crate) fn on_host_missing(&self, reactor: &Reactor, id: CallId, host: HostNo, ended: &Arc<Ended>) {
         let call = self.shard(id).get(&id).cloned();
         if let Some(call) = call {
@@ -661,7 +662,7 @@ impl Calls {
         }
     }
 
-    /// Something is known of who holds the port of a call; `None` where nobody waits for it.
+    /// Changes who holds the port of a call. `None` if nobody waits for it.
     pub(crate) fn on_held<T>(
         &self,
         reactor: &Reactor,
@@ -673,7 +674,7 @@ impl Calls {
         call.on_held(reactor, |state| self.finish(reactor, &call, state), index, change)
     }
 
-    /// Those that somebody waits for: since when, and on behalf of which actor.
+    /// The calls that somebody waits for: since when, and on behalf of which actor.
     pub(crate) fn awaited(&self) -> Vec<(Instant, ActorId, Arc<Call>)> {
         let all = self.all().into_iter();
         all.filter_map(|call| call.awaited().map(|(by, since)| (since, by, call))).collect()
@@ -681,13 +682,13 @@ impl Calls {
 
     /// How many calls wait.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|s| s.lock().unwrap_or_else(PoisonError::into_inner).len()).sum()
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 
     fn all(&self) -> Vec<Arc<Call>> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            all.extend(shard.lock().unwrap_or_else(PoisonError::into_inner).values().cloned());
+            all.extend(lock(shard).values().cloned());
         }
         all
     }

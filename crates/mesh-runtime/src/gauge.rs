@@ -1,13 +1,14 @@
-//! What an actor has done and does just now: figures that anyone may read while the actor itself is stuck.
+//! What an actor has done and is doing now: figures that can be read even while the actor is stuck.
 //!
 //! GAU-1: an actor's thread takes the gauge's lock for a few dozen nanoseconds when it begins and when it ends a message,
-//! and never while it runs Python; so the reader, who has to answer for a stuck process, never waits for one.
+//! and never while it runs Python. So the reader, which must answer for a stuck process, never waits for it.
 
+use crate::locks::lock;
 use bytes::Bytes;
 use mesh_proto::messages::Spawn;
 use mesh_proto::{Frame, ProcAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How much the latest message weighs in the mean.
@@ -25,34 +26,34 @@ pub(crate) struct Running {
     stood: Duration,
 }
 
-/// For how long the clocks of this process's actors have stood still; see [`ClockStop`].
+/// How long the clocks of this process's actors have stood still; see [`ClockStop`].
 #[derive(Debug)]
-struct Standing {
-    /// How many stops last just now, and since when the first of them.
-    stops: usize,
+struct Stops {
+    /// How many stops are in force, and since when the first of them.
+    count: usize,
     since: Option<Instant>,
-    /// Of the stops before.
+    /// Of earlier stops.
     total: Duration,
 }
 
-static STANDING: Mutex<Standing> = Mutex::new(Standing { stops: 0, since: None, total: Duration::ZERO });
-/// Whether a clock was ever stopped: most processes never do, and pay for nothing but this look.
+static STOPS: Mutex<Stops> = Mutex::new(Stops { count: 0, since: None, total: Duration::ZERO });
+/// Whether a clock was ever stopped. Most processes never stop one, and pay only for this check.
 static EVER: AtomicBool = AtomicBool::new(false);
 
-fn standing() -> MutexGuard<'static, Standing> {
-    STANDING.lock().unwrap_or_else(PoisonError::into_inner)
+fn stops() -> MutexGuard<'static, Stops> {
+    lock(&STOPS)
 }
 
-/// For how long clocks have stood still by now, all in all.
+/// How long clocks have stood still in total.
 fn stood(now: Instant) -> Duration {
     if !EVER.load(Ordering::Acquire) {
         return Duration::ZERO;
     }
-    let standing = standing();
-    standing.total + standing.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
+    let stops = stops();
+    stops.total + stops.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since))
 }
 
-/// While one lives, the time that this process's actors spend on messages counts as waiting for others. Several may overlap.
+/// While one exists, the time that this process's actors spend on messages counts as waiting for others. Several may overlap.
 #[derive(Debug)]
 pub struct ClockStop(());
 
@@ -60,9 +61,9 @@ impl ClockStop {
     /// Stops the clocks.
     #[must_use]
     pub fn begin() -> Self {
-        let mut standing = standing();
-        standing.stops += 1;
-        standing.since.get_or_insert_with(Instant::now);
+        let mut stops = stops();
+        stops.count += 1;
+        stops.since.get_or_insert_with(Instant::now);
         EVER.store(true, Ordering::Release);
         Self(())
     }
@@ -70,12 +71,12 @@ impl ClockStop {
 
 impl Drop for ClockStop {
     fn drop(&mut self) {
-        let mut standing = standing();
-        standing.stops -= 1;
-        if standing.stops == 0
-            && let Some(since) = standing.since.take()
+        let mut stops = stops();
+        stops.count -= 1;
+        if stops.count == 0
+            && let Some(since) = stops.since.take()
         {
-            standing.total += since.elapsed();
+            stops.total += since.elapsed();
         }
     }
 }
@@ -120,16 +121,16 @@ pub struct Gauge {
     pub(crate) owner: ProcAddr,
     pub(crate) born: Instant,
     class: OnceLock<Box<str>>,
-    /// The interpreter's number of the thread that works for the actor alone; 0 if the loop does.
+    /// The interpreter's number of the actor's own thread; 0 if it runs on the loop.
     thread: AtomicU64,
     up: AtomicBool,
 }
 
 impl Gauge {
-    /// Of an actor that a frame has asked for; of the process itself without one.
+    /// The gauge of an actor, made from its spawn; without one, of the process itself.
     pub(crate) fn new(spawn: Option<(&Frame, Spawn)>) -> Self {
         let (title, rank, owner) = match spawn {
-            // A copy: the frame's bytes hold the actor's arguments, and would live as long as the actor.
+            // A copy, because the frame's bytes hold the actor's arguments, and would live as long as the actor.
             Some((frame, spawn)) => (frame.name().into(), spawn.place, frame.header.src),
             None => (Box::default(), 0, ProcAddr::CONTROLLER),
         };
@@ -146,10 +147,10 @@ impl Gauge {
     }
 
     fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.work)
     }
 
-    /// The handling of a message begins; the number ends it again.
+    /// The handling of a message begins. [`Self::end`] takes the number.
     pub fn begin(&self, name: Bytes, src: ProcAddr) -> u64 {
         let since = Instant::now();
         let stood = stood(since);
@@ -160,7 +161,7 @@ impl Gauge {
         serial
     }
 
-    /// The handling of a message is over; a number that has ended already counts no second time.
+    /// The handling of a message is over. A number that has ended already is ignored.
     pub fn end(&self, serial: u64, failed: bool) {
         let now = Instant::now();
         let stood = stood(now);
@@ -172,7 +173,7 @@ impl Gauge {
         work.handled += 1;
         work.failed += u64::from(failed);
         work.longest = work.longest.max(took);
-        // The first few count alike: the very first, which imports and compiles, would be in the mean for long.
+        // The first few count alike: the very first one imports and compiles, and would dominate the mean for long.
         let weight = WEIGHT.max(1.0 / work.handled as f64);
         work.mean += (took.as_nanos() as f64 - work.mean) * weight;
         work.waited += (waited.as_nanos() as f64 - work.waited) * weight;
@@ -198,7 +199,7 @@ impl Gauge {
 
     /// Says what the actor is, once that is known.
     pub fn describe(&self, class: &str) {
-        // Told once: a second description is that of the same class.
+        // A second description is that of the same class.
         let _ = self.class.set(class.into());
     }
 
@@ -206,7 +207,7 @@ impl Gauge {
         self.class.get().map_or("", |class| class)
     }
 
-    /// Says which of the interpreter's threads works for the actor.
+    /// Says which of the interpreter's threads runs the actor.
     pub fn worked_by(&self, thread: u64) {
         self.thread.store(thread, Ordering::Relaxed);
     }
@@ -269,7 +270,7 @@ mod tests {
         gauge.end(serial, false);
         let Reading { mean, waited, .. } = gauge.read();
         assert!(waited >= pause && mean >= waited + pause, "{waited:?} of {mean:?}");
-        // One that lasts counts as far as it has lasted.
+        // One that is still in force counts up to now.
         let last = ClockStop::begin();
         let serial = gauge.begin(Bytes::from_static(b"step"), ProcAddr::CONTROLLER);
         std::thread::sleep(10 * pause);

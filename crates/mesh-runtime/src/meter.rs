@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 const SHARDS: usize = 8;
-/// With fewer meters than this in a shard none is looked for that could go.
+/// A shard with fewer meters than this is not swept.
 const MANY: usize = 256;
 
 #[derive(Debug, Default)]
@@ -48,7 +48,7 @@ impl Meter {
         marked
     }
 
-    /// Has the next change told to the backlog; false if a message of `cost` bytes would be let through by now.
+    /// Has the backlog told of the next change. False if a message of `cost` bytes would be let through by now.
     pub(crate) fn mark(&self, cost: u64) -> bool {
         let mut state = lock(&self.state);
         let full = !state.flow.has_room(cost);
@@ -61,19 +61,19 @@ impl Meter {
         self.addr
     }
 
-    /// Which mailbox there.
+    /// The mailbox's id there.
     pub(crate) fn mailbox(&self) -> ActorId {
         self.mailbox
     }
 
-    /// What keeps a message of `cost` bytes back: the bytes that were sent and not heard of again, and how many may be.
-    /// None if it would be let through now.
+    /// If a message of `cost` bytes would not be let through: the bytes that were sent and not given back, and how many may
+    /// be.
     pub fn full(&self, cost: u64) -> Option<(u64, u64)> {
         let flow = lock(&self.state).flow;
         (!flow.has_room(cost)).then(|| (flow.outstanding(), flow.window()))
     }
 
-    /// Bytes that were sent and not heard of again, and how many may be.
+    /// Bytes that were sent and not given back, and how many may be.
     pub fn level(&self) -> (u64, u64) {
         let flow = lock(&self.state).flow;
         (flow.outstanding(), flow.window())
@@ -132,8 +132,8 @@ impl Meters {
         (index, lock(&self.shards[index]))
     }
 
-    /// The meter of a mailbox, and the meters whose mailboxes are to be asked for what they have not given back: those
-    /// that nobody uses any more can be forgotten then.
+    /// The meter of a mailbox; and unused meters whose mailboxes are to be asked for what they have not given back, so that
+    /// these meters can be forgotten.
     pub(crate) fn of(&self, addr: ProcAddr, mailbox: ActorId) -> (Arc<Meter>, Vec<Arc<Meter>>) {
         let (index, mut shard) = self.shard(addr, mailbox);
         let mut ask = Vec::new();
@@ -144,7 +144,7 @@ impl Meters {
                     return true;
                 }
                 let flow = lock(&meter.state).flow;
-                // One that starts anew begins with the small window, and so must the mailbox.
+                // A new meter begins with the small window, so the mailbox must have that too.
                 let settled = flow.outstanding() == 0 && flow.window() <= mesh_proto::INITIAL_WINDOW;
                 if !settled && !flow.has_ended() {
                     ask.push(Arc::clone(meter));
@@ -202,7 +202,7 @@ impl Meters {
         }
     }
 
-    /// Nothing more is sent there. One for which something waits is kept.
+    /// Nothing more is sent there. The meter is kept if something waits for it.
     pub(crate) fn forget(&self, addr: ProcAddr, mailbox: ActorId) {
         let (_, mut shard) = self.shard(addr, mailbox);
         if shard.get(&(addr, mailbox)).is_some_and(|meter| !lock(&meter.state).marked) {

@@ -1,25 +1,26 @@
-//! Calls that have failed without anybody having looked: one notice each, to the process.
+//! Failures of calls that nobody has looked at: the process is notified of each once.
 //!
-//! A call whose handle is dropped while it waits stays open, so that its failure is known. Deaths are no part of this:
-//! owners are told of them in their own way, and of what is refused because of one (flag `DEAD`).
+//! A call whose handle is dropped while it waits stays open, so that its failure becomes known. Deaths do not count here:
+//! owners are notified of them separately, and of what is refused because of one (flag `DEAD`).
 //!
-//! UNS-1: a call's failure is given to whoever looks at its outcomes, or else told once: when the last handle has gone and
-//! all outcomes are there, or when [`Unseen::left`] is asked for.
+//! UNS-1: a call's failure is either seen by somebody who looks at its outcomes, or reported once: when the last handle has
+//! gone and all outcomes are there, or by [`Unseen::left`].
 
 use crate::calls::{Call, Outcome, State};
 use crate::inbox::Inbox;
+use crate::locks::lock;
 use crate::message::Message;
 use crate::reactor::Reactor;
 use mesh_proto::messages::{Answer, Meaning, Name, Unlooked, Unseen as Notice};
 use mesh_proto::{ActorId, Target};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
-/// Of longer names so many bytes are told.
+/// Longer names are cut to so many bytes.
 const LONGEST: usize = 1000;
-/// So many failed calls are kept in mind before those that have been seen to are forgotten.
+/// The list of failed calls may become this long before it is swept.
 const FEW: usize = 64;
 
-/// Who was called, as people call it.
+/// Who was called, in words for people.
 #[derive(Debug)]
 pub struct Callee {
     /// The actor's number.
@@ -32,7 +33,7 @@ pub struct Callee {
     pub target: Arc<Target>,
 }
 
-/// Whether an outcome is a failure that its caller alone is told of.
+/// Whether a reply is a failure that is reported to nobody but the caller.
 pub(crate) fn is_failure(reply: &Message) -> bool {
     match reply.meaning() {
         Meaning::Reply(reply) => reply.answer == Answer::Raised,
@@ -44,14 +45,14 @@ pub(crate) fn is_failure(reply: &Message) -> bool {
 #[derive(Debug, Default)]
 struct Failed {
     calls: Vec<Weak<Call>>,
-    /// The number at which they are looked through.
+    /// At this length the list is swept.
     full: usize,
 }
 
-/// Where failures are told that nobody has looked at.
+/// Reports failures that nobody has looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Unseen {
-    /// What takes the process's notices; none where nobody calls actors.
+    /// The inbox of the process's notices; none in an agent, which calls no actors.
     inbox: Option<Arc<Inbox>>,
     failed: Mutex<Failed>,
 }
@@ -61,13 +62,13 @@ impl Unseen {
         Self { inbox: Some(inbox), failed: Mutex::default() }
     }
 
-    /// A call has failed; there may be nobody left who could look at it.
+    /// A call has failed. Reports that at once if nobody is left who could look at it.
     pub(crate) fn failed(&self, reactor: &Reactor, call: &Arc<Call>, state: &mut State) {
         if state.dropped {
             self.tell(reactor, call, state);
             return;
         }
-        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut failed = lock(&self.failed);
         if failed.calls.len() >= failed.full.max(FEW) {
             failed.calls.retain(|call| call.strong_count() > 0);
             failed.full = 2 * failed.calls.len();
@@ -86,12 +87,12 @@ impl Unseen {
 
     /// Notices of failed calls that somebody still holds, and has not looked at.
     pub(crate) fn left(&self) -> Vec<Message> {
-        let failed = std::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner));
+        let failed = std::mem::take(&mut *lock(&self.failed));
         failed.calls.iter().filter_map(Weak::upgrade).filter_map(|call| notice(&call, &mut call.lock())).collect()
     }
 }
 
-/// The first of a call's failures, with the number of the others, unless they are known.
+/// A notice of a call's first failure, with the number of the others; none if somebody has seen them.
 fn notice(call: &Call, state: &mut State) -> Option<Message> {
     let callee = call.callee.get()?;
     if std::mem::replace(&mut state.looked, true) {
