@@ -6,6 +6,7 @@ mod answers;
 mod calls;
 mod completion;
 mod flow;
+mod gateway;
 mod inspect;
 mod landing;
 mod link;
