@@ -14,6 +14,7 @@ mod completion;
 mod dice;
 mod flow;
 mod gate;
+mod gateway;
 mod handling;
 mod inspect;
 mod landing;

@@ -237,7 +237,7 @@ with LocalCluster(hosts=1) as cluster:
     run = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "key")], capture_output=True, text=True, timeout=60
     )
-    assert (run.stdout + run.stderr).count("credentials cannot be read again") == 1
+    assert (run.stdout + run.stderr).count("failed to read the credentials again") == 1
 
 
 class Late(Actor):

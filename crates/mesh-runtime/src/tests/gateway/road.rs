@@ -1,0 +1,107 @@
+//! A road between two hosts that a test blocks and breaks.
+
+use crate::locks::lock;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+#[derive(Default)]
+struct State {
+    /// Both ends of the connections that were made.
+    ends: Mutex<Vec<[TcpStream; 2]>>,
+    blocked: Mutex<bool>,
+    opened: Condvar,
+    closed: AtomicBool,
+}
+
+impl State {
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut buffer = [0; 16 << 10];
+        while let Ok(n @ 1..) = from.read(&mut buffer) {
+            let blocked = lock(&self.blocked);
+            drop(self.opened.wait_while(blocked, |blocked| *blocked).unwrap_or_else(PoisonError::into_inner));
+            if to.write_all(&buffer[..n]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+
+    fn cut(&self) {
+        for end in lock(&self.ends).drain(..).flatten() {
+            let _ = end.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+/// Whoever dials its address reaches a host; once it is dropped, connections are refused.
+pub(super) struct Road {
+    address: SocketAddr,
+    state: Arc<State>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Road {
+    pub(super) fn to(address: &str) -> Self {
+        let to: SocketAddr = address.parse().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, state) = (listener.local_addr().unwrap(), Arc::new(State::default()));
+        let on = Arc::clone(&state);
+        let thread = std::thread::spawn(move || {
+            let mut passing = Vec::new();
+            for here in listener.incoming().map_while(Result::ok) {
+                if on.closed.load(Ordering::SeqCst) {
+                    break;
+                }
+                let Ok(there) = TcpStream::connect(to) else { continue };
+                let clone = |end: &TcpStream| end.try_clone().unwrap();
+                lock(&on.ends).push([clone(&here), clone(&there)]);
+                for (from, to) in [(clone(&here), clone(&there)), (there, here)] {
+                    let on = Arc::clone(&on);
+                    passing.push(std::thread::spawn(move || on.pass(from, to)));
+                }
+            }
+            drop(listener);
+            on.cut();
+            passing.into_iter().for_each(|thread| thread.join().unwrap());
+        });
+        Self { address, state, thread: Some(thread) }
+    }
+
+    pub(super) fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Breaks all connections; new ones can be made.
+    pub(super) fn cut(&self) {
+        self.state.cut();
+    }
+
+    /// Whether nothing passes from now on.
+    pub(super) fn block(&self, blocked: bool) {
+        *lock(&self.state.blocked) = blocked;
+        self.state.opened.notify_all();
+    }
+
+    /// Puts bytes of nobody's making into all connections.
+    pub(super) fn garble(&self) {
+        for end in lock(&self.state.ends).iter_mut().flatten() {
+            let _ = end.write_all(&[0x5a; 64]);
+        }
+    }
+}
+
+impl Drop for Road {
+    fn drop(&mut self) {
+        self.state.closed.store(true, Ordering::SeqCst);
+        // What is held up never arrives.
+        self.cut();
+        // Wakes the thread, which takes no more connections.
+        let _ = TcpStream::connect(self.address);
+        self.block(false);
+        let _ = self.thread.take().unwrap().join();
+    }
+}
