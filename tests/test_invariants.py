@@ -152,7 +152,7 @@ RUST = "//! LDR-1: one leads.\n\nfn lead() {} // LDR-1: here.\n\n#[cfg(test)]\nm
         ({"a.rs": RUST, "b.py": "# UTF-8, SHA-256, GPU-0"}, []),
     ],
 )
-def test_what_is_wrong_is_told_with_the_remedy(files: dict[str, str], said: list[str]) -> None:
+def test_problems_are_reported_with_a_remedy(files: dict[str, str], said: list[str]) -> None:
     told = complaints(look(files.items()))
     assert len(told) == len(said), told
     for complaint, beginning in zip(told, said, strict=True):

@@ -14,7 +14,7 @@ SECONDS = "60" if os.environ.get("MESH_TEST_ALL") else "8"
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_random_use_and_abuse_breaks_no_promise():
+def test_random_use_and_abuse_break_no_promise():
     run = subprocess.run(
         [sys.executable, str(STRESS), "--seconds", SECONDS, "--seed", "20", "--round", "4"],
         capture_output=True, text=True, timeout=220,

@@ -69,7 +69,7 @@ def carry(one, other, size):
 # Where it cannot be.
 
 
-def test_where_networks_cannot_be_made_the_reason_is_told(monkeypatch):
+def test_if_networks_cannot_be_made_the_reason_is_given(monkeypatch):
     look = missing.__wrapped__
     assert look() is None
     with monkeypatch.context() as patch:
@@ -154,7 +154,7 @@ def test_signals_are_the_command_s_own(network):
     assert second.communicate(b"go on\n", timeout=10)[0] == b"go on\n\n"
 
 
-def test_who_reads_a_command_s_output_sees_when_it_closes_it(network):
+def test_a_reader_of_output_sees_when_the_command_closes_it(network):
     (host,) = network(1).hosts
     process = host.start(["sh", "-c", "exec >&-; read x"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout.read() == b""
@@ -249,7 +249,7 @@ def test_an_unplugged_machine_hears_nothing_and_its_connections_live(network):
     assert net.wire.ledger() == []
 
 
-def test_a_machine_whose_interface_is_down_is_told_so(network):
+def test_a_machine_whose_interface_is_down_gets_an_error(network):
     net = network(2)
     one, other = net.hosts
     with other.listen() as listener:

@@ -53,7 +53,7 @@ def test_the_scripts_machine_sleeps_with_its_cable_out(network, tmp_path):
     assert job.end() == 0
 
 
-def test_a_host_that_is_dead_by_itself_is_told_as_ever(network, tmp_path):
+def test_a_host_that_is_dead_alone_is_reported_as_usual(network, tmp_path):
     """GTW-4."""
     site = Site(network(4), tmp_path, window=WINDOW)
     site.start(1, 2, 3)

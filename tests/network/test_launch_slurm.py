@@ -163,7 +163,7 @@ with launch("slurm", hosts=3, name="lab", OPTIONS) as job:
     ended(script)
 
 
-def test_what_slurm_refuses_is_told_in_its_words(cluster: Slurm) -> None:
+def test_refusals_by_slurm_are_reported_in_its_words(cluster: Slurm) -> None:
     """SLR-2."""
     script = run(
         cluster,
@@ -215,7 +215,7 @@ input()
 
 
 @pytest.mark.timeout(150)
-def test_what_slurm_ends_is_told_in_its_words(cluster: Slurm) -> None:
+def test_ends_by_slurm_are_reported_in_its_words(cluster: Slurm) -> None:
     """Cancelled while it runs, and in the queue; and for another job."""
     script = run(
         cluster,
@@ -275,7 +275,7 @@ for options in ({}, {"preemption_grace": 4}):
 
 
 @pytest.mark.timeout(150)
-def test_a_time_limit_is_told_before_and_after(cluster: Slurm) -> None:
+def test_a_time_limit_is_reported_before_and_after(cluster: Slurm) -> None:
     """SLR-2."""
     script = run(
         cluster,

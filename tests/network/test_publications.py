@@ -72,7 +72,7 @@ def test_other_hosts_are_sent_what_has_changed(site):
     assert job.end() == 0
 
 
-def test_a_copy_that_is_killed_is_told_at_both_ends_and_in_nobodys_way(site):
+def test_a_killed_copy_is_reported_at_both_ends_and_blocks_nobody(site):
     job = site.job(0, program="weights.py")
     job.ask("open", size=MIB, hosts=[0, 2])
     published = job.ask("publish", seed=1)

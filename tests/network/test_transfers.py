@@ -85,7 +85,7 @@ def test_a_long_way_is_as_good_as_a_short_one(site):
     assert job.end() == 0
 
 
-def test_who_is_killed_in_the_middle_is_told_to_the_other_end(network, tmp_path):
+def test_a_death_in_the_middle_is_reported_to_the_other_end(network, tmp_path):
     site = Site(network(4), tmp_path, window=6)
     site.start(1, 2, 3)
     site.network.wire.limit(site.hosts[1], up=100 * MBIT)
@@ -108,7 +108,7 @@ def test_who_is_killed_in_the_middle_is_told_to_the_other_end(network, tmp_path)
     assert job.end() == 0
 
 
-def test_a_cut_cable_is_told_to_both_ends(network, tmp_path):
+def test_a_cut_cable_is_reported_at_both_ends(network, tmp_path):
     site = Site(network(3), tmp_path, window=2)
     site.start(1, 2)
     site.network.wire.limit(site.hosts[1], up=100 * MBIT)
@@ -172,7 +172,7 @@ def test_strangers_and_members_of_other_jobs_read_nothing(network, tmp_path):
     assert job.end() == 0
 
 
-def test_who_is_revoked_is_let_in_no_more(network, tmp_path):
+def test_a_revoked_member_is_refused(network, tmp_path):
     site = Site(network(4), tmp_path, window=6)
     site.start(1, 2)
     job = site.job(0, program="memory.py")

@@ -91,7 +91,7 @@ def test_a_name_is_used_once(jobs_folder: Path) -> None:
         ({"meshes": {}}, ValueError, "one or more meshes"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(
+def test_impossible_arguments_are_errors_at_once(
     given: dict[str, Any], error: type[Exception], match: str, jobs_folder: Path
 ) -> None:
     with pytest.raises(error, match=match):
@@ -120,7 +120,7 @@ def test_several_meshes_and_spares() -> None:
         assert len(procs.spawn("more", Greeter).greet.call("x").get(timeout=LIMIT)) == 2
 
 
-def test_a_host_that_dies_is_told_with_what_it_has_written() -> None:
+def test_a_hosts_death_is_reported_with_its_output() -> None:
     with launch("local", hosts=2) as job:
         procs = job.hosts.spawn_procs(per_host={"gpus": 1})
         greeters = procs.spawn("greeters", Greeter)
@@ -287,7 +287,7 @@ def test_a_job_expires(tmp_path: Path, jobs_folder: Path) -> None:
         attach_job("kept")
 
 
-def test_a_job_that_is_not_kept_is_not_let_go() -> None:
+def test_a_job_that_is_not_kept_cannot_be_detached() -> None:
     with launch("local", hosts=1) as job, pytest.raises(LaunchError, match=r"launch\(keep='8h'\)"):
         job.wait(timeout=LIMIT).detach()
 
@@ -341,7 +341,7 @@ def _sleeper(folder: Path) -> Path:
     return path
 
 
-def test_progress_is_told_where_hosts_take_long(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_shown_if_hosts_take_long(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told = ""
     with launch("local", hosts=2, python=str(_sleeper(tmp_path)), name="slow", progress=True) as job:
 

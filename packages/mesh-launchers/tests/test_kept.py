@@ -110,7 +110,7 @@ def test_scripts_that_follow_each_other(tmp_path: Path) -> None:
             assert mine.add.call(1).get(timeout=LIMIT).values() == [2, 2]
 
 
-def test_a_death_while_there_is_no_script_is_told_to_the_next_one_once(tmp_path: Path) -> None:
+def test_a_death_without_a_script_is_reported_once_to_the_next_script(tmp_path: Path) -> None:
     """GST-3."""
     script, pids = first(tmp_path)
     script.kill()
@@ -213,7 +213,7 @@ def test_a_later_script_grows_and_shrinks_what_an_earlier_one_has_spawned(tmp_pa
         assert lives(pids[0])
 
 
-def test_what_cannot_be_made_again_by_a_later_script_says_why(tmp_path: Path) -> None:
+def test_a_mesh_that_a_later_script_cannot_repair_says_why(tmp_path: Path) -> None:
     script = Script(
         tmp_path,
         FIRST.replace(
@@ -408,7 +408,7 @@ def test_what_is_printed_while_there_is_no_script(tmp_path: Path, capfd: pytest.
     assert out.count("while nobody was there") == 1 and "while somebody is" in out
 
 
-def test_what_actors_of_the_script_have_spawned_ends_with_it(tmp_path: Path) -> None:
+def test_meshes_of_the_scripts_actors_end_with_it(tmp_path: Path) -> None:
     """GST-4; and actors elsewhere keep what is theirs."""
     script, _ = first(
         tmp_path,
@@ -451,7 +451,7 @@ def test_a_process_takes_part_in_one_job_at_a_time(tmp_path: Path) -> None:
             job.hosts.spawn_procs({"gpus": 1})
 
 
-def test_a_connection_that_is_not_the_scripts_is_not_let_in(tmp_path: Path) -> None:
+def test_a_connection_that_is_not_the_scripts_is_refused(tmp_path: Path) -> None:
     """KPT-2."""
     script, _ = first(tmp_path)
     script.kill()

@@ -122,7 +122,7 @@ def pod(state: dict[str, Any] | None = None, **status: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_pods_are_told_in_kubernetes_words(given: dict[str, Any], phase: Phase, why: str) -> None:
+def test_pods_are_described_in_kubernetes_words(given: dict[str, Any], phase: Phase, why: str) -> None:
     seen = look(given)
     assert (seen.phase, seen.why) == (phase, why)
 
@@ -181,7 +181,7 @@ def test_the_newest_event_speaks() -> None:
     assert newest(events) == "NotTriggerScaleUp: pod didn't trigger scale-up: 1 max node group size reached"
 
 
-def test_what_a_host_says_is_read_from_its_log() -> None:
+def test_messages_of_a_host_are_read_from_its_log() -> None:
     lines = [
         '2:+{"environment": {"py',
         "listens at",

@@ -123,7 +123,7 @@ def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_who_ends_a_host_waits_for_no_grace(tmp_path: Path) -> None:
+def test_ending_a_host_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     async def main() -> None:
         async with program(tmp_path, grace=600.0) as running:
             await running.process.say("end 0")

@@ -34,7 +34,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], why: str) -> None:
         launch("ray", hosts=1, **options)
 
 
-def test_what_hosts_get_is_said_in_rays_words(ray: LauncherPlugin) -> None:
+def test_resources_of_hosts_are_reported_in_rays_words(ray: LauncherPlugin) -> None:
     asked = ray.options(cpus=2, gpus=0.5, memory=1 << 30, resources={"highmem": 1}).bundle()
     assert asked == {"CPU": 2, "GPU": 0.5, "memory": 1 << 30, "highmem": 1}
     assert ray.options().bundle() == {"CPU": 1}
@@ -48,7 +48,7 @@ def test_missing_ray_says_how_to_get_it(ray: LauncherPlugin, monkeypatch: pytest
     assert "pip install 'mesh-launchers[ray]'" in str(probe.remedy)
 
 
-def test_a_script_outside_of_torchrun_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_outside_of_torchrun_gets_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GROUP_RANK", raising=False)
     with pytest.raises(LaunchError, match="GROUP_RANK is not set: torchrun --nnodes=2"), torchrun.hosts():
         pass

@@ -85,7 +85,7 @@ def test_what_runs_on_kept_hosts_is_there_when_the_machine_has_woken(
         assert counters.add.call(1).get(timeout=LIMIT).values() == [7, 7]
 
 
-def test_hosts_that_hear_nothing_for_too_long_end_and_say_so(tmp_path: Path) -> None:
+def test_hosts_end_after_too_long_a_silence_and_say_so(tmp_path: Path) -> None:
     """HST-2."""
     credentials = Credentials.new(tmp_path / "train").host_path
     place = Place("train", tmp_path, credentials, 1.0, lambda _: None)

@@ -59,7 +59,7 @@ def test_what_never_starts(answer: str, never: bool) -> None:
 @pytest.mark.parametrize(
     "state", ["CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "FAILED"]
 )
-def test_what_has_ended_is_said_in_words_of_slurm(state: str) -> None:
+def test_ends_are_reported_in_slurms_words(state: str) -> None:
     assert queued(f"{state}|None|host1|0:00").has_ended
     assert str(queued(f"{state}|Reason|host1|0:00")) == f"{state}: Reason"
 

@@ -105,12 +105,14 @@ def test_a_key_that_has_changed(servers: Servers) -> None:
         ({"arguments": ["-o", "IdentityFile=none", "-o", "IdentityAgent=none", "-F", "none"]}, "ssh: "),
     ],
 )
-def test_what_the_other_end_says_is_told(servers: Servers, options: dict[str, Any], match: str) -> None:
+def test_the_message_of_the_other_end_is_reported(
+    servers: Servers, options: dict[str, Any], match: str
+) -> None:
     with start(servers, "b1", **options) as job, pytest.raises(LaunchError, match=match):
         job.wait(timeout=LIMIT)
 
 
-def test_a_name_that_is_none(servers: Servers) -> None:
+def test_an_invalid_name(servers: Servers) -> None:
     with (
         start(servers, "no-such-host.invalid") as job,
         pytest.raises(LaunchError, match="Could not resolve hostname"),

@@ -66,7 +66,7 @@ def test_hosts_connect_to_the_script(servers: Servers) -> None:
         assert visited.returncode == 0, visited.stderr
 
 
-def test_such_hosts_are_kept_and_scaled(servers: Servers) -> None:
+def test_hosts_that_dial_are_kept_and_scaled(servers: Servers) -> None:
     dial = f"127.0.0.1:{free_port('127.0.0.1')}"
     with start(servers, ["b1", "b2"], dial=dial, keep="60s", name="kept") as job:
         assert greeted(job.hosts) == ["hello you"] * 2
@@ -134,7 +134,7 @@ def test_a_visitor_that_is_killed_leaves_nothing_on_such_hosts(servers: Servers)
 
 
 @pytest.mark.parametrize("what", [0, 1], ids=["program", "agent"])
-def test_the_end_of_such_a_host_and_of_its_job_are_told_to_visitors(servers: Servers, what: int) -> None:
+def test_visitors_are_notified_of_the_end_of_such_a_host_and_of_its_job(servers: Servers, what: int) -> None:
     """HST-6."""
     dial = f"127.0.0.1:{free_port('127.0.0.1')}"
     with start(servers, ["b1", "b2"], dial=dial, name="dialed") as job:

@@ -186,7 +186,7 @@ def test_exec_that_is_killed_leaves_nothing(script: Script) -> None:
     assert still_has_its_job(script)
 
 
-def test_the_end_of_the_job_is_told(tmp_path: Path) -> None:
+def test_the_end_of_the_job_is_reported(tmp_path: Path) -> None:
     script = held(tmp_path)
     running = subprocess.Popen(
         [

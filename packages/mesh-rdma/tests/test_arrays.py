@@ -79,7 +79,7 @@ def test_arrays_without_a_buffer():
     assert memory_of(told).pieces == 6
 
 
-def test_what_is_no_plain_memory_is_refused():
+def test_memory_that_is_not_plain_is_refused():
     constant = np.arange(3)
     constant.flags.writeable = False
     assert not RDMABuffer(constant).writable

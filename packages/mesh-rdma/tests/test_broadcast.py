@@ -290,7 +290,7 @@ def test_a_rank_killed_at_any_moment(mortal, moment):
         assert mortal.slice(ranks=living).look.call_one().get(timeout=30) == of(data)
 
 
-def test_a_source_killed_in_the_middle_is_told_of_at_once(other, ranks):
+def test_a_source_killed_in_the_middle_is_reported_at_once(other, ranks):
     stalled = Stalled(other, ranks, timeout=None)
     other.kill()
     with pytest.raises(

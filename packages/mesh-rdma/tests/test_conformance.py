@@ -181,7 +181,7 @@ def test_a_transport_of_another_package_passes(site):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("names", [CARELESS[::2], CARELESS[1::2]], ids=["even", "odd"])
-def test_each_careless_one_is_found_out(tmp_path, names):
+def test_each_careless_one_is_caught(tmp_path, names):
     install(tmp_path, *(f"{name} = careless_transports" for name in names))
     (tmp_path / "test_careless.py").write_text(CARELESS_SUITE)
     wanted = {f"test_careless.py::Test{name.title()}::test_{test}" for name in names for test in FOUND[name]}

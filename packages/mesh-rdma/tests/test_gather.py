@@ -54,7 +54,7 @@ def test_it_names_the_pieces_that_are_gone(shared, other):
 
 
 @pytest.mark.slow
-def test_an_owner_killed_in_the_middle_is_told_of_at_once(shared, other):
+def test_the_owners_death_in_the_middle_is_reported_at_once(shared, other):
     buffers = [shared.offer("a", b"abc"), other.offer("b", bytes(8 * MIB))]
     # So that the connection stands.
     other_first = bytearray(1)

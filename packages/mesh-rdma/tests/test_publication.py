@@ -186,7 +186,7 @@ def test_what_is_not_there_is_refused_at_once(shared, publication):
     assert shared.read(reader, min_version=3, wait=False) == (3, {3})
 
 
-def test_who_waits_gets_the_version_when_it_is_published(shared, publication):
+def test_waiters_get_the_version_when_it_is_published(shared, publication):
     reader = publication.reader()
     shared.tell("read", reader, min_version=2)
     publication.next()
@@ -308,7 +308,7 @@ def test_arrays_that_outlive_their_block_keep_the_version(shared, publication):
 # Ends.
 
 
-def test_who_waits_hears_at_once_that_the_owner_was_killed(other, third):
+def test_waiters_are_notified_at_once_of_the_owners_death(other, third):
     reader = other.publication("it", start=1)
     other.publish("it", 1)
     assert third.read(reader) == (1, {1})
@@ -344,7 +344,7 @@ def test_a_version_in_use_outlives_its_owner(end):
     owner.end()
 
 
-def test_closing_tells_those_who_wait_and_leaves_what_is_in_use(shared, other):
+def test_closing_notifies_waiters_and_keeps_what_is_in_use(shared, other):
     reader = shared.publication("closed", start=1)
     shared.publish("closed", 1)
     weights = reader.use()
@@ -435,7 +435,7 @@ def test_garbage_ends_the_connection_and_nothing_else(shared, publication):
     assert shared.read(publication.reader()) == (1, {1})
 
 
-def test_who_asks_twice_on_one_connection_gets_one_lease(publication):
+def test_asking_twice_on_one_connection_gives_one_lease(publication):
     publication.next()
     with open_socket() as stranger:
         stranger.settimeout(30)
@@ -450,7 +450,7 @@ def test_who_asks_twice_on_one_connection_gets_one_lease(publication):
     without_leases(publication)
 
 
-def test_connections_that_say_nothing_are_in_nobodys_way(shared, publication):
+def test_silent_connections_block_nobody(shared, publication):
     silent = [open_socket() for _ in range(200)]
     for each in silent:
         each.connect(address_of(publication.name))

@@ -277,7 +277,7 @@ def _outside(whole):
 
 
 @pytest.mark.slow
-def test_a_copy_from_an_owner_that_dies_is_told(in_threads):
+def test_the_death_of_the_owner_during_a_copy_is_reported(in_threads):
     owner = Other(program=PEER)
     try:
         reader = owner.publication("it", sizes=(4_000_000,), start=1)

@@ -53,7 +53,7 @@ def test_what_never_comes_is_refused_at_once(wait):
     assert isinstance(versions.ask("reader", Ask(version=2, floor=3, wait=wait)), Refusal)
 
 
-def test_who_waits_for_a_version_that_is_skipped_or_fails_is_told():
+def test_waiters_for_a_skipped_or_failed_version_are_notified():
     versions = Versions(2, 0)
     for reader, number in (("skipped", 1), ("failed", 2), ("later", 3)):
         assert versions.ask(reader, Ask(version=number, wait=True)) is None
@@ -84,7 +84,7 @@ def test_numbers_go_on_from_what_readers_have_seen():
     assert versions.begin(58) is not None
 
 
-def test_closing_tells_those_who_wait_and_keeps_leases():
+def test_closing_notifies_waiters_and_keeps_leases():
     versions = Versions(2, 0)
     versions.begin(1)
     versions.finish()

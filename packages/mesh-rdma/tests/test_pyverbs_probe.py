@@ -130,7 +130,7 @@ def test_others_find_the_owner_by_the_address_of_its_port(tree, tables):
     assert address(port) == IPv6Address("::ffff:10.0.0.1")
 
 
-def test_no_device_is_no_port(tmp_path, tables):
+def test_without_a_device_there_is_no_port(tmp_path, tables):
     assert ports(tables, tmp_path / "infiniband") == []
 
 

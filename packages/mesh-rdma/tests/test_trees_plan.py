@@ -64,7 +64,7 @@ def test_the_first_orphan_of_a_host_reads_for_the_others():
     assert [tree.adopt(rank) for rank in (3, 4, 5)] == [0, 3, 4]
 
 
-def test_whoever_fails_nobody_is_left_where_bytes_can_be_had():
+def test_nobody_is_left_without_bytes_that_anybody_has():
     """TRE-2."""
     rng = random.Random(1)
     for _ in range(300):
@@ -101,7 +101,7 @@ def way_is_clear(tree, rank, dead):
     return not set(way(tree, rank)) & dead and (SOURCE not in dead)
 
 
-def test_who_cannot_be_read_by_one_is_read_by_others():
+def test_an_owner_that_one_cannot_read_is_read_by_others():
     tree = Tree(["a", "a", "a"], chunks=9)
     # Rank 1 cannot reach rank 0; rank 2 still does.
     assert tree.adopt(1) == 2

@@ -119,7 +119,7 @@ def test_a_library_that_is_another_is_refused(tmp_path):
 
 @wheel
 @pytest.mark.slow
-def test_settings_of_ucx_that_make_no_sense_are_told(tmp_path):
+def test_invalid_settings_of_ucx_are_reported(tmp_path):
     done = run(tmp_path, WITH_WHEEL | {"UCX_TLS": "pigeon"}, "-c", LOADED)
     assert "UCX_" in done.stdout.splitlines()[0], done.stderr
 

@@ -74,7 +74,7 @@ def test_the_one_that_does_another_collective_is_named(other: At, text: str) -> 
     assert text in culprit.text
 
 
-def test_where_all_have_come_and_agree_nobody_is_named_for_a_while() -> None:
+def test_when_all_have_arrived_and_agree_nobody_is_named_for_a_while() -> None:
     assert reason_of(at(0), at(1), at(2)).culprits == ()
     (culprit,) = reason_of(at(0), at(1), at(2), seconds=9.0).culprits
     assert "with all others, and it does not end" in culprit.text
@@ -213,7 +213,7 @@ def test_messages_between_ranks(ranks: Any) -> None:
 
 
 @marked
-def test_a_circle_of_messages_is_told(ranks: Any) -> None:
+def test_a_cycle_of_messages_is_reported(ranks: Any) -> None:
     waiting(ranks.circle.call())
     end = time.monotonic() + WITHIN
     while not (reason := ask()).circles:

@@ -102,7 +102,7 @@ def told(board: Dashboard, what: str) -> Any:
     return json.loads(body)
 
 
-def test_the_page_is_told_where_everybody_is_and_what_they_do() -> None:
+def test_the_page_gets_all_places_and_states() -> None:
     busy = actor(
         "trainers", 0, queue=3, handled=12, rate=4.0, mean=0.5, running=(Running("step", 1.5, "controller"),)
     )
@@ -164,7 +164,7 @@ def test_it_is_looked_at_when_asked_and_no_more_often_than_said(job: PaperJob) -
     assert job.looks == 3
 
 
-def test_stacks_and_lines_are_told_on_demand(board: Dashboard) -> None:
+def test_stacks_and_lines_are_shown_on_demand(board: Dashboard) -> None:
     found = told(board, "stacks?proc=workers%5B1%5D")
     assert found["proc"] == "workers[1]" and "train.py" in found["text"] and "4243" in found["text"]
     assert "4242" not in found["text"]

@@ -65,7 +65,7 @@ def test_the_lost_are_replaced_with_the_state_of_one_that_lives(told: Any) -> No
     assert told.empty()
 
 
-def test_where_nobody_lives_the_last_snapshot_counts(told: Any) -> None:
+def test_without_survivors_the_last_snapshot_counts(told: Any) -> None:
     snapshots = keep_snapshots()
     with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
         replicas: Any = procs.spawn("replicas", Replica, supervise=Ignore())

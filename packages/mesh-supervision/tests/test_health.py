@@ -59,7 +59,7 @@ def test_a_handler_that_does_not_end_is_told_once_and_the_next_one_again() -> No
     assert kinds(told) == [(TroubleKind.STUCK, "workers[0]")], "another message"
 
 
-def test_a_rank_that_falls_behind_is_told_and_noise_is_not() -> None:
+def test_a_rank_that_falls_behind_is_reported_and_noise_is_not() -> None:
     health = Health(Limits(straggler=2.0))
     usual = [0.010, 0.011, 0.009, 0.010]
     health, told = health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(usual))))
@@ -84,7 +84,7 @@ def test_a_rank_that_falls_behind_is_told_and_noise_is_not() -> None:
     assert Health(Limits(straggler=2.0)).on(snap(*few))[1] == ()
 
 
-def test_a_process_that_does_not_answer_is_told_after_some_looks_and_one_that_is_stopped_at_once() -> None:
+def test_a_silent_process_is_reported_after_some_looks_and_a_stopped_one_at_once() -> None:
     health = Health(Limits(silent=3))
     for expected in ([], [], [(TroubleKind.SILENT, "workers[0]")], []):
         health, told = health.on(snap(actor(0), states={0: "silent"}))
@@ -97,7 +97,7 @@ def test_a_process_that_does_not_answer_is_told_after_some_looks_and_one_that_is
     assert "SIGCONT" in told[0].text
 
 
-def test_what_nobody_wants_to_know_is_not_looked_at() -> None:
+def test_checks_that_are_turned_off_report_nothing() -> None:
     health = Health(Limits(stuck=None, straggler=None, silent=None))
     means = [0.01, 0.01, 0.5]
     assert health.on(snap(*(actor(rank, mean=mean) for rank, mean in enumerate(means))))[1] == ()

@@ -226,7 +226,7 @@ def test_a_level_that_gives_up_lets_those_below_begin_anew() -> None:
     assert "one_for_one gave up" in mesh.passed_on[0].reason
 
 
-def test_what_a_level_had_waiting_is_nobody_s_when_the_level_above_takes_over() -> None:
+def test_timers_of_a_level_end_when_the_level_above_takes_over() -> None:
     """MEM-2."""
     policy = Levels(
         OneForOne(intensity=1, period=60.0, backoff=Backoff(initial=5.0, jitter=0.0, free=0)),
@@ -272,7 +272,7 @@ def test_policies_of_others_keep_their_timers_apart() -> None:
     assert not mesh.passed_on
 
 
-def test_what_a_policy_of_others_cannot_repair_is_passed_on() -> None:
+def test_a_failure_that_a_wrapped_policy_cannot_repair_is_passed_on() -> None:
     mesh = Rehearsal(ByKind({}, otherwise=Plain()), size=1, starts=lambda rank: False)
     mesh.kill(0)
     mesh.advance(2.0)

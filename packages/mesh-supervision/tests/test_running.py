@@ -196,7 +196,7 @@ def test_a_crash_loop_ends_at_its_intensity_with_a_report(
     assert attempts[3].strip() == f"4. now: rank 1 {died}; not restarted"
 
 
-def test_the_owner_is_told_when_it_gives_up() -> None:
+def test_the_owner_is_notified_when_it_gives_up() -> None:
     with this_host().spawn_procs(name="bosses") as bosses:
         boss: Any = bosses.spawn("boss", Boss)
         workers = boss.reference.call_one().get(timeout=WITHIN)

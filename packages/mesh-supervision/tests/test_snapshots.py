@@ -32,7 +32,7 @@ def policy() -> Heard:
 
 
 @pytest.mark.python
-def test_a_replacement_goes_on_from_the_last_snapshot(slay: Slay, told: Any) -> None:
+def test_a_replacement_continues_from_the_last_snapshot(slay: Slay, told: Any) -> None:
     snapshots, heard = keep_snapshots(), policy()
     with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
         counters: Any = procs.spawn("counters", Counter, 100_000, supervise=heard)

@@ -105,7 +105,7 @@ def test_a_life_that_has_moved_is_kept_where_it_is(cluster: LocalCluster, told: 
         assert first.tell.call_one().get(timeout=WITHIN)[0] == 5
 
 
-def test_replicas_of_which_nobody_lives_go_on_from_a_neighbour(cluster: LocalCluster, told: Any) -> None:
+def test_replicas_without_survivors_continue_from_a_neighbour(cluster: LocalCluster, told: Any) -> None:
     snapshots = keep_snapshots()
     with cluster.attach() as hosts:
         procs, replicas = begun(cluster, hosts.slice(hosts=slice(0, 2)), Replica)

@@ -52,7 +52,7 @@ def test_what_is_planted_is_found_by_the_next_life() -> None:
     assert store.plant(B, kept(1, 1)) == (1, 0), "also for one that has never begun"
 
 
-def test_of_those_that_were_stopped_the_oldest_go() -> None:
+def test_the_oldest_stopped_ones_are_dropped() -> None:
     store = Store(ended_bytes=250)
     owners = [Owner(1, rank) for rank in range(4)]
     for owner in owners:

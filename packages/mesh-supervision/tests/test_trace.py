@@ -117,7 +117,7 @@ def test_what_was_begun_before_the_recording_begins_with_it() -> None:
     assert round(span["args"]["at_least_ms"]) == 60_500
 
 
-def test_queues_and_rates_are_numbers_that_are_told_when_they_change() -> None:
+def test_queues_and_rates_are_recorded_when_they_change() -> None:
     entries = recorded(
         handling(at=100.0, queue=2, handled=10),
         handling(at=100.5, queue=2, handled=60),
@@ -129,7 +129,7 @@ def test_queues_and_rates_are_numbers_that_are_told_when_they_change() -> None:
     assert [each["name"] for each in entries if each["ph"] == "i"] == ["raised 2 times"]
 
 
-def test_a_process_that_is_made_again_goes_on_in_its_rows() -> None:
+def test_a_restarted_process_continues_in_its_rows() -> None:
     step = actor("trainers", 0, running=(Running("step", 0.1, "controller"),))
     dead = Event(kind="failure_handled", time=100.9, actor="trainers", rank=0, text="by OneForOne")
     after = snap(proc(0, replace(step, actor_id=7), pid=9, incarnation=1), at=101.0)
@@ -149,14 +149,14 @@ def test_a_process_that_is_made_again_goes_on_in_its_rows() -> None:
     assert len([each for each in entries if each["name"] == "process_name"]) == 3, "job, host, process"
 
 
-def test_a_process_that_was_away_before_it_was_made_again() -> None:
+def test_a_process_that_was_away_before_its_restart() -> None:
     entries = recorded(
         snap(proc(0), at=100.0), snap(at=100.5), snap(proc(0, pid=9, incarnation=1), at=101.0), snap(at=101.5)
     )
     assert [each["name"] for each in entries if each["ph"] == "i"] == ["ended", "restarted, life 2", "ended"]
 
 
-def test_a_host_that_was_let_go_before_the_recording_is_not_shown() -> None:
+def test_a_host_released_before_the_recording_is_not_shown() -> None:
     at_work = handling(at=100.0)
     (host, *_) = at_work.hosts
     gone = replace(host, number=7, name="gone", state="stopped", procs=())
@@ -171,7 +171,7 @@ def test_a_host_that_was_let_go_before_the_recording_is_not_shown() -> None:
     assert hosts(replace(at_work, hosts=(host, there)), replace(at_work, hosts=(host, gone))) == ["host gone"]
 
 
-def test_meshes_of_one_name_are_told_apart() -> None:
+def test_meshes_with_the_same_name_are_distinguished() -> None:
     entries = recorded(snap(proc(0), proc(0, pid=9), at=1.0), snap(proc(0), proc(0, pid=9), at=2.0))
     assert spans(entries, "state").count(("running", 0, 1000)) == 3
     assert not [each for each in entries if each["ph"] == "i"]

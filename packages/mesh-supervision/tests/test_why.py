@@ -75,7 +75,7 @@ def test_a_handler_that_does_not_end_is_named_with_its_line(workers: Any, method
     assert culprit.chain == ("controller", "workers[1]")
 
 
-def test_a_coroutine_that_waits_for_ever_is_named(workers: Any) -> None:
+def test_a_coroutine_that_waits_forever_is_named(workers: Any) -> None:
     waiting(workers.slice(gpus=2).forget.call_one())
     (culprit,) = reason(lambda found: bool(found.culprits)).culprits
     assert culprit.who == "workers[2]"
@@ -100,7 +100,7 @@ def test_coroutines_are_followed_too(workers: Any) -> None:
     assert "in lock" in culprit.line
 
 
-def test_who_does_not_take_messages_is_named_to_those_that_cannot_send(workers: Any) -> None:
+def test_senders_that_cannot_send_learn_which_receiver_is_behind(workers: Any) -> None:
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
     waiting(first.flood.call_one(second))
     culprits = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits

@@ -197,7 +197,7 @@ def test_results_of_all_kinds(procs: ProcMesh) -> None:
     assert step.replays == 3
 
 
-def test_tensors_of_its_own_begin_anew_in_each_replay(procs: ProcMesh) -> None:
+def test_tensors_of_its_own_start_over_in_each_replay(procs: ProcMesh) -> None:
     @capture
     def step(x: Any) -> Any:
         total = torch.tensor([0.0, 1.0])
@@ -242,7 +242,7 @@ def test_collectives(procs: ProcMesh) -> None:
 factor = 2.0
 
 
-def test_what_has_changed_is_noticed_and_told(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_noticed_and_reported(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(procs).eval()
     scale = 1.0
 
@@ -656,7 +656,7 @@ class Victim(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_made_again() -> None:
+def test_a_process_that_is_restarted() -> None:
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs:
         kept: dict[str, Any] = {"weight": share(torch.ones(1), procs)}
 

@@ -64,7 +64,7 @@ def test_each_process_gets_back_what_it_had_at_that_line(procs: ProcMesh, tmp_pa
         load({"deep": {"x": torch.tensor(0)}}, tmp_path / "last")
 
 
-def test_of_saves_to_one_path_the_last_stays(procs: ProcMesh, tmp_path: Path) -> None:
+def test_the_last_save_to_a_path_stays(procs: ProcMesh, tmp_path: Path) -> None:
     big = share(torch.ones(1 << 21), procs)
     first = save({"x": big, "step": 1}, tmp_path / "a")
     second = save({"step": 2}, tmp_path / "a")
@@ -156,7 +156,7 @@ def _read_safetensors(path: Path) -> dict[str, Any]:
     return dict(load_file(path))
 
 
-def test_what_cannot_be_loaded_is_said_and_changes_nothing(procs: ProcMesh, tmp_path: Path) -> None:
+def test_a_failed_load_is_an_error_and_changes_nothing(procs: ProcMesh, tmp_path: Path) -> None:
     x = share(torch.ones(3), procs)
     save({"weight": x, "step": 1}, tmp_path / "a").get(timeout=60)
     y = share(torch.zeros(3), procs)

@@ -96,7 +96,7 @@ def test_within_activate(grid: ProcMesh) -> None:
         assert lists(reduce(torch.ones(2), "data")) == [[2.0, 2.0]] * 4
 
 
-def test_what_cannot_be_done_is_said(grid: ProcMesh) -> None:
+def test_impossible_requests_are_errors(grid: ProcMesh) -> None:
     x = share(torch.ones(3), grid)
     with pytest.raises(ValueError, match="no dimension 'gpus'; it has 'data', 'model'"):
         reduce(x, "gpus")

@@ -214,7 +214,7 @@ def test_results_that_are_views_of_each_other_are_compiled_and_stay_so(procs: Pr
     assert torch.equal(fetch_shard(turned), want.t())
 
 
-def test_what_is_asked_wrongly_is_said_at_once() -> None:
+def test_wrong_requests_are_errors_at_once() -> None:
     with pytest.raises(ValueError, match=r"one of .*inductor.*; got 'inducktor'"):
         capture(lambda x: x, compile="inducktor")
     with pytest.raises(TypeError, match="the name of a backend"):

@@ -216,7 +216,7 @@ def test_a_registered_backend_is_taken_by_its_name() -> None:
 
 
 @pytest.mark.skipif(has_gpu, reason="for where there is no GPU")
-def test_a_process_without_the_device_says_so(procs: ProcMesh) -> None:
+def test_a_process_without_the_device_is_an_error(procs: ProcMesh) -> None:
     with (
         pytest.raises(MeshError, match=r"gpus=0.* cannot have tensors on 'cuda'.*no device of kind 'cuda'"),
         activate(procs, device="cuda"),

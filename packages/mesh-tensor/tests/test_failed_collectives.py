@@ -163,7 +163,7 @@ def late(x: Any) -> Any:
     return x
 
 
-def test_who_computes_for_long_before_a_collective_is_waited_for() -> None:
+def test_a_rank_that_computes_for_long_before_a_collective_is_waited_for() -> None:
     """In both views: what limits the connecting is no limit for what comes later."""
 
     with this_host().spawn_procs(

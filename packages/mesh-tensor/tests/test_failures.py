@@ -58,7 +58,7 @@ def test_a_failure_on_one_process_only(procs: ProcMesh) -> None:
         fetch(y)
 
 
-def test_a_failure_without_a_result_is_told_to_who_asks_next(procs: ProcMesh) -> None:
+def test_a_failure_without_a_result_is_reported_to_whoever_asks_next(procs: ProcMesh) -> None:
     with activate(procs):
         torch.linalg.cholesky(-torch.eye(3))
         fine = torch.ones(2)
@@ -67,7 +67,7 @@ def test_a_failure_without_a_result_is_told_to_who_asks_next(procs: ProcMesh) ->
     assert fetch_shard(fine).tolist() == [1.0, 1.0]
 
 
-def test_wrong_shapes_are_told_at_once(procs: ProcMesh) -> None:
+def test_wrong_shapes_are_errors_at_once(procs: ProcMesh) -> None:
     with pytest.raises(RuntimeError, match=r"size|shape"):
         share(torch.ones(2), procs) + share(torch.ones(3), procs)
     with pytest.raises(IndexError):
@@ -133,7 +133,7 @@ def test_a_tensor_of_this_process_is_not_changed_by_those_of_a_mesh(procs: ProcM
     assert fetch_shard(x * mine).tolist() == 3.0
 
 
-def test_a_process_that_dies_and_is_made_again() -> None:
+def test_a_process_that_dies_and_is_restarted() -> None:
     """STM-2."""
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs:
         x = rank_tensor(procs, "gpus") + share(torch.ones(2), procs)

@@ -24,7 +24,7 @@ def mesh(procs: ProcMesh) -> Iterator[Mesh]:
         yield mesh
 
 
-def test_a_pytorch_that_is_too_old_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pytorch_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
     with pytest.raises(MeshError, match=r"needs PyTorch 2\.15 or newer, and this is 2\.14\.1"):
         Mesh((2,), ("data",))
@@ -99,7 +99,7 @@ class Victim(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_dies_and_is_made_again() -> None:
+def test_a_process_that_dies_and_is_restarted() -> None:
     with this_host().spawn_procs(
         {"data": 2}, preload=["torch.distributed.tensor", "torch._dynamo"], name="mortal"
     ) as procs:

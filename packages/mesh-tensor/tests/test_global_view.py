@@ -239,7 +239,7 @@ def test_random_numbers_come_again_with_the_seed_of_this_process(mesh: Mesh) -> 
     assert first[2].unique().numel() == 28
 
 
-def test_what_does_not_mix_says_so(mesh: Mesh, grid: ProcMesh) -> None:
+def test_tensors_that_do_not_mix_are_an_error(mesh: Mesh, grid: ProcMesh) -> None:
     x = distribute(A, mesh)
     assert fetch(x + torch.tensor(1.0)).equal(A + 1)
     with pytest.raises(

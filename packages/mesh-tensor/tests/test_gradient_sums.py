@@ -88,7 +88,7 @@ def test_sums_are_changed_before_anyone_has_read_them(mesh: Mesh, plain: nn.Modu
     assert_same(gradients(plain), gradients(model))
 
 
-def test_what_a_gradient_was_computed_from_is_changed_later(mesh: Mesh, plain: nn.Module) -> None:
+def test_the_source_of_a_gradient_is_changed_later(mesh: Mesh, plain: nn.Module) -> None:
     model, batch = on(mesh, plain)
     kept = []
     for each, given in ((plain, BATCH), (model, batch)):

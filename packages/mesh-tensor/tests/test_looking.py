@@ -75,7 +75,7 @@ def test_parts_of_other_sizes_and_none_at_all_are_drawn(mesh: Mesh) -> None:
     assert picture(uneven)[-2] == "3:3 │ 1,1 │"
 
 
-def test_what_is_no_picture_is_still_a_table(mesh: Mesh) -> None:
+def test_tensors_without_a_picture_still_have_a_table(mesh: Mesh) -> None:
     assert picture(distribute(torch.tensor(7.0), mesh)) == []
     assert len(inspect(distribute(torch.tensor(7.0), mesh)).parts) == 4
 

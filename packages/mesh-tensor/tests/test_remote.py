@@ -154,7 +154,7 @@ def test_shape_errors_are_raised_at_once(procs: ProcMesh) -> None:
         product(share(torch.ones(2, 3), procs), share(torch.ones(2, 3), procs))
 
 
-def test_what_fails_there_is_told_with_the_line(procs: ProcMesh) -> None:
+def test_a_remote_error_has_its_line(procs: ProcMesh) -> None:
     @remote(propagate=lambda x: x)
     def fails(x: Any) -> Any:
         if x.item() == 1:

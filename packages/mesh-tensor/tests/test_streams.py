@@ -284,7 +284,7 @@ def test_after_the_drop_the_borrowed_tensor_is_gone(procs: ProcMesh) -> None:
     assert lists(kept) == [[3.0, 3.0]] * 2
 
 
-def test_borrow_that_is_forgotten_is_told_and_ended(procs: ProcMesh) -> None:
+def test_a_forgotten_borrow_is_reported_and_ended(procs: ProcMesh) -> None:
     x = share(torch.ones(2), procs)
 
     def forget() -> Any:

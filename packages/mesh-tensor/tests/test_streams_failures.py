@@ -34,7 +34,7 @@ class Victim(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_who_waits_for_a_handover_gets_it_or_learns_that_it_does_not_come() -> None:
+def test_a_handover_arrives_or_its_waiter_is_notified() -> None:
     """HND-1."""
     handover = Handover()
     giver = ((0, 0, 0), 1)
@@ -95,7 +95,7 @@ def test_loans_end_although_a_process_has_died() -> None:
             fetch_shard(own + 1, gpus=1)
 
 
-def test_streams_work_again_after_a_process_was_made_again() -> None:
+def test_streams_work_after_a_process_was_restarted() -> None:
     """HND-1: what is gone at its owner is gone for the borrower, and nobody waits for it."""
     comm = Stream("comm")
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs, activate(procs):

@@ -105,7 +105,7 @@ def failing(x: Any) -> Any:
     raise ValueError("no")
 
 
-def test_what_fails_while_it_records_fails_as_ever(procs: ProcMesh) -> None:
+def test_an_error_while_recording_is_raised_as_usual(procs: ProcMesh) -> None:
     x = share(torch.ones(2), procs)
     with pytest.raises(RemoteException, match="failing failed at"), timeline(procs) as recorded:
         fetch(failing(x))
@@ -121,7 +121,7 @@ def dying(x: Any) -> Any:
     return x
 
 
-def test_a_process_that_dies_meanwhile_is_told_and_replaced() -> None:
+def test_a_process_that_dies_meanwhile_is_reported_and_replaced() -> None:
     with this_host().spawn_procs({"gpus": 2}, preload=["torch"]) as procs:
         rank = rank_tensor(procs, "gpus")
         with pytest.raises(DeviceMeshError), timeline(procs):

@@ -79,6 +79,6 @@ def test_hosts_are_apart(tmp_path: Path) -> None:
     assert not Path("/tmp/mesh-boxes-file").exists()
 
 
-def test_a_folder_that_is_none() -> None:
+def test_a_folder_that_is_not_one() -> None:
     with pytest.raises(LaunchError, match="'/nowhere' is no folder"):
         launch("boxes", hosts=1, writable=["/nowhere"])

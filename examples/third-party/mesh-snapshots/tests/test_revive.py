@@ -40,7 +40,7 @@ def test_failures_are_forgotten_after_the_period() -> None:
         assert actions == [Restart()]
 
 
-def test_it_does_nothing_about_what_is_no_failure() -> None:
+def test_it_ignores_what_is_not_a_failure() -> None:
     policy = replace(Revive(most=1, period=30.0), failures=(1.0,))
     for event in (Ended("a", 0), Due("")):
         assert policy.on(event, 2.0) == (policy, [])

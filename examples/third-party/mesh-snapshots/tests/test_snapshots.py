@@ -133,7 +133,7 @@ def test_a_killed_counter_goes_on_and_references_mean_the_new_one(snapshots: Sna
         assert {owner.rank: each.number for owner, each in snapshots.latest().items()} == {0: 2, 1: 3, 2: 2}
 
 
-def test_a_counter_that_raises_is_made_again_in_its_process(snapshots: Snapshots) -> None:
+def test_a_counter_that_raises_is_restarted_in_its_process(snapshots: Snapshots) -> None:
     with this_host().spawn_procs(name="workers") as procs:
         counter: Any = procs.spawn("counter", Counter, supervise="revive")
         assert counter.add.call_one(3).get(timeout=SOON) == 3
@@ -352,7 +352,7 @@ def test_a_writer_that_cannot_work_here_says_why(tmp_path: Path) -> None:
         mesh_snapshots.enable(tmp_path, writer="nativ")
 
 
-def test_a_process_without_snapshots_says_so(tmp_path: Path) -> None:
+def test_a_process_without_snapshots_is_an_error(tmp_path: Path) -> None:
     with this_host().spawn_procs(name="early") as early:
         counter: Any = early.spawn("counter", Counter)
         with pytest.raises(
@@ -369,7 +369,7 @@ def test_only_the_keeper_knows_all_and_answers(snapshots: Snapshots) -> None:
             snapshots.call(snapshots.proc, "latest").get(timeout=SOON)
 
 
-def test_two_meshes_of_one_name_are_told_apart_by_an_error(snapshots: Snapshots) -> None:
+def test_two_meshes_of_one_name_are_an_error(snapshots: Snapshots) -> None:
     with (
         this_host().spawn_procs(name="workers") as first,
         this_host().spawn_procs(name="workers") as second,

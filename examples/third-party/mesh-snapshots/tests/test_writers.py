@@ -173,7 +173,7 @@ def test_a_process_that_is_killed_leaves_no_half_file(fifo: Path, tmp_path: Path
     assert not path.exists()
 
 
-def test_what_is_no_promise_is_refused(tmp_path: Path) -> None:
+def test_objects_that_are_not_promises_are_refused(tmp_path: Path) -> None:
     from mesh_snapshots import _native
 
     path = str(tmp_path / "file")

@@ -346,7 +346,7 @@ def test_too_many_quarantined_items_end_the_run(workers: Any) -> None:
         list(run)
 
 
-def test_what_a_generator_has_yielded_before_its_error_counts(workers: Any) -> None:
+def test_values_yielded_before_an_error_count(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.count_to_error), on_error="quarantine", ordered=True)
     run = pipeline.run([2, 3, 1])
     assert list(run) == [0, 1, 0, 1, 2, 0]

@@ -106,7 +106,7 @@ def test_first_error_ends_map(workers: Any) -> None:
         assert list(results) == []
 
 
-def test_slow_task_holds_up_no_other(workers: Any, gate: Gate) -> None:
+def test_slow_task_delays_no_other(workers: Any, gate: Gate) -> None:
     with Pool(workers) as pool:
         (slow,) = fill(pool, gate, 1)
         # As many as would be behind it, if each replica had its share from the beginning.
@@ -311,7 +311,7 @@ def test_closed_pool(workers: Any, gate: Gate) -> None:
     pool.close().get(WITHIN)
 
 
-def test_close_lets_go_who_waits_for_room(workers: Any, gate: Gate) -> None:
+def test_closing_releases_those_who_wait_for_room(workers: Any, gate: Gate) -> None:
     pool = Pool(workers, waiting=1)
     fill(pool, gate)
     pool.submit(workers.double, 1)

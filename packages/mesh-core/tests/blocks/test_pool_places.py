@@ -143,7 +143,7 @@ def test_next_is_sent_ahead_where_the_last_turn_began() -> None:
     assert (list(places.ahead()), places.idle) == ([(1, "a"), (0, "b")], 0)
 
 
-def test_who_is_ahead_has_the_turn_when_it_is_given_back() -> None:
+def test_the_first_in_line_gets_a_turn_that_is_given_back() -> None:
     places = ahead()
     places.ask("a")
     places.send_ahead(1)
@@ -154,7 +154,7 @@ def test_who_is_ahead_has_the_turn_when_it_is_given_back() -> None:
     assert (places.busy(1), places.idle) == (0, 1)
 
 
-def test_who_is_ahead_of_one_that_was_lost_has_no_turn() -> None:
+def test_the_one_before_a_lost_rank_gets_no_turn() -> None:
     places = ahead()
     places.ask("a")
     places.send_ahead(1)

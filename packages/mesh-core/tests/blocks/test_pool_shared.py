@@ -131,7 +131,7 @@ def test_replica_that_dies_under_a_user(users: Any, fault_tolerant: None, tmp_pa
             assert isinstance(error, SupervisionError)
 
 
-def test_users_hear_of_the_end_of_the_process_that_made_the_pool(
+def test_users_are_notified_of_the_end_of_the_process_that_made_the_pool(
     workers: Any, users: Any, gate: Gate, fault_tolerant: None
 ) -> None:
     with this_host().spawn_procs({"makers": 1}) as procs:

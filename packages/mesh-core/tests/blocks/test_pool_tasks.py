@@ -184,7 +184,7 @@ def test_random_schedules(seed: int) -> None:
     assert len(schedule.runner) == schedule.runner._waiting == 0
 
 
-def test_who_waits_for_room_is_served_in_order() -> None:
+def test_waiters_for_room_are_served_in_order() -> None:
     schedule = Schedule(0)
     for _ in range(3):
         schedule.submit()

@@ -158,7 +158,7 @@ def test_large_items_arrive_whole_and_what_is_put_is_what_it_was_then() -> None:
 # Room.
 
 
-def test_who_puts_waits_while_the_queue_is_full() -> None:
+def test_putting_waits_while_the_queue_is_full() -> None:
     with Queue[int](max_items=2) as queue:
         first, second = queue.put(1), queue.put(2)
         first.get(timeout=SOON), second.get(timeout=SOON)
@@ -356,7 +356,7 @@ def test_a_taker_that_dies_gives_its_leased_items_back() -> None:
         assert queue.take().get(timeout=SOON) == 1
 
 
-def test_items_that_were_looked_at_are_never_given_again_whoever_dies() -> None:
+def test_items_that_were_looked_at_are_never_delivered_again() -> None:
     with Queue[int]() as queue, this_host().spawn_procs() as procs:
         user = procs.spawn("user", User)
         queue.put_many(range(3)).get(timeout=SOON)
@@ -427,7 +427,7 @@ def test_a_closed_queue_gives_what_is_left_and_then_ends() -> None:
             queue.take(timeout=SOON).get(timeout=SOON)
 
 
-def test_closing_tells_those_who_wait() -> None:
+def test_closing_notifies_waiters() -> None:
     with Queue[int](max_items=1) as queue:
         queue.put(1).get(timeout=SOON)
         late = queue.put(2)

@@ -51,7 +51,7 @@ def test_misuse_of_the_connection_is_an_error(boxes: Sandboxes, how: str) -> Non
     inside.wait_until(lambda: not folder.exists())
 
 
-def test_output_is_no_answer(boxes: Sandboxes) -> None:
+def test_output_is_not_an_answer(boxes: Sandboxes) -> None:
     with boxes.take(SOON) as box:
         assert box.call(exec, "print('x' * 1_000_000)") is None
         assert box.run(["sh", "-c", "head -c 3000000 /dev/zero"], max_output=10).stdout == bytes(10)

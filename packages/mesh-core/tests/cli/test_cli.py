@@ -334,7 +334,7 @@ def test_check_that_misbehaves_is_its_own_failure(site, body, said):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_a_check_that_does_not_end_holds_up_nobody(site):
+def test_a_check_that_does_not_end_delays_nobody(site):
     site.module("made_up_check", check_source("import threading; threading.Event().wait(); yield"))
     site.distribution("checker", "[mesh.doctor]\noutside = made_up_check\n")
     command = [sys.executable, "-m", "mesh_core", "doctor", "--limit"]
@@ -387,7 +387,7 @@ def test_native_module_of_another_version_is_a_failure(monkeypatch):
     assert finding.detail == f"the native module is 0.0.1, the Python half {version('mesh-core')}"
 
 
-def test_native_module_of_the_same_version_is_well(monkeypatch):
+def test_native_module_of_the_same_version_passes(monkeypatch):
     class Native:
         __version__ = version("mesh-core")
 

@@ -93,13 +93,13 @@ def test_the_end_of_a_process_is_of_its_kind(heard: queue.Queue[MeshFailure]) ->
 
 
 @pytest.mark.parametrize("wrong", ["call", 1, None, Question.TREE, MessageKind.CALL])
-def test_what_is_no_request_is_not_sent(wrong: Any) -> None:
+def test_invalid_requests_are_not_sent(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a Request, got"):
         current().runtime.sender(HERE, 77, "", wrong)
 
 
 @pytest.mark.parametrize("wrong", ["tree", Request.CALL])
-def test_what_is_no_question_is_not_asked(wrong: Any) -> None:
+def test_only_questions_are_asked(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a Question, got"):
         current().runtime.asker(HERE, wrong)
 

@@ -237,7 +237,7 @@ def test_a_key_that_others_can_read_is_refused_with_the_remedy(tmp_path: Path, m
 
 
 @needs_root
-def test_whom_to_believe_is_not_for_others_to_say(tmp_path: Path) -> None:
+def test_an_authority_that_others_can_write_is_refused(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job")
     authority = credentials.path / "ca.pem"
     authority.chmod(0o666)
@@ -452,7 +452,7 @@ def test_command_issues_renews_and_revokes(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x", "nan", "1e300"])
-def test_command_refuses_lifetimes_that_are_none(
+def test_command_refuses_invalid_lifetimes(
     tmp_path: Path, value: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -300,7 +300,7 @@ class Stateful(Exception):
         raise AttributeError(name)
 
 
-def test_a_type_that_cannot_be_extended_is_told_about() -> None:
+def test_a_type_that_cannot_be_extended_is_reported() -> None:
     error = deliver(Refusing("so there"))
     assert type(error) is ActorError
     assert error.cause_type is Refusing

@@ -120,7 +120,7 @@ def test_an_exception_always_arrives(own: ProcMesh, told: Told, cls: type[Any]) 
 
 
 @pytest.mark.parametrize("cls", [Thrower, SoftThrower])
-def test_what_nobody_waits_for_is_told_whatever_it_is(own: ProcMesh, told: Told, cls: type[Any]) -> None:
+def test_failures_that_nobody_waits_for_are_reported(own: ProcMesh, told: Told, cls: type[Any]) -> None:
     for name in HOSTILE:
         actor: Any = own.spawn(f"actor {name}", cls)
         actor.throw.broadcast(name)

@@ -58,7 +58,7 @@ def test_each_is_told_its_own_credentials(hosts: HostMesh, cluster: LocalCluster
 
 
 @pytest.mark.usefixtures("hosts")
-def test_workers_of_the_script_are_told_what_it_is_told() -> None:
+def test_workers_get_the_same_news_as_the_script() -> None:
     with this_host().spawn_procs() as procs:
         told, _ = procs.spawn("members", Member).told.call_one().get(timeout=SOON)
     assert told == membership()

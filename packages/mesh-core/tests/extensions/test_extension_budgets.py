@@ -106,7 +106,7 @@ def test_a_coroutine_that_outruns_an_extension_goes_on_or_is_refused(procs: Proc
     assert taker.call(procs, b"").get(timeout=SOON).values() == [count + 1] * 2
 
 
-def test_what_was_put_together_is_told_once_each(procs: ProcMesh) -> None:
+def test_parts_of_a_combined_mesh_are_each_reported_once(procs: ProcMesh) -> None:
     taker = find(Taker)
     assert taker is not None
     gate: Any = procs.spawn("gate", Gate)

@@ -211,7 +211,7 @@ def test_processes_that_carry_it_spawn_by_it_too() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, int, "Other"])
-def test_what_is_no_actor_class_is_refused_where_it_is_spawned(wrong: Any) -> None:
+def test_classes_that_are_not_actors_are_refused_by_the_spawn(wrong: Any) -> None:
     install(Swap, wrong)
     with (
         this_host().spawn_procs() as procs,

@@ -194,7 +194,7 @@ def test_whatever_receive_does_its_caller_gets_an_answer() -> None:
         assert notes.call(procs, "said").get(timeout=30).values() == [[]]
 
 
-def test_it_hears_of_the_ends_of_actors() -> None:
+def test_it_is_notified_of_the_ends_of_actors() -> None:
     notes = install(Notes)
     with this_host().spawn_procs({"gpus": 2}) as procs:
         spawner = procs.spawn("short", Spawner)
@@ -213,7 +213,7 @@ class Listens(Extension):
         self.payload.send((end.name, str(end.error)))
 
 
-def test_it_hears_of_failures_of_actors() -> None:
+def test_it_is_notified_of_failures_of_actors() -> None:
     port, heard = Channel[tuple[str, str]].open()
     install(Listens, payload=port)
     with this_host().spawn_procs() as procs:
@@ -469,7 +469,7 @@ def ends_of(procs: Any) -> queue.SimpleQueue[ProcEnd]:
     return told
 
 
-def test_each_end_is_told_once() -> None:
+def test_each_end_is_reported_once() -> None:
     with this_host().spawn_procs({"gpus": 3}, supervise=lambda _: True) as procs:
         told = ends_of(procs)
         pid = procs.pids[1]
@@ -508,7 +508,7 @@ def test_the_address_is_that_of_the_life_that_has_ended() -> None:
             procs.respawn().get(timeout=30)
 
 
-def test_what_has_ended_already_is_told_too() -> None:
+def test_earlier_ends_are_reported_too() -> None:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         procs.initialized.get(timeout=30)
         procs.stop().get(timeout=30)
@@ -542,7 +542,7 @@ def test_a_process_that_owns_nothing_of_them_may_watch() -> None:
         assert watcher.wait.call_one().get(timeout=30) == 1
 
 
-def test_a_cancelled_watch_is_told_nothing() -> None:
+def test_a_cancelled_watch_is_not_notified() -> None:
     with this_host().spawn_procs() as procs:
         told: list[ProcEnd] = []
         cancelled = watch(procs, told.append)
@@ -554,7 +554,7 @@ def test_a_cancelled_watch_is_told_nothing() -> None:
         assert cancelled.living == 0
 
 
-def test_watch_says_what_it_takes() -> None:
+def test_watch_lists_what_it_accepts() -> None:
     with pytest.raises(TypeError, match=r"takes a ProcMesh or an ActorMesh, got int"):
         watch(3, print)  # type: ignore[arg-type]
     with this_host().spawn_procs() as procs, pytest.raises(TypeError, match="callback must be callable"):

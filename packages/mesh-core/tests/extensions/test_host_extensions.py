@@ -254,7 +254,7 @@ def test_an_extension_that_cannot_start_leaves_the_others_alone() -> None:
         assert ledger.call(this_host(), "who").get(timeout=SOON).item()[0].pid == pid
 
 
-def test_a_dead_process_is_made_again_with_what_it_had() -> None:
+def test_a_dead_process_is_restarted_with_its_state() -> None:
     ledger = install(Ledger)
     plain = install(Plain, "kept")
     with this_host().spawn_procs() as procs:
@@ -298,7 +298,7 @@ def test_a_process_that_keeps_dying_is_the_scripts_to_hear() -> None:
         set_fault_handler(before)
 
 
-def test_a_host_hears_of_the_end_of_each_of_its_processes_once() -> None:
+def test_a_host_is_notified_once_of_the_end_of_each_process() -> None:
     ledger = install(Ledger)
     with this_host().spawn_procs({"x": 2}, supervise=lambda _: True) as procs:
         clerks: Any = procs.spawn("clerks", Clerk, supervise=lambda _: True)

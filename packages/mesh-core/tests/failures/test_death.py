@@ -171,7 +171,7 @@ def test_the_others_go_on_and_later_calls_fail_at_once(own: ProcMesh) -> None:
     assert own.slice(gpus=3).spawn("more", Echo).echo.call_one(5).get() == 5
 
 
-def test_an_exit_status_is_told(own: ProcMesh) -> None:
+def test_an_exit_status_is_reported(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     with pytest.raises(SupervisionError, match="exited with status 3") as caught:
         echo.slice(gpus=3).call.call_one(exit_now, 3).get()
@@ -200,7 +200,7 @@ def test_a_stream_ends_with_the_error_of_the_dead(own: ProcMesh) -> None:
     assert [future.get() for future in stream] == ["door"] * 3
 
 
-def test_a_caller_that_is_an_actor_hears_of_it(own: ProcMesh) -> None:
+def test_a_caller_that_is_an_actor_is_notified(own: ProcMesh) -> None:
     gate = own.slice(gpus=0).spawn("gate", Gate)
     caller = own.slice(gpus=1).spawn("caller", Caller)
     waiting = caller.watch.call_one(gate)
@@ -232,7 +232,7 @@ def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
     assert isinstance(echo.echo.choose(1).exception(), SupervisionError)
 
 
-def test_what_the_dead_owned_dies_with_it(own: ProcMesh) -> None:
+def test_meshes_of_the_dead_die_with_it(own: ProcMesh) -> None:
     caller = own.slice(gpus=2).spawn("caller", Caller)
     inner = Watch(caller.adopt.call_one(3).get())
     kill(own, 2)

@@ -79,7 +79,7 @@ def test_a_native_error_becomes_its_class_with_its_fields(
     assert {name: getattr(error, name) for name in fields} == fields
 
 
-def test_a_killed_process_is_one_failure_to_all_who_hear_of_it(
+def test_a_killed_process_is_the_same_failure_for_everybody_notified(
     own: ProcMesh, heard: queue.Queue[MeshFailure]
 ) -> None:
     first, second = own.spawn("first", Echo), own.spawn("second", Echo)
@@ -116,7 +116,7 @@ def test_a_status_of_the_users_is_not_taken_for_a_failed_bootstrap(heard: queue.
     assert failure.exitcode == errors.BOOTSTRAP_FAILED
 
 
-def test_a_failed_bootstrap_says_so(heard: queue.Queue[MeshFailure]) -> None:
+def test_a_failed_bootstrap_is_reported(heard: queue.Queue[MeshFailure]) -> None:
     with this_host().spawn_procs(name="stillborn", bootstrap=_raise) as procs:
         with pytest.raises(ActorError, match="no such device"):
             procs.initialized.get(WITHIN)

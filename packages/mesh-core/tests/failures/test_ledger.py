@@ -88,7 +88,7 @@ KEY = (7, 1, 0)
 
 @pytest.mark.parametrize("notice_first", [True, False])
 @pytest.mark.parametrize("awaited", [True, False])
-def test_a_death_that_a_call_has_raised_is_not_told_again(notice_first: bool, awaited: bool) -> None:
+def test_a_death_that_a_call_has_raised_is_not_reported_again(notice_first: bool, awaited: bool) -> None:
     """SUP-1: whichever of the two tellings comes first."""
     script, held = AtScript(), holding()
     tellings: list[Event] = [died(KEY[:2], (0, held, 1), awaited=awaited), Raised(KEY, 1)]
@@ -133,7 +133,7 @@ def test_of_two_that_are_due_each_thread_raises_at_least_the_last() -> None:
     assert told == [[1], [2], [2], [], []]
 
 
-def test_what_was_raised_in_vain_is_reported() -> None:
+def test_exceptions_that_nobody_received_are_reported() -> None:
     script = AtScript()
     script.on(died(KEY[:2], (0, holding(), 1)))
     (told,) = script.on(Waits(1))
@@ -142,7 +142,7 @@ def test_what_was_raised_in_vain_is_reported() -> None:
     assert script.on(ScriptEnds()) == [told]
 
 
-def test_a_death_is_told_once_and_each_life_has_its_own() -> None:
+def test_a_death_is_reported_once_for_each_incarnation() -> None:
     """SUP-3: notices may come twice; a rank that was made again dies anew."""
     script, held = AtScript(), holding()
     for _ in range(2):
@@ -162,14 +162,14 @@ def test_a_late_notice_of_an_earlier_life_does_not_lose_the_rank() -> None:
     assert held.lost == set()
 
 
-def test_an_owner_of_actors_hears_of_them_and_not_of_their_processes_too() -> None:
+def test_an_owner_of_actors_is_notified_of_them_and_not_also_of_their_processes() -> None:
     procs, actors, ruled = holding("procs"), holding("actors", 5), holding("ruled", policy=Chance(None))
     places = [(3, procs, 1), (3, actors, 1), (3, ruled, 1), (4, holding("procs"), 1)]
     actions = FailureLedger(at_script=False).on(died((7, 1), *places))
     assert [(each.owner, type(each)) for each in actions] == [(3, Ask), (3, Consult), (4, Ask)]  # type: ignore[union-attr]
 
 
-def test_an_orderly_end_is_told_to_policies_alone() -> None:
+def test_an_orderly_end_is_reported_to_policies_only() -> None:
     ruled = holding("ruled", policy=Chance(None))
     ledger = FailureLedger(at_script=True)
     (asked,) = ledger.on(Died((7, 1), [(0, holding(), 1), (0, ruled, 1)], None))
@@ -441,7 +441,7 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_each_failure_is_told_to_each_who_must_know_once(quiet: None, seed: int) -> None:
+def test_each_failure_is_reported_once_to_everyone_concerned(quiet: None, seed: int) -> None:
     """SUP-1, SUP-2, SUP-3: whatever happens in whatever order, until the script ends at any moment."""
     for part in range(50):
         world = World(seed * 1000 + part)

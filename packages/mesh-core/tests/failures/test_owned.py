@@ -111,7 +111,7 @@ def test_a_tree_ends_with_the_script(
     assert everything.wait() == []
 
 
-def test_what_a_living_worker_has_started_lives_on(own: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
+def test_children_of_a_living_worker_survive(own: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
     """Its daemon is the fork server's child as those of the dead are."""
     with pipe(tmp_path / "other") as other:
         trees = own.spawn("trees", Trees)

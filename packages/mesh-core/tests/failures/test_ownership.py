@@ -55,7 +55,7 @@ def pair(runtime: None) -> Any:
         yield procs
 
 
-def test_what_a_killed_process_has_spawned_ends_too(pair: ProcMesh) -> None:
+def test_children_of_a_killed_process_end_too(pair: ProcMesh) -> None:
     owners: Any = pair.spawn("owners", owner_class())
     spawned = owners.spawn.call(2).get(timeout=WITHIN)
     mine, others = (spawned.get(rank) for rank in range(2))
@@ -73,7 +73,7 @@ def test_what_a_killed_process_has_spawned_ends_too(pair: ProcMesh) -> None:
         os.kill(pid, 0)
 
 
-def test_what_a_stopped_process_has_spawned_ends_too(runtime: None) -> None:
+def test_children_of_a_stopped_process_end_too(runtime: None) -> None:
     procs = this_host().spawn_procs({"gpus": 1})
     owner: Any = procs.spawn("owner", owner_class())
     watched = [os.pidfd_open(pid) for pid in owner.spawn.call_one(2).get(timeout=WITHIN)]
@@ -81,7 +81,7 @@ def test_what_a_stopped_process_has_spawned_ends_too(runtime: None) -> None:
     wait_for_ends(watched)
 
 
-def test_what_comes_behind_a_stop_goes_back(pair: ProcMesh) -> None:
+def test_messages_after_a_stop_go_back(pair: ProcMesh) -> None:
     owners: Any = pair.spawn("owners", owner_class())
     owners.pid.call().get(timeout=WITHIN)
     stopped = owners.stop()

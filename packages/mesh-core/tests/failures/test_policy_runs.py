@@ -77,7 +77,7 @@ def fail(actors: Any, rank: int = 0) -> None:
 # Of the script.
 
 
-def test_what_a_policy_ignores_nobody_else_hears(own: ProcMesh, told: Told) -> None:
+def test_an_ignored_failure_is_reported_to_nobody_else(own: ProcMesh, told: Told) -> None:
     policy = Asked([Ignore()], [Ignore()])
     actors: Any = own.spawn("workers", Leaf, supervise=policy)
     pids = actors.pid.call().get(WITHIN).values()
@@ -92,7 +92,7 @@ def test_what_a_policy_ignores_nobody_else_hears(own: ProcMesh, told: Told) -> N
     assert actors.slice(gpus=1).pid.call_one().get(WITHIN) == pids[1]
 
 
-def test_what_a_policy_escalates_comes_with_its_reason(own: ProcMesh, told: Told) -> None:
+def test_an_escalated_failure_comes_with_its_reason(own: ProcMesh, told: Told) -> None:
     policy = Asked([Escalate("enough")], [Escalate()], [])
     actors: Any = own.spawn("workers", Leaf, supervise=policy)
     for rank, chain in ((0, ("the policy of 'workers': enough",)), (1, ()), (2, ())):

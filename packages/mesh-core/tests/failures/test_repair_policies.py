@@ -152,7 +152,7 @@ def test_restart_of_all_ranks_begins_with_those_that_live() -> None:
         assert counters.failed() == []
 
 
-def test_what_cannot_be_made_again_is_passed_on(told: Told) -> None:
+def test_a_failure_that_cannot_be_repaired_is_passed_on(told: Told) -> None:
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=Answering(lambda event: [Respawn()]))
         counters.initialized.get(timeout=WITHIN)
@@ -270,7 +270,7 @@ def test_a_policy_is_told_that_its_repair_is_done(told: Told) -> None:
     assert told.empty()
 
 
-def test_a_failed_repair_is_told_and_tried_again(told: Told, tmp_path: Path) -> None:
+def test_a_failed_repair_is_reported_and_tried_again(told: Told, tmp_path: Path) -> None:
     obstacle = tmp_path / "obstacle"
 
     class Removing(Mending):
@@ -371,7 +371,7 @@ class Mender(Actor):
         return False
 
 
-def test_an_actor_s_policy_hears_of_its_repairs(told: Told) -> None:
+def test_an_actors_policy_is_notified_of_its_repairs(told: Told) -> None:
     with this_host().spawn_procs(name="menders") as procs:
         mender: Any = procs.spawn("mender", Mender)
         assert mender.lose.call_one().get(timeout=WITHIN) == ["RepairFailed", "Repaired"]

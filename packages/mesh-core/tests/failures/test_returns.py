@@ -107,7 +107,7 @@ def test_what_was_merged_into_the_restart_of_others_comes_back_with_them() -> No
     assert told == [1]
 
 
-def test_a_failed_repair_is_a_verdict_unless_the_policy_hears_of_it() -> None:
+def test_a_failed_repair_is_a_verdict_unless_the_policy_is_notified() -> None:
     returns = Returns(1)
     returns.struck(0)
     told = asked(returns)
@@ -120,7 +120,7 @@ def test_a_failed_repair_is_a_verdict_unless_the_policy_hears_of_it() -> None:
     assert told == [None]
 
 
-def test_where_nothing_has_failed_and_nobody_is_there_nobody_comes() -> None:
+def test_without_failures_and_actors_the_answer_is_no() -> None:
     returns = Returns(1)
     assert asked(returns, in_order=True) == [None]
     returns.struck(0)

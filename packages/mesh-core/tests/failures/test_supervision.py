@@ -95,7 +95,7 @@ def lost(call: Callable[[], Any]) -> MeshFailure:
     [ValueError("no"), SystemExit(3), KeyboardInterrupt(), OSError(5, "io")],
     ids=lambda e: type(e).__name__,
 )
-def test_what_a_call_raises_is_its_callers_and_harms_nobody(
+def test_an_exception_in_a_call_goes_to_its_caller_only(
     own: ProcMesh, told: Told, cls: type[Any], error: BaseException
 ) -> None:
     actor: Any = one(own).spawn("actor", cls)
@@ -114,7 +114,7 @@ def test_what_a_call_raises_is_its_callers_and_harms_nobody(
     [ValueError("no"), SystemExit(3), KeyboardInterrupt(), Unpicklable("x")],
     ids=lambda e: type(e).__name__,
 )
-def test_what_a_broadcast_raises_is_the_actors_failure(
+def test_an_exception_in_a_broadcast_is_the_actors_failure(
     own: ProcMesh, told: Told, cls: type[Any], error: BaseException
 ) -> None:
     if isinstance(error, Unpicklable):
@@ -164,7 +164,7 @@ def test_an_actor_that_is_killed_answers_nothing_that_comes_later(
     assert told.next().mesh_name == "actor"
 
 
-def test_what_a_constructor_raises_is_the_spawners(own: ProcMesh, told: Told) -> None:
+def test_an_exception_in_a_constructor_goes_to_the_spawner(own: ProcMesh, told: Told) -> None:
     broken: Any = one(own).spawn("broken", Broken, "never was")
     with pytest.raises(ValueError, match="never was"):
         broken.initialized.get(WITHIN)
@@ -195,7 +195,7 @@ def test_a_processs_death_is_the_failure_of_its_actors(own: ProcMesh, told: Told
     assert fence(told, own) == []
 
 
-def test_a_death_is_told_for_each_mesh_of_actors_once(own: ProcMesh, told: Told) -> None:
+def test_a_death_is_reported_once_for_each_mesh_of_actors(own: ProcMesh, told: Told) -> None:
     first: Any = own.spawn("first", Leaf)
     part: Any = own.slice(gpus=slice(1, 3)).spawn("part", Leaf)
     elsewhere: Any = own.slice(gpus=slice(2, 4)).spawn("elsewhere", Leaf)
@@ -244,7 +244,7 @@ def test_a_suspended_process_is_not_dead(own: ProcMesh, told: Told) -> None:
 
 @pytest.mark.parametrize("cls", [Bedlam, SoftBedlam])
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_what_a_cleanup_raises_is_the_stoppers_and_harms_nobody(
+def test_an_exception_in_cleanup_goes_to_whoever_stops_only(
     own: ProcMesh, told: Told, cls: type[Any], what: str
 ) -> None:
     neighbour: Any = one(own).spawn("neighbour", Leaf)
@@ -259,7 +259,7 @@ def test_what_a_cleanup_raises_is_the_stoppers_and_harms_nobody(
 
 @pytest.mark.parametrize("cls", [Bedlam, SoftBedlam])
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_what_the_cleanup_of_a_failed_actor_raises_harms_nobody(
+def test_an_exception_in_the_cleanup_of_a_failed_actor_affects_nobody(
     own: ProcMesh, told: Told, cls: type[Any], what: str
 ) -> None:
     neighbour: Any = one(own).spawn("neighbour", Leaf)
@@ -305,7 +305,7 @@ def test_a_failed_actor_whose_cleanup_hangs_can_be_stopped(
 
 @pytest.mark.parametrize("cls", [Guard, SoftGuard])
 @pytest.mark.parametrize("answer", ["handle", "truthy"])
-def test_an_owner_that_handles_a_failure_is_the_last_to_hear(
+def test_an_owner_that_handles_a_failure_is_the_last_one_notified(
     own: ProcMesh, told: Told, cls: type[Any], answer: str
 ) -> None:
     guard: Any = one(own).spawn("guard", cls, answer)
@@ -378,7 +378,7 @@ def test_an_owner_without_the_method_passes_everything_on(own: ProcMesh, told: T
     assert fence(told, own) == []
 
 
-def test_a_call_of_somebody_elses_in_the_owners_process_tells_the_owner_nothing(
+def test_a_call_by_other_code_in_the_owners_process_does_not_notify_the_owner(
     own: ProcMesh, told: Told
 ) -> None:
     owner: Any = one(own).spawn("owner", Owner)
@@ -390,7 +390,7 @@ def test_a_call_of_somebody_elses_in_the_owners_process_tells_the_owner_nothing(
     assert fence(told, own) == []
 
 
-def test_a_call_that_nobody_waits_for_tells_its_owner_nothing(own: ProcMesh, told: Told) -> None:
+def test_a_call_that_nobody_waits_for_does_not_notify_its_owner(own: ProcMesh, told: Told) -> None:
     owner: Any = one(own).spawn("owner", Owner)
     _, (pid,) = owner.hire.call_one(Leaf, 1).get(WITHIN)
     owner.ask_and_forget.call_one("exit", 4).get(WITHIN)
@@ -552,7 +552,7 @@ def test_a_policy_that_raises_leaves_the_failure_unhandled(own: ProcMesh, told: 
         assert told.next().mesh_name == "actor"
 
 
-def test_a_failure_under_way_when_its_mesh_is_stopped_is_not_told(own: ProcMesh, told: Told) -> None:
+def test_a_failure_in_progress_when_its_mesh_is_stopped_is_not_reported(own: ProcMesh, told: Told) -> None:
     entered, leave = threading.Event(), threading.Event()
 
     def busy(failure: MeshFailure) -> bool:
@@ -584,7 +584,7 @@ def test_a_policy_may_be_a_coroutine(own: ProcMesh, told: Told) -> None:
     assert fence(told, own) == []
 
 
-def test_what_is_no_policy_is_refused(own: ProcMesh) -> None:
+def test_objects_that_are_not_policies_are_refused(own: ProcMesh) -> None:
     with pytest.raises(TypeError, match="supervise= must be"):
         own.spawn("actor", Leaf, supervise=["restart"])  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"supervise= must be a function .* got 3"):

@@ -97,7 +97,7 @@ def test_a_failure_from_before_is_raised_by_the_next_call_that_has_to_wait(own: 
         held.get(0.01)
 
 
-def test_what_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> None:
+def test_an_error_that_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> None:
     actors: Any = own.spawn("actors", Leaf)
     actors.pid.call().get(WITHIN)
     doomed = actors.slice(gpus=1).exit.call_one(4)
@@ -233,7 +233,7 @@ def wait_for_alarm(procs: ProcMesh) -> None:
 # Many who wait.
 
 
-def test_a_hundred_threads_that_wait_for_the_dead_all_hear_of_it(own: ProcMesh) -> None:
+def test_a_hundred_threads_that_wait_for_the_dead_are_all_notified(own: ProcMesh) -> None:
     actor: Any = own.slice(gpus=1).spawn("actor", Soft)
     actor.pid.call_one().get(WITHIN)
     calls = [actor.hold.call_one() for _ in range(100)]
@@ -251,7 +251,7 @@ def test_a_hundred_threads_that_wait_for_the_dead_all_hear_of_it(own: ProcMesh) 
     assert all(call.done() for call in calls)
 
 
-def test_a_hundred_tasks_that_wait_for_the_dead_all_hear_of_it(own: ProcMesh) -> None:
+def test_a_hundred_tasks_that_wait_for_the_dead_are_all_notified(own: ProcMesh) -> None:
     async def main() -> None:
         actor: Any = own.slice(gpus=1).spawn("actor", Soft)
         await actor.pid.call_one()
@@ -266,7 +266,7 @@ def test_a_hundred_tasks_that_wait_for_the_dead_all_hear_of_it(own: ProcMesh) ->
     asyncio.run(main())
 
 
-def test_a_hundred_callers_of_an_actor_that_fails_all_hear_of_it(own: ProcMesh) -> None:
+def test_a_hundred_callers_of_a_failing_actor_are_all_notified(own: ProcMesh) -> None:
     actor: Any = own.slice(gpus=1).spawn("actor", Soft)
     calls = [actor.hold.call_one() for _ in range(100)]
     actor.fail.broadcast(ValueError("no"))
@@ -396,7 +396,7 @@ def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: C
     assert "exited with status 5" in errors
 
 
-def test_what_a_script_has_written_is_kept(script: Callable[..., Script], tmp_path: Any) -> None:
+def test_output_of_a_script_is_kept(script: Callable[..., Script], tmp_path: Any) -> None:
     path = tmp_path / "written"
     run = script(
         HEADER + f"file = open({str(path)!r}, 'w')\nfile.write('data')\nprint('said')\n"

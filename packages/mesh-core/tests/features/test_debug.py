@@ -685,7 +685,7 @@ def test_the_job_takes_its_sockets_along(trainers: Script, folder: Path) -> None
     assert not sockets(folder)
 
 
-def test_what_a_killed_job_has_left_is_removed_by_a_listing(trainers: Script, folder: Path) -> None:
+def test_a_listing_removes_remains_of_killed_jobs(trainers: Script, folder: Path) -> None:
     """DBG-3."""
     watch = trainers.watch()
     trainers.process.kill()
@@ -696,7 +696,7 @@ def test_what_a_killed_job_has_left_is_removed_by_a_listing(trainers: Script, fo
     assert not sockets(folder)
 
 
-def test_garbage_at_the_socket_harms_nothing(trainers: Script, folder: Path) -> None:
+def test_garbage_at_the_socket_has_no_effect(trainers: Script, folder: Path) -> None:
     (path, *_) = sorted(folder.rglob("*.sock"))
     for rubbish in (
         b"\0\xff" * 1000 + b"\n",

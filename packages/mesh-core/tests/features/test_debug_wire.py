@@ -98,7 +98,7 @@ def test_a_process_that_tells_nonsense_is_named_and_no_more(answering: Any, answ
     assert len(found.silent) == (1 if answer else 0)
 
 
-def test_who_answers_byte_by_byte_is_not_waited_for_byte_by_byte(answering: Any) -> None:
+def test_slow_answers_do_not_extend_the_wait_with_each_byte(answering: Any) -> None:
     over = threading.Event()
 
     def drip(peer: socket.socket) -> None:

@@ -355,7 +355,7 @@ def test_in_a_coroutine_and_with_what_is_not_waited_for(tree: Path, copy: Path) 
 # Mistakes.
 
 
-def test_mistakes_are_told_at_once(tree: Path, worker: Any) -> None:
+def test_mistakes_are_reported_at_once(tree: Path, worker: Any) -> None:
     with pytest.raises(NotADirectoryError, match="is not a directory here; give the directory"):
         this_host().sync_workspace(tree / "missing")
     with pytest.raises(ValueError, match="must begin with '/' or '~'"):
@@ -477,7 +477,7 @@ def test_a_script_does_not_wait_for_a_sync_that_nobody_waits_for(
     assert not (copy / "big.bin").exists()
 
 
-def test_what_a_killed_script_has_left_goes_with_the_next(tree: Path, script: Callable[..., Any]) -> None:
+def test_the_next_script_removes_remains_of_a_killed_one(tree: Path, script: Callable[..., Any]) -> None:
     write(tree / "made_up_killed.py", "value = 1")
     source = """
         import sys

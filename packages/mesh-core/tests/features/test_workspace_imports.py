@@ -109,7 +109,7 @@ def test_a_change_of_the_same_size_in_the_same_second_is_seen(importable: Path, 
             assert procs.spawn("fresh", Echo).call.call_one(value_of, "made_up_quick").get() == value
 
 
-def test_processes_that_actors_have_spawned_hear_of_it(importable: Path) -> None:
+def test_processes_that_actors_have_spawned_are_notified(importable: Path) -> None:
     write(importable / "made_up_nested.py", "value = 1")
     with this_host().spawn_procs() as procs:
         caller: Any = procs.spawn("caller", Echo)
@@ -357,7 +357,7 @@ def test_classes_that_cannot_be_changed_in_place_are_named(importable: Path, wor
 
 
 @pytest.mark.slow
-def test_a_stuck_process_holds_up_no_sync(importable: Path) -> None:
+def test_a_stuck_process_delays_no_sync(importable: Path) -> None:
     with this_host().spawn_procs(name="stuck") as procs:
         worker: Any = procs.spawn("stuck", Echo)
         worker.echo.call_one(1).get()
@@ -372,7 +372,7 @@ def test_a_stuck_process_holds_up_no_sync(importable: Path) -> None:
         assert worker.call.call_one(value_of, "made_up_stuck").get() == 1
 
 
-def test_a_process_that_dies_meanwhile_holds_up_no_reload(importable: Path, fault_tolerant: None) -> None:
+def test_a_process_that_dies_meanwhile_delays_no_reload(importable: Path, fault_tolerant: None) -> None:
     with this_host().spawn_procs(name="dying") as procs:
         worker: Any = procs.spawn("dying", Echo)
         worker.echo.call_one(1).get()

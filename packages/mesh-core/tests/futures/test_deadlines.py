@@ -74,7 +74,7 @@ def test_the_ranks_that_are_late_are_named(procs: ProcMesh, workers: Any) -> Non
     assert caught.value.rank == 3
 
 
-def test_a_stopped_process_is_told_apart(procs: ProcMesh, workers: Any) -> None:
+def test_a_stopped_process_is_shown_as_stopped(procs: ProcMesh, workers: Any) -> None:
     pid = procs.spawn("pids", Producer).pid.call().get(timeout=30).values()[2]
     os.kill(pid, signal.SIGSTOP)
     try:

@@ -73,7 +73,7 @@ def test_a_promise_that_is_kept(told: Told) -> None:
     assert told.is_empty()
 
 
-def test_of_what_is_done_it_is_told_here_and_now() -> None:
+def test_a_callback_of_a_done_future_is_called_at_once() -> None:
     promise, threads = Promise[int](), []
     promise.set_result(5)
     promise.future.add_done_callback(lambda future: threads.append((threading.get_ident(), future.get())))
@@ -169,7 +169,7 @@ def test_several_of_one_future_in_their_order() -> None:
     assert said == list(range(20))
 
 
-def test_many_each_told_once() -> None:
+def test_many_are_each_notified_once() -> None:
     counts = [0] * 500
     promises = [Promise[int]() for _ in counts]
 
@@ -192,7 +192,7 @@ def test_many_each_told_once() -> None:
     assert counts == [1] * 500
 
 
-def test_one_that_raises_is_logged_and_the_others_are_told(
+def test_one_that_raises_is_logged_and_the_others_are_notified(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
     promise = Promise[int]("weights")
@@ -209,7 +209,7 @@ def test_one_that_raises_is_logged_and_the_others_are_told(
     assert "a done-callback of promise 'weights' has raised" in record and "a callback's own" in record
 
 
-def test_one_that_raises_here_and_now_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_raises_immediately_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise[int]("weights")
     promise.set_result(1)
 
@@ -233,7 +233,7 @@ def test_to_be_told_is_not_to_look(caplog: pytest.LogCaptureFixture) -> None:
     assert "nobody has looked at its future: promise 'weights': ValueError: nobody sees this" in caplog.text
 
 
-def test_a_callback_that_looks_has_seen(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_looks_counts_as_looking(caplog: pytest.LogCaptureFixture) -> None:
     promise, seen = Promise[int]("weights"), queue.SimpleQueue[str]()
     promise.future.add_done_callback(lambda future: seen.put(repr(future.exception())))
     with caplog.at_level(logging.ERROR, "mesh"):
@@ -244,7 +244,7 @@ def test_a_callback_that_looks_has_seen(caplog: pytest.LogCaptureFixture) -> Non
     assert caplog.text == ""
 
 
-def test_a_future_that_nobody_holds_is_told_of_and_let_go(told: Told) -> None:
+def test_a_dropped_future_is_reported_and_freed(told: Told) -> None:
     promise = Promise[int]()
     promise.future.add_done_callback(told)
     gone = weakref.ref(promise.future)
@@ -268,7 +268,7 @@ def test_a_callback_may_add_another_and_call(told: Told) -> None:
     assert told.next().get() == 2
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_arguments_that_are_not_functions_are_refused() -> None:
     promise = Promise[int]()
     with pytest.raises(TypeError, match=r"add_done_callback\(\) must be given a function"):
         promise.future.add_done_callback(5)  # type: ignore[arg-type]
@@ -292,7 +292,9 @@ def test_in_a_worker() -> None:
         assert procs.spawn("telling", Telling).hear.call_one().get(timeout=SOON) == (3, "mesh-callbacks")
 
 
-def test_the_end_of_the_runtime_is_told_of_and_a_promise_after_it(script: Callable[..., Script]) -> None:
+def test_the_end_of_the_runtime_is_reported_and_so_is_a_promise_after_it(
+    script: Callable[..., Script],
+) -> None:
     running = script("""
         import queue, threading
         from core_samples import Gate

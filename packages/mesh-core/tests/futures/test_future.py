@@ -141,7 +141,7 @@ def test_a_deadline_cancels_the_remote_coroutine(held: Any) -> None:
         future.get()
 
 
-def test_a_deadline_that_the_receiver_notices_first_is_told_in_the_same_words(held: Any) -> None:
+def test_a_deadline_that_the_receiver_notices_first_gives_the_same_error(held: Any) -> None:
     future = held.hold.with_options(timeout=0.05).call_one()
     # Nobody waits for it here, so that the answer is the receiver's.
     while not future.done():

@@ -138,7 +138,7 @@ def test_a_second_outcome_is_an_error_that_says_what_was_first() -> None:
     assert isinstance(failed.future.exception(), ValueError)
 
 
-def test_of_many_setters_one_wins() -> None:
+def test_one_of_many_setters_wins() -> None:
     promise = Promise[int]()
     ready, won, refused = threading.Barrier(8), [], []
 

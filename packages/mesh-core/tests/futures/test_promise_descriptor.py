@@ -114,7 +114,7 @@ def test_written_twice_the_first_counts_and_nobody_is_killed() -> None:
     assert promise.future.get() == 1
 
 
-def test_what_comes_after_another_outcome_is_dropped() -> None:
+def test_a_second_outcome_is_dropped() -> None:
     kept, given_up = Promise[int](), Promise[int]()
     writes = [promise.descriptor() for promise in (kept, given_up)]
     kept.set_result(5)
@@ -127,7 +127,7 @@ def test_what_comes_after_another_outcome_is_dropped() -> None:
     assert given_up.cancelled
 
 
-def test_of_two_descriptors_the_first_to_speak_counts() -> None:
+def test_the_first_of_two_descriptors_counts() -> None:
     promise = Promise[int](finish=lambda number: number)
     first, second = promise.descriptor(), promise.descriptor()
     os.write(second, status(2))
@@ -138,7 +138,7 @@ def test_of_two_descriptors_the_first_to_speak_counts() -> None:
     assert promise.future.get() == 2
 
 
-def test_a_writer_who_never_ends_holds_up_nobody() -> None:
+def test_a_writer_that_never_ends_delays_nobody() -> None:
     promise = Promise[None]()
     write = promise.descriptor()
     os.write(write, status(0))

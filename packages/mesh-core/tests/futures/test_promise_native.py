@@ -198,7 +198,7 @@ def test_the_value_is_made_once_where_somebody_looks(native: Native) -> None:
     assert asked == [(-7, threading.current_thread())]
 
 
-def test_of_many_who_look_one_makes_the_value(native: Native) -> None:
+def test_one_of_many_readers_makes_the_value(native: Native) -> None:
     asked, got = [], []
 
     def look(status: int) -> object:
@@ -322,7 +322,7 @@ def test_the_interpreter_ends_while_a_native_thread_holds_a_handle(
     assert running.process.returncode == 0 and not errors
 
 
-def test_a_forked_copy_is_told_so(library: Path, script: Callable[..., Script]) -> None:
+def test_a_forked_copy_gets_an_error(library: Path, script: Callable[..., Script]) -> None:
     running = script(f"""
         import os
         from pathlib import Path

@@ -260,7 +260,7 @@ class Selfish(Actor):
         return len(wait([me.wait.call_one()]))
 
 
-def test_an_actor_that_gathers_its_own_endpoint_is_told(procs: ProcMesh) -> None:
+def test_an_actor_that_gathers_its_own_endpoint_gets_an_error(procs: ProcMesh) -> None:
     mesh = procs.slice(hosts=0, gpus=0).spawn("selfish", Selfish)
     for call in (mesh.gather, mesh.wait_for_any):
         with pytest.raises(MeshError, match="is waiting for its own endpoint"):
@@ -321,7 +321,7 @@ def test_wait_takes_every_kind_of_future(one: Any, held: Any, echo: Any, pool: A
     assert done[0].result() is not None
 
 
-def test_wait_again_and_again_is_not_told_what_is_over() -> None:
+def test_repeated_waits_ignore_what_is_over() -> None:
     (a,) = promises(1)
     foreign = concurrent.futures.Future[int]()
     for _ in range(100):
@@ -585,7 +585,7 @@ def test_wait_async_ends_what_is_over_its_deadline() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
-def test_wait_async_with_a_count_that_is_none(count: Any) -> None:
+def test_wait_async_with_an_invalid_count(count: Any) -> None:
     with pytest.raises(ValueError, match=r"wait_async\(count=\) must be a positive integer or None"):
         asyncio.run(wait_async([], count=count))
 

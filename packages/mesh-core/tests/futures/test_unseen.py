@@ -102,7 +102,7 @@ def fail_on_odd() -> None:
         raise ValueError("odd")
 
 
-def test_what_was_looked_at_is_not_told(echo: Any, one: Any, lines: Lines) -> None:
+def test_observed_errors_are_not_reported(echo: Any, one: Any, lines: Lines) -> None:
     error = ValueError("no")
     with pytest.raises(ValueError, match="no"):
         one.fail.call_one(error).get(SOON)
@@ -132,7 +132,7 @@ def test_what_was_looked_at_is_not_told(echo: Any, one: Any, lines: Lines) -> No
     assert lines.so_far() == []
 
 
-def test_what_was_cancelled_is_not_told(procs: ProcMesh, lines: Lines) -> None:
+def test_cancelled_calls_are_not_reported(procs: ProcMesh, lines: Lines) -> None:
     held = procs.slice(hosts=1, gpus=1).spawn("held", Coroutines)
     future = held.hold.call_one()
     held.holding.call_one().get(SOON)
@@ -143,7 +143,7 @@ def test_what_was_cancelled_is_not_told(procs: ProcMesh, lines: Lines) -> None:
     assert lines.so_far() == []
 
 
-def test_successes_and_broadcasts_are_not_told(one: Any, lines: Lines) -> None:
+def test_successes_and_broadcasts_are_not_reported(one: Any, lines: Lines) -> None:
     one.echo.call_one(1)
     one.echo.call(1)
     one.echo.broadcast(1)

@@ -279,6 +279,6 @@ def test_an_actor_can_still_pickle_itself(selfish: Any) -> None:
     assert one.checkpoint.call_one().get() == ("Selfish", count)
 
 
-def test_an_object_that_is_no_actor_travels_as_ever(echo: Any) -> None:
+def test_an_object_that_is_not_an_actor_travels_as_usual(echo: Any) -> None:
     copy = echo.slice(hosts=0, gpus=0).echo.call_one(Selfish()).get()
     assert type(copy) is Selfish

@@ -132,7 +132,7 @@ def test_what_has_not_begun_never_does(own: ProcMesh, tmp_path: Path, cls: type[
 @pytest.mark.slow
 @pytest.mark.once
 @pytest.mark.parametrize("cls", [Beside, ThreadedBeside])
-def test_what_does_not_end_is_reported_to_the_stopper(tmp_path: Path, cls: type[Any]) -> None:
+def test_endpoints_that_do_not_end_are_reported_to_the_stopper(tmp_path: Path, cls: type[Any]) -> None:
     log = str(tmp_path / "log")
     with configured(stop_timeout=0.3), this_host().spawn_procs() as procs:
         actor: Any = procs.spawn("actor", cls, log)
@@ -234,7 +234,7 @@ def test_actors_of_processes_that_stop_end_in_that_order(tmp_path: Path) -> None
     assert lines(log) == IN_TURN
 
 
-def test_so_do_a_scripts(script: Callable[..., Script], tmp_path: Path) -> None:
+def test_the_scripts_do_too(script: Callable[..., Script], tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     run = script(f"from test_endings import *\nmake(SoftUser, {log!r}, None)")
     assert run.finish()[1] == ""
@@ -326,7 +326,9 @@ class Waiter(Leaf):
         Path(fifo).read_text()
 
 
-def test_what_fails_while_its_owner_is_stopped_is_nobodys(own: ProcMesh, told: Told, tmp_path: Path) -> None:
+def test_a_failure_while_its_owner_is_stopped_is_reported_to_nobody(
+    own: ProcMesh, told: Told, tmp_path: Path
+) -> None:
     gates = [gate(tmp_path, name) for name in ("says", "waits", "child")]
     beside: Any = own.slice(gpus=0).spawn("beside", Soft)
     owner: Any = own.slice(gpus=0).spawn("owner", Guardian, own.slice(gpus=1), *gates[:2])

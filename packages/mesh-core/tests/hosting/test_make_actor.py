@@ -141,7 +141,7 @@ def test_an_actor_is_made_in_another_way() -> None:
         ("twice", (MeshError, "cannot construct actor .* once")),
     ],
 )
-def test_what_goes_wrong_is_the_spawners_to_hear(payload: str, error: tuple[Any, str]) -> None:
+def test_errors_are_reported_to_the_spawner(payload: str, error: tuple[Any, str]) -> None:
     install(Makes, payload)
     with this_host().spawn_procs() as procs:
         actors: Any = procs.spawn("actors", Plain)

@@ -76,7 +76,7 @@ def test_a_script_attaches_the_same_agents_again(cluster: LocalCluster) -> None:
     assert members[0].slice(hosts=1).ask.call_one(5).get(timeout=SOON) == [(n, 5) for n in range(3)]
 
 
-def test_hosts_are_let_go_and_attached_again(
+def test_hosts_are_released_and_attached_again(
     cluster: LocalCluster,  # noqa: F811
     told: Told,  # noqa: F811
 ) -> None:
@@ -116,7 +116,7 @@ def test_a_block_lets_its_hosts_go(cluster: LocalCluster, told: Told) -> None:  
     assert told.empty()
 
 
-def test_what_cannot_be_let_go_says_so(cluster: LocalCluster) -> None:  # noqa: F811
+def test_a_host_that_cannot_be_released_is_an_error(cluster: LocalCluster) -> None:  # noqa: F811
     with pytest.raises(MeshError, match="only the script that attached hosts can release them"):
         this_host().stop()
     hosts = cluster.attach()

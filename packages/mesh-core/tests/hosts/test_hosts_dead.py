@@ -39,7 +39,7 @@ class Far(Actor):
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_a_dead_host_takes_no_orders_and_holds_up_nobody_who_gives_them() -> None:
+def test_a_dead_host_takes_no_orders_and_delays_nobody() -> None:
     with LocalCluster(hosts=2) as cluster:
         hosts = cluster.attach()
         hosts.initialized.get(timeout=_LIMIT)

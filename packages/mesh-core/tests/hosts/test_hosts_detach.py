@@ -55,7 +55,7 @@ class Tidy(Member):
         write_down(self.path, "clean" if error is None else repr(error))
 
 
-def test_some_hosts_are_let_go_and_the_others_go_on(
+def test_some_hosts_are_released_and_the_others_continue(
     cluster: LocalCluster,  # noqa: F811
     told: Told,  # noqa: F811
     tmp_path: Path,
@@ -93,7 +93,7 @@ def test_some_hosts_are_let_go_and_the_others_go_on(
     assert told.empty()
 
 
-def test_a_host_is_let_go_twice(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
+def test_a_host_is_released_twice(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
     hosts = cluster.attach()
     hosts.spawn_procs().initialized.get(timeout=SOON)
     part = hosts.slice(hosts=slice(0, 2))
@@ -104,7 +104,7 @@ def test_a_host_is_let_go_twice(cluster: LocalCluster, told: Told) -> None:  # n
     assert told.empty() and repr(hosts).endswith("3 stopped>")
 
 
-def test_who_may_let_hosts_go(cluster: LocalCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_who_may_release_hosts(cluster: LocalCluster, tmp_path: Path) -> None:  # noqa: F811
     hosts, others = cluster.attach(), cluster.attach()
     members: Any = hosts.slice(hosts=0).spawn_procs().spawn("members", Tidy, str(tmp_path / "down"))
     with pytest.raises(MeshError, match="only the script that attached hosts can release them"):
@@ -197,7 +197,7 @@ def end_while_it_is_let_go(cluster: LocalCluster, number: int) -> None:  # noqa:
     assert members.slice(hosts=1).echo.call_one(1).get(timeout=SOON) == (1, 1)
 
 
-def test_a_host_that_is_silent_is_let_go_all_the_same(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
+def test_a_silent_host_is_released_too(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
     hosts = attach_to_workers(cluster.addresses, credentials=cluster.credentials, heartbeat_timeout=60)
     hosts.spawn_procs().initialized.get(timeout=SOON)
     cluster.kill(1, signal.SIGSTOP)

@@ -80,7 +80,7 @@ def test_a_hosts_credentials_drive_no_job(cluster: LocalCluster) -> None:
     assert "holds no credentials of a controller; give the folder that" in str(error)
 
 
-def test_what_is_no_list_of_addresses_and_no_credentials(cluster: LocalCluster) -> None:
+def test_invalid_addresses_and_credentials(cluster: LocalCluster) -> None:
     with pytest.raises(
         TypeError, match=r"a list of addresses, got 'tcp://b7:7411'. Write \['tcp://b7:7411'\] for one"
     ):
@@ -149,7 +149,7 @@ def test_a_spawn_before_hosts_have_dialed_spoils_nothing_but_itself(cluster: Loc
             agent.terminate()
 
 
-def test_an_address_to_dial_that_is_none(cluster: LocalCluster) -> None:
+def test_an_invalid_address_to_dial(cluster: LocalCluster) -> None:
     command = [sys.executable, "-m", "mesh_core.cli", "host", "--dial", "b7"]
     run = subprocess.run(
         [*command, "--credentials", f"{cluster.credentials}/host"], capture_output=True, text=True, timeout=60
@@ -158,7 +158,7 @@ def test_an_address_to_dial_that_is_none(cluster: LocalCluster) -> None:
     assert "offers itself" not in run.stderr
 
 
-def test_what_a_host_cannot_start_is_named(cluster: LocalCluster) -> None:
+def test_a_program_that_a_host_cannot_start_is_named(cluster: LocalCluster) -> None:
     hosts = attach_to_workers(cluster.addresses, credentials=cluster.credentials)
     for asked, said in (
         (
@@ -217,7 +217,7 @@ def test_a_signal_ends_an_agent_in_order(tmp_path: Path, number: signal.Signals)
     assert isinstance(error, SpawnError) and "its agent was stopped" in str(error)
 
 
-def test_credentials_that_have_gone_are_told_of_once(tmp_path: Path) -> None:
+def test_missing_credentials_are_reported_once(tmp_path: Path) -> None:
     script = """
 import ctypes, os, pathlib, sys
 from mesh_core.testing import LocalCluster
@@ -304,7 +304,7 @@ def test_a_folder_that_does_not_exist_is_called_that(cluster: LocalCluster, tmp_
         hosts.spawn_procs().spawn("late", Late).ready.call().get(timeout=30)
 
 
-def test_a_time_to_wait_that_is_none(cluster: LocalCluster) -> None:
+def test_an_invalid_time_to_wait(cluster: LocalCluster) -> None:
     for timeout in (-1, "5", float("nan")):
         with pytest.raises(ValueError, match="timeout= must be a number of seconds"):
             attach_to_workers(cluster.addresses, credentials=cluster.credentials, timeout=timeout)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def test_addresses_of_hosts_are_known_to_the_script(hosts: HostMesh) -> None:  #
             assert proc.hosts == {}
 
 
-def test_the_end_of_a_process_of_another_host_is_told(hosts: HostMesh) -> None:  # noqa: F811
+def test_the_end_of_a_process_of_another_host_is_reported(hosts: HostMesh) -> None:  # noqa: F811
     told: queue.SimpleQueue[ProcEnd] = queue.SimpleQueue()
     with hosts.slice(hosts=slice(1, None)).spawn_procs(supervise=lambda _: True) as procs:
         procs.initialized.get(timeout=SOON)

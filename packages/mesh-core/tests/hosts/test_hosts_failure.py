@@ -63,7 +63,7 @@ def told() -> Iterator[Told]:
     set_fault_handler(before)
 
 
-def test_what_a_process_owns_on_other_hosts_ends_with_it(hosts: HostMesh, told: Told) -> None:
+def test_meshes_on_other_hosts_end_with_their_owners_process(hosts: HostMesh, told: Told) -> None:
     procs = hosts.slice(hosts=0).spawn_procs()
     owner: Any = procs.spawn("owner", Guard)
     owned = owner.spawn.call_one(hosts.slice(hosts=slice(1, None)), 2).get(timeout=SOON)
@@ -88,7 +88,7 @@ def test_actors_in_others_processes_end_with_their_owner(hosts: HostMesh, told: 
     assert friend.echo.call_one(2).get(timeout=SOON) == (0, 2)
 
 
-def test_an_owner_hears_of_deaths_on_other_hosts(hosts: HostMesh) -> None:
+def test_an_owner_is_notified_of_deaths_on_other_hosts(hosts: HostMesh) -> None:
     with hosts.slice(hosts=0).spawn_procs() as procs:
         owner: Any = procs.spawn("owner", Guard)
         owned = owner.spawn.call_one(hosts.slice(hosts=slice(1, None)), 1).get(timeout=SOON)
@@ -296,7 +296,7 @@ def test_a_job_ends_and_another_begins_in_one_script(cluster: LocalCluster) -> N
             members.echo.call(n)
 
 
-def test_a_host_that_nobody_is_at(cluster: LocalCluster, told: Told) -> None:
+def test_an_address_without_a_host(cluster: LocalCluster, told: Told) -> None:
     cluster.kill(1)
     hosts = cluster.attach()
     with pytest.raises(SpawnError, match=r"1 of 3 hosts cannot be used: .*refused"):

@@ -106,7 +106,7 @@ def test_hosts_that_come_later_have_it_too(cluster: LocalCluster) -> None:  # no
             assert [proc.host for proc in everyone] == ["host-0", "host-1", "host-2"]
 
 
-def test_a_dead_process_of_another_host_is_made_again(cluster: LocalCluster) -> None:  # noqa: F811
+def test_a_dead_process_of_another_host_is_restarted(cluster: LocalCluster) -> None:  # noqa: F811
     store = install(Store)
     hosts = cluster.attach()
     with hosts.spawn_procs() as procs:
@@ -151,7 +151,7 @@ def test_the_death_of_an_agent_ends_what_is_asked_there() -> None:
         shutdown()
 
 
-def test_a_host_that_is_let_go_ends_its_extension_last(
+def test_a_released_host_ends_its_extension_last(
     cluster: LocalCluster,  # noqa: F811
     tmp_path: Path,
 ) -> None:
@@ -245,7 +245,7 @@ def test_jobs_on_the_same_agents_are_kept_apart(
     assert store.call(hosts, "who").get(timeout=SOON).values() == mine
 
 
-def test_a_crash_takes_no_agent_and_no_other_job_with_it(
+def test_a_crash_affects_neither_the_agent_nor_other_jobs(
     script: Callable[..., Script],
     cluster: LocalCluster,  # noqa: F811
 ) -> None:
@@ -270,7 +270,7 @@ def test_a_crash_takes_no_agent_and_no_other_job_with_it(
         assert other.process.returncode == 0
 
 
-def test_a_host_without_the_extension_is_told_of_in_workers_too(cluster: LocalCluster) -> None:  # noqa: F811
+def test_a_host_without_the_extension_is_an_error_in_workers_too(cluster: LocalCluster) -> None:  # noqa: F811
     install(Store)
     hosts = cluster.attach()
     with hosts.slice(hosts=0).spawn_procs() as procs:

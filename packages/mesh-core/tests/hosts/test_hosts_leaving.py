@@ -43,7 +43,7 @@ def next_of(happening: Events, kind: str) -> Event:
             return event
 
 
-def test_jobs_are_told_and_the_agent_ends_once_nothing_runs_there(told: Told) -> None:  # noqa: F811
+def test_jobs_are_notified_and_the_agent_ends_once_nothing_runs_there(told: Told) -> None:  # noqa: F811
     with cluster_of(2, "600") as (cluster, hosts, happening):
         first, second = (hosts.slice(hosts=n).spawn_procs() for n in range(2))
         members = second.spawn("members", Member)

@@ -329,7 +329,9 @@ def test_places_are_bounded(
             talk = crowd.enter_context(visit(cluster.addresses[0], observer))
             talk.tell(do="describe")
             assert talk.hear(SOON)
-        with pytest.raises(MeshError, match="32 others, the maximum, are looking into jobs through this host"):
+        with pytest.raises(
+            MeshError, match="32 others, the maximum, are looking into jobs through this host"
+        ):
             inspect.jobs(host=cluster.addresses[0], credentials=observer)
         # The controller has as many for all hosts.
         assert MOST == 32
@@ -342,7 +344,7 @@ def test_places_are_bounded(
     assert inspect.connect(host=cluster.addresses[0], credentials=observer).snapshot(timeout=10).procs
 
 
-def test_who_does_not_read_holds_up_nobody(
+def test_a_reader_that_does_not_read_delays_nobody(
     cluster: LocalCluster,  # noqa: F811
     talkers: Talker,
     observer: Path,
@@ -438,7 +440,7 @@ def test_two_jobs_of_one_agent(
     talkers.say.call("still there").get(timeout=SOON)
 
 
-def test_a_host_that_is_let_go_says_so(
+def test_a_released_host_says_so(
     cluster: LocalCluster,  # noqa: F811
     observer: Path,
 ) -> None:
@@ -457,7 +459,7 @@ def test_a_host_that_is_let_go_says_so(
     until(lambda: visits(os.getpid()) == 0)
 
 
-def test_a_controller_that_stands_still_says_so(
+def test_a_stopped_controller_is_reported(
     cluster: LocalCluster,  # noqa: F811
     observer: Path,
     tmp_path: Path,

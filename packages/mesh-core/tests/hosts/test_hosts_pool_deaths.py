@@ -62,7 +62,7 @@ def test_pool_goes_on_without_a_host_that_dies(
     join_pool_thread()
 
 
-def test_users_on_other_hosts_hear_of_the_end_of_a_pool(hosts: HostMesh, tmp_path: Path) -> None:
+def test_users_on_other_hosts_are_notified_of_the_end_of_a_pool(hosts: HostMesh, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate")
     maker_procs = hosts.slice(hosts=0).spawn_procs()
     workers: Any = hosts.spawn_procs({"gpus": 1}).spawn("workers", Worker)

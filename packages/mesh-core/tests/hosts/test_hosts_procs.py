@@ -53,7 +53,7 @@ def test_what_differs_by_rank_is_settled_on_each_host(
     ]
 
 
-def test_what_a_host_lacks_is_told_by_the_spawn(hosts: HostMesh) -> None:  # noqa: F811
+def test_the_spawn_reports_what_a_host_lacks(hosts: HostMesh) -> None:  # noqa: F811
     for options, text in (
         ({"devices": "own"}, r"a device for each of 3 processes.*may use 2 \(4, 5\)"),
         ({"proc_bind": [[100_000]] * 3}, r"proc_bind names the CPUs \[100000\], and this host has"),

@@ -130,9 +130,7 @@ def test_items_of_a_dead_host_go_to_those_that_live_and_to_nobody_else(
         assert queue.stats().get(WITHIN).given_back == 40
 
 
-def test_whoever_waits_on_a_host_that_dies_is_given_nothing_more(
-    cluster: LocalCluster, hosts: HostMesh
-) -> None:
+def test_waiters_on_a_dead_host_get_no_more_items(cluster: LocalCluster, hosts: HostMesh) -> None:
     members: Any = hosts.spawn_procs().spawn("members", Member)
     with Queue[Made](max_items=10) as queue:
         dead = members.slice(hosts=1).drain.call_one(queue)
@@ -147,7 +145,7 @@ def test_whoever_waits_on_a_host_that_dies_is_given_nothing_more(
         assert queue.stats().get(WITHIN).given_back == 0
 
 
-def test_what_a_producer_has_sent_comes_in_order_though_its_host_dies(
+def test_a_producers_items_come_in_order_although_its_host_dies(
     cluster: LocalCluster, hosts: HostMesh
 ) -> None:
     members: Any = hosts.spawn_procs().spawn("members", Member)
@@ -169,7 +167,9 @@ def test_what_a_producer_has_sent_comes_in_order_though_its_host_dies(
             assert len(numbers) >= least
 
 
-def test_users_of_a_queue_whose_host_dies_hear_of_it_at_once(cluster: LocalCluster, hosts: HostMesh) -> None:
+def test_users_of_a_queue_are_notified_at_once_of_its_hosts_death(
+    cluster: LocalCluster, hosts: HostMesh
+) -> None:
     home = hosts.slice(hosts=1).spawn_procs(name="home")
     member: Any = hosts.slice(hosts=0).spawn_procs().spawn("member", Member)
     queue = Queue[Made](on=home, max_items=5, name="results")

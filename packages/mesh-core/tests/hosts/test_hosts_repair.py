@@ -33,7 +33,7 @@ def where(mesh: Any) -> list[int]:
     return [rank for rank, *_ in mesh.who.call().get(timeout=WITHIN).values()]
 
 
-def test_ranks_of_several_hosts_are_made_again_where_they_were(hosts: HostMesh) -> None:
+def test_ranks_of_several_hosts_are_restarted_in_place(hosts: HostMesh) -> None:
     losses = Losses()
     with hosts.spawn_procs({"gpus": 2}, supervise=losses) as procs:
         counters = spawn(procs)

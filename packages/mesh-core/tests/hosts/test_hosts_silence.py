@@ -45,7 +45,7 @@ def members(hosts: HostMesh) -> Any:
     return members
 
 
-def test_a_connection_that_falls_silent_is_made_anew_beside_it(
+def test_a_silent_connection_is_replaced_by_one_beside_it(
     wires: list[Wire],
     members: Any,
     told: Told,  # noqa: F811

@@ -24,7 +24,7 @@ def where(mesh: Any) -> list[int]:
     return [rank for rank, *_ in mesh.who.call().get(timeout=WITHIN).values()]
 
 
-def test_what_a_dead_host_had_is_made_again_on_a_spare_one() -> None:
+def test_ranks_of_a_dead_host_are_restarted_on_a_spare() -> None:
     losses = Losses()
     with LocalCluster(hosts=3) as cluster:
         hosts = cluster.attach()

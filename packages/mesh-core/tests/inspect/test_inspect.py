@@ -297,7 +297,7 @@ def test_a_stopped_process_is_told_apart_and_does_not_hold_it_up(own: ProcMesh) 
     until(lambda snap: proc(snap, "mortal[3]").state == "running")
 
 
-def test_what_an_actor_has_spawned_is_its_own(own: ProcMesh) -> None:
+def test_a_mesh_belongs_to_the_actor_that_spawned_it(own: ProcMesh) -> None:
     caller = own.slice(gpus=2).spawn("caller", Caller)
     caller.adopt.call_one(2).get()
     snap = inspect.snapshot()
@@ -450,7 +450,7 @@ def test_only_processes_have_stacks() -> None:
             inspect.stacks(wrong)
 
 
-def test_a_dead_process_says_so(own: ProcMesh) -> None:
+def test_a_dead_process_is_reported(own: ProcMesh) -> None:
     pid = own.pids[0]
     assert pid is not None
     watch = Watch([pid])
@@ -519,7 +519,7 @@ def test_a_life_in_events(happening: Events) -> None:
     assert (stopped.proc, stopped.exitcode) == ("seen[1]", 0)
 
 
-def test_processes_of_actors_tell_too(happening: Events, own: ProcMesh) -> None:
+def test_processes_of_actors_report_it_too(happening: Events, own: ProcMesh) -> None:
     caller = own.slice(gpus=0).spawn("caller", Caller)
     caller.nest.call_one(1).get()
     while True:
@@ -559,13 +559,13 @@ def test_a_slow_reader_misses_events_and_blocks_nobody(happening: Events) -> Non
     assert (seen, happening.missed) == (2048, 3000 - 2048)
 
 
-def test_the_past_is_there_for_who_asks(own: ProcMesh) -> None:
+def test_past_events_are_available_on_request(own: ProcMesh) -> None:
     with inspect.events(past=True) as events:
         assert next_of(events, "procs_spawned")
         assert next_of(events, "proc_up")
 
 
-def test_nobody_tells_when_nobody_follows(own: ProcMesh) -> None:
+def test_no_events_are_sent_without_followers(own: ProcMesh) -> None:
     with inspect.events():
         pass
     own.spawn("echo", Echo).echo.call(1).get()

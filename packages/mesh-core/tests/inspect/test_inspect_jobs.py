@@ -195,7 +195,7 @@ def test_a_job_that_is_killed_leaves_nothing_that_is_taken_for_one(job: Job) -> 
         inspect.connect(job.pid)
 
 
-def test_a_job_that_stands_still_says_so(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_job_is_reported(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     from mesh_core.inspect import _remote
 
     monkeypatch.setattr(_remote, "_ANSWER_S", 0.3)
@@ -238,7 +238,7 @@ def looks() -> int:
     return sum(thread.name in ("mesh-look", "mesh-inspect") for thread in threading.enumerate())
 
 
-def test_nobody_who_looks_costs_nothing(here: str) -> None:
+def test_without_observers_there_is_no_cost(here: str) -> None:
     """INS-2."""
     until(lambda: looks() == 0)
     guest = Wire(_places.connect(here))
@@ -391,7 +391,7 @@ def test_ctrl_c_ends_what_follows(job: Job) -> None:
     job.do("say still here")
 
 
-def test_a_script_without_a_folder_for_it_runs_all_the_same(tmp_path: Path) -> None:
+def test_a_script_without_a_folder_for_it_still_runs(tmp_path: Path) -> None:
     script = """
 import mesh_core._features.debug.places as places
 places.folders = lambda: ["/proc/nowhere"]

@@ -211,7 +211,7 @@ def test_from_an_actor(waiters: list[Any], freers: Any) -> None:
     thread.join()
 
 
-def test_stopped_process_is_named_and_holds_up_nothing(waiters: list[Any]) -> None:
+def test_stopped_process_is_named_and_delays_nothing(waiters: list[Any]) -> None:
     (pid,) = [proc.pid for proc in inspect.snapshot().procs if proc.name == "three[1]"]
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)

@@ -120,7 +120,7 @@ def test_receives_that_were_asked_for_take_values_whoever_looks(speaker: Any) ->
 
 
 @pytest.mark.parametrize("how", ["speak", "speak_async"])
-def test_a_channel_that_is_closed_lets_its_senders_go(speaker: Any, how: str) -> None:
+def test_closing_a_channel_releases_its_senders(speaker: Any, how: str) -> None:
     port, receiver = Channel[int].open()
     speaking = getattr(speaker, how).call_one(port, SIZE, 500)
     full(receiver)
@@ -130,7 +130,7 @@ def test_a_channel_that_is_closed_lets_its_senders_go(speaker: Any, how: str) ->
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_a_receiver_that_dies_lets_its_senders_go(speaker: Any) -> None:
+def test_the_death_of_a_receiver_releases_its_senders(speaker: Any) -> None:
     with this_host().spawn_procs(name="mortal") as mortal:
         listener = mortal.spawn("listener", Speaker)
         port = listener.open.call_one().get(timeout=SOON)

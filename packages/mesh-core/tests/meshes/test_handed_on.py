@@ -151,7 +151,7 @@ def slay(procs: ProcMesh) -> int:
 
 
 @pytest.mark.slow
-def test_whoever_was_handed_the_port_dies(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_the_process_that_was_given_the_port_dies(each: list[ProcMesh], clerks: list[Any]) -> None:
     """PRT-3: the caller knows who holds its port."""
     future = clerks[0].pass_to.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
@@ -195,7 +195,7 @@ def test_both_that_hold_it_die(each: list[ProcMesh], clerks: list[Any]) -> None:
     assert isinstance(future.exception(timeout=SOON), SupervisionError)
 
 
-def test_who_has_handed_it_on_and_kept_it_can_answer(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_a_process_that_passed_it_on_and_kept_it_can_answer(each: list[ProcMesh], clerks: list[Any]) -> None:
     future = clerks[0].share_with.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     slay(each[1])
@@ -206,7 +206,7 @@ def test_who_has_handed_it_on_and_kept_it_can_answer(each: list[ProcMesh], clerk
     assert future.get(timeout=SOON) == 6
 
 
-def test_who_has_kept_it_lets_go_of_it_after_the_death(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_a_holder_drops_it_after_the_death(each: list[ProcMesh], clerks: list[Any]) -> None:
     future = clerks[0].share_with.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     slay(each[1])
@@ -254,7 +254,7 @@ def test_it_is_handed_to_one_that_has_died_before(each: list[ProcMesh], clerks: 
         clerks[0].cast_to.call_one(clerks[1]).get(timeout=SOON)
 
 
-def test_who_holds_it_is_stopped(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_its_holder_is_stopped(each: list[ProcMesh], clerks: list[Any]) -> None:
     future = clerks[0].pass_to.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     each[1].stop().get()
@@ -285,7 +285,7 @@ def test_a_stream_whose_holder_dies(each: list[ProcMesh], clerks: list[Any]) -> 
     assert list(results) == []
 
 
-def test_of_many_that_were_called_one_is_deserted(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_one_of_many_calls_is_abandoned(each: list[ProcMesh], clerks: list[Any]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
         pair: Any = procs.spawn("pair", Clerk)
         future = pair.pass_to.call(clerks[1])

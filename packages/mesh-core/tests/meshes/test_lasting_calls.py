@@ -148,7 +148,7 @@ def test_an_owner_in_a_worker_is_asked_as_well() -> None:
         assert found[0][0] != pid
 
 
-def test_calls_wait_while_others_are_made_again_with_the_one_that_died() -> None:
+def test_calls_wait_while_others_are_restarted_with_the_dead_one() -> None:
     policy = Held(lambda event: [Restart((0, 1, 2))])
     with supervised(policy, 3) as (_, tellers, pids):
         kill(pids[1])

@@ -396,7 +396,7 @@ def test_a_sender_elsewhere_hears_that_the_receiver_is_forgotten(posters: Any) -
     one.drop.call_one().get()
 
 
-def test_workers_hear_of_each_other(procs: ProcMesh, posters: Any) -> None:
+def test_workers_know_of_each_other(procs: ProcMesh, posters: Any) -> None:
     listener: Any = procs.slice(hosts=0, gpus=0).spawn("listener", Listener)
     poster = posters.slice(hosts=1, gpus=1)
     poster.keep.call_one(listener.listen.call_one().get()).get()

@@ -129,7 +129,7 @@ def test_an_interpreter_that_is_not_there() -> None:
 
 
 @pytest.mark.slow
-def test_an_interpreter_that_is_none() -> None:
+def test_a_program_that_is_not_an_interpreter() -> None:
     procs = this_host().spawn_procs(start="exec", python="/bin/false")
     with procs, pytest.raises(SpawnError, match=r"died while it started.*exited with status 1"):
         procs.initialized.get()
@@ -302,7 +302,7 @@ def call_and_say(mesh: Any) -> str:
     return "no error"
 
 
-def test_a_bootstrap_that_is_no_function() -> None:
+def test_a_bootstrap_that_is_not_a_function() -> None:
     with pytest.raises(TypeError, match="bootstrap must be a function without arguments, got 3"):
         this_host().spawn_procs(bootstrap=3)  # type: ignore[arg-type]
 
@@ -381,7 +381,7 @@ def test_a_mesh_that_is_stopped_before_it_was_there() -> None:
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])
-def test_a_number_that_is_none(count: Any) -> None:
+def test_an_invalid_number(count: Any) -> None:
     with pytest.raises(ValueError, match=r"per_host\['gpus'\] must be a whole number of at least 1"):
         this_host().spawn_procs(per_host={"gpus": count})
 

@@ -221,7 +221,7 @@ def test_constructors_are_given_values_too(keepers: ProcMesh) -> None:
     mesh.stop().get()
 
 
-def test_what_a_receiver_writes_is_its_own(parties: Any) -> None:
+def test_writes_of_a_receiver_are_private(parties: Any) -> None:
     ref = put(bytearray(SIZE))
     assert parties.scribble.call(ref).get().values() == [99] * 3
     assert ref.get()[0] == 0
@@ -301,7 +301,7 @@ def test_a_killed_holder_holds_nothing(parties: Any, mortal: Any) -> None:
     assert first.drained.call_one().get(timeout=SOON) == (0, 0)
 
 
-def test_what_a_dead_actor_was_sent_is_given_back(parties: Any) -> None:
+def test_messages_to_a_dead_actor_are_given_back(parties: Any) -> None:
     first = at(parties, 0)
     gone = at(parties, 1)
     ref = first.put.call_one().get()
@@ -314,7 +314,7 @@ def test_what_a_dead_actor_was_sent_is_given_back(parties: Any) -> None:
     assert first.drained.call_one().get(timeout=SOON) == (0, 0)
 
 
-def test_what_waits_for_an_actor_that_dies_is_given_back(parties: Any, mortal: Any) -> None:
+def test_messages_that_wait_for_a_dying_actor_are_given_back(parties: Any, mortal: Any) -> None:
     """REF-1, of a message on its way."""
     first = at(parties, 0)
     told, gates = Channel[Any].open()
@@ -330,7 +330,7 @@ def test_what_waits_for_an_actor_that_dies_is_given_back(parties: Any, mortal: A
     assert first.drained.call_one().get(timeout=SOON) == (0, 0)
 
 
-def test_what_a_dead_process_was_sent_is_given_back(parties: Any, mortal: Any) -> None:
+def test_messages_to_a_dead_process_are_given_back(parties: Any, mortal: Any) -> None:
     first = at(parties, 0)
     with pytest.raises(SupervisionError):
         mortal.die.call_one().get(timeout=SOON)
@@ -362,7 +362,7 @@ def test_values_in_values_are_held_with_them(parties: Any) -> None:
 # Owners that end.
 
 
-def test_the_end_of_its_owner_is_told_at_once(parties: Any, mortal: Any) -> None:
+def test_the_end_of_its_owner_is_reported_at_once(parties: Any, mortal: Any) -> None:
     """REF-4: every holder knows, and what was mapped stays readable."""
     ref = mortal.put.call_one().get()
     view = ref.get()
@@ -386,7 +386,7 @@ def test_the_end_of_its_owner_is_told_at_once(parties: Any, mortal: Any) -> None
         at(parties, 2).kinds.call_one(ref).get(timeout=SOON)
 
 
-def test_a_reference_to_what_was_lost_before_it_came_says_so(parties: Any, mortal: Any) -> None:
+def test_a_reference_to_a_value_that_was_already_lost_says_so(parties: Any, mortal: Any) -> None:
     ref = mortal.put.call_one().get()
     with pytest.raises(SupervisionError):
         mortal.die.call_one().get(timeout=SOON)

@@ -128,7 +128,7 @@ def test_a_rank_can_be_lost_and_made_again_many_times(procs: ProcMesh, losses: L
     assert {(failure.rank, failure.signal) for failure in failures} == {(3, signal.SIGKILL)}
 
 
-def test_a_death_that_is_told_while_the_rank_is_made_again_is_not_the_last_to_be_told(losses: Losses) -> None:
+def test_a_death_reported_during_a_restart_is_not_the_last_one_reported(losses: Losses) -> None:
     made, told = threading.Event(), threading.Event()
 
     def env(point: Point) -> dict[str, str | None]:
@@ -254,7 +254,7 @@ def test_the_bootstrap_runs_in_new_processes_and_its_error_is_raised(losses: Los
         assert [rank for rank, *_ in who(counters)] == [0, 1]
 
 
-def test_a_process_that_dies_as_it_is_made_is_told_of_and_can_be_made_again(
+def test_a_process_that_dies_during_its_start_is_reported_and_can_be_restarted(
     procs: ProcMesh, losses: Losses
 ) -> None:
     losses.slay(procs, 0)
@@ -296,7 +296,7 @@ def test_ranks_are_those_of_the_mesh_that_is_asked(procs: ProcMesh, losses: Loss
 # Actors.
 
 
-def test_an_actor_that_has_failed_is_made_again_in_its_process(procs: ProcMesh) -> None:
+def test_a_failed_actor_is_restarted_in_its_process(procs: ProcMesh) -> None:
     failures = Losses()
     counters = procs.spawn("counters", Counter, 3, supervise=failures)
     before = [pid for *_, pid in who(counters)]
@@ -314,16 +314,14 @@ def test_an_actor_that_has_failed_is_made_again_in_its_process(procs: ProcMesh) 
     assert failures.next().rank == 1, "told again"
 
 
-def test_an_actor_that_lives_is_not_made_again(procs: ProcMesh) -> None:
+def test_a_living_actor_is_not_restarted(procs: ProcMesh) -> None:
     counters = spawn(procs)
     with pytest.raises(MeshError, match=r"cannot respawn actor 'counters'.*: it is running"):
         counters.respawn([2]).get(timeout=WITHIN)
     assert counters.hear.call(1).get(timeout=WITHIN).values() == [1] * 4
 
 
-def test_actors_are_made_again_by_who_owns_them_on_processes_that_live(
-    procs: ProcMesh, losses: Losses
-) -> None:
+def test_actors_are_restarted_by_their_owner_on_living_processes(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs)
     losses.slay(procs, 1)
     with pytest.raises(
@@ -349,9 +347,7 @@ def _reference(mesh: Any) -> Any:
     return pickle.loads(pickle.dumps(mesh))
 
 
-def test_an_actor_whose_constructor_failed_is_made_again_once_it_can_be(
-    procs: ProcMesh, tmp_path: Any
-) -> None:
+def test_an_actor_whose_constructor_failed_is_restarted_once_possible(procs: ProcMesh, tmp_path: Any) -> None:
     broken = tmp_path / "broken"
     broken.touch()
 
@@ -460,9 +456,7 @@ def test_an_actor_repairs_what_it_owns_and_others_see_it() -> None:
 # What is seen from outside.
 
 
-def test_a_call_that_takes_too_long_tells_of_a_new_process_that_is_suspended(
-    procs: ProcMesh, losses: Losses
-) -> None:
+def test_a_late_call_reports_that_a_new_process_is_suspended(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs)
     losses.slay(procs, 1)
     procs.respawn().get(timeout=WITHIN)
@@ -548,14 +542,14 @@ def test_a_mesh_that_has_grown_or_shrunk_since_neither_grows_nor_shrinks(losses:
         assert grown.pids == before, "nobody has taken the place of a process that lives"
 
 
-def test_deaths_are_told_after_lost_ranks_were_taken_away(procs: ProcMesh, losses: Losses) -> None:
+def test_deaths_are_reported_after_lost_ranks_were_taken_away(procs: ProcMesh, losses: Losses) -> None:
     losses.slay(procs, 3)
     smaller = procs.shrink(gpus=2)
     smaller.initialized.get(timeout=WITHIN)
     assert [losses.slay(smaller, rank).rank for rank in (0, 1)] == [0, 1]
 
 
-def test_ranks_that_were_taken_away_and_made_again_stop_with_the_others(procs: ProcMesh) -> None:
+def test_restarted_ranks_stop_with_the_others(procs: ProcMesh) -> None:
     smaller = procs.shrink(gpus=2)
     smaller.initialized.get(timeout=WITHIN)
     procs.respawn().get(timeout=WITHIN)

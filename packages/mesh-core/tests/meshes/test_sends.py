@@ -335,7 +335,7 @@ def test_a_deadline_runs_while_the_call_waits(slow: Any) -> None:
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_the_death_of_the_receiver_is_heard_by_whoever_waits() -> None:
+def test_the_death_of_the_receiver_notifies_waiters() -> None:
     with configured(mailbox_budget=BUDGET), this_host().spawn_procs({"gpus": 2}, name="mortal") as mortal:
         slow = mortal.slice(gpus=0).spawn("slow", Recorder)
         pid = slow.pid.call_one().get(timeout=30)
@@ -353,7 +353,7 @@ def test_the_death_of_the_receiver_is_heard_by_whoever_waits() -> None:
         assert waiting() == 0
 
 
-def test_a_stopped_receiver_lets_everything_go(procs: ProcMesh) -> None:
+def test_a_stopped_receiver_releases_everything(procs: ProcMesh) -> None:
     one = procs.slice(gpus=0)
     valve = one.spawn("valve", Valve)
     valve.shut.call_one().get(timeout=30)

@@ -50,7 +50,7 @@ def test_arguments_of_another_type(call: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("binding", "text"), [([[-1]], "must hold CPU numbers from 0"), ([[]], "at least one CPU")]
 )
-def test_cpus_that_are_none(binding: Any, text: str) -> None:
+def test_invalid_cpus(binding: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         this_host().spawn_procs(proc_bind=binding)
 

@@ -90,7 +90,7 @@ def test_futures_may_be_collected_first(fountain: Any, way: str) -> None:
 
 @pytest.mark.parametrize("way", ["items", "items_async"])
 @pytest.mark.parametrize("how", ["cancel", "drop", "leave"])
-def test_giving_the_stream_up_lets_the_generator_go(fountain: Any, way: str, how: str) -> None:
+def test_giving_up_the_stream_ends_the_generator(fountain: Any, way: str, how: str) -> None:
     stream = start(fountain, way, 10**9)
     lag(fountain)
     if how == "cancel":
@@ -116,7 +116,7 @@ def test_an_error_comes_after_the_items(fountain: Any, way: str) -> None:
         last.get(timeout=SOON)
 
 
-def test_what_a_coroutine_does_not_await_comes_before_the_end(fountain: Any) -> None:
+def test_items_that_a_coroutine_does_not_await_come_before_the_end(fountain: Any) -> None:
     stream = fountain.carelessly.stream(SIZE, 100)
     assert [item.get(timeout=SOON)[0] for item in stream] == list(range(100))
 
@@ -135,7 +135,7 @@ def test_the_port_of_a_stream_travels_with_a_message_that_waits(procs: ProcMesh,
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_a_caller_that_dies_lets_the_generator_go(fountain: Any) -> None:
+def test_the_death_of_the_caller_ends_the_generator(fountain: Any) -> None:
     with this_host().spawn_procs(name="mortal") as mortal:
         reader = mortal.spawn("reader", Fountain)
         reader.begin.call_one(fountain, SIZE).get(timeout=SOON)

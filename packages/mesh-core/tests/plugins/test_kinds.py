@@ -286,7 +286,7 @@ def test_two_that_declare_one_kind_are_an_error_naming_both(stores, site):
 
 
 @pytest.mark.parametrize("name", ["commands", "another"])
-def test_who_takes_a_name_or_a_hook_of_core_harms_only_itself(site, name):
+def test_a_plugin_that_takes_a_name_of_core_affects_only_itself(site, name):
     more = (
         f"STORES = PluginKind(word='store', group='mesh.{name}', hook='mesh_register_commands',"
         " descriptor=StorePlugin, api_version=1, owner='taker')"

@@ -111,7 +111,7 @@ def guest() -> Iterator[Callable[[str], Guest]]:
     set_fault_handler(before)
 
 
-def test_what_a_script_has_spawned_is_the_next_ones(guest: Callable[[str], Guest]) -> None:
+def test_meshes_of_a_script_belong_to_the_next_one(guest: Callable[[str], Guest]) -> None:
     """GST-2, GST-3."""
     first = guest(SPAWN + "input()\n")
     said = first.heard().split()
@@ -140,7 +140,7 @@ def test_what_a_script_has_spawned_is_the_next_ones(guest: Callable[[str], Guest
     assert last.heard() == "{} {}" and last.end() == 0
 
 
-def test_a_script_after_which_another_one_came_is_told_so_and_does_nothing(
+def test_a_script_that_another_one_has_replaced_gets_an_error(
     guest: Callable[[str], Guest],
 ) -> None:
     """GST-1."""
@@ -179,7 +179,7 @@ print(has_joined(), len(this_host().spawn_procs({"gpus": 1}).pids), flush=True)
     assert second.heard() == "6 6" and second.end() == 0
 
 
-def test_deaths_and_failures_are_told_to_the_script_that_is_there_or_comes(
+def test_deaths_and_failures_are_reported_to_the_present_or_next_script(
     guest: Callable[[str], Guest],
 ) -> None:
     """GST-3."""
@@ -211,7 +211,7 @@ def test_deaths_and_failures_are_told_to_the_script_that_is_there_or_comes(
     assert "ACTOR_FAILED" in third.heard() and third.end() == 0
 
 
-def test_what_actors_of_the_script_have_spawned_ends_with_it(guest: Callable[[str], Guest]) -> None:
+def test_meshes_of_the_scripts_actors_end_with_it(guest: Callable[[str], Guest]) -> None:
     """GST-4."""
     first = guest(
         SPAWN
@@ -229,7 +229,7 @@ def test_what_actors_of_the_script_have_spawned_ends_with_it(guest: Callable[[st
         os.close(end)
 
 
-def test_who_takes_part_in_a_job_joins_no_other(guest: Callable[[str], Guest], tmp_path: Path) -> None:
+def test_a_member_of_a_job_joins_no_other(guest: Callable[[str], Guest], tmp_path: Path) -> None:
     one = guest(
         """
         print(has_joined(), flush=True)

@@ -65,7 +65,7 @@ def test_one_that_serves_once_ends_with_its_job(job: Credentials, tmp_path: Path
         assert agent.wait(SOON) == 0
 
 
-def test_what_it_cannot_do_is_told(tmp_path: Path) -> None:
+def test_unsupported_requests_are_errors(tmp_path: Path) -> None:
     agent = HostAgent(tmp_path / "nothing", name="first")
     with pytest.raises(
         MeshError, match="host agent 'first'> exited with status 1; it has written:"

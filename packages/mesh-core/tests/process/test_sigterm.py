@@ -247,7 +247,7 @@ sys.exit(5)
 
 
 @pytest.mark.parametrize("second", ["the grace", "a second SIGTERM"])
-def test_what_does_not_end_is_killed(script: Any, second: str) -> None:
+def test_processes_that_do_not_end_are_killed(script: Any, second: str) -> None:
     """TERM-1."""
     grace = 0.3 if second == "the grace" else 600
     run = script(

@@ -270,7 +270,7 @@ def test_an_endpoint_named_like_a_method_of_every_mesh(name: str) -> None:
         type("Clash", (Actor,), {name: endpoint(lambda self: None)})
 
 
-def test_what_is_no_actor_class(procs: ProcMesh) -> None:
+def test_classes_that_are_not_actors(procs: ProcMesh) -> None:
     for wrong in (Actor, int, Echo(), lambda: None):
         with pytest.raises(TypeError, match="spawn\\(\\) must be given an actor class"):
             procs.spawn("wrong", wrong)

@@ -419,7 +419,7 @@ def test_a_class_keeps_what_a_worker_set_on_it() -> None:
     assert run(counted, stdin=run(SCRIPT)) == b"fine"
 
 
-def test_a_class_that_comes_home_is_the_script_s_own_and_untouched() -> None:
+def test_a_class_that_returns_is_the_scripts_own_and_unchanged() -> None:
     code = textwrap.dedent(SCRIPT.replace("sys.argv[1:] == []", "False")) + textwrap.dedent("""
         method = Job.next
         data, buffers = dumps(Job(1))

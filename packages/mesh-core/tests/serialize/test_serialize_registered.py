@@ -168,7 +168,7 @@ def test_both_ways_between_processes(start: Any) -> None:
         assert cameras.slice(gpus=0).echo.call_one(sent).get(timeout=30).memory == sent.memory
 
 
-def test_who_lacks_the_handler_says_so(handler: Registration) -> None:
+def test_a_missing_handler_is_an_error(handler: Registration) -> None:
     with this_host().spawn_procs() as procs:
         camera: Any = procs.spawn("camera", Camera)
         frame = Frame("a", bytearray(LARGE))
@@ -371,7 +371,7 @@ def test_what_is_not_there_yet_is_waited_for_without_blocking_the_loop(post: Pos
         assert reading.get(timeout=30).values() == [("socks", LARGE)] * 2
 
 
-def test_what_a_constructor_cannot_wait_for_is_its_spawners_to_hear(post: Post) -> None:
+def test_a_constructors_illegal_wait_is_reported_to_the_spawner(post: Post) -> None:
     with this_host().spawn_procs({"gpus": 1}) as procs:
         opened = procs.spawn("opened", Opened, Parcel())
         with pytest.raises(NotYet, match="endpoints only"):

@@ -577,7 +577,7 @@ def test_threads_never_tear_lines(one: Any, capfd: pytest.CaptureFixture[str]) -
     assert seen == {(thread, n) for thread in range(8) for n in range(500)}
 
 
-def test_begun_lines_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_lines_are_kept_apart(capfd: pytest.CaptureFixture[str]) -> None:
     """Two actors whose coroutines take turns on one thread, each in the middle of a line."""
     with this_host().spawn_procs(name="turns") as procs:
         first, second = procs.spawn("first", Halves), procs.spawn("second", Halves)

@@ -102,7 +102,7 @@ def test_an_exception_class_of_a_script(script: Any) -> None:
     ) == ["True 2 0"]
 
 
-def test_a_script_without_a_main_guard_does_not_spawn_for_ever(script: Any) -> None:
+def test_a_script_without_a_main_guard_does_not_spawn_forever(script: Any) -> None:
     assert lines(
         script,
         """

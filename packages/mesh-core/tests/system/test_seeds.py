@@ -129,7 +129,7 @@ class ImportsInItsConstructor(Actor):
 
 
 @pytest.mark.beside
-def test_what_a_constructor_imports_is_seeded() -> None:
+def test_modules_imported_by_a_constructor_are_seeded() -> None:
     needs("numpy")
 
     def numbers() -> list[float]:
@@ -178,6 +178,6 @@ def environment_value(name: str) -> str | None:
 
 
 @pytest.mark.parametrize("seed", ["7", 1.5, True])
-def test_a_seed_that_is_none(seed: Any) -> None:
+def test_an_invalid_seed(seed: Any) -> None:
     with pytest.raises(TypeError, match="seed must be a whole number, or None"):
         this_host().spawn_procs(seed=seed)

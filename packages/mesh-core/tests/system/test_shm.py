@@ -210,7 +210,7 @@ def test_a_message_to_an_actor_that_is_gone_gives_its_memory_back(procs: ProcMes
     assert owned() == here
 
 
-def test_what_a_dead_receiver_held_comes_back() -> None:
+def test_a_dead_receivers_holdings_come_back() -> None:
     data = bytearray(8 * MIB)
     sizes = []
     for _ in range(6):

@@ -103,7 +103,7 @@ def test_variables_of_each_rank(start: Any, monkeypatch: Any) -> None:
         ]
 
 
-def test_what_is_no_environment() -> None:
+def test_invalid_environments() -> None:
     with pytest.raises(TypeError, match="env must be a mapping of names to strings"):
         this_host().spawn_procs(env=["A"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"env\(Point.*must be a mapping of names to strings"):
@@ -121,7 +121,7 @@ class Owner(Actor):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_what_actors_spawn_has_their_interpreter_and_environment(tmp_path: Path) -> None:
+def test_children_of_actors_have_their_interpreter_and_environment(tmp_path: Path) -> None:
     wrapper = tmp_path / "python"
     wrapper.write_text(f'#!/bin/sh\nWRAPPED=$((WRAPPED + 1)) exec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)

@@ -153,7 +153,7 @@ def test_processes_that_are_spawned_within_and_theirs(start: Any) -> None:
         assert program.far.call_one().get(timeout=30) == "db://near"
 
 
-def test_processes_that_existed_before_are_not_told(one: ProcMesh) -> None:
+def test_existing_processes_are_not_notified(one: ProcMesh) -> None:
     with patch_actor(Store, StoreInMemory):
         program: Any = one.spawn("program", Program)
         with pytest.raises(OSError, match="cannot be reached"):

@@ -257,7 +257,7 @@ class LauncherConformance(PluginConformance):
 
         self._run(work)
 
-    def test_one_that_is_killed_is_told(self) -> None:
+    def test_the_death_of_one_is_reported(self) -> None:
         """With a reason; if the author says how to kill one."""
 
         async def work(site: _Site) -> None:

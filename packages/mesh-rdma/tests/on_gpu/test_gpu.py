@@ -178,7 +178,7 @@ def test_a_handle_that_hides_what_it_is_reaches_nothing_by_the_kernel(owner):
     ],
     ids=["no memory", "mask", "objects", "longer than it is"],
 )
-def test_what_is_no_memory_of_a_gpu_is_refused(told, said):
+def test_memory_that_is_not_on_a_gpu_is_refused(told, said):
     memory = GpuMemory(64)
 
     class Array:

@@ -188,7 +188,7 @@ def test_damaged_parts_of_handles_are_refused(shared):
             read(forged(buffer, change))
 
 
-def test_who_does_not_know_the_key_gets_no_queue_pair(shared):
+def test_without_the_key_there_is_no_queue_pair(shared):
     buffer = shared.offer("data", b"secret")
     with pytest.raises((BufferGone, HandleRefused)):
         read(forged(buffer, (20, "<Q", 7)))

@@ -125,7 +125,7 @@ def test_the_device_writes_no_read_only_memory(shared):
     assert read(buffer) == b"secret"
 
 
-def test_who_does_not_know_the_key_gets_no_queue_pair(shared):
+def test_without_the_key_there_is_no_queue_pair(shared):
     """PYV-2: strangers take no place from others."""
     buffer = shared.offer("data", b"secret")
     with pytest.raises(BufferGone):
@@ -140,7 +140,7 @@ def test_who_does_not_know_the_key_gets_no_queue_pair(shared):
         stream.close()
 
 
-def test_who_names_another_incarnation_of_the_owner_gets_no_queue_pair(shared):
+def test_another_incarnation_of_the_owner_gives_no_queue_pair(shared):
     buffer = shared.offer("data", b"mine")
     make, data, _, _ = section_of(buffer)
     changed = bytearray(data)

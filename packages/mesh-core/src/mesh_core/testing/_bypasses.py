@@ -258,7 +258,7 @@ class BypassPluginConformance(PluginConformance):
                 assert bypass.fetched(wrong, 5000) is None, f"a part was had for the ticket {wrong!r}"
             assert bypass.reached(ticket, 5000) == _bytes(1, 5000)
 
-    def test_an_owner_that_dies_is_told(self) -> None:
+    def test_the_death_of_the_owner_is_reported(self) -> None:
         """``done()`` is called once for all that is under way, and for what comes later."""
         with self._two() as (bypass, peer):
             length = _LENGTHS[-1]

@@ -63,7 +63,7 @@ class PolicyConformance(PolicyPluginConformance):
             died = [each for each in _failed(mesh) if each not in pids]
             assert not died, f"the failures of processes {died} were lost: {_told(mesh)}"
 
-    def test_puts_nothing_off_for_ever(self) -> None:
+    def test_puts_nothing_off_forever(self) -> None:
         """If nothing else happens, every postponed failure is decided within about a day."""
         seen: set[int] = set()
         for mesh, _ in self._rehearsals():
