@@ -125,7 +125,7 @@ def test_a_cut_cable_is_reported_at_both_ends(network, tmp_path):
     site.network.wire.partition([site.hosts[1]], [site.hosts[2]])
     for outcome in (reading.result(), writing.result()):
         assert outcome["error"] == "TransportUnavailable", outcome
-        assert "it is down, or the network to it" in outcome["text"], outcome
+        assert "the host or the network is down" in outcome["text"], outcome
     wait_until(lambda: job.ask("ask", host=0, work="is_freed", name="data"), "its memory is kept", 20)
     site.network.heal()
     assert job.end() == 0

@@ -104,7 +104,7 @@ pub enum CredentialError {
         why: String,
     },
     /// A certificate has run out.
-    #[error("{} has expired: `mesh credentials renew` makes a new one for the same key; only that has to be copied", path.display())]
+    #[error("{} has expired: `mesh credentials renew` makes another one for the same key; only that has to be copied", path.display())]
     Expired {
         /// The certificate's file.
         path: PathBuf,
