@@ -172,6 +172,33 @@ fn each_reply_is_sent_once_and_in_order_or_dropped_for_a_reason() {
     }
 }
 
+/// ANS-4: what was behind a reply that nobody wants any more goes as soon as that is dropped.
+#[test]
+fn a_reply_behind_one_whose_time_is_over_goes_when_that_is_dropped() {
+    let (part, _standing) = part();
+    let way = Collector::default();
+    part.send(&way, reply(1, caller(0), 900_000), None, false);
+    part.send(&way, reply(2, caller(0), 300_000), Some(Instant::now()), false);
+    part.send(&way, reply(3, caller(0), 10), None, false);
+    assert_eq!(part.size().0, 2);
+    part.turn(&way);
+    let calls = way.take().into_iter().filter(|frame| frame.header.kind == Kind::Reply);
+    assert_eq!(calls.map(|frame| Reply::read(&frame.header).unwrap().call).collect::<Vec<_>>(), [1, 3]);
+    assert_eq!(part.size(), (0, 0));
+}
+
+#[test]
+fn nothing_is_kept_after_the_end() {
+    let (part, standing) = part();
+    let way = Collector::default();
+    standing.close();
+    part.close();
+    for call in 0..8 {
+        assert!(part.send(&way, reply(call, caller(0), 300_000), None, true).full.is_none());
+    }
+    assert_eq!(part.size(), (0, 0));
+}
+
 /// ANS-3: the thread whose reply is beyond the budget waits; its reply's end is the end of the wait.
 #[test]
 fn a_reply_beyond_the_budget_holds_up_its_actor_until_it_has_gone() {
