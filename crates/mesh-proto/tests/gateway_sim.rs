@@ -178,6 +178,9 @@ fn schedules_that_once_failed_go_well() {
     whatever(11_870, WINDOW);
     // A controller is cut off from all for less than the window, and hears the first again when the window is over.
     outlasts(11_313, WINDOW);
+    // A host's parent is suspect for a moment, and the controller was lost to it long ago.
+    shorter(12_333, WINDOW);
+    shorter(1833, SHORT_WINDOWS[1]);
 }
 
 #[test]

@@ -433,3 +433,23 @@ fn a_host_that_is_behind_holds_up_nobody_else() {
     assert_eq!(came[2], all(3).collect::<Vec<u8>>());
     assert!(a.is_idle());
 }
+
+#[test]
+fn what_is_lost_is_sent_again_in_time_for_a_short_window_too() {
+    for (window, first) in [(10_000, 2_000), (1_000, 250), (50, 100)] {
+        let mut streams = PeerStreams::new(0, 1 << 20);
+        streams.resend_within(ms(window));
+        assert!(streams.post_one(1, 1, cargo(0, "lost")));
+        let lost = streams.next_packet(1, T0).unwrap();
+        assert!(streams.next_packet(1, T0).is_none());
+        let mut due = T0;
+        // Each time twice as long, up to four times the first.
+        for wait in [first, 2 * first, 4 * first, 4 * first] {
+            due += ms(wait);
+            assert_eq!(streams.next_deadline(), Some(due), "for a window of {window} ms");
+            streams.on_tick(due, &mut Vec::new());
+            assert_eq!(streams.take_ready(), [1]);
+            assert_eq!(streams.next_packet(1, due).unwrap(), lost);
+        }
+    }
+}

@@ -159,6 +159,18 @@ fn attaching_goes_by_levels() {
     assert!(large < 3 * small, "{small:?} for one level, {large:?} for two");
 }
 
+#[test]
+fn answers_to_an_attachment_are_merged_on_their_way() {
+    let hosts = 1000;
+    let mut world = World::new(model(hosts));
+    let attach = world.attach();
+    world.settle();
+    let progress = world.progress(attach);
+    assert_eq!((progress.replies, progress.repeated), (u64::from(hosts), 0));
+    let packets = world.load(0).packets;
+    assert!(packets < u64::from(hosts), "{packets} packets at the controller for {hosts} hosts");
+}
+
 /// The target of the design; in a debug build it takes some seconds.
 #[test]
 fn ten_thousand_hosts_answer_within_ten_milliseconds() {

@@ -295,10 +295,11 @@ impl<W: Wire> Gateway<W> {
             self.orphaned = None;
             return false;
         }
-        // The window counts from the last sign of life, as it does for whoever is above.
-        let lost_since = |host: &HostNo| self.peers.get(host).and_then(|peer| peer.lost_since);
-        let last = ancestors.iter().filter_map(lost_since).max();
-        let since = *self.orphaned.get_or_insert(last.unwrap_or(now));
+        // The window counts from the last sign of life, as it does for whoever is above. That may be one that is suspect
+        // since just now, over a connection that is still there.
+        let above = self.peers.iter().filter(|(host, _)| self.topology.is_above(**host, self.me));
+        let since = self.orphaned.or_else(|| above.filter_map(|(_, peer)| peer.heard).max()).unwrap_or(now);
+        self.orphaned = Some(since);
         now.saturating_sub(since) >= self.orphan_limit()
     }
 }
