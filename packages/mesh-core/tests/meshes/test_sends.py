@@ -411,6 +411,7 @@ def test_two_loops_that_flood_each_other_go_on(procs: ProcMesh) -> None:
 
 
 def test_on_a_thread_it_is_sent_when_it_returns(procs: ProcMesh) -> None:
+    procs.spawn("valve", Valve).open.call().get(timeout=30)
     recorder = procs.spawn("recorder", Recorder)
     sent = recorder.note.broadcast(1, b"")
     assert isinstance(sent, Sending)

@@ -191,7 +191,9 @@ def test_one_that_was_killed_is_done_without(agent: Agent, job: Credentials) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_the_agent(agent: Agent, number: signal.Signals) -> None:
-    watch = Watch(agent.copies())
+    while not (copies := agent.copies()):  # it takes its name a moment after it was forked
+        os.sched_yield()
+    watch = Watch(copies)
     assert len(watch.pids) == 1
     agent.process.send_signal(number)
     agent.process.wait(SOON)
