@@ -238,9 +238,14 @@ def test_memory_is_filled_by_one_rank_only(ranks):
     """TRE-3."""
     whole = offered(ranks, 9 * MIB).values()
     overlapping = [whole[0][: 8 * MIB], whole[0][MIB:], whole[2][MIB:], whole[3][MIB:]]
-    with pytest.raises(PartsFailed, match="twice by this one") as caught:
-        broadcast(b"1" * 8 * MIB, ranks, overlapping).get(timeout=30)
-    assert len(caught.value.failures) == 1
+    for _ in range(30):
+        # A busy machine may fill one part before the other is begun, which is allowed.
+        error = broadcast(b"1" * 8 * MIB, ranks, overlapping).exception(timeout=30)
+        if error is not None:
+            break
+    assert isinstance(error, PartsFailed)
+    assert "twice by this one" in str(error)
+    assert len(error.failures) == 1
     with pytest.raises(PartsFailed, match=r"rank 1: .*overlap") as caught:
         broadcast(whole[1][MIB:], ranks, [each[: 8 * MIB] for each in whole]).get(timeout=30)
     assert set(caught.value.failures) == {1}

@@ -398,7 +398,7 @@ def test_the_suite_finds_policies_that_break_their_promises() -> None:
     for policy, promise in (
         (Eager, "restarts_no_more_than_it_says"),
         (Eager, "ends_a_crash_loop"),
-        (Forgetful, "puts_nothing_off_for_ever"),
+        (Forgetful, "puts_nothing_off_forever"),
         (Silent, "gives_a_reason_when_it_escalates"),
         (Beyond, "restarts_only_ranks_of_the_mesh"),
     ):

@@ -131,7 +131,7 @@ def test_what_no_host_has_any_more_is_not_begun_from_something_older(
         for number in (0, 1):
             end_host(cluster, procs, number)
         with pytest.raises(
-            MeshError, match=r"(?s)cannot be read from any host.*older one; forget\(\) lets it begin"
+            MeshError, match=r"(?s)cannot be read from any host.*older one; after forget\(\) it starts"
         ):
             heal_mesh(counters, on=hosts.slice(hosts=2), replicas=False)
         snapshots.forget(counters)

@@ -51,7 +51,8 @@ if __name__ == "__main__":
         elif do == "spawn":
             with this_host().spawn_procs(name=rest) as more:
                 more.initialized.get(timeout=60)
-        print("did", do, flush=True)
+        sys.stdout.write(f"did {do}\\n")  # at once: workers' lines are written by another thread
+        sys.stdout.flush()
 """
 
 
