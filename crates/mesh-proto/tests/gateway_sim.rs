@@ -176,6 +176,8 @@ fn schedules_that_once_failed_go_well() {
     whatever(8346, WINDOW);
     // The controller connects to a host that another relays to and has called suspect, and that one dies.
     whatever(11_870, WINDOW);
+    // A host's parent has ended and refuses every attempt to connect, and the host hears of its end only once it goes around it.
+    whatever(43_269, WINDOW);
     // A controller is cut off from all for less than the window, and hears the first again when the window is over.
     outlasts(11_313, WINDOW);
     // A host's parent is suspect for a moment, and the controller was lost to it long ago.

@@ -102,12 +102,10 @@ impl<W: Wire> Gateway<W> {
             self.report(turn, host, Report::dead(fate, why));
         } else {
             if gone {
-                // Whoever relays for it knows better.
-                peer.redial_at = None;
-                peer.lost_since = None;
-                if self.topology.unreachable(host) {
-                    self.reroute(turn.wire, &HostSet::one(host), now);
-                }
+                // Whoever relays for it knows better. If it is the parent, do not wait for a window of silence: each refusal
+                // would start that anew, and the word of its end waits for acks that would go by it.
+                let is_parent = Some(host) == self.topology.parent(self.me);
+                self.go_around(turn.wire, now, host, is_parent && self.is_connected_above(host));
             }
             self.look_soon();
         }

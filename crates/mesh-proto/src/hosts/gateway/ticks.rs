@@ -258,8 +258,8 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// A host was not reached for the window, and there is another way.
-    fn go_around(&mut self, wire: &W, now: Duration, host: HostNo, is_suspect: bool) {
+    /// A host was not reached for the window, or is gone, and there is another way.
+    pub(super) fn go_around(&mut self, wire: &W, now: Duration, host: HostNo, is_suspect: bool) {
         let Some(peer) = self.peers.get_mut(&host) else { return };
         peer.lost_since = None;
         peer.redial_at = None;
@@ -281,7 +281,7 @@ impl<W: Wire> Gateway<W> {
     }
 
     /// Whether there is a connection to another of those above this host than `host`.
-    fn is_connected_above(&self, host: HostNo) -> bool {
+    pub(super) fn is_connected_above(&self, host: HostNo) -> bool {
         self.topology.ancestors(self.me).into_iter().any(|above| above != host && self.is_connected_to(above))
     }
 
