@@ -34,7 +34,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_core import DeviceMeshError, MeshError, SupervisionError
+from mesh_core import DeviceMeshError, MeshError, SupervisionError, Undeliverable
 from mesh_core.extensions import ProcEnd, watch
 from mesh_tensor._descriptors import Descriptor, Form
 from mesh_tensor._errors import RanksDisagree, RemoteException, line_of
@@ -411,7 +411,7 @@ class Stream:
         try:
             with nullcontext() if self.timeline is None else self.timeline.waiting():
                 return future.get(timeout=timeout)
-        except SupervisionError as error:
+        except (SupervisionError, Undeliverable) as error:
             if not self.procs.failed():
                 raise
             # Later users of the mesh get the error too, whenever the notice comes.

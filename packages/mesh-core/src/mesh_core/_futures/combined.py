@@ -473,7 +473,7 @@ async def wait_async(
     >>> from mesh_core import Promise, wait_async
     >>> async def first() -> int:
     ...     one, two = Promise[int](), Promise[int]()
-    ...     asyncio.getrunning_loop().call_soon(one.set_result, 1)
+    ...     asyncio.get_running_loop().call_soon(one.set_result, 1)
     ...     done, pending = await wait_async([one.future, two.future], count=1)
     ...     return done[0].get()
     >>> asyncio.run(first())
