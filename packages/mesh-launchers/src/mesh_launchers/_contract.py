@@ -129,7 +129,7 @@ class LauncherPlugin(Plugin[None]):
     is_named: bool = False
     """Whether hosts are names that the user gives, and not a number of them."""
     show: Callable[[Any, str, int, int], str] | None = None
-    """Returns what will be submitted to a scheduler, so that it can be shown first. Its arguments are the options, the job's name, the number of hosts,
+    """Returns what will be submitted to a scheduler, so that it can be shown first. Its arguments are the options, the job's name, the number of hosts, and
     the number of their mesh in the job."""
 
 
