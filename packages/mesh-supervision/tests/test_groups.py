@@ -179,12 +179,13 @@ def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -
         over.set()
         thread.join()
     trainers = heal_mesh(trainers)
+    # Nobody may know of the last death yet. A step, in which all take part, finds it. There may be one more where all had done
+    # the last step, and the answer was lost with a process; so this goes beyond both.
+    steps += 2
     train(trainers, steps)
-    # One more where all had done the last step, and the answer was lost with a process.
-    reached = trainers.slice(gpus=0).done.call_one().get(timeout=WITHIN)
-    assert reached in {steps, steps + 1}
+    assert trainers.slice(gpus=0).done.call_one().get(timeout=WITHIN) == steps
     others: Any = procs.spawn("others", Trainer, supervise=Ignore())
-    train(others, reached)
+    train(others, steps)
     undisturbed = others.result.call().get(timeout=WITHIN).values()
     others.stop().get(timeout=WITHIN)
     assert trainers.result.call().get(timeout=WITHIN).values() == undisturbed

@@ -81,7 +81,8 @@ def test_calls_of_the_script_and_of_actors(waiters: list[Any], freers: Any) -> N
     answer = waiters[0].ask.call_one(waiters[1], waiters[2])
     thread = threading.Thread(target=answer.exception)
     thread.start()
-    graph = until(lambda graph: of(graph, "w[1]") and of(graph, "controller"))
+    # The processes are asked one after the other, and an actor notes that it waits only after it has sent the call.
+    graph = until(lambda graph: all(of(graph, waiter) for waiter in ("w[0]", "w[1]", "controller")))
     (first,), (second,) = of(graph, "w[0]"), of(graph, "w[1]")
     assert (first.kind, first.endpoint, first.whom, first.missing) == ("call", "ask", ("w[1]",), 1)
     assert (second.whom, second.proc) == (("w[2]",), "three[1]")
