@@ -1,4 +1,4 @@
-"""Where the processes of a mesh are: on which host each rank lives, and what that host is called."""
+"""Locations of meshes: which host each rank is on, and the names of hosts."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 _MOST_HOSTS = 1 << 32
 _MOST_GUESTS = 1 << 32
-# A reference includes the names of up to this many hosts; for more hosts it includes only their numbers.
+# A reference carries the names of at most this many hosts, and only the numbers of the others.
 _NAMED = 64
-# For a part of a mesh with up to this many ranks, its hosts are looked up.
+# The hosts of a part of a mesh are looked up only if it has at most this many ranks.
 _LOOKED_AT = 1000
 
 
 def is_host_mesh(mesh_id: int) -> bool:
-    """Whether that is the mesh of the process in which a host has its extensions."""
+    """Whether this is the mesh of a process that runs the extensions of a host."""
     return HOST_MESHES <= mesh_id < HOST_MESHES + _MOST_HOSTS
 
 
 def is_guest_mesh(mesh_id: int) -> bool:
-    """Whether that is the mesh of a script that has joined a job which outlives it."""
+    """Whether this is the mesh of a script that joined a job which outlives it."""
     return GUEST_MESHES <= mesh_id < GUEST_MESHES + _MOST_GUESTS
 
 
 class Names(Mapping[int, str]):
-    """What the hosts that were attached here are called: where they were attached, until they have said so."""
+    """The names of the hosts attached here: a host's address until it has reported its name."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -58,14 +58,14 @@ class Names(Mapping[int, str]):
 
     @staticmethod
     def of(*known: Mapping[int, str]) -> Mapping[int, str]:
-        """Return all of them together. Those of hosts attached here stay such, as these may not have said theirs yet."""
+        """Merge names. If all are :class:`Names`, return one of them, which stays up to date as hosts report their names."""
         if all(isinstance(each, Names) for each in known):
             return known[0]
         return {host: name for each in known for host, name in each.items()}
 
 
 class Location:
-    """The hosts of a mesh. It travels with every reference, so that messages find their way without asking anybody."""
+    """The hosts of a mesh. Every reference carries one, so messages can be routed without asking anyone."""
 
     __slots__ = ("_names", "placement")
 
@@ -75,44 +75,44 @@ class Location:
 
     @classmethod
     def on(cls, host: int, name: str) -> Location:
-        """All ranks on one host."""
+        """Return the location of a mesh whose ranks are all on one host."""
         return cls(Placement.on(host), {host: name})
 
     @property
     def names(self) -> Mapping[int, str]:
-        """What hosts are called, by number; not of all of very many."""
+        """The names of hosts by number; incomplete for very many hosts."""
         return self._names
 
     @property
     def is_joined(self) -> bool:
-        """Whether its mesh was put together of others."""
+        """Whether no single placement describes it: the mesh was joined from others, or its hosts are listed."""
         return False
 
     @property
     def only(self) -> int | None:
-        """The number of the one host, where there is but one."""
+        """The number of the host if there is only one, else ``None``."""
         return self.placement.only
 
     @property
     def hosts(self) -> list[int]:
-        """The numbers of the hosts, in the order of the ranks; none of the mesh of agents."""
+        """The numbers of the hosts, in rank order; empty for the mesh of agents."""
         return self.placement.hosts()
 
     def meshes(self, procs_id: int) -> Iterator[int]:
-        """The meshes that have processes in the mesh ``procs_id``, whose home this is."""
+        """Yield the meshes whose processes make up the mesh ``procs_id``, which is at this location."""
         yield procs_id
 
     def host_of(self, rank: int) -> int:
-        """The number of a rank's host."""
+        """Return the number of a rank's host."""
         return self.placement.host_of(rank)
 
     def name_of(self, rank: int) -> str:
-        """What a rank's host is called."""
+        """Return the name of a rank's host."""
         host = self.host_of(rank)
         return self._names.get(host) or f"host {host}"
 
     def name_now(self, runtime: Runtime, procs_id: int, rank: int) -> str:
-        """What the host is called that a rank is on by now."""
+        """Return the name of the host that a rank is on now."""
         host = locate(runtime, *self.addr(procs_id, rank))[2]
         return self._names.get(host) or host_name(runtime, host) or f"host {host}"
 
@@ -125,34 +125,34 @@ class Location:
         return f"{len(self.hosts)} hosts"
 
     def called(self, view: Region) -> str:
-        """The hosts of a part of the mesh, in a few words."""
+        """Describe the hosts of a part of the mesh in a few words."""
         if self.only is None and 0 < len(view) <= _LOOKED_AT:
             hosts = {self.host_of(rank) for rank in view}
             return self.name_of(view.rank_at(0)) if len(hosts) == 1 else f"{len(hosts)} hosts"
         return self.label
 
     def target(self, procs_id: int, view: Region) -> Target:
-        """The processes of a view, for messages to them."""
+        """Return the processes of a view as the target of messages."""
         if len(view) == 1:
             return Target.one(procs_id, view.rank_at(0), self.placement, view)
         return Target.many(procs_id, view, self.placement)
 
     def rank_of(self, procs_id: int, other_id: int, rank: int) -> int | None:
-        """The rank in the mesh ``procs_id``, whose home this is, of what another mesh has as ``rank``."""
+        """Translate a rank of the mesh ``other_id`` to a rank of the mesh ``procs_id``, which is at this location."""
         return rank if other_id == procs_id else None
 
     def addr(self, procs_id: int, rank: int) -> tuple[int, int, int]:
-        """The address of a rank's first process; see ``_native.locate`` for where it is now."""
+        """Return the address of a rank's first process; see ``_native.locate`` for where it is now."""
         return procs_id, rank, self.host_of(rank)
 
     def __reduce__(self) -> Any:
-        # A mesh of hosts names those that it is of.
+        # The placement of a mesh of hosts lists no hosts; they are those with names.
         hosts = (self.placement.hosts() or list(self._names))[:_NAMED]
         return Location, (self.placement, {host: self._names[host] for host in hosts if host in self._names})
 
 
 class ListedLocation(Location):
-    """The same number of ranks on each of some hosts, which need not be evenly spaced."""
+    """The same number of ranks on each host of a list; the hosts need not be evenly spaced."""
 
     __slots__ = ("_each", "_hosts")
 
@@ -176,17 +176,13 @@ class ListedLocation(Location):
     def host_of(self, rank: int) -> int:
         return self._hosts[rank // self._each]
 
-    def of(self, each: int) -> ListedLocation:
-        """The same hosts, with another number of ranks on each."""
-        return ListedLocation(self._hosts, self._names, each)
-
     def __reduce__(self) -> Any:
         names = {host: self._names[host] for host in self._hosts[:_NAMED] if host in self._names}
         return ListedLocation, (self._hosts, names, self._each)
 
 
 def evenly(numbers: Sequence[int]) -> list[Region]:
-    """Numbers as regions of those that are evenly spaced."""
+    """Split numbers into regions of evenly spaced ones."""
     regions: list[Region] = []
     rest = list(numbers)
     while rest:
@@ -200,5 +196,5 @@ def evenly(numbers: Sequence[int]) -> list[Region]:
 
 
 def single(rank: int) -> Region:
-    """The region of one rank."""
+    """Return the region of one rank."""
     return Region([], Slice(rank, [], []))

@@ -1,8 +1,9 @@
-"""What all meshes share: their geometry."""
+"""The base class of all meshes: shape and slicing."""
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def describe(region: Region) -> str:
-    """A region's shape for people: ``hosts=2, gpus=8``."""
+    """Describe a region's shape for messages: ``hosts=2, gpus=8``."""
     return ", ".join(f"{label}={size}" for label, size in region.extent.items()) or "a single one"
 
 
 def check_name(name: object) -> None:
-    """Refuse what cannot name a mesh: names are shown in lines of text, and separated by NUL bytes where they travel."""
+    """Refuse a name that cannot be shown in a line of text; NUL bytes separate names when they are sent."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, got {name!r}")
     if any(char < " " or char == "\x7f" for char in name):
@@ -26,7 +27,7 @@ def check_name(name: object) -> None:
 
 
 class Kind(enum.Enum):
-    """What a mesh is an array of, for those who cannot import its class."""
+    """What a mesh is an array of, for code that cannot import the mesh's class."""
 
     VALUES = enum.auto()
     HOSTS = enum.auto()
@@ -35,9 +36,9 @@ class Kind(enum.Enum):
 
 
 class Mesh:
-    """An n-dimensional, named array: of hosts, processes, actors or values.
+    """An n-dimensional array of hosts, processes, actors or values, with named dimensions.
 
-    Slicing a mesh gives a mesh: of the same things, seen in another shape.
+    Slicing a mesh returns a mesh of the same things in another shape.
 
     >>> from mesh_core import Extent, ValueMesh
     >>> mesh = ValueMesh.of(Extent.of(hosts=2, gpus=4), range(8))
@@ -64,7 +65,7 @@ class Mesh:
     else:
 
         def slice(self, *places: object, **dims: int | slice) -> Self:
-            """A part: an int picks a place and drops the dimension, a slice keeps a range of it."""
+            """Return a part of the mesh: an int selects one place and drops the dimension, a slice keeps a range of it."""
             if places:
                 raise TypeError(f"slice() takes dimensions by name, {self._example()}, got {places[0]!r}")
             return self._with_region(self._view.slice(**dims))
@@ -76,7 +77,7 @@ class Mesh:
             )
 
     def _example(self) -> str:
-        """How to take a part of this mesh by name, for those who did otherwise."""
+        """Show how to slice this mesh by name, for error messages."""
         labels = self._view.labels
         return (
             f"such as slice({labels[0]}=0); this mesh has {describe(self._view)}"
@@ -88,27 +89,24 @@ class Mesh:
         return self._example().replace("such as ", "mesh.", 1) if self._view.labels else "the mesh itself"
 
     def split(self, **dims: Any) -> Self:
-        """Make several dimensions out of one: ``split(gpus=("node", "gpu"), gpu=8)``; one size may be left out."""
+        """Split a dimension into several: ``split(gpus=("node", "gpu"), gpu=8)``; one of the sizes may be omitted."""
         return self._with_region(self._view.split(**dims))
 
     def flatten(self, name: str) -> Self:
-        """Make one dimension out of all."""
+        """Merge all dimensions into one."""
         return self._with_region(self._view.flatten(name))
 
     def rename(self, **names: str) -> Self:
-        """Give dimensions other names: ``rename(gpus="workers")``."""
+        """Rename dimensions: ``rename(gpus="workers")``."""
         return self._with_region(self._view.rename(**names))
 
     def size(self, dim: str | Sequence[str] | None = None) -> int:
-        """The size of a dimension, the product of several, or, without an argument, of all."""
+        """Return the size of a dimension, the product of several, or, without an argument, of all."""
         if dim is None:
             return len(self._view)
         if isinstance(dim, str):
             return self._view.size(dim)
-        product = 1
-        for one in dim:
-            product *= self._view.size(one)
-        return product
+        return math.prod(self._view.size(one) for one in dim)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -117,7 +115,7 @@ class Mesh:
 
     @property
     def extent(self) -> Extent:
-        """The named sizes."""
+        """The names and sizes of the dimensions."""
         return self._view.extent
 
     def __len__(self) -> int:

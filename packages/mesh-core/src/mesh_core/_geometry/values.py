@@ -1,4 +1,4 @@
-"""Results of a call to many: :class:`ValueMesh`."""
+"""Results of a call to many actors: :class:`ValueMesh`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from mesh_core._native import Point, Region
 R = TypeVar("R")
 S = TypeVar("S")
 
-# Values that are loaded to be shown.
+# How many values are loaded for display, at most.
 _MOST_LOADED = 10_000
 
 
 class _Lazy:
-    """A value that is still a message; loaded when it is asked for."""
+    """A value that has not been unpickled yet."""
 
     __slots__ = ("load",)
 
@@ -25,7 +25,7 @@ class _Lazy:
 
 
 class ValueMesh(Mesh, Generic[R]):
-    """One value for every rank of a mesh. Values are unpickled when they are read.
+    """One value for each rank of a mesh. Values are unpickled when they are first read.
 
     >>> from mesh_core import Extent, ValueMesh
     >>> squares = ValueMesh.of(Extent.of(gpus=4), [0, 1, 4, 9])
@@ -40,14 +40,14 @@ class ValueMesh(Mesh, Generic[R]):
     __slots__ = ("_cells", "_region", "_view")
 
     def __init__(self, region: Region, cells: list[Any], view: Region | None = None) -> None:
-        # `cells` lie in the order of `region`, which slices of this mesh share; `view` is the part that is seen.
+        # `cells` are in the order of `region` and shared with slices of this mesh; `view` is the visible part.
         self._region = region
         self._cells = cells
         self._view = region if view is None else view
 
     @classmethod
     def of(cls, extent: Any, values: Iterable[S]) -> ValueMesh[S]:
-        """Make one from plain values in the order of ranks."""
+        """Make a mesh from plain values in rank order."""
         cells = list(values)
         region = Region.whole(extent)
         if len(cells) != len(region):
@@ -66,11 +66,11 @@ class ValueMesh(Mesh, Generic[R]):
         return value
 
     def get(self, rank: int) -> R:
-        """The value of a rank of this mesh."""
+        """Return the value of a rank of this mesh."""
         return self._load(self._view.rank_at(rank))
 
     def item(self, **coords: int) -> R:
-        """The one value at these coordinates.
+        """Return the one value at these coordinates.
 
         >>> from mesh_core import Extent
         >>> ValueMesh.of(Extent.of(hosts=1, gpus=2), "ab").item(hosts=0, gpus=1)
@@ -92,15 +92,15 @@ class ValueMesh(Mesh, Generic[R]):
         )
 
     def values(self) -> list[R]:
-        """All values, in the order of ranks."""
+        """Return all values in rank order."""
         return [self._load(rank) for rank in self._view]
 
     def items(self) -> list[tuple[Point, R]]:
-        """Every point with its value."""
+        """Return every point with its value."""
         return list(self)
 
     def map(self, change: Callable[[R], S]) -> ValueMesh[S]:
-        """A mesh of the same shape of ``change(value)``.
+        """Return a mesh of the same shape that holds ``change(value)`` for each value.
 
         >>> from mesh_core import Extent
         >>> ValueMesh.of(Extent.of(gpus=2), [1, 2]).map(str).values()
@@ -124,7 +124,7 @@ class ValueMesh(Mesh, Generic[R]):
         return _rebuild, (self.extent, self.values())
 
     def _runs(self) -> list[tuple[int, int, str]]:
-        """What people see: runs of equal texts, with the places of their ends in this mesh."""
+        """Return what is displayed: runs of equal texts, with the places of their ends in this mesh."""
         from mesh_core._common.display import ends, runs, shown
 
         def text(index: int) -> str:
@@ -134,11 +134,11 @@ class ValueMesh(Mesh, Generic[R]):
                 return f"<cannot be loaded: {type(error).__name__}>"
             return shown(value)
 
-        # Equal neighbours are one row however many they are, but to see that they are equal each has to be loaded.
+        # Equal neighbours share a row, however many there are, but each must be loaded to be compared.
         first, hidden, last = ends(len(self), _MOST_LOADED)
         found = runs(text(index) for index in first)
         if hidden:
-            found.append((first.stop, last.start - 1, f"… {hidden:,} values that were not looked at …"))
+            found.append((first.stop, last.start - 1, f"… {hidden:,} values not loaded …"))
         found += [
             (a + last.start, b + last.start, text) for a, b, text in runs(text(index) for index in last)
         ]
@@ -174,5 +174,5 @@ def _rebuild(extent: Any, values: list[Any]) -> ValueMesh[Any]:
 
 
 def lazy(load: Callable[[], Any]) -> Any:
-    """A cell of a :class:`ValueMesh` that is loaded when it is looked at."""
+    """Return a cell of a :class:`ValueMesh` that is loaded when it is first read."""
     return _Lazy(load)
