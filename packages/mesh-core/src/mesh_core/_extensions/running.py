@@ -411,7 +411,7 @@ class _Running:
         try:
             said, signature = message.load()
             message.reply(self.extension.receive(said, self._signatures.read(signature)))
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             self._fail(message, error)
 
     def _on_loop(self, work: Callable[[T], None], about: T) -> None:
@@ -439,7 +439,7 @@ class _Running:
             held = message.reply(await self.extension.receive(said, self._signatures.read(signature)))
             if held is not None:
                 actor_host.held = held
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             self._fail(message, error)
 
     def _fail(self, message: Message, error: BaseException) -> None:

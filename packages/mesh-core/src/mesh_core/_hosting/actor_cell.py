@@ -162,7 +162,7 @@ class ActorCell(CellState):
             context.enter(Context(self.instance, None))
             try:
                 made = self._make()
-            except BaseException as raised:  # noqa: BLE001 - it is the spawner's to hear
+            except BaseException as raised:  # noqa: BLE001 - reported to the spawner
                 error = raised
                 self.tell_raised("__init__", error)
         self._args, self._kwargs = (), {}
@@ -412,7 +412,7 @@ class ActorCell(CellState):
             error: BaseException | None = None
             try:
                 result = errand()
-            except BaseException as raised:  # noqa: BLE001 - the asker's to hear
+            except BaseException as raised:  # noqa: BLE001 - reported to the asker
                 error = raised
             self.actor_host.loop.call_soon_threadsafe(settle, answer, result, error)
 

@@ -227,7 +227,7 @@ class ActorHost:
             blob, _mesh_name, (owner, creator), args, kwargs = message.load()
             instance.creator = creator
             cls = self._class(blob)
-        except BaseException as error:  # noqa: BLE001 - it is the spawner's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the spawner
             self._host_broken(message, unreadable(error))
             return
         instance.class_name = cls.__qualname__

@@ -42,7 +42,7 @@ async def stop_on_loop(cell: ActorCell, message: Message, behind: list[Message])
         cleanup = _cleanup(cell, None)
         if cleanup is not None:
             await _in_time(cell, cleanup)
-    except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
+    except BaseException as failed:  # noqa: BLE001 - reported to the stopper
         error = failed
     _ended(cell, message, behind, error)
 
@@ -122,7 +122,7 @@ def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> 
             failed = _await_here(cell, asyncio.run_coroutine_threadsafe(_guarded(cleanup), loop))
             if failed is not None:
                 raise failed
-    except BaseException as failed:  # noqa: BLE001 - it is the stopper's to hear
+    except BaseException as failed:  # noqa: BLE001 - reported to the stopper
         error = failed
     loop.call_soon_threadsafe(overdue.set)
     _ended(cell, message, behind, error)

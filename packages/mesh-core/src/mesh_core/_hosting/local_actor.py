@@ -83,7 +83,7 @@ class LocalActor:
                 if cell.broken is not None:
                     raise MeshError(f"{cell.describe()} has failed")
                 result = function(cell.object)
-            except BaseException as error:  # noqa: BLE001 - the asker's to hear
+            except BaseException as error:  # noqa: BLE001 - reported to the asker
                 promise.set_exception(error)
             else:
                 promise.set_result(result)

@@ -175,7 +175,7 @@ class OnLoop:
                 await function(args, kwargs)
         except asyncio.CancelledError:
             raise
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             if args is None:
                 cell.unread(message, error)
             else:

@@ -123,7 +123,7 @@ def by_port(spec: Spec) -> Callable[..., Any]:
         port: Port[Any] = Port(message.outlet())
         try:
             function(cell.object, port, *args, **kwargs)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             _failed(cell, message, port, error)
 
     async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
@@ -152,7 +152,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
             with contextlib.closing(function(cell.object, *args, **kwargs)) as items:
                 for item in items:
                     port._item(item)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             _failed(cell, message, port, error)
 
     async def respond_async(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
@@ -226,7 +226,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
         with contextlib.suppress(Undeliverable):
             try:
                 value = function(cell.object, *(args if gives_port else rest), **kwargs)
-            except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+            except BaseException as error:  # noqa: BLE001 - reported to the receiver
                 _tell_raised(cell, message, port, error)
                 port._fail(error, True)
             else:
@@ -263,7 +263,7 @@ def _items_to_port(base: Spec) -> Callable[..., Any]:
                 with contextlib.closing(function(cell.object, *rest, **kwargs)) as items:
                     for item in items:
                         port._answer(item)
-            except BaseException as error:  # noqa: BLE001 - it is the receiver's to hear
+            except BaseException as error:  # noqa: BLE001 - reported to the receiver
                 _tell_raised(cell, message, port, error)
                 port._fail(error, True)
 

@@ -111,7 +111,7 @@ class OnThread:
                 message.reply(function(cell.object, *args, **kwargs))
             else:
                 function(args, kwargs)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             try:
                 if args is None:
                     cell.unread(message, error)

@@ -23,8 +23,8 @@ R = TypeVar("R")
 class Accumulator(Generic[P, R, A]):
     """Call every actor of a mesh and fold over the replies as they arrive: ``combine(combine(identity, r0), r1)``...
 
-    The replies come in any order, and each is dropped once it is folded in; ``combine`` runs here, where the future is
-    waited for. To have the ranks combine their replies themselves use ``with_options(reduce=...)``.
+    Replies are folded in any order, and each is dropped once it is folded in; ``combine`` runs here, where the future is
+    waited for. To have the ranks combine their replies themselves, use ``with_options(reduce=...)``.
 
     >>> from mesh_core import Accumulator, Actor, endpoint, this_host
     >>> class Counter(Actor):
@@ -51,7 +51,7 @@ class Accumulator(Generic[P, R, A]):
         self._combine = combine
 
     def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
-        """Call, and return a future of the folded replies. The first failure is raised, once all replies are there."""
+        """Call every actor and return a future of the folded replies. The first failure is raised once all replies have arrived."""
         folding: Future[A] = self._endpoint._begin("accumulate", self._fold, None, args, kwargs, stream=True)
         return folding
 
@@ -62,7 +62,7 @@ class Accumulator(Generic[P, R, A]):
 
 
 class _Folding(Future[A]):
-    """A future that works while it waits."""
+    """A future that folds replies while it is waited for."""
 
     __slots__ = ("_combine", "_error", "_folded", "_lock", "_n", "_who")
 
@@ -82,7 +82,7 @@ class _Folding(Future[A]):
         self._combine = accumulator._combine
         self._error: BaseException | None = None
         self._n = 0
-        # Of its own: `combine` is the user's, and may wait for other calls.
+        # A lock of its own, because `combine` is user code and may wait for other calls.
         self._lock = threading.RLock()
 
     def _fold(self) -> None:
@@ -113,7 +113,7 @@ class _Folding(Future[A]):
             self._fold()
 
     def _settle(self) -> None:
-        # Before the lock that settling takes: see above.
+        # Before `super()` takes the lock for settling: `combine` may wait for other calls.
         self._fold()
         super()._settle()
 

@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 
 class ActorMesh(Mesh, Generic[T]):
-    """References to actors, one on each of some processes; made by :meth:`ProcMesh.spawn`.
+    """References to actors, one on each process of a mesh; returned by :meth:`ProcMesh.spawn`.
 
-    Its attributes are the actors' endpoints. Sent to another process it is the same references, which own nothing.
+    Its attributes are the actors' endpoints. Sent to another process, it arrives as the same references, which own nothing.
     """
 
     _kind = Kind.ACTORS
@@ -62,7 +62,7 @@ class ActorMesh(Mesh, Generic[T]):
         making: Making | None = None,
         owner: tuple[int, int, int] | None = None,
     ) -> None:
-        # Past __setattr__, which is for users.
+        # Bypasses __setattr__, which is for users.
         self.__dict__.update(
             _process=process,
             _interface=interface,
@@ -97,7 +97,7 @@ class ActorMesh(Mesh, Generic[T]):
         if arity is None and name in interface.plain:
             from mesh_core._meshes.send import NotAnEndpoint
 
-            return NotAnEndpoint(self, name)  # type: ignore[return-value]  # says what to do when it is used as one
+            return NotAnEndpoint(self, name)  # type: ignore[return-value]  # using it raises, with advice
         if arity is None:
             known = sorted(interface.endpoints)
             raise AttributeError(
@@ -107,12 +107,12 @@ class ActorMesh(Mesh, Generic[T]):
                 obj=self,
             )
         endpoint = self._endpoint(name, arity)
-        # The next look-up finds it without coming here.
+        # Cached, so that the next look-up does not get here.
         self.__dict__[name] = endpoint
         return endpoint
 
     def _endpoint(self, name: str, arity: Arity) -> Endpoint[..., Any]:
-        """An endpoint of these actors."""
+        """Return an endpoint of these actors."""
         if arity.on_restart != "fail" and self._owner is not None:
             from mesh_core._meshes.lasting import LastingEndpoint
 
@@ -120,7 +120,7 @@ class ActorMesh(Mesh, Generic[T]):
         return (ItemsEndpoint if arity.streams else Endpoint)(self, name, arity)
 
     def _combining(self, *args: Any, reduce: Reducer) -> Any:
-        """An endpoint whose replies are combined."""
+        """Return an endpoint whose replies are combined."""
         from mesh_core._meshes.reduce import ReducedEndpoint
 
         return ReducedEndpoint(self, *args, reduce=reduce)
@@ -130,7 +130,7 @@ class ActorMesh(Mesh, Generic[T]):
 
     @property
     def name(self) -> str:
-        """The name that the actors were spawned under."""
+        """The name with which the actors were spawned."""
         return self._name
 
     @property
@@ -143,7 +143,7 @@ class ActorMesh(Mesh, Generic[T]):
         return ActorMesh(self._process, self._interface, **told, ready=self._ready, making=self._making)
 
     def _told(self, view: Region) -> dict[str, Any]:
-        """What makes a reference, apart from the process that holds it."""
+        """Return what a reference consists of, except for the process that holds it."""
         told = {
             "name": self._name,
             "location": self._location,
@@ -153,7 +153,7 @@ class ActorMesh(Mesh, Generic[T]):
             "view": view,
         }
         if self._owner is not None:
-            # Which process knows whether the actors are made again; few need it.
+            # The process that knows whether the actors are respawned; few references need it.
             told["owner"] = self._owner
         return told
 
@@ -172,7 +172,7 @@ class ActorMesh(Mesh, Generic[T]):
     def initialized(self) -> Future[None]:
         """Done when every actor's constructor has returned; raises what a constructor raised."""
         if self._ready is None:
-            # Not an AttributeError, which would be taken for an endpoint of that name.
+            # Not an AttributeError: Python would then look up an endpoint of that name.
             raise MeshError(
                 f"this is a reference to {self._name!r} that came from another process; only the process "
                 "that spawned the actors is notified of their construction"
@@ -184,23 +184,23 @@ class ActorMesh(Mesh, Generic[T]):
         return self
 
     def alive(self) -> list[Point]:
-        """The points of this mesh whose actors have not failed, as far as this process knows; see :meth:`ProcMesh.alive`."""
+        """Return the points of this mesh whose actors have not failed, as far as this process knows; see :meth:`ProcMesh.alive`."""
         lost, extent = set(self._lost()), self._view.extent
         return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
 
     def failed(self) -> list[Point]:
-        """The points of this mesh whose actors have failed, or whose processes have ended since they were made."""
+        """Return the points of this mesh whose actors failed, or whose processes ended since they were constructed."""
         extent = self._view.extent
         return [Point(place, extent) for place in self._lost()]
 
     def _places(self, ranks: Ranks) -> list[int]:
-        """The places that are meant; what has failed, where none are named."""
+        """Resolve ``ranks`` to places; ``None`` means all failed ones."""
         from mesh_core._meshes.repair import places_of
 
         return places_of(self, ranks)
 
     def _ended(self) -> list[int]:
-        """The places whose processes have ended, as far as this process knows."""
+        """Return the places whose processes ended, as far as this process knows."""
         from mesh_core._meshes.repair import lost_places
 
         return lost_places(self)
@@ -218,13 +218,13 @@ class ActorMesh(Mesh, Generic[T]):
         return sorted(lost)
 
     def respawn(self, ranks: Ranks = None) -> Future[None]:
-        """Make actors again that have failed, or whose processes were respawned, with the arguments that they had.
+        """Respawn actors that failed or whose processes were respawned, with their original constructor arguments.
 
-        The future is done when they are constructed. References stay what they are. Only the process that has spawned the
-        actors can do it; it keeps the constructor's arguments for that.
+        The future is done when they are constructed. References remain valid. Only the process that spawned the
+        actors can do this; it keeps the constructor's arguments for it.
 
         Args:
-            ranks: numbers or points of this mesh; without them, all that have :meth:`failed`.
+            ranks: numbers or points of this mesh; by default all that have :meth:`failed`.
 
         >>> from mesh_core import Actor, context, endpoint, this_host
         >>> class Counter(Actor):
@@ -251,7 +251,7 @@ class ActorMesh(Mesh, Generic[T]):
         return respawn_actors(self, ranks)
 
     def stop(self, reason: str = "") -> Future[None]:
-        """Stop the actors, after what was sent to them before. Their processes live on."""
+        """Stop the actors, after they have handled earlier messages. Their processes keep running."""
         if len(self._view) == len(self._root):
             if self._making is not None:
                 self._making.end()
@@ -261,14 +261,14 @@ class ActorMesh(Mesh, Generic[T]):
         return self._stop(reason)
 
     def _stop(self, reason: str = "") -> Future[None]:
-        """Stop them, perhaps to make them again."""
+        """Stop the actors, which may be respawned later."""
         target = self._location.target(self._procs_id, self._view)
         call = self._process.runtime.sender(target, self._actor_id, "", Request.STOP_ACTOR).call(reason)
         who = self._addressee()
 
         def finish(call: Call) -> None:
             for index, outcome in enumerate(call.outcomes()):
-                # An actor that is gone already is as stopped as can be.
+                # An actor that has already ended counts as stopped.
                 if getattr(outcome, "is_error", False):
                     value_of(outcome, index, who)
 
@@ -292,12 +292,12 @@ class ActorMesh(Mesh, Generic[T]):
 
 
 def reference_to(process: Process, cell: ActorCell, cls: type) -> ActorMesh[Any]:
-    """A reference to an actor of this process, for whomever it is sent to."""
+    """Return a reference to an actor of this process, for whomever it is sent to."""
     from mesh_core._actors.endpoint import Interface, table_of
 
     me, instance = process.identity, cell.instance
     single = Region([], Slice(me.rank, [], []))
-    # What the actor was spawned on is known here by its shape only.
+    # Of the mesh that the actor was spawned on, only the shape is known here.
     root = me.region if me.region.extent == instance.rank.extent else single
     return ActorMesh(
         process,
@@ -312,13 +312,13 @@ def reference_to(process: Process, cell: ActorCell, cls: type) -> ActorMesh[Any]
 
 
 def reference_of(process: Process, actor: object) -> ActorMesh[Any] | None:
-    """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
+    """Return a reference to the actor whose object this is; ``None`` if it is a plain object."""
     actor_host = process._actor_host
     if actor_host is None:
         return None
     cls, me = type(actor), current_instance()
     for cell in list(actor_host.actors.values()):
-        # One that is being constructed is not known as anybody's object yet.
+        # While an actor is being constructed, its object is not known yet.
         born = cell.object is None and cell.instance is me and cell._cls is cls
         if cell.object is actor or born:
             return reference_to(process, cell, cls)

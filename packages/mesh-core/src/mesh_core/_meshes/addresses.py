@@ -1,4 +1,4 @@
-"""Addresses of hosts that are attached before these are known: futures of them, and who waits for those."""
+"""Addresses of hosts that are attached before the addresses are known: futures of them, and a thread that follows those."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class Addresses:
-    """The addresses that an attachment was given, each as a text or as a future of one."""
+    """The addresses of an attachment, each given as a string or as a future of one."""
 
     def __init__(self, workers: Sequence[Any], process: Process) -> None:
         self._process = process
         self.known: list[str | None] = []
-        """In order; none where a future is not done."""
+        """In order; ``None`` for a future that is not done."""
         self._awaited: dict[int, Future[Any]] = {}
         for place, worker in enumerate(workers):
             self.known.append(self._look(place, worker))
@@ -46,7 +46,7 @@ class Addresses:
 
         Args:
             base: the number of the first host.
-            ready: done when all hosts are attached; or when the runtime is closed, which ends the wait for addresses.
+            ready: done when all hosts are attached, or when the runtime is closed, which ends the wait for addresses.
         """
         if self._awaited:
             threading.Thread(
@@ -57,17 +57,17 @@ class Addresses:
         places, futures = list(self._awaited), list(self._awaited.values())
         self._awaited = {}
         watch = _Watch(self._process, [*futures, ready])
-        # The runtime was closed: those that wait for the hosts are notified.
+        # If the runtime is closed, those that wait for the hosts are notified anyway.
         with contextlib.suppress(MeshError):
             for n in range(len(futures) + 1):
-                # What else fails in the job is not this thread's to hear.
+                # Other failures in the job are not for this thread.
                 watch.wait(n + 1, None, heed=False)
                 if self._process.closed or len(watch.done) <= n:
                     break
                 done = watch.done[n]
                 if done == len(futures):
                     if ready._state == _FAILED and isinstance(ready._value, CancelledError):
-                        continue  # nobody waits for the hosts, which come all the same
+                        continue  # nobody waits for the hosts, but they are attached all the same
                     break
                 why = self._place(places[done], futures[done], base)
                 if why is not None:
@@ -75,7 +75,7 @@ class Addresses:
         watch.close()
 
     def _place(self, place: int, future: Future[Any], base: int) -> str | None:
-        """Place a host at its address; returns what is wrong with the address, if anything is."""
+        """Place a host at its address; return what is wrong with the address, if anything is."""
         try:
             address = future.get(0)
         except BaseException as error:  # noqa: BLE001 - of somebody else's future, who may have cancelled it

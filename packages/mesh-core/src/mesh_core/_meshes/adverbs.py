@@ -34,19 +34,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# How long a call waits for the other ranks' answers, which its error is to carry, once one has died: not noticeably.
+# How long a call waits for other ranks' answers, which its error should include, after one rank died: too short to notice.
 _AFTER_A_DEATH = 0.01
 _OTHERS_MISSING = "other ranks have not answered yet; get(return_exceptions=True) waits for them, and cancel() gives them up"
+_KEEP_OR_REDUCE = "with_options() takes keep=True or reduce=, but not both: combined results do not stay where they were made"
 
 
 class ManyFuture(Future[ValueMesh[R]]):
-    """The results of a call to many."""
+    """The results of a call to many actors."""
 
     __slots__ = ("_lost_at", "_rest")
 
     _call: Call
-    # Set only where the death of a rank became the outcome before all others had answered: its place, and the outcomes
-    # of all once they are there.
+    # Set only if the death of a rank became the outcome before all others had answered: its place, and the outcomes
+    # of all once they have arrived.
     _lost_at: int
     _rest: ValueMesh[Any] | None
 
@@ -62,11 +63,11 @@ class ManyFuture(Future[ValueMesh[R]]):
         ) -> ValueMesh[R | BaseException]: ...
 
     def get(self, timeout: float | None = None, *, return_exceptions: bool = False) -> Any:
-        """Wait for every rank. The first failure is raised, and carries all outcomes as ``.results``.
+        """Wait for every rank. The first failure is raised, with all outcomes in its ``.results``.
 
-        With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks have failed. Without it a
-        death is raised at once, without results if other ranks have not answered by then; these can be waited for with
-        ``return_exceptions``. What ``get()`` has raised it raises again, whatever arrives later.
+        With ``return_exceptions`` nothing is raised: the mesh holds exceptions where ranks failed. Without it, a
+        death is raised at once, without results if other ranks have not answered by then; wait for those with
+        ``return_exceptions``. ``get()`` raises the same error every time, whatever arrives later.
         """
         if not return_exceptions:
             return super().get(timeout)
@@ -82,14 +83,14 @@ class ManyFuture(Future[ValueMesh[R]]):
             raise
 
     def cancel(self) -> bool:
-        """Give up the call; false if it was done. The coroutines that work on it are cancelled, their replies dropped."""
+        """Cancel the call; return false if it was done. Coroutines that work on it are cancelled, and their replies dropped."""
         return super().cancel() or (self._is_loss() and self._call.cancel())
 
     def _is_loss(self) -> bool:
         return self._state == _FAILED and hasattr(self, "_lost_at")
 
     def _has_news(self) -> bool:
-        # The death of one of its own ranks.
+        # One of its own ranks died.
         return self._call.done() or self._call.arrived() > 0
 
     def _wait(self, timeout: float | None, heed: bool = True) -> bool:
@@ -119,7 +120,7 @@ class ManyFuture(Future[ValueMesh[R]]):
         return self.done()
 
     def _settle_loss(self) -> None:
-        """Take the death of a rank for the outcome, while others have not answered: nobody need wait for them."""
+        """Make the death of a rank the outcome while others have not answered: nobody needs to wait for them."""
         with self._process.settling:
             lost, endpoint = self._call.lost(), self._what.__self__  # type: ignore[attr-defined]
             if lost is None or not self._is_pending():
@@ -134,7 +135,7 @@ class ManyFuture(Future[ValueMesh[R]]):
         """Wait for the ranks that had not answered when the death of another became the outcome."""
         ends = [end for end in (until, self._deadline) if end is not None]
         late: dict[int, BaseException] = {}
-        # Other deaths may be among the outcomes, and are told with them.
+        # Deaths of other ranks may be among the outcomes, and are reported with them.
         if not self._call.wait(max(0.0, min(ends) - time.monotonic()) if ends else None, None, False):
             if self._deadline is None or time.monotonic() < self._deadline:
                 raise self._not_yet(timeout)
@@ -144,12 +145,12 @@ class ManyFuture(Future[ValueMesh[R]]):
         self._complete_loss(late)
 
     def _complete_loss(self, late: dict[int, BaseException] | None = None) -> None:
-        """Give the error that was raised for one rank the outcomes of all, once they are there."""
+        """Add the outcomes of all ranks, once they have arrived, to the error that was raised for one."""
         with self._process.settling:
             if self._rest is not None or not self._call.done():
                 return
             endpoint = self._what.__self__  # type: ignore[attr-defined]
-            self._rest, _ = endpoint._collect(self._call, {**(late or {}), self._lost_at: self._value})
+            self._rest, _ = collect(self._call, endpoint._who, {**(late or {}), self._lost_at: self._value})
             self._value.__notes__.remove(_OTHERS_MISSING)
             self._value.results = self._rest
 
@@ -160,7 +161,7 @@ class ManyFuture(Future[ValueMesh[R]]):
 
 
 class _Shown:
-    """An attribute that an endpoint has of the user's own method, for those who look at it: ``help``, IPython."""
+    """An attribute of the user's own method that an endpoint shows to ``help`` and IPython."""
 
     def __init__(self, show: Callable[[Endpoint[..., Any]], Any], of_class: Any) -> None:
         self._show = show
@@ -169,7 +170,9 @@ class _Shown:
     def __get__(self, endpoint: Endpoint[..., Any] | None, owner: type) -> Any:
         found = self._of_class if endpoint is None else self._show(endpoint)
         if found is None:
-            raise AttributeError("only an endpoint of an actor class that is at hand has it")
+            raise AttributeError(
+                "only endpoints whose actor class is known in this process have this attribute"
+            )
         return found
 
 
@@ -187,13 +190,13 @@ def _signature_of(endpoint: Endpoint[..., Any]) -> Any:
     if method is None:
         return None
     signature = inspect.signature(method)
-    # `self`, and the port of one that answers by it, are not the caller's to give.
+    # Callers do not pass `self`, nor the port of an endpoint that answers through one.
     hidden = 2 if endpoint._arity.port and not endpoint._arity.streams else 1
     return signature.replace(parameters=list(signature.parameters.values())[hidden:])
 
 
 class Endpoint(Generic[P, R]):
-    """An endpoint of some actors, ready to be called with an adverb: ``trainers.step.call(batch)``.
+    """An endpoint of some actors, called with an adverb: ``trainers.step.call(batch)``.
 
     ============== ==================================================================
     ``call``       every actor; a future of a :class:`ValueMesh` of all results
@@ -257,12 +260,12 @@ class Endpoint(Generic[P, R]):
 
     @property
     def actors(self) -> ActorMesh[Any]:
-        """The actors that it is an endpoint of."""
+        """The actors whose endpoint this is."""
         return self._mesh
 
     @property
     def name(self) -> str:
-        """What it is called in their class."""
+        """Its name in the actors' class."""
         return self._name
 
     def _what(self) -> str:
@@ -283,15 +286,15 @@ class Endpoint(Generic[P, R]):
         stream: bool = False,
         combined: bool = False,
     ) -> Any:
-        """What every call begins with, whatever its adverb: check, trace, deadline, send.
+        """Begin a call, whatever its adverb: check the arguments, trace, set the deadline, send.
 
-        ``kind`` makes a future of the call, ``finish`` the future's result of its outcomes.
+        ``kind`` makes a future of the call; ``finish`` makes the future's result of the call's outcomes.
         """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
         process = self._mesh._process
         if process.tracer is not None and not self._spanned:
-            # Not a closure, whose variables would cost every call.
+            # Not a closure: its variables would slow down every call.
             again = partial(
                 Endpoint._begin,
                 adverb=adverb,
@@ -311,12 +314,12 @@ class Endpoint(Generic[P, R]):
         return kind(process, call, finish, self._what, limit)
 
     def _attends(self) -> bool:
-        """Whether a call is more than its message just now: it has a deadline, or is traced."""
+        """Whether a call is currently more than its message: it has a deadline or is traced."""
         process = self._mesh._process
         return self._limit is not None or process.deadlines or process.tracer is not None
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""
+        """Call exactly one actor. Raises ``ValueError`` for a mesh of several: slice it first."""
         if not self._one:
             raise ValueError(
                 f"call_one() is for exactly one actor, and {self._mesh!r} has {len(self._mesh)}; "
@@ -335,18 +338,13 @@ class Endpoint(Generic[P, R]):
         future: ManyFuture[R] = self._begin("call", ManyFuture, self._finish_all, args, kwargs)
         return future
 
-    def _collect(
-        self, call: Call, known: Mapping[int, BaseException]
-    ) -> tuple[ValueMesh[R], BaseException | None]:
-        return collect(call, self._who, known)
-
     def _finish_all(self, call: Call) -> ValueMesh[R]:
         return finish_all(call, self._who)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call one actor of the mesh: of two picked at random, the one with fewer calls of ours under way.
+        """Call one actor of the mesh: of two picked at random, the one with fewer of our calls in progress.
 
-        Those whose process is known to be dead are passed over, as long as there are others.
+        Actors whose process is known to be dead are skipped, as long as there are others.
         """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
@@ -367,11 +365,11 @@ class Endpoint(Generic[P, R]):
         return future
 
     def _single(self, index: int) -> Endpoint[P, R]:
-        """The same endpoint of one of the actors."""
+        """Return the same endpoint of one of the actors."""
         return Endpoint(self._mesh._at(index), self._name, self._arity, self._limit, self._block, self._keeps)
 
     def _plain(self) -> Endpoint[P, R]:
-        """The same endpoint, each of whose calls is one message."""
+        """Return the same endpoint with each call being a single message."""
         return self
 
     def _lives(self, index: int) -> bool:
@@ -389,10 +387,10 @@ class Endpoint(Generic[P, R]):
         return len(calls)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> Sending:
-        """Send to every actor of the mesh; nobody replies. An endpoint that raises makes its actor fail, and the owner is notified.
+        """Send to every actor of the mesh, without replies. If the endpoint raises, its actor fails and the owner is notified.
 
-        On a thread it waits where an actor lags behind. In a coroutine it returns at once; what it returns may be
-        awaited, until the message is on its way, or be ignored.
+        On a thread, this waits while an actor lags behind. In a coroutine it returns at once; the result can be
+        awaited until the message is on its way, or ignored.
         """
         if not self._arity.fits(args, kwargs):
             raise self._refuse(args, kwargs)
@@ -407,11 +405,11 @@ class Endpoint(Generic[P, R]):
         return Sending(self._mesh._process, deferral, f"broadcast to {self._what()}")
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
-        """Call every actor; iterate over the results in the order in which they arrive, with ``for`` or ``async for``.
+        """Call every actor; iterate over the results in order of arrival, with ``for`` or ``async for``.
 
-        A generator endpoint gives what it yields, of each rank in order; leaving the loop early ends the generators. An
+        Items of a generator endpoint arrive in order for each rank; leaving the loop early ends the generators. An
         endpoint with an explicit response port may send any number of results; the stream ends when every rank has closed
-        its port, or let go of it. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
+        or dropped its port. Nothing else is cancelled if you leave the loop early; see ``Stream.cancel``.
         """
         stream: Stream[R] = self._begin("stream", self._streamed, None, args, kwargs, stream=True)
         return stream
@@ -419,15 +417,15 @@ class Endpoint(Generic[P, R]):
     def _streamed(
         self, process: Process, call: Call, _finish: None, what: Callable[[], str], limit: float | None
     ) -> Stream[R]:
-        # One deadline for all of them, however late they are asked for.
+        # One deadline for all results, however late they are asked for.
         deadline = None if limit is None else time.monotonic() + limit
 
         def make(n: int) -> StreamFuture[R]:
             def finish(call: Call) -> R:
-                # What a generator yields is read once, and is not kept for a second time.
+                # Items of a generator are read once and not kept.
                 arrived = call.take_nth(n) if self._arity.streams else call.nth(n)
                 if arrived is None and deadline is not None and time.monotonic() >= deadline:
-                    # The first that was waited for in vain has given up the call for all of them.
+                    # The first future whose wait timed out gave up the call for all of them.
                     raise ActorTimeout(
                         f"{what()} did not finish within its deadline of {round(limit or 0.0, 6)} s; it was cancelled",
                         actor=self._who.name,
@@ -463,19 +461,19 @@ class Endpoint(Generic[P, R]):
     def with_options(
         self, *, timeout: Any = ..., block: Any = ..., reduce: Any = ..., keep: Any = ...
     ) -> Any:
-        """The same endpoint with a deadline for its calls, or refusing (``block=False``) instead of waiting to send.
+        """Return the same endpoint with other options for its calls, such as a deadline.
 
         A call that has not finished after ``timeout`` seconds raises :class:`ActorTimeout` where it is waited for, and
-        is cancelled where it runs; calls made while it is handled inherit what is left of the time. With
-        ``block=False`` a receiver that lags too far behind is :class:`MailboxFull`, and the message is not sent.
+        is cancelled where it runs; calls made while it is handled inherit the remaining time. With ``block=False``, a
+        receiver that lags too far behind makes the call raise :class:`MailboxFull`, and the message is not sent.
 
-        With ``reduce`` a ``call`` gives one value: the results of all ranks, combined on the way here by the ranks
-        themselves. It is ``"sum"``, ``"mean"``, ``"concat"``, or a function of two results, which has to be associative;
+        With ``reduce``, ``call`` gives one value: the results of all ranks, which the ranks themselves combine on the
+        way. It is ``"sum"``, ``"mean"``, ``"concat"``, or an associative function of two results;
         the order of ranks is kept.
 
-        With ``keep=True`` results stay in the processes that have made them, and the caller is given a :class:`Ref` of each.
+        With ``keep=True``, results stay in the processes that made them, and the caller gets a :class:`Ref` to each.
 
-        Options that are not named stay as they are; ``None`` takes a deadline, or ``reduce``, away.
+        Options that are not named stay as they are; ``None`` removes a deadline or ``reduce``.
         """
         limit = self._limit if timeout is ... else _seconds(timeout)
         if block is ...:
@@ -492,9 +490,7 @@ class Endpoint(Generic[P, R]):
                 f"{self._what()} answers by its port, so that there is no result to keep; send what put() returns there"
             )
         if keep and reducer is not None:
-            raise ValueError(
-                "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
-            )
+            raise ValueError(_KEEP_OR_REDUCE)
         other = self._like(limit, block, reducer)
         other._keeps = "&" if keep else ""
         other._senders = other._sender(other._mesh._view)
@@ -503,9 +499,7 @@ class Endpoint(Generic[P, R]):
     def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
         if reducer is not None:
             if self._keeps:
-                raise ValueError(
-                    "with_options() takes keep=True or reduce=, but not both: results that are combined do not stay where they were made"
-                )
+                raise ValueError(_KEEP_OR_REDUCE)
             made: Endpoint[P, R] = self._mesh._combining(
                 self._name, self._arity, limit, block, reduce=reducer
             )
@@ -513,14 +507,14 @@ class Endpoint(Generic[P, R]):
         return Endpoint(self._mesh, self._name, self._arity, limit, block, self._keeps)
 
     def _traced(self, context: str) -> Endpoint[P, R]:
-        """The same endpoint, for the messages of one span."""
+        """Return the same endpoint for the messages of one span."""
         endpoint = self._like(self._limit, self._block, self._reducer)
         endpoint._senders = self._senders.traced(context)
         endpoint._spanned = True
         return endpoint
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a mesh's endpoint is called with an adverb."""
+        """Refuse: an endpoint of a mesh is called with an adverb."""
         raise TypeError(
             f"say how to call {self._what()}: .call(...) for all replies, .call_one(...) for a single actor, "
             ".choose(...), .broadcast(...) or .stream(...)"
@@ -531,7 +525,7 @@ class Endpoint(Generic[P, R]):
 
 
 class ItemsEndpoint(Endpoint[P, R]):
-    """A generator endpoint: what it yields is read by ``stream``, and by nothing else."""
+    """A generator endpoint: only ``stream`` reads what it yields."""
 
     __slots__ = ()
 
@@ -568,7 +562,7 @@ class ItemsEndpoint(Endpoint[P, R]):
 def collect(
     call: Call, who: Addressee, known: Mapping[int, BaseException]
 ) -> tuple[ValueMesh[Any], BaseException | None]:
-    """The outcomes of all ranks, and the first error among them. Of some the errors are known already."""
+    """Return the outcomes of all ranks and the first error among them. ``known`` has errors that are known already."""
     cells: list[Any] = []
     first: BaseException | None = None
     for index, outcome in enumerate(call.outcomes()):
@@ -582,7 +576,7 @@ def collect(
 
 
 def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
-    """The results of all ranks, or the first error, with all outcomes."""
+    """Return the results of all ranks, or raise the first error, with all outcomes in its ``results``."""
     mesh, first = collect(call, who, {})
     if first is not None:
         if isinstance(first, MeshError):
@@ -592,12 +586,12 @@ def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
 
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:
-    """Who a mesh of actors is, for error messages."""
+    """Return the addressee of a mesh of actors, for error messages."""
     return Addressee(mesh.name, mesh._location, mesh._root, mesh._view, mesh)
 
 
 def _seconds(timeout: object) -> float | None:
-    """What ``with_options(timeout=)`` may be."""
+    """Check ``with_options(timeout=)``."""
     if timeout is None:
         return None
     if isinstance(timeout, (str, bytes, bool)) or not hasattr(timeout, "__float__"):

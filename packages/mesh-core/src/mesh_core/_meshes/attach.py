@@ -1,4 +1,4 @@
-"""Hosts of other machines: agents that run there, as a mesh."""
+"""Attach hosts: machines on which agents run, as a mesh."""
 
 from __future__ import annotations
 
@@ -36,32 +36,32 @@ def attach_to_workers(
     fan_out: int | None = None,
     hold: float = 0.0,
 ) -> HostMesh:
-    """Make a mesh of hosts on which agents run: ``mesh host`` was started there. Returns at once.
+    """Return a mesh of hosts on which agents run, started there with ``mesh host``. Returns at once.
 
-    It never waits: neither for futures of addresses, names, and connections, nor for the disk with the credentials.
+    It waits neither for futures of addresses, name resolution and connections, nor for the disk with the credentials.
 
     Args:
-        workers: the agents' addresses, such as ``"tcp://b7:7411"``; or futures of addresses, also those of
-            ``concurrent.futures`` and of event loops. Hosts are connected to as their addresses become known.
+        workers: the agents' addresses, such as ``"tcp://b7:7411"``, or futures of addresses, including those of
+            ``concurrent.futures`` and of event loops. Hosts are connected as their addresses become known.
         credentials: the job's credentials, or the folder that holds them (see :class:`Credentials`).
-        name: what errors and listings call the mesh.
+        name: the name of the mesh in errors and listings.
         listen: an address at which this script waits for agents that can only dial out (``mesh host --dial``).
-        expect: how many of those there will be.
-        timeout: for how many seconds agents are waited for that do not listen yet, from when their addresses are known;
+        expect: how many agents will dial in.
+        timeout: how many seconds to wait for agents that do not listen yet, counted from when their addresses are known;
             by default as long as a host may be silent (``heartbeat_timeout``).
-        heartbeat_timeout: after how many seconds of silence one of these hosts is taken for dead; by default the setting
+        heartbeat_timeout: after how many seconds of silence one of these hosts counts as dead; by default the setting
             of that name.
-        fan_out: to how many others each of these hosts relays; by default the setting of that name.
-        hold: for so many seconds what runs on the hosts goes on while the script's machine sleeps, or its network is cut:
-            while all of the script's hosts are out of its reach at once it does not take them for dead, nor they it.
+        fan_out: how many others each of these hosts relays to; by default the setting of that name.
+        hold: for this many seconds, what runs on the hosts goes on while the script's machine sleeps or its network is cut:
+            while all of the script's hosts are unreachable at once, it does not declare them dead, nor they it.
             By default that is no longer than ``heartbeat_timeout``.
 
-    An argument that is malformed raises here. What turns out later is raised by ``initialized``, and by the first call to
-    what was to run there: an :class:`AuthenticationError` where the credentials cannot be used, or one side does not
-    accept the other's, else a :class:`SpawnError`.
+    A malformed argument raises here. Later problems are raised by ``initialized``, and by the first call to
+    what was to run there: an :class:`AuthenticationError` if the credentials cannot be used or one side does not
+    accept the other's, otherwise a :class:`SpawnError`.
 
-    The mesh has one dimension, ``hosts``, in the order of ``workers``, or in which the agents dial in; one call makes a
-    mesh of either. ``await`` it, or wait for ``.initialized``, to hear whether all can be reached.
+    The mesh has one dimension, ``hosts``, in the order of ``workers`` or in the order in which the agents dial in; one call
+    cannot do both. ``await`` the mesh, or wait for ``.initialized``, to learn whether all hosts can be reached.
     """
     from mesh_core._meshes.spawning import interpreter_command
 
@@ -108,11 +108,11 @@ def attach_to_workers(
     given = {"heartbeat_timeout": heartbeat_timeout, "fan_out": fan_out}
     changes = {name: value for name, value in given.items() if value is not None}
     settings = process.settings.changed("attach_to_workers()", **changes) if changes else process.settings
-    # What others ask for on this host.
+    # How processes are started on this host on behalf of other hosts.
     be_host(
         process.runtime, process.identity.host, interpreter_command(None), sorted(process.environ.items())
     )
-    # What processes of this host that are spawned from now on prove who they are with.
+    # Processes spawned on this host from now on identify themselves with these credentials.
     process.credentials = (os.path.abspath(folder), listen or "")  # noqa: PTH100 - without links resolved
     if listen is None:
         patience = settings.heartbeat_timeout if timeout is None else timeout
@@ -153,10 +153,10 @@ def _all_attached(process: Process, call: Call, base: int, count: int, where: Ca
     }
     if not lost:
         return
-    # What the controller has found out of each host, without what a loss says around it.
+    # What the controller found out about each host, without the text that a loss adds.
     known = {} if process.closed else {host: (fate, why) for host, *_, fate, why in roll(process.runtime)}
     whys = [_why(known.get(base + index, ("", ""))[1], outcome) for index, outcome in lost.items()]
-    # What they have in common is not theirs: the script's own credentials, or its own address.
+    # A common reason is not about the hosts, but about the script's own credentials or its own address.
     if len(whys) > 1 and len(set(whys)) == 1:
         failed = [whys[0]]
     else:

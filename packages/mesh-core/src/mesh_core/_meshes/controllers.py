@@ -1,4 +1,4 @@
-"""Actors of which a job has one each, wherever they are asked for."""
+"""Actors of which a job has one each, found by name from anywhere."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REGISTRY = 1
-"""The registry's actor id; the runtime knows it, and tells the controller when it is first called."""
+"""The registry's actor id; the runtime knows it, and notifies the controller of the first call."""
 
 
 class Registry(Actor):
-    """Lives in the script's process, spawns what is asked for, and owns it."""
+    """Lives in the script's process; spawns and owns the actors that are asked for."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[Any, Any]] = {}
@@ -36,10 +36,10 @@ class Registry(Actor):
     async def get_or_spawn(
         self, name: str, cls: type[Actor], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the actor of this name; spawn it if there is none."""
-        # One lock a name: a slow constructor holds up those who ask for the same thing, and nobody else.
+        """Return the actor with this name; spawn it if there is none."""
+        # One lock per name: a slow constructor holds up those who ask for the same actor, and nobody else.
         async with self._locks.setdefault(name, asyncio.Lock()):
-            await self._heard_all()
+            await self._catch_up()
             procs, found = self._found.get(name, (None, None))
             if found is None or found._process.runtime.is_gone(procs._procs_id, 0, 0):
                 from mesh_core._meshes.hosts import this_host
@@ -58,7 +58,7 @@ class Registry(Actor):
                 )
             return found
 
-    async def _heard_all(self) -> None:
+    async def _catch_up(self) -> None:
         """Wait for notices on their way: the caller may know of a failure before this process does."""
         loop = asyncio.get_running_loop()
         passed = asyncio.Event()
@@ -66,7 +66,7 @@ class Registry(Actor):
         await passed.wait()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """Forget what has failed: the next caller gets a new one. The failure itself goes to the script."""
+        """Forget an actor that failed: the next caller gets a new one. The failure itself goes to the script."""
         procs, found = self._found.get(failure.mesh_name, (None, None))
         if found is not None and found._actor_id == failure.mesh._actor_id:
             del self._found[failure.mesh_name]
@@ -75,16 +75,16 @@ class Registry(Actor):
 
 
 def host_registry(process: Process) -> None:
-    """Make the registry, since somebody has called it."""
+    """Host the registry, which somebody has called."""
     process.actor_host().host(Registry, REGISTRY, "controllers")
 
 
 def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwargs: Any) -> Future[T]:
-    """The one actor of a job that goes by ``name``, from wherever it is asked for: the script or any actor.
+    """Return the one actor of a job with this name; callable from the script and from any actor.
 
-    It is spawned, in a process of its own, when it is first asked for. Later (or simultaneous) callers get the
-    same one, and its arguments do not count. It lives until the script ends. One that has failed is replaced when it is
-    next asked for.
+    The first call spawns the actor, in a process of its own. Later or simultaneous callers get the same actor, and
+    their arguments are ignored. It lives until the script ends. If it failed, the next
+    call replaces it.
 
     >>> from mesh_core import Actor, endpoint, get_or_spawn_controller, shutdown
     >>> class Counter(Actor):

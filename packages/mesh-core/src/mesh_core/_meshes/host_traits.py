@@ -1,4 +1,4 @@
-"""Labels and resources of hosts: what agents are started with, and how hosts are selected by them."""
+"""Labels and resources of hosts: agents are started with them, and hosts are selected by them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host of a mesh, as :meth:`HostMesh.select` shows it to its predicate.
+    """A host of a mesh, as :meth:`HostMesh.select` passes it to its predicate.
 
     >>> from mesh_core.testing import LocalCluster
     >>> with LocalCluster(hosts=2, resources=[{"gpus": 8}, {}]) as cluster, cluster.attach() as hosts:
@@ -38,17 +38,17 @@ class Host:
     """
 
     name: str
-    """What it is called."""
+    """Its name."""
     address: str
-    """Where it was attached; empty if it has dialed in."""
+    """The address at which it was attached; empty if it dialed in."""
     labels: Mapping[str, str]
-    """What its agent was started with."""
+    """The labels that its agent was started with."""
     resources: Mapping[str, float]
-    """What its agent was started with; ``"cpus"`` is how many CPUs it may use, unless that was given too."""
+    """The resources that its agent was started with; ``"cpus"`` is how many CPUs it may use, unless that was given too."""
 
 
 def check_labels(labels: object) -> dict[str, str]:
-    """Return the labels of a host; raise if something is wrong with them."""
+    """Check the labels of a host and return them."""
     checked = _named(labels, "labels", "zone", "'a'")
     for name, value in checked.items():
         if not isinstance(value, str):
@@ -61,7 +61,7 @@ def check_labels(labels: object) -> dict[str, str]:
 
 
 def check_resources(resources: object) -> dict[str, float]:
-    """Return the resources of a host; raise if something is wrong with them."""
+    """Check the resources of a host and return them."""
     checked = _named(resources, "resources", "gpus", "8")
     for name, amount in checked.items():
         if not is_number(amount):
@@ -87,7 +87,11 @@ def _named(given: object, what: str, name: str, value: str) -> dict[str, Any]:
 
 
 def traits(hosts: HostMesh) -> list[Host]:
-    """The hosts of a mesh, in order; raises if one has not reported its labels yet."""
+    """Return the hosts of a mesh, in order; raise if one has not reported its labels yet."""
+    return _traits_and_dead(hosts)[0]
+
+
+def _traits_and_dead(hosts: HostMesh) -> tuple[list[Host], list[int]]:
     process, numbers = hosts._process, hosts._numbers
     if not process.identity.is_script:
         raise MeshError(
@@ -107,7 +111,7 @@ def traits(hosts: HostMesh) -> list[Host]:
         raise MeshError(
             f"the labels and resources of {_listed(waited)} are not known yet; wait for `initialized` of {hosts!r} first"
         )
-    return found
+    return found, dead
 
 
 Said = tuple[int, list[tuple[str, str]], list[tuple[str, float]]]
@@ -115,7 +119,7 @@ Said = tuple[int, list[tuple[str, str]], list[tuple[str, float]]]
 
 
 def introduced(process: Process, numbers: Sequence[int]) -> tuple[list[Said | None], list[int]]:
-    """Return what these hosts have reported of themselves, and which of them are gone; at the controller."""
+    """Return what these hosts reported about themselves, and which of them are gone. Works only at the controller."""
     dead = [
         host
         for host, _, _, _, state, *_ in roll(process.runtime)
@@ -136,10 +140,8 @@ def select(
     if predicate is not None and not callable(predicate):
         raise TypeError(f"select() takes a function of a host, or labels by name, got {predicate!r}")
     check_labels(labels)
-    all_of = traits(hosts)
+    all_of, dead = _traits_and_dead(hosts)
     numbers = hosts._numbers
-    process = hosts._process
-    _, dead = introduced(process, numbers) if process.ask_traits is None else process.ask_traits(numbers)
     chosen = [
         (number, host)
         for number, host in zip(numbers, all_of, strict=True)

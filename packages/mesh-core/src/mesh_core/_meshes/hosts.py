@@ -1,4 +1,4 @@
-"""Meshes of hosts, and where a script or an actor finds its own."""
+"""Meshes of hosts, and the host and process that code runs on."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
     from mesh_core._system.environment import Env
 
-# How long the news of an end may take, in addition to the time that processes may take to end.
+# How long the report of an end may take, in addition to the time that processes may take to end.
 _GRACE_S = 5.0
 # How many hosts a repr names.
 _SHOWN = 4
 
 MAX_PROCS = 100_000
-"""More processes than any one host can hold: asking for them is a slip of the pen."""
+"""More processes than any host can hold: asking for more is a typo."""
 
 
 class HostMesh(Mesh):
-    """Hosts, on which processes are spawned; :func:`this_host` is the one this code runs on."""
+    """Hosts on which processes are spawned; :func:`this_host` is the one this code runs on."""
 
     _kind = Kind.HOSTS
 
@@ -47,7 +47,7 @@ class HostMesh(Mesh):
         self._name = name
         self._location = location
         self._root = root
-        """All hosts that were attached together, where that was done here."""
+        """All hosts that were attached together, if they were attached here."""
         self._ready: Future[None] | None = None
 
     def _with_region(self, region: Region) -> HostMesh:
@@ -62,33 +62,33 @@ class HostMesh(Mesh):
 
     @property
     def name(self) -> str:
-        """What errors and listings call the hosts."""
+        """The name of the mesh in errors and listings."""
         return self._name
 
     @property
     def names(self) -> list[str]:
-        """What each host is called, as far as it is known."""
+        """The name of each host, as far as it is known."""
         return [self._location.name_of(host) for host in self._view]
 
     @property
     def addresses(self) -> list[str]:
-        """Where the agent of each host can be reached, as it was attached.
+        """The address of each host's agent, as it was attached.
 
-        Empty for this host and for hosts that have dialed in. Only the script knows; elsewhere all are empty.
+        Empty for this host and for hosts that dialed in. Only the script knows addresses; elsewhere all are empty.
         """
         known = self._process.addresses()
         return [known.get(host, "") for host in self._numbers]
 
     @property
     def _numbers(self) -> list[int]:
-        """The numbers that the hosts have in the job."""
+        """The numbers of the hosts in the job."""
         return [self._location.host_of(rank) for rank in self._view]
 
     @property
     def labels(self) -> list[dict[str, str]]:
-        """The labels of each host, as its agent was started with them; in the order of the mesh.
+        """The labels that each host's agent was started with, in the order of the mesh.
 
-        Known to the script once the hosts are attached.
+        The script knows them once the hosts are attached.
 
         >>> from mesh_core.testing import LocalCluster
         >>> with LocalCluster(hosts=2, labels=[{"zone": "a"}, {"zone": "b"}]) as cluster:
@@ -103,9 +103,9 @@ class HostMesh(Mesh):
 
     @property
     def resources(self) -> list[dict[str, float]]:
-        """The resources of each host, as its agent was started with them, and its ``"cpus"``; in the order of the mesh.
+        """The resources that each host's agent was started with, and its ``"cpus"``, in the order of the mesh.
 
-        Known to the script once the hosts are attached.
+        The script knows them once the hosts are attached.
 
         >>> from mesh_core.testing import LocalCluster
         >>> with LocalCluster(hosts=1, resources={"gpus": 8}) as cluster:
@@ -121,7 +121,7 @@ class HostMesh(Mesh):
     def join(self, other: HostMesh) -> HostMesh:
         """Return these hosts and others as one mesh: those of several attachments, or a mesh and a spare.
 
-        Both have one dimension, or none for a single host. What is spawned on the mesh is a mesh like any other.
+        Both must have one dimension, or none for a single host. The result is a mesh like any other.
 
         >>> from mesh_core.testing import LocalCluster
         >>> with LocalCluster(hosts=3) as cluster, cluster.attach() as hosts:
@@ -157,7 +157,7 @@ class HostMesh(Mesh):
         names: Mapping[int, str],
         other: HostMesh | None = None,
     ) -> HostMesh:
-        """Hosts by their numbers, which need not be evenly spaced."""
+        """Return a mesh of hosts by number; the numbers need not be evenly spaced."""
         region = Region.whole(Extent([label], [len(numbers)]))
         parts = [self] if other is None else [self, other]
         owned = all(part._root is not None for part in parts)
@@ -174,13 +174,13 @@ class HostMesh(Mesh):
         return made
 
     def _location_of(self, each: int) -> Location:
-        """Where the processes of a mesh are that has this many on each host."""
+        """Return the location of a mesh with this many processes on each host."""
         if isinstance(self._location, ListedLocation):
             return ListedLocation(self._numbers, self._location.names, each)
         return Location(Placement.spread(self._view, each), self._location.names)
 
     def select(self, predicate: Callable[[Host], object] | None = None, /, **labels: str) -> HostMesh:
-        """Return the hosts with these labels, for which ``predicate`` is true, of those that are attached and not dead.
+        """Return the hosts that have these labels and satisfy ``predicate``, of those that are attached and not dead.
 
         If no host matches, it raises a :class:`ValueError` that lists what there is.
 
@@ -199,7 +199,7 @@ class HostMesh(Mesh):
     def initialized(self) -> Future[None]:
         """Done when every host is attached.
 
-        Raises :class:`SpawnError` if one cannot be used, :class:`AuthenticationError` if that is for its credentials.
+        Raises :class:`SpawnError` if one cannot be used, or :class:`AuthenticationError` if its credentials are the reason.
         """
         if self._ready is None:
             raise MeshError(
@@ -229,26 +229,26 @@ class HostMesh(Mesh):
         supervise: Supervise | None = None,
         **unknown: Never,
     ) -> ProcMesh:
-        """Spawn processes: as many on each host as ``per_host`` says, one without it. Returns at once.
+        """Spawn processes: as many on each host as ``per_host`` says, by default one. Returns at once.
 
         Args:
             per_host: named sizes, for example ``{"gpus": 8}``.
-            name: what errors and listings call the mesh.
-            bootstrap: runs in every process before anything else does.
-            env: environment variables, set before any module of yours is imported there; ``None`` removes one. A function
+            name: the name of the mesh in errors and listings.
+            bootstrap: a function that runs in every process before anything else does.
+            env: environment variables, set before any of your modules is imported there; ``None`` removes one. A function
                 is called here with each rank's :class:`Point`, and returns the variables of that rank.
-            preload: modules that workers find imported already, shared by all that are forked.
+            preload: modules to import before workers are forked; all forked workers share them.
             start: ``"fork"`` takes milliseconds; ``"exec"`` gives a fresh interpreter.
-            python: another interpreter, for ``start="exec"``; what is spawned from these processes has it too.
+            python: another interpreter, for ``start="exec"``; processes spawned from these use it too.
             proc_bind: for each process of a host, the CPUs that it may run on.
-            seed: makes the random numbers of ``random``, numpy and torch come again, different ones on each rank. Without
-                it they are different on each rank and in each run. See also :func:`rank_seed`.
+            seed: makes the random numbers of ``random``, numpy and torch reproducible, and different on each rank. Without
+                it they differ on each rank and in each run. See also :func:`rank_seed`.
             devices: ``"own"`` gives each process of a host one of the CUDA devices there, by ``CUDA_VISIBLE_DEVICES``.
             torch_env: set ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
                 as ``torchrun`` does.
             supervise: is asked about a process's death before the owner is: a function of the failure that returns true if it
-                has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
-            **unknown: is refused, with what was probably meant.
+                handled the failure, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
+            **unknown: refused, with a hint at what was probably meant.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs(per_host={"gpus": 2}, env={"OMP_NUM_THREADS": "1"}) as procs:
@@ -307,16 +307,16 @@ class HostMesh(Mesh):
         reload: bool = False,
         exclude: Iterable[str] = (),
     ) -> Future[WorkspaceReport]:
-        """Copy the files below ``path`` to the hosts, and have processes import from the copies. Returns at once.
+        """Copy the files below ``path`` to the hosts, and make processes import from the copies. Returns at once.
 
-        Only what a host does not have already is sent, once for all hosts. What was deleted here is deleted there.
-        Processes that run and those spawned later import from the copy what the script would import from ``path``.
+        Only files that a host does not have yet are sent, once for all hosts. Files deleted here are deleted there.
+        Running processes and those spawned later import from the copy what the script would import from ``path``.
 
         Args:
-            path: a directory of the machine on which the script runs.
-            to: where the copies are, instead of in a directory of the job's own that goes with the job.
-            reload: import changed modules again in processes that run; actors that live get the new code.
-            exclude: more patterns, as in ``.gitignore``, of what is left out; ``"!build"`` takes one back.
+            path: a directory on the machine on which the script runs.
+            to: where to put the copies; by default in a directory of the job, which is removed with the job.
+            reload: reimport changed modules in running processes; existing actors get the new code.
+            exclude: more patterns of files to leave out, as in ``.gitignore``; ``"!build"`` includes one again.
 
         >>> import pathlib, tempfile
         >>> from mesh_core import shutdown, this_host
@@ -332,9 +332,9 @@ class HostMesh(Mesh):
         return self._process.hooks.sync(self, path, to=to, reload=reload, exclude=exclude)
 
     def stop(self) -> Future[None]:
-        """Stop what this script runs on these hosts, and let them go. Returns at once; their agents serve others.
+        """Stop everything that this script runs on these hosts, and release them. Returns at once; their agents serve others.
 
-        They may be attached again, by this script as by any other. ``with`` and ``async with`` do it at their end.
+        They can be attached again, by this script or another. ``with`` and ``async with`` do this at their end.
 
         >>> from mesh_core.testing import LocalCluster
         >>> with LocalCluster(hosts=2) as cluster, cluster.attach() as hosts:
@@ -351,15 +351,15 @@ class HostMesh(Mesh):
         return self._release("stop")
 
     def detach(self, part: HostMesh | None = None) -> Future[None]:
-        """Let these hosts go, while the job and its other hosts go on. Returns at once; their agents serve others.
+        """Release these hosts while the job and its other hosts go on. Returns at once; their agents serve others.
 
-        Processes there stop in order, and are killed if that takes longer than ``stop_timeout``. In a mesh that is on
-        other hosts too the ranks on these hosts are as stopped: that is no failure, and calls to them raise
-        :class:`Undeliverable`. The future is done when the hosts are gone, also where one has died meanwhile. They may be
-        attached again, as other hosts of the job. Only the script that has attached hosts lets them go.
+        Processes there stop in order, and are killed if that takes longer than ``stop_timeout``. If a mesh is also on
+        other hosts, its ranks on these hosts count as stopped: that is no failure, and calls to them raise
+        :class:`Undeliverable`. The future is done when the hosts are gone, even if one died meanwhile. They can be
+        attached again, as new hosts of the job. Only the script that attached hosts can release them.
 
         Args:
-            part: some of these hosts; without it all of them.
+            part: some of these hosts; by default all of them.
 
         >>> from mesh_core.testing import LocalCluster
         >>> with LocalCluster(hosts=3) as cluster:
@@ -392,16 +392,16 @@ class HostMesh(Mesh):
         if process.closed:
             raise MeshError(f"{self._name!r} has been stopped already: the runtime is shut down")
         mine = set(self._numbers)
-        # Of meshes that are on other hosts too, agents end their share.
+        # Meshes that are also on other hosts are left out: the agents end the processes on these hosts.
         meshes = [
             procs
             for _, owned_meshes in process.owners.all()
             for procs in owned_meshes.procs()
-            # The agents end these last.
+            # Processes for host extensions; the agents end them last.
             if procs._hosts_now() <= mine and not is_host_mesh(procs._procs_id)
         ]
         process.forget_hosts(self._numbers)
-        # What came last may use what was there before.
+        # In reverse order: a mesh may use those that were spawned before it.
         ending = [cast("Call", procs.stop()._call) for procs in reversed(meshes)]
         within = process.settings.stop_timeout
         limit, said = within + _GRACE_S, f"the {what} of {self._name!r}"
@@ -458,7 +458,7 @@ class HostMesh(Mesh):
         return _revive_host, (self._view, self._name, location)
 
     def _unwell(self) -> dict[int, str]:
-        """How those hosts are that do not run as they should, where that is known."""
+        """Return the state of each host that is known not to run as it should."""
         told = {
             host: state
             for host, _, _, _, state, *_ in roll(self._process.runtime)
@@ -510,7 +510,7 @@ _OPTIONS = (
 
 
 def _unknown(unknown: Mapping[str, object]) -> str:
-    """What to say of arguments that ``spawn_procs`` does not have: most of them are meant as sizes."""
+    """Return the error for an unknown argument of ``spawn_procs``; most of them are meant as sizes."""
     name, value = next(iter(unknown.items()))
     complaint = f"spawn_procs() got an unexpected keyword argument {name!r}"
     if isinstance(value, int):
@@ -522,7 +522,7 @@ def _unknown(unknown: Mapping[str, object]) -> str:
 
 
 def _sizes(per_host: object) -> dict[str, Any]:
-    """The named sizes of ``per_host``."""
+    """Return the named sizes of ``per_host``."""
     if per_host is None:
         return {}
     if isinstance(per_host, int) and not isinstance(per_host, bool):
@@ -536,7 +536,7 @@ def _sizes(per_host: object) -> dict[str, Any]:
 
 
 def _modules(preload: object) -> list[str]:
-    """The names of ``preload``."""
+    """Return the names in ``preload``."""
     if isinstance(preload, str) or not isinstance(preload, Iterable):
         raise TypeError(f"preload must be a list of modules' names such as ['numpy'], got {preload!r}")
     names = list(preload)
@@ -547,7 +547,7 @@ def _modules(preload: object) -> list[str]:
 
 
 def this_host() -> HostMesh:
-    """The host on which this code runs; inside an actor, the actor's."""
+    """Return the host on which this code runs; inside an actor, the actor's."""
     process = current()
     me = process.identity
     here = Region([], Slice(me.host_no, [], []))
@@ -555,7 +555,7 @@ def this_host() -> HostMesh:
 
 
 def this_proc() -> ProcMesh:
-    """The process in which this code runs, as a mesh of one; actors can be spawned in it."""
+    """Return the process in which this code runs, as a mesh of one; actors can be spawned in it."""
     from mesh_core._meshes.procs import ProcMesh
 
     process = current()
@@ -582,7 +582,7 @@ def proc_mesh(
     torch_env: bool = False,
     **sizes: int,
 ) -> ProcMesh:
-    """Spawn processes on this host; short for ``this_host().spawn_procs``. May be awaited.
+    """Spawn processes on this host; short for ``this_host().spawn_procs``. Can be awaited.
 
     >>> from mesh_core import proc_mesh
     >>> with proc_mesh(gpus=2) as procs:

@@ -1,4 +1,4 @@
-"""Meshes that are put together of others: :func:`concat`."""
+"""Meshes joined from others: :func:`concat`."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ M = TypeVar("M", bound=Mesh)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A mesh that is part of one that was put together."""
+    """A mesh that is part of a joined one."""
 
     location: Location
     procs_id: int
     view: Region
     actor_id: int | None
-    """Which actors it is of; none for a mesh of processes."""
+    """The id of its actors; ``None`` for a mesh of processes."""
     start: int
-    """Where it begins in the dimension along which it was put."""
+    """Where it begins in the dimension along which meshes are joined."""
     size: int
     """How many places it has there."""
 
 
 class JoinedLocation(Location):
-    """Where the ranks of a mesh are that was put together: each is a rank of one of its parts."""
+    """The location of a joined mesh: each rank is a rank of one of its parts."""
 
     __slots__ = ("_axis", "_parts", "_sizes")
 
@@ -56,7 +56,7 @@ class JoinedLocation(Location):
         return hosts.pop() if len(hosts) == 1 else None
 
     def _find(self, rank: int) -> tuple[Part, int]:
-        """Which part has a rank, and which rank of its mesh that is there."""
+        """Return the part that has a rank, and the rank of the part's mesh that this is."""
         place, coordinates = rank, []
         for size in reversed(self._sizes):
             coordinates.append(place % size)
@@ -161,15 +161,15 @@ def _revive(
 
 @overload
 def concat(meshes: Sequence[M], dim: str) -> M: ...
-# As type checkers have it, a mesh of actors is of the actors' class.
+# To type checkers, a mesh of actors has the type of the actors' class.
 @overload
 def concat(meshes: Sequence[Any], dim: str) -> Any: ...
 def concat(meshes: Sequence[Any], dim: str) -> Any:
-    """Put meshes together along a dimension: meshes of processes, or of actors of one class.
+    """Join meshes along a dimension: meshes of processes, or of actors of one class.
 
-    All have the same dimensions, of the same sizes but for ``dim``. One that has no dimension ``dim`` counts as one place in
-    it. What comes back is a mesh like any other: it is sliced and called, actors are spawned on it, and where a part is
-    repaired, so is the whole. It owns nothing: each part ends with whoever owns it.
+    All must have the same dimensions, of the same sizes except for ``dim``. A mesh without dimension ``dim`` counts as one
+    place in it. The result is a mesh like any other: it can be sliced and called, actors can be spawned on it, and a repair
+    of a part repairs it too. It owns nothing: each part ends with its owner.
 
     >>> from mesh_core import concat, this_host
     >>> host = this_host()
@@ -237,7 +237,7 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
 
 
 def _shape(meshes: Sequence[Any], dim: str) -> tuple[list[str], list[int], list[int]]:
-    """The labels, the sizes, and how many places each mesh has along the dimension."""
+    """Return the labels, the sizes, and how many places each mesh has along the dimension."""
     extents = [mesh._view.extent for mesh in meshes]
     along = [extent.size(dim) if dim in extent.labels else 1 for extent in extents]
     labels = next((extent.labels for extent in extents if dim in extent.labels), [dim, *extents[0].labels])

@@ -458,7 +458,7 @@ class LastingEndpoint(Endpoint[P, R]):
     _line: _Line
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
-        """Call exactly one actor. A mesh of several is a ``ValueError``: slice it first."""
+        """Call exactly one actor. Raises ``ValueError`` for a mesh of several: slice it first."""
         if not self._one:
             return super().call_one(*args, **kwargs)
         if not self._arity.fits(args, kwargs):

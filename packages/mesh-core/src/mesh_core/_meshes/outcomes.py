@@ -1,4 +1,4 @@
-"""Replies becoming values and errors."""
+"""Turn outcomes of calls into values and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Call, Region
     from mesh_core._process.process import Process
 
-# Looked at for each answer: a class of enums takes its time to find a member.
+# Constants, because they are compared for each answer and looking up an enum member takes time.
 _UNDELIVERABLE: Final = MessageKind.UNDELIVERABLE
 
 
@@ -40,24 +40,24 @@ class Addressee:
         self.mesh = mesh
 
     def host(self, index: int) -> str:
-        """What the host of an addressee is called."""
+        """Return the name of an addressee's host."""
         rank = self.view.rank_at(index)
         if self.mesh is None:
             return self.location.name_of(rank)
         return self.location.name_now(self.mesh._process.runtime, self.mesh._procs_id, rank)
 
     def point(self, index: int) -> Point:
-        """The place in the whole mesh of an addressee."""
+        """Return the place of an addressee in the whole mesh."""
         return self.root.point_of(self.view.rank_at(index))
 
 
 def stopping(process: Process, call: Call, what: str) -> Future[None]:
-    """The future of a stop. When it is done, everything that was printed is shown too."""
+    """Return the future of a stop. When it is done, everything that was printed has been shown too."""
     return Future(process, call, lambda _: process.flush_console(), lambda: what)
 
 
 def load(message: Message) -> Any:
-    """What a successful reply carries."""
+    """Return what a successful reply carries."""
     try:
         return message.load()
     except (MemoryError, MeshError):
@@ -67,7 +67,7 @@ def load(message: Message) -> Any:
 
 
 def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> BaseException | None:
-    """The error that an outcome stands for; ``None`` if it carries a value."""
+    """Return the error that an outcome stands for; ``None`` if it carries a value."""
     if outcome is None:
         return not_here()
     if isinstance(outcome, Lost):
@@ -84,14 +84,14 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
             and not isinstance(error, SupervisionError)
             and (ready := getattr(who.mesh, "_ready", None)) is not None
         ):
-            # Told by this call as well as by the spawn.
+            # This call reports it, as does the spawn.
             ready.unseen()
         return error
     return None
 
 
 def value_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Any:
-    """The value that an outcome carries, or raise the error it stands for."""
+    """Return the value that an outcome carries, or raise the error it stands for."""
     error = error_of(outcome, index, who)
     if error is not None:
         raise error
@@ -202,8 +202,8 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failures.failure import OF_HOSTS
 
     if lost.orderly:
-        # A process that was asked to stop closes its link in passing, which is not the reason.
-        # With a host that was let go its processes were.
+        # A process that was asked to stop closes its connection, which is not the reason. The processes
+        # of a released host were stopped for that host's reason.
         telling = lost.pid is None or lost.kind in OF_HOSTS
         why = (lost.reason if telling else "") or "its process was stopped"
         return Undeliverable(
@@ -227,13 +227,13 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
 
 
 def _bootstrap_error(mesh: Any) -> BaseException | None:
-    """What the bootstrap of a mesh's processes has raised, where they were spawned here."""
+    """Return what the bootstrap of a mesh's processes raised, if they were spawned here."""
     ready = mesh._process.boots.get(mesh._procs_id)
     return ready.exception() if ready is not None and ready.done() else None
 
 
 def all_up(call: Call, who: Addressee) -> None:
-    """Raise what has become of processes that were to start."""
+    """Raise the error of the first process that did not start."""
     outcomes = call.outcomes()
     for index, outcome in enumerate(outcomes):
         error = error_of(outcome, index, who)
@@ -249,7 +249,7 @@ def all_up(call: Call, who: Addressee) -> None:
                 )
                 said.__cause__ = error
                 error = said
-            # The receiver of this error has been notified of all that died then (SUP-1).
+            # Whoever gets this error has been notified of all processes that died then (SUP-1).
             assert isinstance(error, MeshError)  # a loss is one of those
             error._deaths = tuple((*other.process, 0) for other in outcomes if isinstance(other, Lost))
         if error is not None:

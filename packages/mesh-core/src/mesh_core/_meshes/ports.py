@@ -1,7 +1,7 @@
-"""Ports: typed return addresses that can be sent anywhere, and the channels that they lead to.
+"""Ports: typed return addresses that can be sent anywhere, and the channels they lead to.
 
-A port is only an address: it keeps nothing alive. Values arrive in the order in which one sender sent
-them, and in the order of arrival between senders. The runtime completes a ``recv()``; no Python thread listens.
+A port is only an address: it keeps nothing alive. Values of one sender arrive in the order sent;
+those of several senders in order of arrival. The runtime completes a ``recv()``; no Python thread listens.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ R = TypeVar("R")
 
 
 class Port(Generic[R]):
-    """Where a value can be sent: to a :class:`Channel`, or to the caller of an endpoint.
+    """An address to which values can be sent: that of a :class:`Channel`, or of the caller of an endpoint.
 
-    Ports are small, picklable and own nothing; pass them on as arguments, keep them, send from any thread. What
-    :meth:`send` promises: values of one sender arrive in the order sent, once each. A receiver that is closed, dropped,
-    or whose process has ended makes ``send`` raise :class:`Undeliverable`: at once where this process knows; else the
+    Ports are small, picklable and own nothing; pass them as arguments, keep them, send from any thread. Values of
+    one sender arrive in the order sent, once each. If the receiver is closed or dropped, or its process has
+    ended, ``send`` raises :class:`Undeliverable`: at once if this process knows; otherwise the
     first value sent after the end is lost, its refusal comes back, and later sends raise.
 
-    Values that nobody has asked for with ``recv()`` are bounded as an actor's messages are, by ``mailbox_budget``: beyond
-    that a thread waits in ``send``, and a coroutine in awaiting what ``send`` returns. A thread of the receiver's own
-    process gets :class:`MailboxFull` instead, as it may be the one that has to receive.
+    Values that nobody has asked for with ``recv()`` are limited by ``mailbox_budget``, like an actor's messages: beyond
+    that, a thread waits in ``send``, and a coroutine when it awaits the result of ``send``. A thread of the receiver's own
+    process gets :class:`MailboxFull` instead, because it may be the one that has to receive.
     """
 
     __slots__ = ("__weakref__", "_outlet", "_ranked")
@@ -47,7 +47,7 @@ class Port(Generic[R]):
         self._ranked = ranked
 
     def send(self, value: R) -> Sending:
-        """Send a value to the receiver. What is returned may be awaited, until the value is on its way, or ignored.
+        """Send a value to the receiver. The result can be awaited until the value is on its way, or ignored.
 
         >>> from mesh_core import Channel
         >>> port, receiver = Channel[int].open()
@@ -58,14 +58,14 @@ class Port(Generic[R]):
         return _sending(self._outlet.send(value, current_place() if self._ranked else None))
 
     def exception(self, error: BaseException) -> Sending:
-        """Send an exception: the receiver raises it as an :class:`ActorError` that is a ``type(error)`` as well."""
+        """Send an exception: the receiver raises it as an :class:`ActorError` that is also a ``type(error)``."""
         return self._fail(error, self._ranked)
 
     def close(self) -> None:
         """End this rank's part of a ``stream``; only for the port of a call.
 
         A port that was given to an endpoint, and to nobody else, is closed when the last reference to it is gone.
-        The port of a channel has other senders perhaps, and is closed by its receiver alone.
+        The port of a channel may have other senders, and only its receiver can close it.
         """
         if not self._outlet.is_response:
             raise TypeError(
@@ -74,11 +74,11 @@ class Port(Generic[R]):
         self._outlet.end()
 
     def _answer(self, value: R) -> Sending:
-        # As a response: the place of who answers goes along. Who answers on a loop awaits it.
+        # A response carries the place of its sender. A sender on an event loop awaits it.
         return _sending(self._outlet.send(value, current_place(), True))
 
     def _item(self, value: R) -> Sending:
-        # One of many, by who awaits each.
+        # One of many responses; the sender awaits each.
         return _sending(self._outlet.send(value, None, True))
 
     def _fail(self, error: BaseException, ranked: bool) -> Sending:
@@ -98,7 +98,7 @@ class Port(Generic[R]):
         return _sending(self._outlet.send_error(data, buffers, current_place() if ranked else None))
 
     def __copy__(self) -> Self:
-        # It does not change.
+        # It is immutable.
         return self
 
     def __deepcopy__(self, _: Any) -> Self:
@@ -121,10 +121,10 @@ def _revive(address: tuple[Any, ...], ranked: bool) -> Port[Any]:
 
 
 class PortReceiver(Closing, Generic[R]):
-    """Where the values sent to a :class:`Port` arrive. It belongs to the process that opened it.
+    """The end at which values sent to a :class:`Port` arrive. It belongs to the process that opened it.
 
     Iterate over it (``for`` or ``async for``) until it is closed, or take one value at a time with :meth:`recv`. It is
-    closed by :meth:`close`, by leaving its ``with`` block, and when nothing refers to it.
+    closed by :meth:`close`, at the end of its ``with`` block, and when nothing refers to it.
     """
 
     __slots__ = ("__weakref__", "_mailbox", "_ranked")
@@ -136,8 +136,8 @@ class PortReceiver(Closing, Generic[R]):
     def recv(self) -> Future[R]:
         """Return a future of the next value; it raises :class:`ChannelClosed` once the channel is closed.
 
-        Futures are served in the order in which they were made. A value whose future was given up, by a timeout, say,
-        and is referred to no more, is the next one again: nothing is lost.
+        Futures are served in the order in which they were made. If a future is given up, for example by a timeout, and
+        dropped, its value goes to the next one: nothing is lost.
         """
         process = current()
         return Future(process, self._mailbox.receive(), self._finish, lambda: "a value from a channel")
@@ -156,19 +156,19 @@ class PortReceiver(Closing, Generic[R]):
         return (_place(outcome), value) if self._ranked else value  # type: ignore[return-value]
 
     def ranked(self) -> PortReceiver[tuple[Point | None, R]]:
-        """The same channel, giving ``(point, value)``: the place of the actor that sent each value.
+        """Return the same channel, giving ``(point, value)``: the place of the actor that sent each value.
 
-        Places come with what was sent to a port of :meth:`Channel.open_ranked`, and with what endpoints answer to the
-        port of a :func:`send`; elsewhere, and where the sender is no actor, the place is ``None``.
+        Places arrive with values sent to a port of :meth:`Channel.open_ranked`, and with what endpoints answer to the
+        port of a :func:`send`. Otherwise, or if the sender is not an actor, the place is ``None``.
         """
         return PortReceiver(self._mailbox, True)
 
     def close(self) -> None:
-        """Close the channel: waiting ``recv()`` calls end, and senders are told that nobody receives."""
+        """Close the channel: waiting ``recv()`` calls end, and senders are notified that nobody receives."""
         self._mailbox.close()
 
     def __len__(self) -> int:
-        """How many values have arrived and were not received."""
+        """Return how many values have arrived and were not received."""
         return len(self._mailbox)
 
     def __bool__(self) -> bool:
@@ -207,7 +207,7 @@ def _place(message: Message) -> Point | None:
 
 
 class Channel(Generic[R]):
-    """A way for values into this process: a :class:`Port` to give away, and a :class:`PortReceiver` to keep.
+    """A channel into this process: a :class:`Port` to give away, and a :class:`PortReceiver` to keep.
 
     >>> from mesh_core import Channel
     >>> port, receiver = Channel[str].open()
@@ -218,15 +218,15 @@ class Channel(Generic[R]):
 
     @staticmethod
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
-        """Open a channel. With ``once`` the first value closes it; sending a second is an error at the sender."""
+        """Open a channel. With ``once``, the first value closes it; sending a second one raises at the sender."""
         mailbox = current().runtime.open_port(once)
         return Port(mailbox.outlet(once)), PortReceiver(mailbox)
 
     @staticmethod
     def open_ranked(once: bool = False) -> tuple[Port[R], PortReceiver[tuple[Point | None, R]]]:
-        """Open a channel whose receiver is told, with each value, the place of the actor that sent it.
+        """Open a channel whose receiver gets, with each value, the place of the actor that sent it.
 
-        It is the place in the slice that the actor was messaged in, ``current_rank()``; ``None`` outside actors.
+        This is the place in the slice that was called, ``current_rank()``; ``None`` outside actors.
 
         >>> from mesh_core import Channel
         >>> port, receiver = Channel[str].open_ranked(once=True)

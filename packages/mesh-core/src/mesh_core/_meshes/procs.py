@@ -1,4 +1,4 @@
-"""Meshes of processes: spawning them, and spawning actors on them."""
+"""Meshes of processes: spawning actors on them, repair, logging and stop."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How long other hosts may take to tell the ids of their processes.
+# How long to wait for other hosts to report process ids.
 _PIDS_S = 1.0
 
-# After Ctrl-C an end that takes longer says what it waits for.
+# After Ctrl-C, a stop that takes longer than this says what it is waiting for.
 _MOMENT_S = 0.5
 
-# A process whose event loop is busy longer than this logs by its new level once it gets to it.
+# A process whose event loop is busy longer than this applies its new log level later.
 _TOLD_S = 1.0
 
 
 class ProcMesh(Mesh):
-    """Processes, on which actors are spawned; made by :meth:`HostMesh.spawn_procs`.
+    """Processes on which actors are spawned; returned by :meth:`HostMesh.spawn_procs`.
 
-    Leaving a ``with`` block stops them; so does the end of the script.
+    They are stopped at the end of a ``with`` block, or else when the script ends.
     """
 
     _kind = Kind.PROCS
@@ -80,11 +80,11 @@ class ProcMesh(Mesh):
 
     @property
     def name(self) -> str:
-        """What errors and listings call the mesh."""
+        """The name of the mesh in errors and listings."""
         return self._name
 
     def __eq__(self, other: object) -> bool:
-        """Whether both are the same processes in the same shape, wherever the references came from."""
+        """Return whether both are the same processes in the same shape, wherever the references came from."""
         if not isinstance(other, ProcMesh):
             return NotImplemented
         return self._procs_id == other._procs_id and self._view == other._view
@@ -106,7 +106,7 @@ class ProcMesh(Mesh):
         )
 
     def _resized(self, root: Region) -> ProcMesh:
-        """The same processes with more or fewer ranks, before it is known when those that are new are ready."""
+        """Return the same processes with more or fewer ranks; the caller sets when new ones are ready."""
         return ProcMesh(
             self._process,
             name=self._name,
@@ -131,20 +131,20 @@ class ProcMesh(Mesh):
     ) -> T: ...
     @overload
     def spawn(self, name: str, cls: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...
-    # The constructor's arguments may be of any names but those of this method's own.
+    # The constructor's arguments may have any names except those of this method's own parameters.
     def spawn(  # type: ignore[misc]
         self, name: str, cls: Any, *args: Any, supervise: Supervise | None = None, **kwargs: Any
     ) -> Any:
-        """Spawn an actor on every process. Returns at once; messages wait until its constructor has returned.
+        """Spawn an actor on every process. Returns at once; messages wait until the constructor has returned.
 
-        The actor (or the script) that spawns owns what it has spawned: it ends with its owner, and its owner is
-        notified of its failures. ``supervise`` is asked about them first: a function of a :class:`MeshFailure` that returns true if it
-        has handled it, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
+        The actor (or script) that spawns actors owns them: they end with their owner, and it is notified of their
+        failures. ``supervise`` is asked first: a function of a :class:`MeshFailure` that returns true if it handled
+        the failure, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
 
-        What comes back is an :class:`ActorMesh`, typed as the class itself so that its endpoints are known. It may be
-        awaited: ``await procs.spawn(...)`` returns it once all are constructed, or raises what a constructor raised.
+        Returns an :class:`ActorMesh`, typed as the actor class so that type checkers know its endpoints. It can be
+        awaited: ``await procs.spawn(...)`` returns it once all actors are constructed, or raises what a constructor raised.
         """
-        # Of Model[int], a generic class with its parameters, the class.
+        # For Model[int], a generic class with its parameters, use the class itself.
         cls = getattr(cls, "__origin__", cls)
         if not isinstance(cls, type) or not _is_actor(cls):
             raise TypeError(
@@ -229,7 +229,7 @@ class ProcMesh(Mesh):
 
     @property
     def initialized(self) -> Future[None]:
-        """Done when every process is up (and its ``bootstrap`` has run); raises :class:`SpawnError` if one cannot be."""
+        """Done when every process is up and its ``bootstrap`` has run; raises :class:`SpawnError` if one cannot start."""
         if self._ready is None:
             raise MeshError(
                 f"{self!r} was not spawned here; only the process that spawned it is notified of its start"
@@ -242,10 +242,10 @@ class ProcMesh(Mesh):
 
     @property
     def pids(self) -> list[int | None]:
-        """The processes' ids; ``None`` for one that could not be made, or has ended.
+        """The process ids; ``None`` for a process that could not be started or has ended.
 
-        Where the mesh was spawned this waits until its processes are up, for at most the setting ``spawn_timeout``.
-        Elsewhere it tells what is known by now: ``None`` may also mean that one is not up yet.
+        In the process that spawned the mesh, this waits until the processes are up, at most the setting ``spawn_timeout``.
+        Elsewhere it returns what is known so far: ``None`` may also mean that a process is not up yet.
         """
         spawned, process = self._spawned, self._process
         if not process.in_charge:
@@ -263,7 +263,7 @@ class ProcMesh(Mesh):
         addrs = [locate(runtime, *self._location.addr(self._procs_id, rank)) for rank in self._view]
         pids = {addr: os.getpid() if addr == runtime.me else runtime.pid_of(*addr) for addr in addrs}
         me = process.identity
-        # The script's process knows all that there are on its own host.
+        # The script's process knows every process on its own host.
         afar = [
             addr for addr, pid in pids.items() if pid is None and (me.mesh_id != 0 or addr[2] != me.host_no)
         ]
@@ -278,12 +278,12 @@ class ProcMesh(Mesh):
         level: int | str = 20,  # logging.INFO
         ignore_numbers: bool = False,
     ) -> None:
-        """Say what is done with what these processes print and log; for the whole mesh, and for what comes from now on.
+        """Set what happens to the output and log records of these processes, for the whole mesh and from now on.
 
-        Without ``stream_to_client`` nothing is shown (the last lines of stderr still are part of a failure). Equal
+        Without ``stream_to_client`` nothing is shown (the last lines of stderr are still part of a failure). Equal
         lines of several ranks within ``aggregate_window_sec`` seconds are shown as one; with ``None`` every line is shown
-        as it is. With ``ignore_numbers`` lines that differ in their numbers alone are shown as one too, with a note.
-        Records of :mod:`logging` below ``level``, a number or a name, are left out.
+        separately. With ``ignore_numbers``, lines that differ only in numbers are also shown as one, with a note.
+        Records of :mod:`logging` below ``level``, a number or a name, are dropped.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
@@ -324,28 +324,28 @@ class ProcMesh(Mesh):
         meshes = [*self._location.meshes(self._procs_id), *{run[2] for _, runs in moved for run in runs}]
         told = tell(self._location.target(self._procs_id, self._all()), meshes)
         if self._recipe is not None:
-            # Processes that are made again log like the others.
+            # Respawned processes log like the others.
             self._recipe.log_as = tell
         if self._ready is None or self._ready.done():
-            # So that later calls log accordingly. Processes that are not up yet receive this before anything else.
+            # So that later calls log accordingly. A process that is not up yet receives this before anything else.
             told.wait(_TOLD_S)
 
     def alive(self) -> list[Point]:
-        """The points of this mesh whose processes have not ended, as far as this process knows.
+        """Return the points of this mesh whose processes have not ended, as far as this process knows.
 
-        Where the mesh was spawned, this is known within milliseconds. Elsewhere, only ends that were reported are known,
-        for example by a call.
+        The process that spawned the mesh learns of an end within milliseconds. Others only know of ends that were
+        reported to them, for example by a call.
         """
         lost, extent = set(self._lost()), self._view.extent
         return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
 
     def failed(self) -> list[Point]:
-        """The points of this mesh whose processes have ended: what :meth:`respawn` makes again; see :meth:`alive`."""
+        """Return the points of this mesh whose processes ended and can be respawned with :meth:`respawn`; see :meth:`alive`."""
         extent = self._view.extent
         return [Point(place, extent) for place in self._lost()]
 
     def _places(self, ranks: Ranks) -> list[int]:
-        """The places that are meant; what has failed, where none are named."""
+        """Resolve ``ranks`` to places; ``None`` means all failed ones."""
         from mesh_core._meshes.repair import places_of
 
         return places_of(self, ranks)
@@ -357,23 +357,23 @@ class ProcMesh(Mesh):
 
     @property
     def incarnations(self) -> list[int]:
-        """How often the process of each rank was made again, in the order of the ranks."""
+        """How many times the process of each rank was respawned, in rank order."""
         addrs = (self._location.addr(self._procs_id, rank) for rank in self._view)
         return [incarnation(self._process.runtime, mesh, rank) for mesh, rank, _ in addrs]
 
     def respawn(self, ranks: Ranks = None, *, on: HostMesh | None = None) -> Future[None]:
-        """Make processes again that have ended, in their places. Returns at once; the future is done when they are up.
+        """Respawn processes that ended, in their places. Returns at once; the future is done when they are up.
 
-        The mesh, its slices and all references to it, wherever they are, mean the new processes from then on. What was
-        sent to the old ones is not sent again. Actors are not made again: see :meth:`ActorMesh.respawn`.
+        The mesh, its slices and all references to it, wherever they are, then refer to the new processes. Messages
+        to the old ones are not sent again. Actors are not respawned: see :meth:`ActorMesh.respawn`.
 
         Args:
-            ranks: numbers or points of this mesh; without them, all that have :meth:`failed`.
-            on: hosts for the new processes; without it, those that the old ones were on. Ranks that were on one host stay
+            ranks: numbers or points of this mesh; by default all that have :meth:`failed`.
+            on: hosts for the new processes; by default those of the old ones. Ranks that were on one host stay
                 together.
 
-        Only the process that has spawned the mesh can do it, for as long as it has not stopped the mesh; or the next script of a job
-        that outlives them.
+        Only the process that spawned the mesh can do this, until it stops the mesh; so can the next script of a job
+        that outlives its scripts.
 
         >>> import os, signal
         >>> from mesh_core import this_host
@@ -390,10 +390,10 @@ class ProcMesh(Mesh):
         return _repair.respawn(self, ranks, on)
 
     def prepare(self, on: HostMesh) -> Future[None]:
-        """Have spare hosts ready for ranks of this mesh. Returns at once; the future is done when they are.
+        """Prepare spare hosts for ranks of this mesh. Returns at once; the future is done when they are ready.
 
-        Each of them starts what forks processes like those of this mesh, imports what was to be preloaded, and tries with one
-        process, which then ends. A later :meth:`respawn` or :meth:`grow` there forks, instead of starting an interpreter.
+        Each host starts a fork server for processes like those of this mesh, imports what they preload, and spawns one test
+        process, which then ends. A later :meth:`respawn` or :meth:`grow` there forks instead of starting an interpreter.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -404,10 +404,10 @@ class ProcMesh(Mesh):
         return _repair.prepare(self, on)
 
     def grow(self, *, on: HostMesh | None = None, **sizes: int) -> ProcMesh:
-        """Add places to the first dimension, with processes like those that are there. Returns the larger mesh at once.
+        """Add places to the first dimension, with processes like the existing ones. Returns the larger mesh at once.
 
-        This mesh stays what it is, a part of the larger one. The new processes are on the hosts ``on``, or on those of the
-        others, and are up when the larger mesh is :attr:`initialized`.
+        This mesh becomes a part of the larger one. The new processes are on the hosts ``on``, by default on those of
+        the existing ones, and are up when the larger mesh is :attr:`initialized`.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs({"gpus": 2}) as procs:
@@ -419,7 +419,7 @@ class ProcMesh(Mesh):
         return _repair.grow(self, sizes, on)
 
     def shrink(self, **sizes: int) -> ProcMesh:
-        """Take the last places of the first dimension away, and stop their processes. Returns the smaller mesh at once.
+        """Remove the last places of the first dimension and stop their processes. Returns the smaller mesh at once.
 
         The processes have ended when the smaller mesh is :attr:`initialized`.
 
@@ -433,9 +433,9 @@ class ProcMesh(Mesh):
         return _repair.shrink(self, sizes)
 
     def stop(self, reason: str = "") -> Future[None]:
-        """Stop the processes, after what was sent to them before; those that take too long are killed.
+        """Stop the processes, after they have handled earlier messages; those that take too long are killed.
 
-        Those of a part of a mesh may be made again with :meth:`respawn`. A mesh that has grown stops as a whole.
+        Processes of a part of a mesh can be respawned with :meth:`respawn`. A mesh that has grown stops as a whole.
         """
         if self._procs_id == 0:
             raise ValueError(
@@ -449,7 +449,7 @@ class ProcMesh(Mesh):
 
             return stop_some(self)
         what = f"the stop of {self._name!r} {reason}".rstrip()
-        # A repair on another thread is before it, and its processes stop too, or after it, and refused.
+        # A repair on another thread comes either before, and its processes stop too, or after, and is refused.
         with contextlib.nullcontext() if self._recipe is None else self._recipe.lock:
             process.owners.drop(self._procs_id)
             target = self._location.target(self._procs_id, self._all())
@@ -459,12 +459,12 @@ class ProcMesh(Mesh):
         return stopping(process, call, what)
 
     def _hosts_now(self) -> set[int]:
-        """The numbers of the hosts that its ranks are on by now."""
+        """Return the numbers of the hosts that the ranks are on now."""
         runtime, location, procs_id = self._process.runtime, self._location, self._procs_id
         return {locate(runtime, *location.addr(procs_id, rank))[2] for rank in self._all()}
 
     def _all(self) -> Region:
-        """All ranks that there are of the mesh, if it has grown."""
+        """Return all ranks of the mesh, including those that were added."""
         grown = None if self._recipe is None else self._recipe.root
         return self._root if grown is None or len(grown) < len(self._root) else grown
 
@@ -481,7 +481,7 @@ class ProcMesh(Mesh):
             with_blocks.end(self._process, stopped, error)
 
     def _hurry(self, stopped: Future[None]) -> None:
-        """Wait for an end that Ctrl-C wants; another Ctrl-C kills."""
+        """Wait for a stop that Ctrl-C asked for; another Ctrl-C kills the processes."""
         from mesh_core._common.interrupts import say_stopping
 
         try:
@@ -493,7 +493,7 @@ class ProcMesh(Mesh):
             self._process.runtime.stop_procs(self._location.target(self._procs_id, self._all()), 0.0)
             raise
         except SupervisionError:
-            pass  # the block's own error is the one that is raised
+            pass  # the block's own error is raised
 
     async def __aenter__(self) -> Self:
         await self

@@ -1,16 +1,17 @@
-"""A call whose replies are combined on the way up, so that its caller gets one.
+"""A call whose replies are combined on the way up, so that its caller gets only one.
 
-The call goes out like any other. Its ranks, in the order of the region that was called, form a tree in which each has
-at most ``FAN_OUT`` below it; a rank combines its own result with what those below it send, in order, and passes the
-share on to the rank above; the first answers the caller. Nobody but the ranks looks at a share.
+The call goes out like any other. Its ranks, in the order of the called region, form a tree in which each has at most
+``FAN_OUT`` ranks below it. A rank combines its own result with the shares of those below it, in order, and passes the
+combined share to the rank above; the first rank answers the caller. Only the ranks look at shares.
 
-RED-1: a rank's share covers a run of ranks, and shares are combined in the order of runs: what is associative is enough.
-RED-2: one failure is the call's outcome, and everything that ranks have gathered for the call is dropped: the caller's
-runtime tells them, and what comes later for such a call is dropped at once.
+RED-1: a rank's share covers a run of ranks, and shares are combined in the order of runs: an associative function is enough.
+RED-2: one failure is the call's outcome, and everything that ranks gathered for the call is dropped: the caller's
+runtime notifies them, and what arrives later for such a call is dropped at once.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
@@ -33,7 +34,7 @@ FAN_OUT = 16
 _REMEMBERED = 4096
 
 Key = tuple[tuple[int, int, int] | None, int]
-"""A call's caller, and its number there."""
+"""The caller of a call, and the number of the call there."""
 
 
 class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
@@ -61,22 +62,22 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
         self._combined: Sender = self._sender(view, "+", Request.REDUCE)
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:  # type: ignore[override]  # one value, not a mesh
-        """Call every actor of the mesh; the future's result is all results, combined."""
+        """Call every actor of the mesh; the future's result is the combined result of all."""
         future: Future[R]
-        # Ranks that were made again, or put together, are no region in which they could find each other.
+        # Ranks that were respawned or joined do not form a region in which they could find each other.
         if self._combined.is_whole():
             try:
                 future = self._begin("call", Future, self._finish_combined, args, kwargs, combined=True)
             except LookupError:
                 if self._combined.is_whole():
-                    raise  # not because one was made again just now
+                    raise  # not because a rank was respawned just now
             else:
                 return future
         future = self._begin("call", Future, self._finish_gathered, args, kwargs)
         return future
 
     def _finish_gathered(self, call: Call) -> R:
-        """Combine here what ranks have answered one by one."""
+        """Combine here what the ranks answered one by one."""
         reducer, outcomes = self._reducer, call.outcomes()
         assert reducer is not None  # an endpoint of this class has one
         shares = [
@@ -93,7 +94,7 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
 
     def _finish_combined(self, call: Call) -> R:
         for index, outcome in enumerate(call.outcomes()):
-            # All but one are empty: the first reply, or failure, was the call's.
+            # All but one are empty: the first reply or failure is the outcome of the call.
             if outcome is not None:
                 value: R = value_of(outcome, index, self._who)
                 return value
@@ -105,14 +106,14 @@ class ReducedEndpoint(Endpoint[P, R], Generic[P, R]):
 
 
 class Place(NamedTuple):
-    """Where a rank is in the tree."""
+    """The place of a rank in the tree."""
 
     above: int | None
     below: tuple[int, ...]
 
 
 def place_of(index: int, count: int) -> Place:
-    """The place of the ``index``-th of ``count`` ranks; each is followed by the runs of those below it.
+    """Return the place of the ``index``-th of ``count`` ranks; each is followed by the runs of those below it.
 
     >>> place_of(0, 3)
     Place(above=None, below=(1, 2))
@@ -144,14 +145,11 @@ class Plan:
         self.sizes, self.strides = dims[:half], dims[half:]
 
     def count(self) -> int:
-        """How many ranks there are."""
-        product = 1
-        for size in self.sizes:
-            product *= size
-        return product
+        """Return how many ranks there are."""
+        return math.prod(self.sizes)
 
     def rank(self, index: int) -> int:
-        """The rank, in its mesh of processes, of the one with that place in the call."""
+        """Return the rank, in its mesh of processes, that has this place in the call."""
         rank: int = self.offset
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             index, at = divmod(index, size)
@@ -185,10 +183,10 @@ class Reductions:
 
     @classmethod
     def of(cls, actor_host: ActorHost) -> Reductions:
-        """The one of a process; made when it is first needed."""
+        """Return the one of a process; it is made when it is first needed."""
         found = actor_host.reductions
         if found is None:
-            # Several actors' threads may come first.
+            # Threads of several actors may get here first.
             with actor_host.process.settling:
                 found = actor_host.reductions
                 if found is None:
@@ -199,7 +197,7 @@ class Reductions:
         return len(self._gathering)
 
     def contribute(self, message: Message, name: str, told: tuple[Any, ...], value: Any) -> None:
-        """An endpoint has returned ``value`` here; pass it on, or keep it until the shares of the ranks below have arrived."""
+        """Pass on what an endpoint returned here, or keep it until the shares of the ranks below have arrived."""
         if not message.call:
             return
         plan = Plan(told)
@@ -220,7 +218,7 @@ class Reductions:
         self._complete(state)
 
     def on_partial(self, message: Message) -> None:
-        """A rank below has sent its share."""
+        """Take the share of a rank below."""
         key = (message.caller, message.call)
         with self._lock:
             if key in self._forgotten:
@@ -232,12 +230,12 @@ class Reductions:
             del self._gathering[key]
         try:
             self._complete(state)
-        except BaseException as error:  # noqa: BLE001 - it is the caller's to hear
+        except BaseException as error:  # noqa: BLE001 - reported to the caller
             assert state.message is not None
             self._actor_host.reply_error(state.message, error, state.name)
 
     def forget(self, cancel: Message) -> None:
-        """A call has failed, or was given up: nothing is gathered for it any more."""
+        """Drop what was gathered for a call that failed or was given up, and gather nothing more for it."""
         key = (cancel.src, cancel.call)
         with self._lock:
             self._gathering.pop(key, None)

@@ -1,7 +1,7 @@
-"""References: values that stay where they were made, while a few bytes travel in their place.
+"""References: values that stay where they were made, while a few bytes are sent in their place.
 
-The bytes lie in shared memory of the process that has put them. Who holds a reference is counted by the runtime
-(``crates/mesh-runtime/src/refs.rs``, REF-1..4), without Python.
+The values are in shared memory of the process that put them. The runtime counts who holds references, without
+Python (``crates/mesh-runtime/src/refs.rs``, REF-1..4).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What `Kept.open` calls them.
+# The states that `Kept.open` returns.
 _HERE, _AWAY, _LOST = range(3)
 _STATUS = 4
 
 
 class RefLost(SupervisionError):
-    """The process that kept a value has ended, and the value with it; :attr:`failure` tells how, if it did not end in order."""
+    """The process that kept a value has ended, and the value is lost; :attr:`failure` says how, unless it was stopped."""
 
     def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
         super().__init__(message, failure=failure)
@@ -46,11 +46,11 @@ class RefLost(SupervisionError):
 
 
 class RefStoreFull(MeshError):
-    """A process cannot keep another value: there was no room in time, or the value is larger than the budget."""
+    """A process cannot keep another value: no room became free in time, or the value is larger than the budget."""
 
 
 class Ref(Generic[T]):
-    """A reference to a value that stays in the process that has :func:`put` it. Send it anywhere; it is a few bytes long.
+    """A reference to a value that stays in the process that :func:`put` it. Send it anywhere; it is a few bytes long.
 
     >>> from mesh_core import put
     >>> ref = put({"weights": bytearray(1_000_000)})
@@ -59,7 +59,7 @@ class Ref(Generic[T]):
     >>> len(ref.get()["weights"])
     1000000
 
-    Where a ``Ref`` is an argument of a call, the endpoint is given the value. In a list, a dictionary or any other object
+    If a ``Ref`` is an argument of a call, the endpoint gets the value. Inside a list, a dictionary or any other object
     it stays a ``Ref``. The value is kept until no process holds a reference to it.
 
     References to the same value are equal. They can only be pickled as part of a message, where they are counted.
@@ -72,14 +72,14 @@ class Ref(Generic[T]):
         self._where = where
 
     def get(self, timeout: float | None = None) -> T:
-        """Return the value. On the host where it lies this waits for nobody, and copies no large data.
+        """Return the value. On the host where the value is kept, this does not wait and copies no large data.
 
-        Each ``get`` makes a new object. Arrays and tensors lie on pages that it shares with other readers until it
-        writes into them: what it writes is its own. From another host the value is fetched, which may take ``timeout`` seconds at most.
+        Each ``get`` makes a new object. Arrays and tensors in it are on pages shared with other readers until it writes to
+        them; only it sees what it writes. From another host the value is fetched, in ``timeout`` seconds at most.
 
         Raises:
-            RefLost: the process that kept it has ended.
-            ActorTimeout: it did not come in time; it can be asked for again.
+            RefLost: the process that kept the value has ended.
+            ActorTimeout: the value did not arrive in time; it can be requested again.
         """
         state, value = self._kept.open()
         if state == _HERE:
@@ -98,7 +98,7 @@ class Ref(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the value takes, pickled."""
+        """The size of the pickled value in bytes."""
         return self._kept.nbytes
 
     @property
@@ -107,7 +107,7 @@ class Ref(Generic[T]):
         return self._kept.lost is not None
 
     def _here(self) -> Any:
-        """The value if it is on this host, else this reference."""
+        """Return the value if it is on this host, else this reference."""
         state, value = self._kept.open()
         if state == _LOST:
             raise self._error()
@@ -185,19 +185,19 @@ def _revive(address: tuple[Any, ...], where: str) -> Ref[Any]:
 
 
 def put(value: T, *, timeout: float | None = None) -> Ref[T]:
-    """Keep a value in this process, and return a reference to it.
+    """Keep a value in this process and return a reference to it.
 
     >>> from mesh_core import put
     >>> batch = put(list(range(100_000)))
     >>> batch.get()[-1]
     99999
 
-    The value is copied, once, into memory that all processes of this host can map; what becomes of the original is of no
-    concern. Where the process keeps ``ref_budget`` bytes already this waits for values to be dropped, for ``timeout``
-    seconds at most. In a coroutine use :func:`put_async`, which waits without blocking.
+    The value is copied once, into memory that all processes of this host can map; the original can be changed
+    afterwards. If the process already keeps ``ref_budget`` bytes, this waits for values to be dropped, for ``timeout``
+    seconds at most. In a coroutine, use :func:`put_async`, which waits without blocking.
 
     Raises:
-        RefStoreFull: there was no room in time, or never will be.
+        RefStoreFull: there was no room in time, or there never will be.
     """
     process = current()
     putting = begin_putting(process.runtime, value)
@@ -261,7 +261,7 @@ def _wait(process: Process, putting: Putting, timeout: float | None) -> None:
 
 
 def _collected(room: Completion) -> bool:
-    """Whether there is room once garbage is gone that may hold references."""
+    """Collect garbage that may hold references, and return whether there is room now."""
     gc.collect()
     return room.done()
 
@@ -296,7 +296,7 @@ def _too_late(process: Process, putting: Putting, timeout: float | None) -> RefS
 
 
 def too_large(cost: int, budget: int) -> RefStoreFull:
-    """What is said of a value that there can be no room for."""
+    """Return the error for a value for which there can never be room."""
     return RefStoreFull(
         f"cannot put a value of {_size(cost)}: this process may keep {_size(budget)} of values altogether; put it in parts, or "
         "raise ref_budget"
@@ -320,7 +320,7 @@ def _size(nbytes: int) -> str:
 
 
 class Arriving(tuple[Any, ...]):
-    """Positional arguments of which some are still to be fetched; a coroutine awaits them."""
+    """The arguments of a message, of which some must still be fetched; awaiting it fetches them."""
 
     __slots__ = ()
 
@@ -335,7 +335,7 @@ class Arriving(tuple[Any, ...]):
 
 
 def arrive(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a message, with values in the place of references. On an event loop those of other hosts come later."""
+    """Return a message's arguments with values in place of references. On an event loop, awaiting them fetches remote values."""
     args, kwargs = arguments
     found = tuple(each._here() if isinstance(each, Ref) else each for each in args)
     named = {name: each._here() if isinstance(each, Ref) else each for name, each in kwargs.items()}
@@ -347,13 +347,13 @@ def arrive(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Any, dict
     return got, {name: each.get() if isinstance(each, Ref) else each for name, each in named.items()}
 
 
-# What others keep pickled.
+# Pickles that are kept.
 
 
 def capture(dump: Callable[[], Any]) -> tuple[Any, list[Ref[Any]]]:
-    """Call what pickles something to be kept. Returns what that returns, and the references in it.
+    """Call a function that pickles something to be kept. Return its result, and the references in the pickle.
 
-    The references have to be kept as long as the pickle, and while it is unpickled.
+    The references must be kept as long as the pickle, and while it is unpickled.
     """
     process = current()
     out, refs = capture_kept(process.runtime, dump)
@@ -364,7 +364,7 @@ def capture(dump: Callable[[], Any]) -> tuple[Any, list[Ref[Any]]]:
 
 
 def keeping(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same endpoint, whose results stay here: the caller is given references."""
+    """Return the same endpoint with its results kept here: callers get references."""
     import inspect
     from functools import wraps
 

@@ -1,8 +1,8 @@
-"""Meshes that are repaired: dead ranks made again in their places, more of them, fewer.
+"""Repair meshes: respawn dead ranks in place, grow, shrink.
 
-References name a rank of a mesh, and the runtime knows where that is now (``mesh-proto/src/moves.rs``). Whoever has spawned
-the processes keeps their :class:`~mesh_core._meshes.spawning.Recipe`, makes new ones under addresses of their own, and tells
-everybody. Nothing has to be done with references, wherever they are.
+References name a rank of a mesh, and the runtime knows where it is now (``mesh-proto/src/moves.rs``). The process that
+spawned the processes keeps their :class:`~mesh_core._meshes.spawning.Recipe`, spawns replacements under new addresses,
+and publishes the move. References need no update, wherever they are.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 Ranks = Iterable[int | Point] | int | Point | None
-"""What says which ranks are meant: places of the mesh that is asked."""
+"""Which ranks: places of the mesh in question; ``None`` means all failed ones."""
 Run = tuple[int, int, int, int, int, int]
 """A run of ranks: the first, how many, the mesh, rank and host of the first's process, and which life it is."""
 Moves = tuple[int, list[Run]]
-"""How often a mesh was repaired, and where ranks are since."""
+"""How often a mesh was repaired, and where its ranks are since then."""
 
 
 class _Made(Addressee):
-    """The processes of some ranks of a mesh, one after the other, for errors."""
+    """The new processes of some ranks of a mesh, for errors."""
 
     __slots__ = ("_ranks",)
 
@@ -66,7 +66,7 @@ class _Made(Addressee):
 
 
 def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
-    """The places that are meant; what has failed, where none are named."""
+    """Resolve ``ranks`` to places; ``None`` means all failed ones."""
     if ranks is None:
         return [point.rank for point in mesh.failed()]
     if isinstance(ranks, int | Point):
@@ -93,14 +93,14 @@ def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
 
 
 def lost_places(mesh: ProcMesh | ActorMesh[Any]) -> list[int]:
-    """The places whose processes have ended, as far as this process knows."""
+    """Return the places whose processes ended, as far as this process knows."""
     return gone(mesh._process.runtime, mesh._location.target(mesh._procs_id, mesh._view))
 
 
 def other_lives(mesh: ActorMesh[Any], making: Making) -> set[int]:
-    """The ranks whose processes were made again since their actors were made.
+    """Return the ranks whose processes were respawned since their actors were constructed.
 
-    Known at once, where what has ended is told in its turn.
+    This is known at once, while notices of ends are handled in turn.
     """
     runtime, location = mesh._process.runtime, mesh._location
     if all(known_moves(runtime, each) is None for each in location.meshes(mesh._procs_id)):
@@ -133,10 +133,10 @@ def respawn(mesh: ProcMesh, ranks: Ranks, on: HostMesh | None) -> Future[None]:
             by_host.setdefault(host, []).append(rank)
         groups = _moved(by_host, on, mesh._process)
         root = recipe.root
-        # As large as it is by now, whatever view of it is asked.
+        # As large as the mesh is now, whichever view this is.
         root = mesh._root if root is None or len(root) < len(mesh._root) else root
         if recipe.root is not None and any(rank not in recipe.root for _, ranks in groups for rank in ranks):
-            # What was taken away is there again, and ends with the others.
+            # Ranks that were removed are back, and end with the others.
             recipe.root = root
         return _make(mesh, recipe, root, groups)
 
@@ -156,7 +156,7 @@ def grow(mesh: ProcMesh, sizes: Mapping[str, int], on: HostMesh | None) -> ProcM
             raise ValueError(
                 f"cannot place new ranks: all hosts of {mesh!r} are dead. Name hosts for them with on="
             )
-        # Slabs of the new dimension stay together on a host, one after the other.
+        # Slabs of the new places stay together on a host, one after the other.
         groups: dict[int, list[int]] = {}
         for slab in range(count):
             host = hosts[slab * len(hosts) // count] if count > len(hosts) else hosts[slab]
@@ -194,7 +194,7 @@ def prepare(mesh: ProcMesh, on: HostMesh) -> Future[None]:
         waits: list[Future[Any]] = []
         for host in _hosts_of(on):
             mesh_id, placement = runtime.new_id(), Placement.on(host)
-            # A process like the others, which runs nothing: the fork server that has made it stays.
+            # A process like the others that runs nothing: the fork server that spawned it stays.
             call = recipe.order(mesh_id, region, placement, root.extent, ranks=[root.rank_at(0)])
             target, who = Target.many(mesh_id, region, placement), _Waiting(mesh, region, host)
             ready: Future[None] = Future(
@@ -205,7 +205,7 @@ def prepare(mesh: ProcMesh, on: HostMesh) -> Future[None]:
             )
 
             def over(done: Future[None], target: Target = target) -> None:
-                # A failure stays to be looked at.
+                # A failure is kept for the caller that asks.
                 done.unseen()
                 if not process.closed:
                     runtime.stop_procs(target, process.settings.stop_timeout)
@@ -216,7 +216,7 @@ def prepare(mesh: ProcMesh, on: HostMesh) -> Future[None]:
 
 
 def begin_apart(mesh: ProcMesh, recipe: Recipe) -> Future[None]:
-    """Make the first processes of a mesh whose hosts lie apart."""
+    """Spawn the first processes of a mesh whose hosts are not contiguous."""
     groups: dict[int, list[int]] = {}
     for rank in mesh._root:
         groups.setdefault(mesh._location.host_of(rank), []).append(rank)
@@ -246,7 +246,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
         process.recording(recipe.owner_id, shrunk, 0)
         if recipe.holding is not None:
             recipe.holding.mesh = shrunk
-            # It is lost as a whole with the ranks that are left.
+            # The mesh is lost as a whole once the remaining ranks are.
             process.supervision.regain(recipe.holding, rest)
         call = process.runtime.stop_procs(target, process.settings.stop_timeout)
         shrunk._ready = stopping(process, call, f"the shrinking of {mesh._name!r}")
@@ -254,7 +254,7 @@ def shrink(mesh: ProcMesh, sizes: Mapping[str, int]) -> ProcMesh:
 
 
 def stop_some(mesh: ProcMesh) -> Future[None]:
-    """Stop the processes of a part of a mesh; its owner goes on owning the others, and may respawn these."""
+    """Stop the processes of a part of a mesh. Its owner still owns the others, and may respawn these."""
     process = mesh._process
     target = mesh._location.target(mesh._procs_id, mesh._view)
     call = process.runtime.stop_procs(target, process.settings.stop_timeout)
@@ -262,7 +262,7 @@ def stop_some(mesh: ProcMesh) -> Future[None]:
 
 
 def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, list[int]]]) -> Future[None]:
-    """Make processes for ranks of a mesh, on each of these hosts, and tell everybody where they are."""
+    """Spawn processes for ranks of a mesh on each of these hosts, and publish where they are."""
     from mesh_core._futures.combined import all_done
 
     process, procs_id = mesh._process, mesh._procs_id
@@ -312,21 +312,21 @@ def _make(mesh: ProcMesh, recipe: Recipe, root: Region, groups: list[tuple[int, 
         process.supervision.own_again(
             recipe.owner_id, holding, [rank for _, ranks in groups for rank in ranks]
         )
-    # Where it is by now, and as large as it is.
+    # The mesh in its current place and size.
     whole = mesh._with_region(root) if len(root) == len(mesh._root) else mesh._resized(root)
     process.recording(recipe.owner_id, whole, 0)
-    waits.append(Future(process, told, _heard, lambda: f"telling where {mesh._name!r} is"))
+    waits.append(Future(process, told, _ignore_losses, lambda: f"telling where {mesh._name!r} is"))
     recipe.repair = all_done(process, waits, f"the repair of {mesh._name!r}")
     return recipe.repair
 
 
-def _heard(call: Call) -> None:
-    # A host that is dead need not know.
+def _ignore_losses(call: Call) -> None:
+    # A dead host does not need to know.
     call.outcomes()
 
 
 def _runs(where: Mapping[int, tuple[int, int, int]], lives: Mapping[int, int]) -> list[Run]:
-    """Runs of ranks that are one after the other in one mesh of processes."""
+    """Return runs of ranks that follow each other in one mesh of processes."""
     runs: list[Run] = []
     for rank in sorted(where):
         procs, at, host = where[rank]
@@ -342,15 +342,15 @@ def _runs(where: Mapping[int, tuple[int, int, int]], lives: Mapping[int, int]) -
 
 def _recipe(mesh: ProcMesh, done: str) -> Recipe:
     if mesh._recipe is None:
-        why = mesh._process.cannot_make.get((mesh._procs_id, 0))
-        raise MeshError(
-            f"{mesh!r} cannot be {done} here: "
-            + (
-                why
-                or "only the process that spawned it can do that, and this is a reference, or a mesh that was joined from others"
-            )
-        )
+        raise _not_here(mesh, 0, done, "it")
     return mesh._recipe
+
+
+def _not_here(mesh: ProcMesh | ActorMesh[Any], actor_id: int, done: str, what: str) -> MeshError:
+    why = mesh._process.cannot_make.get((mesh._procs_id, actor_id)) or (
+        f"only the process that spawned {what} can do that, and this is a reference, or a mesh that was joined from others"
+    )
+    return MeshError(f"{mesh!r} cannot be {done} here: {why}")
 
 
 def _check_owner(recipe: Recipe, mesh: ProcMesh) -> None:
@@ -361,7 +361,7 @@ def _check_owner(recipe: Recipe, mesh: ProcMesh) -> None:
 
 
 def _outermost(recipe: Recipe, mesh: ProcMesh, sizes: Mapping[str, int], verb: str) -> tuple[str, int]:
-    """The dimension that changes, and by how many places."""
+    """Return the dimension that changes, and by how many places."""
     extent = mesh._root.extent
     root = recipe.root
     if root is not None and len(root) != len(mesh._root):
@@ -411,7 +411,7 @@ def _dead_hosts(process: Process) -> dict[int, str]:
 def _moved(
     by_host: Mapping[int, list[int]], on: HostMesh | None, process: Process
 ) -> list[tuple[int, list[int]]]:
-    """On which hosts ranks are to be that were on these: together, if they were."""
+    """Choose hosts for the ranks that were on these hosts; ranks that were together stay together."""
     if on is None:
         dead = _dead_hosts(process)
         for host in by_host:
@@ -440,14 +440,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
     making: Making | None = mesh._making
     process = mesh._process
     if making is None:
-        why = process.cannot_make.get((mesh._procs_id, mesh._actor_id))
-        raise MeshError(
-            f"{mesh!r} cannot be respawned here: "
-            + (
-                why
-                or "only the process that spawned the actors can do that, and this is a reference, or a mesh that was joined from others"
-            )
-        )
+        raise _not_here(mesh, mesh._actor_id, "respawned", "the actors")
     if process.closed or making.stopped:
         raise MeshError(f"{mesh._name!r} has been stopped; spawn the actors again")
     process.check_owner(making.owner_id)
@@ -458,7 +451,7 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
             f"the process of rank {missing[0]} of {mesh!r} has ended; respawn the mesh of processes first, then the actors "
             "on it"
         )
-    # Each keeps the place in the whole that it had, by which it knows its rank.
+    # Each actor keeps its place in the whole mesh, by which it knows its rank.
     root = mesh._root
     there = [mesh._view.rank_at(place) for place in places]
     indexes = sorted(root.position(rank) or 0 for rank in there)
@@ -485,6 +478,6 @@ def respawn_actors(mesh: ActorMesh[Any], ranks: Ranks) -> Future[None]:
 
     future: Future[None] = Future(process, call, finish, lambda: f"the respawn of {mesh._name!r}")
     if returns is not None:
-        # Also where nobody waits for it; a failure stays to be looked at.
+        # Run even if nobody awaits it; a failure is kept for the first caller that asks.
         future.add_done_callback(lambda done: done.unseen())
     return future

@@ -1,4 +1,4 @@
-"""Calling at a lower level: :func:`send`, and :func:`as_endpoint` for methods that are not marked."""
+"""Calls at a lower level: :func:`send`, and :func:`as_endpoint` for methods that are not marked."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def send(
     port: Port[R] | None = None,
     selection: Literal["all", "choose"] | int = "all",
 ) -> Sending:
-    """Send a message to an endpoint, and have each answer sent to ``port``, which may be anybody's.
+    """Send a message to an endpoint, and have each answer sent to ``port``, which may belong to anyone.
 
-    ``selection`` says who gets it: ``"all"``, ``"choose"`` (one, picked at random), or the rank of one in the mesh.
-    In a coroutine what is returned can be awaited, as for ``broadcast``.
+    ``selection`` says who gets it: ``"all"``, ``"choose"`` (one, picked at random), or a rank of the mesh.
+    In a coroutine, the result can be awaited, as for ``broadcast``.
 
-    Without a port nobody hears the answers. Nor is anybody told through a port that an actor has died: where that
-    matters use ``call``, or wait with a timeout.
+    Without a port, answers are dropped. A port does not report that an actor died: if that
+    matters, use ``call``, or wait with a timeout.
 
     >>> from mesh_core import Actor, Channel, endpoint, send, this_host
     >>> class Squarer(Actor):
@@ -89,7 +89,7 @@ class NotAnEndpoint:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: a plain method is not reached by messages."""
+        """Refuse: a plain method cannot be called by messages."""
         raise TypeError(self._advice())
 
     def __getattr__(self, name: str) -> Any:
@@ -120,8 +120,8 @@ if TYPE_CHECKING:
 def as_endpoint(method: Any, *, explicit_response_port: bool = False) -> Any:
     """Make an endpoint of a plain method of a mesh's actors, for classes that you cannot mark: ``as_endpoint(mesh.fit)``.
 
-    The actors need nothing for it. A method that is no coroutine, in an actor whose endpoints all are, runs on the
-    event loop like them. With ``explicit_response_port`` the method is given the :class:`Port` of the call first.
+    The actors need no change. A method that is not a coroutine, in an actor whose endpoints all are, runs on the
+    event loop like them. With ``explicit_response_port``, the method gets the :class:`Port` of the call as its first argument.
 
     >>> from mesh_core import Actor, as_endpoint, this_host
     >>> class Model(Actor):
@@ -156,4 +156,4 @@ def _arity(method: NotAnEndpoint, port: bool) -> Arity:
 
 
 def _anything(self: Any, /, *args: Any, **kwargs: Any) -> None:
-    """What any method may look like."""
+    """Stand in for a method whose signature is not known."""

@@ -1,6 +1,6 @@
-"""How a mesh of processes is spawned: what is asked of the hosts' agents, and what comes back.
+"""How a mesh of processes is spawned: the orders to the hosts' agents, and their answers.
 
-A module of its own, imported by the first spawn: a script's start does not pay for it.
+A separate module, imported by the first spawn, so that scripts start faster.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 
 
 def interpreter_command(python: str | None) -> list[str]:
-    # The flags of this interpreter (-O, -W, -X ...) hold for its workers too.
+    # The flags of this interpreter (-O, -W, -X ...) apply to its workers too.
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [python or sys.executable, *flags]
 
 
 def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
-    """Refuse before anything is made; on other hosts their agents do."""
+    """Refuse before anything is spawned; on other hosts, their agents do."""
     try:
         own_device(visible_devices(environ), 0, per_host)
     except Refusal as error:
@@ -77,7 +77,7 @@ def spawn(
     torch_env: bool,
     supervise: Supervise | None,
 ) -> ProcMesh:
-    """Ask the host's agent for a mesh of processes."""
+    """Order a mesh of processes from the hosts' agents."""
     if bootstrap is not None and not callable(bootstrap):
         raise TypeError(f"bootstrap must be a function without arguments, got {bootstrap!r}")
     if devices not in (None, "own"):
@@ -157,14 +157,14 @@ def spawn(
 
 
 class Options(NamedTuple):
-    """How the processes of a mesh are made; see :meth:`HostMesh.spawn_procs`."""
+    """How the processes of a mesh are started; see :meth:`HostMesh.spawn_procs`."""
 
     per_host: int = 1
     bootstrap: Callable[[], object] | None = None
     env: Env | Callable[[Point], Env] | None = None
     preload: Sequence[str] = ()
     fresh: bool = False
-    """Whether each has an interpreter of its own, started by exec."""
+    """Whether each has a fresh interpreter, started by exec."""
     python: str | None = None
     binding: list[list[int]] | None = None
     seed: int | None = None
@@ -174,7 +174,7 @@ class Options(NamedTuple):
 
 
 class Recipe:
-    """What the spawner of a mesh needs to make its processes: some of them may have to be made again."""
+    """What the spawner of a mesh needs to spawn its processes, and to respawn some later."""
 
     def __init__(
         self,
@@ -194,25 +194,25 @@ class Recipe:
         self.size = size
         """How many ranks the mesh was spawned with."""
         self.root: Region | None = None
-        """The mesh as it was grown or shrunk last."""
+        """The mesh after the last grow or shrink."""
         self.owner_id = owner_id
         self.holding: Holding | None = None
         """The owner's record of the mesh; set once it is owned."""
         self.lock = threading.RLock()
-        """Held while the mesh is repaired, or told to stop: a stop is of all processes that there are."""
+        """Held while the mesh is repaired or told to stop, so that a stop covers all its processes."""
         self.stopped = False
         self.log_as: Callable[[Target, list[int]], object] | None = None
-        """Tells processes of other meshes how this one logs, if that was ever said."""
+        """Applies this mesh's logging options to new processes, if any were set."""
         self.repair: Future[None] | None = None
-        """The last one."""
+        """The last repair."""
         self._location = location
         self._options = options
         self._carries = carries
-        """Makes the text about extensions, where it differs from that of other spawns of this process."""
+        """Makes the text about extensions, if it differs from that of other spawns of this process."""
         self._extended = False
 
     def saved(self) -> dict[str, Any]:
-        """What another process needs to make such processes, for :meth:`restored`."""
+        """Return what another process needs to spawn such processes, for :meth:`restored`."""
         return {
             "name": self.name,
             "procs_id": self.procs_id,
@@ -223,7 +223,7 @@ class Recipe:
 
     @classmethod
     def restored(cls, process: Process, saved: Mapping[str, Any], holding: Holding) -> Recipe:
-        """What the script makes processes with that another script has spawned."""
+        """Return a recipe for a mesh that another script spawned."""
         recipe = cls(process, owner_id=0, **saved)
         recipe.root = holding.mesh._root
         recipe.holding = holding
@@ -240,19 +240,19 @@ class Recipe:
         own: Sequence[Env] | None = None,
         moves: object = None,
     ) -> Call:
-        """Ask agents for processes: those of the whole mesh, or a mesh of their own that has these ranks of it.
+        """Order processes from agents: those of the whole mesh, or a separate mesh that has these ranks of it.
 
         Args:
-            mesh_id: the mesh that the processes' addresses have.
-            region: what there is of that mesh.
-            placement: on which hosts.
-            extent: the mesh as references name it.
-            ranks: which ranks of it they are; all, where none are named.
-            own: what :func:`checked_env` says of each rank of it, where that is known already.
-            moves: where ranks of it are that were made again.
+            mesh_id: the mesh in the processes' addresses.
+            region: the ranks of that mesh.
+            placement: the hosts of those ranks.
+            extent: the shape of the mesh that references name.
+            ranks: which ranks of it the processes are; empty for all.
+            own: each rank's environment from :func:`checked_env`, if it is known already.
+            moves: where respawned ranks of it are.
         """
         process, options = self.process, self._options
-        # What runs on another machine has that machine's environment and interpreter.
+        # Processes on another machine get that machine's environment and interpreter.
         afar = placement.only != process.identity.host_no
         python = options.python
         inherited = {} if afar else dict(os.environ)
@@ -293,14 +293,14 @@ class Recipe:
             "extensions": self._extensions(extent, placement),
         }
         self._extended = bool(told["extensions"])
-        # A fork server serves all spawns that look alike to modules imported before the fork: without preloaded ones that is
-        # every spawn, with them it is those of one environment.
+        # A fork server serves all spawns that look the same to modules imported before the fork: without preloaded modules that
+        # is every spawn, with them every spawn with the same environment.
         preload = list(options.preload)
         env_there, late = executable(changed if preload else {} if afar else process.environ)
         plan = {
             "path": told["path"],
             "preload": preload,
-            # For example for copies of the script's directories, which are imported again once they have changed.
+            # For example for copies of the script's directories, which are reimported after they changed.
             "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
             "afar": afar,
             "env": late,
@@ -321,14 +321,14 @@ class Recipe:
         )
 
     def _extensions(self, extent: Extent, placement: Placement) -> str:
-        """Have the hosts start the extensions that are wanted there; returns the text about extensions for the processes."""
+        """Start the extensions that are wanted on the hosts; return the text about extensions for the processes."""
         if self._carries is not None:
             return self._carries()
         self.process.bring_to_hosts(placement)
         return self.process.carried(self.name, extent, self._location)
 
     def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
-        """Return what is done once these processes are ready, and whether they run anything for that."""
+        """Return a future that is done when these processes are ready, and whether they run anything before that."""
         process, name = self.process, self.name
         ready = Future(process, call, lambda call: all_up(call, who), lambda: f"the spawn of {name!r}")
         if self._extended:
@@ -353,7 +353,7 @@ class Recipe:
 
 
 def _credentials(process: Process) -> list[object] | None:
-    """What the new processes that are on this host prove to other hosts with who they are."""
+    """Return the credentials with which new processes on this host identify themselves to other hosts."""
     if process.credentials is None:
         return None
     from mesh_core._common.membership import told
@@ -377,21 +377,21 @@ def _changed(env: dict[str, str], changes: Env) -> dict[str, str]:
 
 
 def _master(process: Process, location: Location) -> str:
-    """Where the processes of a mesh find the host of its first rank."""
+    """Return an address at which the processes of a mesh find the host of its first rank."""
     if location.only is not None:
         return "127.0.0.1"
     first = location.host_of(0)
     addresses = {host: _machine(address) for host, address in process.addresses().items()}
     found = addresses.get(first, "")
     local = [host for host in location.hosts if addresses.get(host, "").startswith(_LOOPBACK)]
-    # A loopback address is of no use to other machines.
+    # A loopback address is useless to other machines.
     if found and (not found.startswith(_LOOPBACK) or len(local) == len(location.hosts)):
         return found
     return location.name_of(0)
 
 
 def _machine(address: str) -> str:
-    """An address without its port."""
+    """Return an address without its port."""
     return address.rpartition("//")[2].rpartition(":")[0].strip("[]")
 
 

@@ -1,4 +1,4 @@
-"""The end of a ``with`` block over hosts or processes: all of it stops, then what has failed meanwhile is raised."""
+"""The end of a ``with`` block over hosts or processes: stop everything, then raise what failed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def end(process: Process, stopped: Future[None], error: BaseException | None) -> None:
-    """Wait for a stop; ``error`` is the block's own, which goes before all others."""
+    """Wait for a stop; ``error`` is the block's own, which takes precedence."""
     failed: BaseException | None = None
     while not stopped.done():
         try:
@@ -23,7 +23,7 @@ def end(process: Process, stopped: Future[None], error: BaseException | None) ->
 
 
 async def end_async(process: Process, stopped: Future[None], error: BaseException | None) -> None:
-    """As :func:`end`, for ``async with``."""
+    """Like :func:`end`, for ``async with``."""
     failed: BaseException | None = None
     while not stopped.done():
         try:
@@ -34,6 +34,6 @@ async def end_async(process: Process, stopped: Future[None], error: BaseExceptio
 
 
 def _raise_unless(error: BaseException | None, process: Process, failed: BaseException | None) -> None:
-    # What has ended has sent its notices before: catching up with them does not take long.
+    # Everything that ended sent its notices before, so catching up does not take long.
     if error is None and (failed := failed or process.supervision.catch_up()) is not None:
         raise failed
