@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from mesh_core._common.credentials import Credentials
 
-# Between two looks at what is to be told; signals end the wait at once.
+# How often to look for lines to log; signals end the wait at once.
 _LOOK_S = 0.25
 
 
@@ -29,7 +29,7 @@ def _tell(line: str) -> None:
 
 
 def _heed_signals() -> tuple[list[int], dict[signal.Signals, Any]]:
-    """A list in which signals that end an agent are put down, and what they did before."""
+    """Record the signals that end an agent in a list; return the list and the previous handlers."""
     ends: list[int] = []
 
     def end(number: int, _: FrameType | None) -> None:
@@ -37,14 +37,14 @@ def _heed_signals() -> tuple[list[int], dict[signal.Signals, Any]]:
 
     ending = [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
-        ending.append(signal.SIGHUP)  # its terminal has gone; under nohup it goes on
+        ending.append(signal.SIGHUP)  # its terminal is gone; under nohup it goes on
     return ends, {number: signal.signal(number, end) for number in ending}
 
 
 def _serve(server: HostServer, ends: list[int], grace: float, tell: Callable[[str], object]) -> None:
-    """Serve until a signal ends it, or a job that was to be the only one has ended.
+    """Serve until a signal ends it, or until a job that was to be the only one has ended.
 
-    With a grace the first SIGTERM only begins the end: jobs are told, and have until then to leave.
+    With a grace period, the first SIGTERM only announces the end: jobs are notified, and have that long to leave.
     """
     leaves_at: float | None = None
     while True:
@@ -88,25 +88,25 @@ def run_worker_loop_forever(
     tell: Callable[[str], object] = _tell,
     standby: bool = False,
 ) -> None:
-    """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C, or until one has ended: what the ``mesh host`` command does.
+    """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C, or with ``once`` for one job: what ``mesh host`` does.
 
-    For the main thread, as signals end it. With the setting ``preemption_grace`` the first SIGTERM does not end it: it tells
-    the jobs that the host will be taken away (the event ``host_leaving``), and serves until none has a process here any more, or
-    the grace is over.
+    Must run in the main thread, because signals end it. With the setting ``preemption_grace``, the first SIGTERM does not end it: it
+    notifies the jobs that the host will be taken away (the event ``host_leaving``), and serves until no job has a process here, or
+    the grace period is over.
 
     Args:
-        address: where to listen, such as ``"tcp://0.0.0.0:7411"``; port 0 takes any.
+        address: where to listen, such as ``"tcp://0.0.0.0:7411"``; port 0 means any free port.
         credentials: the host's credentials, or the folder that holds them.
-        dial: a controller's address, for networks in which nobody can connect to this host.
-        name: what errors and listings call the host; its network name if nothing is given.
+        dial: the address of a controller to connect to, for networks in which nobody can connect to this host.
+        name: the name of the host in errors and listings; by default its network name.
         labels: what scripts select the host by, for example ``{"zone": "a"}`` (:meth:`HostMesh.select`).
-        resources: the same with amounts, for example ``{"gpus": 8}``. Nobody checks or reserves them.
-        once: serve one job, no other beside it, and return when it has ended.
-        ready: told the address, once it listens.
-        tell: told what people should know: jobs that begin and end, and who was refused.
-        standby: fork this process once before anything else, so that the first job's processes can be forked from that copy instead of a new
-            interpreter; that is quicker. For programs run by ``python -c`` that have done little else than import, and hold nothing that
-            workers must not have. Without effect where threads run already.
+        resources: amounts to select by, for example ``{"gpus": 8}``. Nobody checks or reserves them.
+        once: serve only one job, and return when it has ended.
+        ready: called with the address once the agent listens.
+        tell: called with lines for people to read: which jobs begin and end, and who was refused.
+        standby: fork this process before anything else, so that the first job's processes can be forked from that copy instead of a new
+            interpreter, which is faster. For programs run by ``python -c`` that have done little but import, and hold nothing that
+            workers must not have. Has no effect if threads are already running.
     """
     if address is None and dial is None:
         raise ValueError("give an address to listen at, or the address of a controller to dial")

@@ -1,13 +1,13 @@
 """The process that forks workers: single-threaded, with everything imported that workers need.
 
-It reads orders from its agent and reports what becomes of its children; see ``fork_server.rs`` for the packets. Without
-its agent it ends, and takes its children along: each has asked the kernel to be killed with its parent.
+It reads orders from its agent and reports what happens to its children; see ``fork_server.rs`` for the packets. If its
+agent is gone it ends, and its children with it: each has asked the kernel to be killed with its parent.
 
 It also ends what its workers leave behind (``_system/descendants.py``): the kernel gives it their orphans.
 
 NUR-1: it never starts a thread or a runtime, so that a fork is a sound copy.
 NUR-2: a preloaded module that starts threads is refused unless it is known to survive a fork; workers then get
-interpreters of their own.
+fresh interpreters.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _FORK, _KILL, _EXEC = 1, 2, 3
 _FORKED, _EXITED, _FAILED, _REFUSED = 11, 12, 13, 14
 _PACKET = 256
 
-# These start threads (of OpenBLAS, OpenMP) when imported, and install handlers that stop and restart them around a fork.
+# These start threads (of OpenBLAS, OpenMP) on import, and install handlers that stop and restart them around a fork.
 _SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
 
-# What workers come to need sooner or later, of Mesh and of what the modules of most programs import: imported once, here,
-# instead of in each of them.
+# What workers import sooner or later, for Mesh or because most programs do: imported once, here,
+# instead of in each worker.
 _SHARED = (
     "asyncio",
     "cloudpickle",
@@ -78,13 +78,13 @@ main_exec(told)
 
 
 SCRATCH = "MESH_HOST_SCRATCH"
-"""Where the agent of a host has a directory for the job, it tells the fork servers by this variable."""
+"""The variable by which a host's agent tells its fork servers the job's directory on the host."""
 
 _Addr = tuple[int, int]
 
 
 class _Order(NamedTuple):
-    """One worker to be made."""
+    """An order for one worker."""
 
     addr: _Addr
     host: int
@@ -104,17 +104,17 @@ class ForkServer:
         self._control.setblocking(False)
         self._board = board
         self._brood = brood
-        self._workers: dict[int, tuple[int, _Addr]] = {}  # by pid: the pidfd, and who it is
+        self._workers: dict[int, tuple[int, _Addr]] = {}  # by pid: the pidfd and the address
         self._pids: dict[_Addr, int] = {}
         self._epoll = select.epoll()
         self._epoll.register(control, select.EPOLLIN)
         self._unsent: list[bytes] = []
-        # Set by the agent of another machine than the controller's.
+        # Set by the agents of other machines than the controller's.
         self._host_name = os.environ.pop("_MESH_HOST", "")
         self.only_exec = False
 
     def report(self, op: int, addr: _Addr, *, pid: int = 0, status: int = 0, text: str = "") -> None:
-        """Tell the agent."""
+        """Send a report to the agent."""
         self._unsent.append(_REPORT.pack(op, *addr, pid, status) + text.encode()[:8000])
         self._send()
 
@@ -130,7 +130,7 @@ class ForkServer:
         self._epoll.modify(self._control, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
 
     def start_minder(self) -> None:
-        """Have what workers leave behind end also if this process is killed."""
+        """Start the process that ends what workers leave behind, even if this process is killed."""
         self._brood.start_minder()
 
     def serve(self) -> NoReturn:
@@ -165,7 +165,7 @@ class ForkServer:
         if op == _KILL:
             pid = self._pids.get((mesh, rank))
             if pid is not None:
-                # Not reaped yet, or it would not be in the table: the pid is still its own.
+                # It is in the table, so it has not been reaped: the pid is still its own.
                 os.kill(pid, signal.SIGKILL)
             return
         addr = (mesh, rank)
@@ -195,7 +195,7 @@ class ForkServer:
         self.report(_FORKED, addr, pid=pid)
 
     def _reap(self) -> None:
-        """Take leave of all children that have ended; only some of them were workers."""
+        """Reap all children that have ended; only some of them were workers."""
         for pid, status in self._brood.ended():
             worker = self._workers.pop(pid, None)
             if worker is None:
@@ -204,11 +204,11 @@ class ForkServer:
             self._epoll.unregister(watch)
             os.close(watch)
             del self._pids[addr]
-            # Negative for a signal, as subprocess has it.
+            # Negative for a signal, as in subprocess.
             self.report(_EXITED, addr, pid=pid, status=os.waitstatus_to_exitcode(status))
 
     def _leave(self) -> NoReturn:
-        """End, and all workers with it, and what these have started."""
+        """End, and end all workers and what they have started."""
         for pid in self._workers:
             os.kill(pid, signal.SIGKILL)
         self._brood.leave(self._workers)
@@ -225,7 +225,7 @@ class ForkServer:
                 os.close(watch)
             self._workers.clear()
             told = {**config.read(order.told, order.addr[1]), "scratch": os.environ.get(SCRATCH, "")}
-            # The rank that its mesh knows it by, which may have had other processes before.
+            # The rank in its mesh, which may have had other processes before.
             rank = told["ranks"][order.addr[1]] if told["ranks"] else order.addr[1]
             os.close(order.told)
             if self._host_name:
@@ -255,9 +255,9 @@ class ForkServer:
         raise AssertionError("unreachable")
 
     def _decline(self, addr: _Addr, why: str) -> NoReturn:
-        """Say from a copy of the fork server why it becomes no worker."""
+        """Report, from a copy of the fork server, why it does not become a worker."""
         packet = _REPORT.pack(_FAILED, *addr, 0, 0) + why.encode()[:8000]
-        # Not through `report`: what that leaves unsent, and its epoll set, are the fork server's own.
+        # Not through `report`: the unsent packets and the epoll set belong to the fork server.
         ready = select.poll()
         ready.register(self._control, select.POLLOUT)
         while True:
@@ -272,7 +272,7 @@ class ForkServer:
     def _exec(self, told: dict[str, Any], order: _Order, parent: int) -> NoReturn:
         interpreter = told["python"] or [sys.executable]
         told["numbers"] = [*order.addr, order.host, order.seat, order.link, self._board, parent]
-        # Nothing of this goes into the arguments, which every user of the host can read.
+        # Not in the arguments, which every user of the host can read.
         env, told["env"] = config.executable(told["env"])
         file = os.memfd_create("mesh-told", 0)
         with open(file, "wb", closefd=False) as out:
@@ -292,10 +292,10 @@ class ForkServer:
 
 @contextlib.contextmanager
 def nothing_at_exit() -> Iterator[None]:
-    """Have ``atexit.register`` do nothing.
+    """Make ``atexit.register`` do nothing.
 
-    What modules register when they are imported here would end in each worker what all of them share, a temporary directory
-    for example. What the start of any interpreter registers stays: tools that measure it write their results.
+    Handlers that modules register on import here would end, in each worker, things that all of them share, such as a temporary
+    directory. Handlers registered when the interpreter started stay: tools that measure it write their results in them.
     """
     register, atexit.register = atexit.register, lambda function, *_args, **_kwargs: function  # type: ignore[assignment]
     try:
@@ -309,7 +309,7 @@ def _threads() -> int:
 
 
 def _preload(names: list[str]) -> str:
-    """Import what workers are to find imported. Returns why forking is unsound after that, or nothing."""
+    """Import what workers preload. Return why forking is unsound after that, or an empty string."""
     found = preload(names)
     if found is None:
         return ""
@@ -322,7 +322,7 @@ def _preload(names: list[str]) -> str:
 
 
 def preload(names: list[str]) -> tuple[str, str] | None:
-    """Import modules before forks. If one starts threads, returns what has happened, and which module is to be left out."""
+    """Import modules before forks. If one starts threads, return what happened, and which module to leave out."""
     if not names:
         return None
     from mesh_core._common.import_hooks import ThreadCount
@@ -348,19 +348,19 @@ def _unsound(name: str, started: dict[str, int]) -> tuple[str, str]:
 
 
 def _unfit() -> str:
-    """Why this system lets nobody watch a child; empty if it does."""
+    """Return why children cannot be watched on this system; empty if they can."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except OSError as error:
         return (
-            f"pidfd_open: {error.strerror}. Mesh sees by it that a process has ended: use Linux 5.3 or later, with "
+            f"pidfd_open: {error.strerror}. Mesh needs it to notice that a process has ended: use Linux 5.3 or later, with "
             "pidfd_open allowed in the container's seccomp profile; `mesh doctor` checks what else is needed"
         )
     return ""
 
 
 def show_name() -> None:
-    """Have listings of processes show what this one is."""
+    """Show in process listings what this process is."""
     name_process("mesh: fork server (mesh_core._process.fork_server)", "mesh-forkserver")
 
 
@@ -372,18 +372,18 @@ def import_shared() -> None:
 
 
 def refuse(control: int, why: str) -> NoReturn:
-    """Tell the agent why there can be no workers, and end."""
+    """Tell the agent why there can be no workers, and exit."""
     with socket.socket(fileno=control) as channel:
         channel.send(_REPORT.pack(_REFUSED, 0, 0, 0, 0) + why.encode()[:8000])
     os._exit(1)
 
 
 def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
-    """Entry of a fork server; its agent starts it with these arguments."""
+    """Entry point of a fork server; its agent starts it with these arguments."""
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
     show_name()
-    # Where the script was started without stdout or stderr: their numbers are not to be taken by anything else.
+    # If the script was started without stdout or stderr, nothing else must get their numbers.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
     os.close(fd)
@@ -398,7 +398,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     for name in plan["unset"]:
         os.environ.pop(name, None)
     preload: list[str] = plan["preload"]
-    # What scripts and libraries look at while they are imported.
+    # Scripts and libraries look at it while they are imported.
     sys.argv[:] = plan["argv"]
     try:
         with nothing_at_exit():
@@ -417,7 +417,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         sys.stderr.write(f"mesh: {why}\n")
         sys.stderr.flush()
         fork_server.only_exec = True
-    # What is here now lives as long as the workers: out of the collector's sight its pages stay shared.
+    # What exists now lives as long as the workers: pages stay shared if the collector does not touch them.
     gc.collect()
     gc.freeze()
     gc.disable()

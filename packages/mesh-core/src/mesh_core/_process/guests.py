@@ -1,13 +1,13 @@
 """Scripts that come and go in a job that outlives them.
 
-The job's controller is a process that runs no script of a user's: it lets scripts in, one at a time, as processes of its host that
-connect by themselves (``mesh-runtime/src/runtime/guests.rs``). A script spawns, calls and hears of failures as ever; what it has
-spawned stays when it ends. For that it records each spawn with the controller, before it, by a message on the same link.
+The job's controller is a process that runs no user script: it admits scripts, one at a time, as processes of its host that
+connect by themselves (``mesh-runtime/src/runtime/guests.rs``). A script spawns, calls and is notified of failures as usual; what
+it spawned stays when it ends. It therefore records each spawn with the controller beforehand, by a message on the same link.
 
-GST-3: a script that comes finds all that others have spawned outside of actors and not stopped. It is told of each death once that
-happened while there was no script, and not again of those that an earlier one was told of.
-GST-4: what actors in a script's own process have spawned ends with that process.
-GST-5: a script that comes can respawn, grow and shrink what it finds: the record of a spawn has what that takes, as bytes that the
+GST-3: a new script finds everything that others spawned outside of actors and did not stop. It is told once of each death that
+happened while there was no script, and not again of those that an earlier script was told of.
+GST-4: what actors in a script's own process spawned ends with that process.
+GST-5: a new script can respawn, grow and shrink what it finds: the record of a spawn contains what that takes, as bytes that the
 controller does not read.
 """
 
@@ -57,45 +57,45 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 Making = tuple[bytes, list[bytes]]
-"""An object and its buffers, which only scripts read."""
+"""A pickled object and its buffers; only scripts unpickle them."""
 _LONGEST = 64 << 20
-"""Constructors' arguments of more bytes than this are not kept for later scripts."""
+"""Constructor arguments of more bytes than this are not kept for later scripts."""
 _MISSED = 1000
 """How many failures of actors are kept for the next script."""
 
 
 @dataclass
 class _Thing:
-    """A mesh that a script has spawned, as the controller knows it. It reads nothing that is the user's own."""
+    """A mesh that a script spawned, as the controller knows it. The controller unpickles nothing of the user's."""
 
     name: str
     procs_id: int
     actor_id: int
     """0 for a mesh of processes."""
     owner: int
-    """Which actor of the script's process has spawned it; 0 for the script itself."""
+    """The actor in the script's process that spawned it; 0 for the script itself."""
     location: Location
     root: Region
     reference: bytes
     making: Making | str
-    """What it takes to make its processes or actors again, or why that is not known."""
+    """What is needed to respawn its processes or actors, or why that is not known."""
     dead: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
-    """Processes that were in it and have ended, of which a script was told."""
+    """Processes of the mesh that ended, and of which a script was told."""
     untold: list[tuple[int, int, tuple[int, int]]] = field(default_factory=list)
     """Processes that ended while there was no script."""
 
     def target(self) -> Target:
-        """Where it is."""
+        """Return the mesh as the target of messages."""
         return self.location.target(self.procs_id, self.root)
 
 
 class Guests:
-    """At the controller: who of the scripts is there, and what they have spawned."""
+    """At the controller: which script is there, and what scripts have spawned."""
 
     def __init__(self, job: str) -> None:
         process = self._process = current()
         if process.identity.mesh_id != 0:
-            raise MeshError("scripts are let into a job by its controller")
+            raise MeshError("only the controller of a job can admit scripts")
         self._job = job
         self._lock = threading.RLock()
         self._number = -1
@@ -112,9 +112,9 @@ class Guests:
     def let_in(
         self, link: socket.socket, pid: int, hosts: Mapping[str, tuple[HostMesh, Sequence[str]]]
     ) -> bytes:
-        """Take a script in: the process ``pid``, which has connected ``link``. Returns what it has to be told.
+        """Admit a script: the process ``pid``, which connected ``link``. Return what it has to be told.
 
-        One that was there before has no part in the job from here on. ``hosts`` are meshes of hosts, and what each is called.
+        An earlier script has no part in the job from then on. ``hosts`` are meshes of hosts, with the name of each host.
         """
         process = self._process
         with self._lock:
@@ -147,7 +147,7 @@ class Guests:
         return dumps(told)[0]
 
     def pack(self, hosts: HostMesh, names: Sequence[str]) -> bytes:
-        """A mesh of hosts, for a script. They are called so also if they have not said that yet themselves."""
+        """Pickle a mesh of hosts for a script, with these names even if the hosts have not reported their names yet."""
         numbers = hosts._numbers
         known = dict(zip(numbers, names, strict=True))
         location = hosts._location
@@ -158,22 +158,22 @@ class Guests:
         return dumps(type(hosts)(self._process, hosts._view, hosts._name, named))[0]
 
     def traits(self, hosts: Sequence[int]) -> bytes:
-        """What these hosts, by their numbers, have said of themselves, for a script."""
+        """Return what these hosts, given by number, reported about themselves, pickled for a script."""
         return dumps(introduced(self._process, hosts))[0]
 
     def flush(self) -> None:
-        """Show all that processes have printed so far."""
+        """Show everything that processes have printed so far."""
         self._process.flush_console()
 
     def dismiss(self) -> None:
-        """End the part in the job of the script that is there, if one is."""
+        """End the current script's part in the job, if there is a script."""
         with self._lock:
             if self._is_there:
                 self._left()
                 dismiss(self._process.runtime, self._number)
 
     def _left(self) -> None:
-        """The script has gone; so do the things of actors in its process (GST-4)."""
+        """Note that the script left, and end what actors in its process spawned (GST-4)."""
         self._is_there = False
         runtime = self._process.runtime
         for key, each in list(self._things.items()):
@@ -188,13 +188,13 @@ class Guests:
                     runtime.stop_procs(each.target(), self._process.settings.stop_timeout)
 
     def _record(self, message: Message) -> None:
-        """A script is about to spawn something, or has stopped it."""
+        """Record that a script is about to spawn something, or has stopped it."""
         what = message.load()
         with self._lock:
             if isinstance(what, _Thing):
                 key = what.procs_id, what.actor_id
                 if (before := self._things.get(key)) is not None:
-                    # It was repaired, or has another size.
+                    # It was repaired or resized.
                     what.dead, what.untold = before.dead, before.untold
                 self._things[key] = what
                 return
@@ -207,7 +207,7 @@ class Guests:
                     del self._things[key]
 
     def _down(self, message: Message) -> None:
-        """A process has ended."""
+        """Record that a process has ended."""
         down = message.down()
         if down is None:
             return
@@ -225,14 +225,14 @@ class Guests:
                 self._forget_dead(key, each)
 
     def _forget_dead(self, key: tuple[int, int], thing: _Thing) -> None:
-        """Forget a mesh of which nothing is left, once a script has been told."""
+        """Forget a mesh once nothing is left of it and a script was told."""
         runtime = self._process.runtime
         lost = {gone[:2] for gone in thing.dead if locate(runtime, gone[0], gone[1], 0)[:2] == gone[2]}
         if len(lost) >= len(thing.root):
             del self._things[key]
 
     def _fails(self, failure: MeshFailure) -> None:
-        """A failure that only the script can answer for."""
+        """Handle a failure for which only a script is responsible."""
         with self._lock:
             if not self._is_there:
                 self._missed.append(failure)
@@ -244,35 +244,35 @@ _SCRIPT = ((GUEST_MESHES, 0, 0), 0)
 
 
 class Joined:
-    """A script's part in a job that outlives it: the job's hosts, and what other scripts have left there."""
+    """A script's part in a job that outlives it: the job's hosts, and what other scripts left there."""
 
     def __init__(self, process: Process, hosts: Mapping[str, HostMesh]) -> None:
         self._process = process
         self.hosts = dict(hosts)
         self.procs: dict[str, ProcMesh] = {}
-        """Meshes of processes by their names; of several of a name the last that was spawned."""
+        """Meshes of processes by name; of several with one name, the last that was spawned."""
         self.actors: dict[str, ActorMesh[Any]] = {}
-        """The same of actors."""
+        """The same for meshes of actors."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether another script has taken the job over, or it has ended."""
+        """Whether another script has taken over the job, or the job has ended."""
         return has_lost_job(self._process.runtime)
 
     def read(self, hosts: bytes) -> HostMesh:
-        """A mesh of hosts that the controller has sent."""
+        """Read a mesh of hosts that the controller sent."""
         mesh: HostMesh = loads(hosts)
         self.hosts[f"{mesh.name}+{len(self.hosts)}"] = mesh
         return mesh
 
     def follow(self, hosts: HostMesh, attached: concurrent.futures.Future[Any]) -> None:
-        """Have ``hosts.initialized`` come out as that does."""
+        """Complete ``hosts.initialized`` with the outcome of ``attached``."""
         promise: Promise[None] = Promise()
         hosts._ready = promise.future
 
         def done(_: object) -> None:
             error = attached.exception()
-            # Nobody may be left who could be told.
+            # There may be nobody left to tell.
             with contextlib.suppress(MeshError):
                 if error is None:
                     promise.set_result(None)
@@ -282,30 +282,30 @@ class Joined:
         attached.add_done_callback(done)
 
     def place(self, host: str, address: str) -> None:
-        """Note where a host is reached, by what it is called."""
+        """Note the address of a host, given by name."""
         for mesh in self.hosts.values():
             for number, name in zip(mesh._numbers, mesh.names, strict=True):
                 if name == host:
                     self._process.told_addresses = {**self._process.told_addresses, number: address}
 
     def on_traits(self, ask: Callable[[Sequence[int]], bytes]) -> None:
-        """Have ``ask`` called for what :meth:`Guests.traits` says at the controller."""
+        """Set the function that gets the result of :meth:`Guests.traits` from the controller."""
         self._process.ask_traits = lambda numbers: loads(ask(numbers))
 
     def on_flush(self, flush: Callable[[], object]) -> None:
-        """Have ``flush`` called to show what processes have printed: when some have stopped, and before this script leaves."""
+        """Set the function that shows what processes have printed: called when some have stopped, and before this script leaves."""
         self._process.hooks.flush.append(flush)
 
     def leave(self) -> None:
-        """Leave the job. What was spawned stays; actors of this process end. Mesh can be used again here afterwards."""
+        """Leave the job. What was spawned stays; actors of this process end. Mesh can be used here again afterwards."""
         if self._process.in_charge:
             self._process.shutdown()
 
-    # What is spawned, for the controller to know.
+    # Reports of spawns to the controller.
 
     def _record(self, owner: int, mesh: Any, actor_id: int) -> None:
         if is_guest_mesh(mesh._procs_id):
-            # It lives in this very process, and ends with it.
+            # It lives in this process, and ends with it.
             return
         thing = _Thing(
             mesh.name,
@@ -341,7 +341,7 @@ class Joined:
     def _take_over(
         self, things: list[tuple[bytes, int, list[tuple[int, int, tuple[int, int]]], Making | str]]
     ) -> None:
-        """Own what other scripts have left (GST-3), and be able to make it again (GST-5)."""
+        """Own what other scripts left (GST-3), and be able to respawn it (GST-5)."""
         process = self._process
         owned = process.owners.of(0)
         watched: list[Target] = []
@@ -366,27 +366,27 @@ class Joined:
 
 
 def _saved(mesh: Any, actor_id: int) -> Making | str:
-    """What another script needs to make processes or actors again, or why it has none of it."""
+    """Return what another script needs to respawn processes or actors, or why it cannot be had."""
     what = (mesh._making.spawned, dict(mesh._making.lives)) if actor_id else mesh._recipe.saved()
     try:
         data, buffers = dumps(what)
-    except Exception as error:  # noqa: BLE001 - nothing of the spawn itself fails for that
-        return f"what the script has spawned it with cannot be kept for another script: {error}"
+    except Exception as error:  # noqa: BLE001 - the spawn itself still succeeds
+        return f"the arguments that the script spawned it with cannot be kept for another script: {error}"
     size = len(data) + sum(each.nbytes for each in buffers)
     if size > _LONGEST:
-        return f"the script has spawned it with arguments of {size} bytes, of which at most {_LONGEST} are kept for another script"
+        return f"the script spawned it with arguments of {size} bytes; at most {_LONGEST} are kept for another script"
     return data, [bytes(each) for each in buffers]
 
 
 def _restore(mesh: Any, holding: Holding, making: Making | str, procs: dict[int, ProcMesh]) -> None:
-    """Have a mesh that another script has spawned be repaired by its methods, as this script's own are."""
+    """Make a mesh that another script spawned repairable by its methods, like this script's own."""
     from mesh_core._meshes.spawning import Recipe
 
     process = mesh._process
     if isinstance(making, str):
         raise MeshError(making)
     data, buffers = making
-    # Writable, as what is sent is.
+    # Writable, like the buffers of messages.
     what = loads(data, [bytearray(each) for each in buffers])
     if holding.actor_id == 0:
         mesh._recipe = Recipe.restored(process, what, holding)
@@ -399,7 +399,7 @@ def _restore(mesh: Any, holding: Holding, making: Making | str, procs: dict[int,
 
 
 def _now(process: Process, mesh: ProcMesh) -> list[Target]:
-    """Where the ranks of a mesh are by now."""
+    """Return where the ranks of a mesh are now."""
     location, procs_id = mesh._location, mesh._procs_id
     if not location.is_joined and known_moves(process.runtime, procs_id) is None:
         return [location.target(procs_id, mesh._root)]
@@ -427,7 +427,7 @@ def join_job(link: socket.socket, told: bytes) -> Joined:
         process = become_guest(identity, what["number"], link=link.detach(), board=board, seat=what["seat"])
     process.job, process.credentials = what["job"], what["credentials"]
     process.told_addresses = what["addresses"]
-    # Only now: references belong to the process that reads them.
+    # Only now: references belong to the process that unpickles them.
     joined = Joined(process, {name: loads(raw) for name, raw in what["hosts"].items()})
     joined._take_over(what["things"])
     process.hooks.recording.append(joined._record)
@@ -436,7 +436,7 @@ def join_job(link: socket.socket, told: bytes) -> Joined:
 
 
 def check_free() -> None:
-    """Refuse where this process takes part in a job already."""
+    """Refuse if this process already takes part in a job."""
     process = holder().process
     if process is not None and not process.closed:
         raise MeshError(

@@ -1,4 +1,4 @@
-"""A host's agent as a process that is started from here."""
+"""A host's agent as a child process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ run_worker_loop_forever(
 
 
 class HostAgent:
-    """The agent of a host, as ``mesh host`` is, in a process of its own on this machine: for launchers and for tests.
+    """The agent of a host, like ``mesh host``, in a process of its own on this machine: for launchers and tests.
 
     >>> import tempfile
     >>> from mesh_core import Credentials, HostAgent, attach_to_workers, shutdown
@@ -54,18 +54,18 @@ class HostAgent:
     ...         shutdown()
     ['first']
 
-    It ends with the process that has started it, and with it all that runs on that host.
+    It ends with the process that started it, and so does everything that runs on that host.
 
     Args:
         credentials: the host's credentials, or the folder that holds them.
-        listen: where to listen; port 0 takes any.
-        name: what errors and listings call the host; its network name if nothing is given.
+        listen: where to listen; port 0 means any free port.
+        name: the name of the host in errors and listings; by default its network name.
         labels: what scripts select the host by, for example ``{"zone": "a"}`` (:meth:`HostMesh.select`).
-        resources: the same with amounts, for example ``{"gpus": 8}``. Nobody checks or reserves them.
-        once: serve one job, and end when that has ended.
+        resources: amounts to select by, for example ``{"gpus": 8}``. Nobody checks or reserves them.
+        once: serve a single job, and end when it has ended.
         env: changes to the environment of this process.
-        python: the interpreter to run; the one that runs this script if nothing is given. It must have mesh_core.
-        log: a file to append to what the agent writes; a temporary one if nothing is given.
+        python: the interpreter to run; by default the one that runs this script. It must have mesh_core.
+        log: a file to which the agent's output is appended; by default a temporary one.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class HostAgent:
         self._address = ""
 
     def start(self, timeout: float = 60.0) -> Self:
-        """Start it, and wait until it listens."""
+        """Start the agent and wait until it listens."""
         self.launch()
         try:
             self.wait_until_ready(timeout)
@@ -108,7 +108,7 @@ class HostAgent:
         return self
 
     def launch(self) -> None:
-        """Start it without waiting: several can start at the same time."""
+        """Start the agent without waiting, so that several can start at the same time."""
         if self.is_running:
             raise MeshError(f"cannot start {self!r}: it is running. Stop it first.")
         self._close()
@@ -116,7 +116,7 @@ class HostAgent:
             file, name = tempfile.mkstemp(prefix="mesh-agent-", suffix=".log")
             os.close(file)
             self._log_file = Path(name)
-            # Not before this object goes: the log can be read after the agent's end.
+            # Kept as long as this object: the log can be read after the agent's end.
             weakref.finalize(self, self._log_file.unlink, missing_ok=True)
         with self._log_file.open("a") as log:
             self._process = subprocess.Popen(
@@ -130,7 +130,7 @@ class HostAgent:
             )
 
     def wait_until_ready(self, timeout: float = 60.0) -> str:
-        """Wait until it listens, and return its address."""
+        """Wait until the agent listens, and return its address."""
         import select
 
         process = self._started()
@@ -139,7 +139,7 @@ class HostAgent:
         line = process.stdout.readline().strip() if ready else ""
         if not line:
             if ready:
-                # Its output has ended, and so will it.
+                # Its output has ended, and so will the process.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_LAST_S)
             ended = process.poll()
@@ -148,40 +148,40 @@ class HostAgent:
             )
             raise MeshError(f"{self!r} {how}; it has written:\n{self.log()}")
         self._address = line
-        # A restart takes the same address, at which others look for it.
+        # A restart uses the same address, where others look for it.
         self._told["address"] = line.removeprefix("tcp://")
         return line
 
     @property
     def address(self) -> str:
-        """Where it listens, for :func:`attach_to_workers`."""
+        """The address at which it listens, for :func:`attach_to_workers`."""
         if not self._address:
             raise MeshError(f"{self!r} does not listen yet; start() it first")
         return self._address
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of its process."""
         return self._started().pid
 
     @property
     def is_running(self) -> bool:
-        """Whether its process has not ended."""
+        """Whether its process is running."""
         return self._process is not None and self._process.poll() is None
 
     def log(self) -> str:
-        """Return what it has written so far."""
+        """Return what the agent has written so far."""
         return "" if self._log_file is None else self._log_file.read_text()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end, and return the exit status; negative for a signal. Raises ``TimeoutError``."""
+        """Wait for the agent's end, and return its exit status, negative for a signal. Raises ``TimeoutError``."""
         try:
             return self._started().wait(timeout)
         except subprocess.TimeoutExpired:
             raise TimeoutError(f"{self!r} has not ended within {timeout:g} s") from None
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal. Returns once it has ended by SIGKILL, or all its threads are stopped by SIGSTOP."""
+        """Send the agent a signal. Returns once SIGKILL has ended it, or SIGSTOP has stopped all its threads."""
         process = self._started()
         process.send_signal(number)
         if number == signal.SIGKILL:
@@ -190,17 +190,17 @@ class HostAgent:
             _wait_stopped(process)
 
     def terminate(self) -> None:
-        """Send it SIGTERM, and do not wait: it ends in order, or first lets jobs leave (the setting ``preemption_grace``)."""
+        """Send SIGTERM without waiting: the agent ends in order, or first lets jobs leave (the setting ``preemption_grace``)."""
         self._end_by(signal.SIGTERM)
 
     def _end_by(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.poll() is None:
-            # Also one that is stopped by a signal.
+            # It may be stopped by a signal.
             self._process.send_signal(signal.SIGCONT)
             self._process.send_signal(number)
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End it, and all that runs on its host; it is killed if it has not ended after ``timeout`` seconds."""
+        """End the agent and all that runs on its host; kill it if it has not ended after ``timeout`` seconds."""
         self._end_by(signal.SIGINT)
         if self._process is not None:
             try:
@@ -238,7 +238,7 @@ _STAND_STILL_S = 10.0
 
 
 def _wait_stopped(process: subprocess.Popen[str]) -> None:
-    """Wait until no thread of a process runs any more: a signal is sent long before the last thread has stopped."""
+    """Wait until no thread of a process runs: a signal is sent long before the last thread has stopped."""
     until = time.monotonic() + _STAND_STILL_S
     while process.poll() is None and not _stands_still(process.pid):
         if time.monotonic() > until:

@@ -1,8 +1,8 @@
-"""multiprocessing inside an actor: classes and functions of the script go along to its processes.
+"""multiprocessing inside an actor: classes and functions of the script reach the processes that it starts.
 
-multiprocessing sends a class or function as the name of a module and its own. What comes from the script has the module
-``__main__``, which is another one here, so it is sent by value instead, as Mesh itself does. Processes that receive
-such a thing do the same with what they send back.
+multiprocessing pickles a class or function as its module and name. The script's module is called ``__main__``,
+which is a different module here, so the script's objects are pickled by value, as in Mesh messages. Processes that
+receive such an object do the same with what they send back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SCRIPTS = ("__main__", "__mp_main__")
 
 
 def teach() -> None:
-    """Have multiprocessing's pickler send what is the script's by value, in this process and those that it starts."""
+    """Make multiprocessing pickle the script's objects by value, in this process and those that it starts."""
     pickler: Any = sys.modules["multiprocessing.reduction"].ForkingPickler
     if "reducer_override" in vars(pickler):
         return
@@ -34,7 +34,7 @@ def teach() -> None:
 
 
 def revive(data: bytes, buffers: list[bytes]) -> Any:
-    """Make in a process of multiprocessing what was sent by value."""
+    """Rebuild, in a process of multiprocessing, an object that was pickled by value."""
     from mesh_core._serialize import loads
 
     if "multiprocessing.reduction" in sys.modules:

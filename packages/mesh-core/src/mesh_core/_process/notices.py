@@ -1,6 +1,6 @@
-"""The thread that takes the controller's notices: of failures, and of what else is nobody's call.
+"""The thread that takes the controller's notices: failures, and everything else that is not the result of a call.
 
-It waits in the runtime without reading connections, so that it is in nobody's way.
+It waits in the runtime without reading connections, so it holds up nobody.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Notices:
-    """The controller's notices. Elsewhere the event loop of actors takes them, and this does nothing."""
+    """The controller's notices. In workers, the event loop of the actors takes them, and this does nothing."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -40,7 +40,7 @@ class Notices:
         with self._lock:
             if self._thread is not None:
                 return
-            # Ctrl-C may end `start` at any moment: whether the thread runs, only the thread itself knows.
+            # Ctrl-C may end `start` at any moment: only the thread itself knows whether it runs.
             self._thread = threading.current_thread()
         self._began.set()
         for begin in self._process.hooks.noticing:
@@ -64,20 +64,20 @@ class Notices:
             del message
 
     def barrier(self, then: Callable[[], object]) -> None:
-        """Call ``then`` on the thread once every notice that has already arrived was passed on to its owner."""
+        """Call ``then`` on the thread once every notice that has already arrived was passed to its owner."""
         self._barriers.append(then)
         mesh, rank, host = self._process.runtime.me
         target = Target.one(mesh, rank, Placement.on(host))
         self._process.runtime.sender(target, 0, "", Request.FAILURE).tell(None)
 
     def pass_barrier(self) -> None:
-        """The marker of a barrier has arrived."""
+        """Handle the arrival of a barrier's marker."""
         self._barriers.popleft()()
 
     def catch_up(self, limit: float) -> None:
         """Wait until the notices that have arrived are handled.
 
-        This waits only briefly: policies and handlers may take long, or wait for this very thread.
+        This waits only briefly: policies and handlers may take long, or wait for this thread.
         """
         if self._thread is not None and not self.is_current():
             passed = threading.Event()
@@ -85,11 +85,11 @@ class Notices:
             passed.wait(limit)
 
     def is_current(self) -> bool:
-        """Whether this is the thread that takes them."""
+        """Whether the current thread is the one that takes notices."""
         return self._thread is threading.current_thread()
 
     def end(self, limit: float) -> None:
-        """Wait for the thread, once the runtime is closed: its last notices may be of failures."""
+        """Wait for the thread, once the runtime is closed: its last notices may be failures."""
         thread = self._thread
         if thread is not None and not self.is_current():
             thread.join(limit)

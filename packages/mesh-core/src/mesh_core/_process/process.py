@@ -1,4 +1,4 @@
-"""This process's part in the mesh: one object that holds the runtime and everything that belongs to it."""
+"""This process's part in the mesh: one object that holds the runtime and everything beside it."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 
 _HOLDER = holder()
 
-# How long a thread that calls at the interpreter's end is held, for the end to come.
+# How long a thread that calls while the interpreter exits is held, to let the exit happen.
 _GRACE = 10.0
 
-# An end that takes longer says what it waits for, to somebody who wants it.
+# An end that somebody asked for says what it is waiting for if it takes longer than this.
 _MOMENT = 0.5
 
 
 class Identity:
-    """Which process this is: its mesh, its place there, and how both are called.
+    """Which process this is: its mesh, its place there, and the names of both.
 
-    Its address is another thing (``Runtime.me``): a rank that is made again has a process with an address of its own.
+    Its address is something else (``Runtime.me``): the new process of a respawned rank has a new address.
     """
 
     __slots__ = ("host", "host_no", "location", "mesh_id", "mesh_name", "rank", "region", "scratch")
@@ -80,11 +80,11 @@ class Identity:
         self.host_no = host_no
         self.location = location
         self.scratch = scratch
-        """The host's own directory for this job; empty where it is the controller's."""
+        """The host's own directory for this job; empty on the controller's host."""
 
     @property
     def proc_id(self) -> str:
-        """The process for people: its mesh and rank."""
+        """The name of the process for people: its mesh and rank."""
         if self.is_host:
             return f"host {self.host}"
         return self.mesh_name if self.is_script else f"{self.mesh_name}[{self.rank}]"
@@ -96,7 +96,7 @@ class Identity:
 
     @property
     def is_guest(self) -> bool:
-        """Whether it runs a script that has joined a job which outlives it."""
+        """Whether it runs a script that joined a job which outlives it."""
         return is_guest_mesh(self.mesh_id)
 
     @property
@@ -106,17 +106,17 @@ class Identity:
 
 
 class Process:
-    """The runtime, and what Python keeps beside it. One a process, made on first use."""
+    """The runtime, and what Python keeps beside it. One per process, made on first use."""
 
     ending = False
-    """Whether all that it owns is being stopped: what ends in order then is no news."""
+    """Whether everything that it owns is being stopped: an orderly end is then not reported."""
     told_addresses: Mapping[int, str] = MappingProxyType({})
-    """Where hosts are reached that another process has attached."""
+    """The addresses of hosts that another process attached."""
     _repairs_expected = False
     ask_traits: Callable[[Sequence[int]], tuple[list[Any], list[int]]] | None = None
-    """Asks the controller what hosts have said of themselves, where this process is a script that is not the controller."""
+    """Asks the controller what hosts reported about themselves, if this process is a script but not the controller."""
     cannot_make: Mapping[tuple[int, int], str] = MappingProxyType({})
-    """Why this script cannot make processes or actors again that another script has spawned."""
+    """Why this script cannot respawn processes or actors that another script spawned."""
 
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
@@ -127,16 +127,16 @@ class Process:
         self.identity = identity
         self.pid = os.getpid()
         self.hooks = Hooks()
-        """What features of this process are asked, and told."""
+        """Callbacks of the features of this process."""
         self.slots = Slots()
-        """What features keep here."""
+        """State of the features of this process."""
         self.closed = False
         self.environ = dict(os.environ)
-        """The environment that fork servers are started with; what changed since is sent to each worker."""
+        """The environment that fork servers are started with; later changes are sent to each worker."""
         self.settling = threading.RLock()
         """Held while a finished call becomes a value; unpickling may run code that waits for another call."""
         self._lock = threading.Lock()
-        # By the loop's id: a loop keeps its bridge, which may keep tasks of the loop, and with them the loop.
+        # By the loop's id: the loop holds its bridge, and the bridge may hold tasks of the loop, and with them the loop.
         self._bridges: weakref.WeakValueDictionary[int, Bridge] = weakref.WeakValueDictionary()
         self._blobs: weakref.WeakKeyDictionary[type, tuple[bytes, list[memoryview]]] = (
             weakref.WeakKeyDictionary()
@@ -146,11 +146,11 @@ class Process:
         )
         self._actor_host: ActorHost | None = None
         self.credentials: tuple[str, str] | None = None
-        """The folder with the job's credentials, and where the host listens, as far as that is not in ``identity.scratch``."""
+        """The folder with the job's credentials, and where the host listens, unless these are in ``identity.scratch``."""
         self.job: tuple[int, str] = (self.pid, sys.argv[0] if sys.argv else "")
-        """The controller's pid, and the script that it runs; workers have those of their controller."""
+        """The controller's pid, and the script that it runs; workers have their controller's."""
         self.deadlines = False
-        """Whether a message with a deadline was ever handled here, so that calls have to look for one to inherit."""
+        """Whether a message with a deadline was ever handled here; only then must calls look for one to inherit."""
         self._names: dict[str, int] = {}
         self.owners = Owners()
         self.here = Location.on(identity.host_no, identity.host)
@@ -161,20 +161,20 @@ class Process:
         self._watches: Watches | None = None
         self._host_procs: HostProcs | None = None
         self.alarmed = False
-        """Whether the script's next call that has to wait raises a failure instead."""
+        """Whether the script's next call that waits raises a failure instead."""
         self.tracer: Tracer | None = None
-        """Makes spans, where they are wanted; see ``_common.tracing``."""
+        """Makes spans, if tracing is on; see ``_common.tracing``."""
         self.began_ns = time.time_ns()
-        """Before any process of the job was started."""
+        """A time before any process of the job was started."""
         self._scratch: Scratch | None = None
         self.seeds = Seeds()
-        """Where this process's random numbers begin."""
+        """The seeds of this process's random numbers."""
         self.boots: weakref.WeakValueDictionary[int, Future[None]] = weakref.WeakValueDictionary()
-        """What becomes of the bootstraps of the meshes that were spawned here."""
+        """The outcomes of bootstraps of meshes that were spawned here."""
         self.python: str | None = None
-        """The interpreter that this process was asked to have; what it spawns has the same."""
+        """The interpreter that this process was asked to have; processes that it spawns have the same."""
         self.env_changes: dict[str, str | None] = {}
-        """What its spawn has changed in its environment; what it spawns on other hosts finds the same."""
+        """Changes that its spawn made to its environment; processes that it spawns on other hosts get them too."""
 
     @property
     def settings(self) -> Settings:
@@ -185,11 +185,11 @@ class Process:
 
     @property
     def in_charge(self) -> bool:
-        """Whether there is something to stop here; neither after a shutdown nor in a forked copy there is."""
+        """Whether there is something to stop here; false after a shutdown and in a forked copy."""
         return not self.closed and os.getpid() == self.pid
 
     def bridge(self) -> Bridge:
-        """The running event loop's end of the runtime."""
+        """Return the running event loop's connection to the runtime."""
         import asyncio
 
         try:
@@ -208,7 +208,7 @@ class Process:
 
     @property
     def supervision(self) -> Supervision:
-        """What becomes of failures that reach this process."""
+        """The handling of failures that reach this process."""
         if self._supervision is None:
             from mesh_core._failures.supervision import Supervision
 
@@ -219,7 +219,7 @@ class Process:
 
     @property
     def extensions(self) -> Extensions:
-        """What lives in this process beside its actors."""
+        """The extensions of this process."""
         if self._extensions is None:
             from mesh_core._extensions.running import Extensions
 
@@ -241,7 +241,7 @@ class Process:
 
     @property
     def host_procs(self) -> HostProcs:
-        """The processes in which hosts have their extensions."""
+        """The processes in which hosts run their extensions."""
         if self._host_procs is None:
             from mesh_core._extensions.host_procs import HostProcs
 
@@ -251,7 +251,7 @@ class Process:
         return self._host_procs
 
     def bring_to_hosts(self, placement: Placement) -> None:
-        """Have the extensions on these hosts that are wanted there, as processes are about to be spawned."""
+        """Start the extensions that are wanted on these hosts, on which processes are about to be spawned."""
         if self._extensions is None:
             return
         wanted = [each for each in self._extensions.travelling() if each.on_hosts]
@@ -259,12 +259,12 @@ class Process:
             self.host_procs.bring(wanted, placement.hosts())
 
     def forget_hosts(self, hosts: list[int]) -> None:
-        """Hosts are let go, and with them the processes that run their extensions."""
+        """Forget the extension processes of hosts that are released."""
         if self._host_procs is not None:
             self._host_procs.forget(hosts)
 
     def on_down(self, message: Message) -> None:
-        """Another process has ended, as far as watches and extensions are concerned."""
+        """Notify watches and extensions that another process has ended."""
         for hear in self.hooks.downs:
             hear(message)
         if self._watches is not None:
@@ -273,7 +273,7 @@ class Process:
             self._extensions.on_down(message)
 
     def carried(self, mesh_name: str, extent: Extent, location: Location) -> str:
-        """What processes that this one spawns carry of its extensions, as text."""
+        """Return the extensions that processes spawned by this one are to have, as text."""
         if self._extensions is None or not self._extensions.travelling():
             return ""
         from mesh_core._extensions.events import Spawning
@@ -283,54 +283,54 @@ class Process:
         return self._extensions.carried(Spawning(mesh_name, extent, hosts, is_local))
 
     def actor_ended(self, actor: ActorCell) -> None:
-        """An actor that lived here has ended, as far as extensions are concerned."""
+        """Notify extensions that an actor that lived here has ended."""
         if self._extensions is not None:
             self._extensions.actor_ended(actor)
 
     def end_extensions(self) -> None:
-        """Stop the extensions of this process: it ends."""
+        """Stop the extensions of this process, which is ending."""
         if self._extensions is not None:
             self._extensions.end()
 
     def told(self, error: MeshError) -> None:
-        """Note what a call raises: a failure that was raised needs no other answer."""
+        """Note that a call raises a failure, which then needs no other report."""
         if error._deaths or error.results is not None or isinstance(error, SupervisionError):
             self.supervision.told(error)
 
     def alarm_loops(self) -> None:
-        """Have what event loops wait for raise a failure."""
+        """Raise a failure in whatever event loops wait for."""
         actors = None if self._actor_host is None else self._actor_host.loop
         for bridge in list(self._bridges.values()):
             if actors is None or bridge.loop() is not actors:
                 bridge.alarm()
 
     def reference_to(self, cell: ActorCell) -> ActorMesh[Any]:
-        """A reference to an actor of this process, for whomever it is sent to."""
+        """Return a reference to an actor of this process, for whomever it is sent to."""
         from mesh_core._meshes.actors import reference_to
 
         assert cell._cls is not None  # it has been constructed
         return reference_to(self, cell, cell._cls)
 
     def reference_of(self, actor: object) -> ActorMesh[Any] | None:
-        """A reference to the actor that this object is; ``None`` if it is no actor of this process, but a mere object."""
+        """Return a reference to the actor whose object this is; ``None`` if it is a plain object."""
         from mesh_core._meshes.actors import reference_of
 
         return reference_of(self, actor)
 
     def own_proc(self) -> ProcMesh:
-        """This process, as a mesh of one."""
+        """Return this process as a mesh of one."""
         from mesh_core._meshes.hosts import this_proc
 
         return this_proc()
 
     def host_registry(self) -> None:
-        """Have the actor here that keeps the actors of which a job has one each."""
+        """Host the registry, which keeps the actors of which a job has one each."""
         from mesh_core._meshes.controllers import host_registry
 
         host_registry(self)
 
     def table(self, cls: type) -> dict[str, EndpointProperty[..., Any]]:
-        """An actor class's endpoints; one table for all its actors."""
+        """Return an actor class's endpoints; all its actors share one table."""
         found = self._tables.get(cls)
         if found is None:
             from mesh_core._actors.endpoint import table_of
@@ -340,17 +340,17 @@ class Process:
         return found
 
     def actor_class(self, cls: type) -> type:
-        """Which class is spawned where ``cls`` is asked for: itself, unless an extension says otherwise."""
+        """Return the class that is spawned for ``cls``: ``cls`` itself, unless an extension replaces it."""
         for replace in self.hooks.actor_class:
             cls = replace(cls)
         return cls
 
     def forget_tables(self) -> None:
-        """Classes have changed."""
+        """Forget the endpoint tables, because classes have changed."""
         self._tables.clear()
 
     def class_blob(self, cls: type) -> bytes:
-        """An actor class as bytes, made once per class: it travels with every spawn."""
+        """Return an actor class as bytes, which are made once and sent with every spawn."""
         found = self._blobs.get(cls)
         if found is None:
             data, buffers = dumps(self.hooks.packed_class(cls), root=f"the actor class {cls.__qualname__}")
@@ -363,7 +363,7 @@ class Process:
         return found[0]
 
     def own(self, owner: int, mesh: Any, actor_id: int, policy: Policy | None) -> Holding:
-        """Note that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
+        """Record that ``owner`` (the id of an actor here, 0 for everything else) has spawned a mesh."""
         holding = Holding(mesh, actor_id, policy)
         self.owners.of(owner).add(holding)
         self.notices.start()
@@ -372,15 +372,15 @@ class Process:
         try:
             self.check_owner(owner)
         except MeshError:
-            # It has ended meanwhile, and what it owned with it.
+            # The owner has ended meanwhile, and what it owned with it.
             mesh.stop()
             raise
         return holding
 
     def _expect_repairs(self) -> None:
-        """Have what repairs need imported once, on the thread that has to wait for notices anyway.
+        """Import what repairs need, once, on the thread that waits for notices anyway.
 
-        At the first failure it would keep the script's other threads from the interpreter for 30 ms.
+        At the first failure, the import would keep the script's other threads from the interpreter for 30 ms.
         """
         if self._repairs_expected or not self.identity.is_script:
             return
@@ -389,7 +389,7 @@ class Process:
             self.notices.barrier(_import_repairs)
 
     def check_owner(self, owner: int) -> None:
-        """Refuse a spawn by an actor that has ended or failed: nothing would end what it owns."""
+        """Refuse a spawn by an actor that has ended or failed: nothing would end what it spawns."""
         if owner != 0:
             actor = None if self._actor_host is None else self._actor_host.actors.get(owner)
             if actor is None or actor.ending or actor.broken is not None:
@@ -403,24 +403,24 @@ class Process:
             record(owner, mesh, actor_id)
 
     def addresses(self) -> dict[int, str]:
-        """Where the agent of each host is reached, as far as this process knows."""
+        """Return the address of each host's agent, as far as this process knows."""
         attached = {host: address for host, _, address, *_ in roll(self.runtime)}
         return attached or dict(self.told_addresses)
 
     def name_of_host(self, host: int) -> str:
-        """What a host is called, as far as it is known here."""
+        """Return the name of a host, as far as it is known here."""
         return host_name(self.runtime, host) or f"host {host}"
 
     def unique_name(self, stem: str) -> str:
-        """``stem``, with a number if it was used before."""
+        """Return ``stem``, with a number if it was used before."""
         with self._lock:
             count = self._names[stem] = self._names.get(stem, 0) + 1
         return stem if count == 1 else f"{stem}-{count}"
 
     def actor_host(self) -> ActorHost:
-        """Where actors of this process live; started on first use."""
+        """Return the actor host of this process; it is started on first use."""
         if self._actor_host is None:
-            # Not under the lock, which extensions that start just now may want.
+            # Not under the lock, which extensions that are just starting may need.
             for begin in self.hooks.staging:
                 begin()
         with self._lock:
@@ -432,7 +432,7 @@ class Process:
             return self._actor_host
 
     def scratch(self) -> Scratch:
-        """A directory for this job's files on the controller's host; removed when everything has stopped."""
+        """Return a directory for this job's files on the controller's host; it is removed when everything has stopped."""
         if self._scratch is None:
             from mesh_core._system.scratch import Scratch
 
@@ -446,11 +446,11 @@ class Process:
                 flush()
 
     def adopt_actor_host(self, actor_host: ActorHost) -> None:
-        """Take over the actor host that a worker's main thread runs."""
+        """Use the actor host that a worker's main thread runs."""
         self._actor_host = actor_host
 
     def shutdown(self) -> None:
-        """Stop everything that this process owns. What it has not stopped within ``stop_timeout`` is killed."""
+        """Stop everything that this process owns. What has not stopped within ``stop_timeout`` is killed."""
         if self.in_charge:
             from mesh_core._common.interrupts import Interrupts
 
@@ -460,7 +460,7 @@ class Process:
                 _HOLDER.sigterm.remove()
 
     def end(self, interrupts: Interrupts) -> None:
-        """As :meth:`shutdown`. Ctrl-C hurries it and is raised when all has ended."""
+        """Like :meth:`shutdown`. Ctrl-C hurries it, and is raised when everything has ended."""
         limit = self.settings.stop_timeout
         self.ending = True
         try:
@@ -468,7 +468,7 @@ class Process:
                 if (actor_host := self._started_actor_host()) is not None:
                     actor_host.stop_actors(limit)
                 if self.identity.is_guest:
-                    # What it has spawned is the next script's.
+                    # What it spawned belongs to the next script.
                     self.flush_console()
                     self.closed = True
                 else:
@@ -507,14 +507,14 @@ class Process:
             return self._actor_host
 
     def _stop_owned(self, limit: float) -> None:
-        """Stop what the script owns, one mesh after the other, where a signal can end the wait."""
+        """Stop what the script owns, one mesh after the other; a signal can end the wait."""
         wait = _StopWait(self, limit)
-        # It goes on owning them: of what dies meanwhile it hears.
+        # The script still owns them, and is notified if one dies meanwhile.
         for each in self.owners.of(0).in_turn(keep=True):
             wait.until_done(each.stop(limit))
 
     def _stop_all(self, limit: float) -> None:
-        """Stop the processes that this one has spawned and that are left."""
+        """Stop the remaining processes that this one spawned."""
         runtime = self.runtime
         wait = _StopWait(self, limit)
         calls = [
@@ -537,7 +537,7 @@ def _import_repairs() -> None:
 
 
 class _StopWait:
-    """Waits for stops, and says so where somebody wants an end that takes its time."""
+    """Waits for stops, and says so if somebody asked for the end and it takes long."""
 
     def __init__(self, process: Process, limit: float) -> None:
         self._process = process
@@ -546,8 +546,8 @@ class _StopWait:
         self._says = now + _MOMENT if limit > _MOMENT and _wanted_by() else None
 
     def until_done(self, call: Awaited) -> None:
-        """Wait for one of them, as long as there is time."""
-        # What fails meanwhile is reported at the end, and does not hold it up.
+        """Wait for one stop, as long as there is time."""
+        # Failures meanwhile are reported at the end, and do not hold it up.
         while not call.done():
             try:
                 now = time.monotonic()
@@ -568,7 +568,7 @@ class _StopWait:
 
 
 def _wanted_by() -> str:
-    """Who wants this process to end now: Ctrl-C, SIGTERM, or nobody."""
+    """Return who asked this process to end now: Ctrl-C, SIGTERM, or nobody."""
     from mesh_core._common.interrupts import was_interrupted
 
     sigterm = _HOLDER.sigterm
@@ -606,7 +606,7 @@ def _worker_runtime(
 
 
 def become_guest(identity: Identity, number: int, *, link: int, board: int, seat: int) -> Process:
-    """Make this script a process of a job that outlives it; called under the holder's lock."""
+    """Make this script a process of a job that outlives it; called with the holder's lock held."""
     _prepare_end()
     from mesh_core._common.settings import current_settings
     from mesh_core._native import GUEST_MESHES
@@ -616,7 +616,7 @@ def become_guest(identity: Identity, number: int, *, link: int, board: int, seat
 
 
 def make_controller() -> Process:
-    """Make this script's process object; called under the holder's lock."""
+    """Make this script's process object; called with the holder's lock held."""
     import socket
 
     from mesh_core._common.settings import current_settings, runtime_options
@@ -639,8 +639,8 @@ def make_controller() -> Process:
 
 
 def _prepare_end() -> None:
-    """Import what the end of a script needs: Ctrl-C in the middle of an import leaves half a module behind."""
-    # Before `_leave` is registered: the handlers of `logging` are closed after it, as records still arrive then.
+    """Import what the end of a script needs: Ctrl-C in the middle of an import would leave half a module behind."""
+    # Before `_leave` is registered: `logging` then closes its handlers after it, as records still arrive until then.
     import logging  # noqa: F401
 
     from mesh_core._common import interrupts, settings  # noqa: F401
@@ -648,13 +648,13 @@ def _prepare_end() -> None:
 
 
 def _begin_script(process: Process) -> Process:
-    """Give a script's process what it comes with, and have it ended with the interpreter."""
+    """Equip a script's process, and make it end with the interpreter."""
     from mesh_core._common import interrupts
 
     _HOLDER.equip_script(process)
     for join in _HOLDER.wanted:
         join(process)
-    # Only now may other threads have it.
+    # Only now may other threads see it.
     _install(process)
     if not _HOLDER.leaves:
         atexit.register(_leave)
@@ -664,11 +664,11 @@ def _begin_script(process: Process) -> Process:
 
 
 def _leave() -> None:
-    """Stop everything at the interpreter's end; EXIT-1 in ``door.rs`` says what becomes of threads that call meanwhile."""
+    """Stop everything when the interpreter exits; EXIT-1 in ``door.rs`` says what happens to threads that call meanwhile."""
     try:
         _end_and_report()
     except (KeyboardInterrupt, SystemExit):
-        # It came before the first step of that could keep it back, or after the last.
+        # The signal came before the first step could block it, or after the last.
         _end_and_report()
 
 
@@ -679,14 +679,14 @@ def _end_and_report() -> None:
     unheard: list[str] = []
     sigterm = _HOLDER.sigterm
     if sigterm is not None:
-        # For good: what comes after this has nobody to raise it to.
+        # For good: nobody is left in whom a later signal could be raised.
         sigterm.hold()
     with Interrupts(sigterm) as interrupts:
         begin_exit(_GRACE if process is None else process.settings.stop_timeout + _GRACE, done=False)
         if process is not None and process.in_charge:
             from mesh_core._failures.supervision import stop_and_report
 
-            # Ctrl-C wants the end, and has hurried it.
+            # Ctrl-C asked for the end, and has hurried it.
             with contextlib.suppress(KeyboardInterrupt):
                 unheard = stop_and_report(process, interrupts)
         begin_exit(_GRACE, done=True)
@@ -699,7 +699,7 @@ def _end_and_report() -> None:
 
 
 def shutdown() -> None:
-    """Stop everything that this script has spawned, now instead of at its end. Mesh can be used again afterwards.
+    """Stop everything that this script spawned, now instead of at its end. Mesh can be used again afterwards.
 
     >>> from mesh_core import shutdown, this_host
     >>> procs = this_host().spawn_procs(per_host={"gpus": 2})

@@ -1,10 +1,10 @@
 """A copy of a host's agent that waits to become its first fork server.
 
-The agent makes it before its runtime starts, so that what both import is imported once. See ``fork_server.rs`` for the order
-that it waits for.
+The agent forks it before its own runtime starts, so that what both import is imported once. See ``fork_server.rs`` for the
+order that it waits for.
 
-SBY-1: workers find what they would find below a fork server with an interpreter of its own: the same modules, variables, descriptors,
-signal handlers and ``__main__``. Where a copy of the agent cannot give them that, it becomes such an interpreter.
+SBY-1: workers find the same as below a fork server with a fresh interpreter: the same modules, variables, descriptors,
+signal handlers and ``__main__``. If a copy of the agent cannot give them that, it becomes such an interpreter.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from mesh_core._system import descendants  # noqa: F401 - imported before the fo
 
 _PACKET = 16
 _OWN = frozenset({"_MESH_HOST", fork_server.SCRATCH})
-"""What agents add to the environment of their fork servers, which the interpreter does not look at."""
+"""Variables that agents add for their fork servers; the interpreter does not read them."""
 _HOME: list[ModuleType] = []
 
 
 def begin() -> tuple[int, int] | None:
-    """Fork the standby of this process: its pid, and this end of its socket. None where a copy would not be sound."""
+    """Fork the standby of this process; return its pid and this end of its socket, or ``None`` if a copy would not be sound."""
     if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - a list of names is all that is wanted
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for stream in (sys.stdout, sys.stderr):
-        # What is in its buffer would come once more from each copy.
+        # Otherwise every copy would write what is buffered again.
         stream.flush()
     parent = os.getpid()
     try:
         pid = os.fork()
     except OSError:
-        # An interpreter of its own may come too late for that as well; then that says why.
+        # The fork server that is started instead may fail too; then it says why.
         ours.close()
         theirs.close()
         return None
@@ -55,18 +55,18 @@ def begin() -> tuple[int, int] | None:
         die_with_parent(parent)
         ours.close()
         _stand_by(theirs.detach())
-    except BaseException:  # noqa: BLE001 - nothing of the agent's may run here
+    except BaseException:  # noqa: BLE001 - none of the agent's code may run here
         traceback.print_exc()
     finally:
         os._exit(1)
 
 
 def _stand_by(control: int) -> NoReturn:
-    # As by `exec`, in a process group of its own.
+    # In a process group of its own, like a fork server that is started by `exec`.
     os.setpgid(0, 0)
     fork_server.show_name()
     _forget_signals()
-    # What lies in garbage would close its descriptors later, when their numbers are those of others.
+    # Garbage would close its descriptors later, when their numbers belong to other files.
     gc.collect()
     gc.freeze()
     os.closerange(3, control)
@@ -75,7 +75,7 @@ def _stand_by(control: int) -> NoReturn:
     with socket.socket(fileno=control) as channel:
         packet, fds, _, _ = socket.recv_fds(channel, _PACKET, 3, socket.MSG_CMSG_CLOEXEC)
         if not packet:
-            # The agent has ended, or does without.
+            # The agent has ended, or needs no standby.
             os._exit(0)
         channel.detach()
     board, told, words = fds
@@ -100,7 +100,7 @@ def _stand_by(control: int) -> NoReturn:
 
 
 def _command(words: int) -> tuple[list[str], dict[str, str]]:
-    """Read a program's arguments and its environment."""
+    """Read a program's arguments and environment."""
     with open(words, "rb") as file:
         count = int.from_bytes(file.read(4), "little")
         texts = [os.fsdecode(each) for each in file.read().split(b"\0")[:-1]]
@@ -109,7 +109,7 @@ def _command(words: int) -> tuple[list[str], dict[str, str]]:
 
 
 def _forget_signals() -> None:
-    """Have the handlers of a program that has just been started."""
+    """Reset signal handlers to those of a program that was just started."""
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
@@ -120,8 +120,8 @@ def _forget_signals() -> None:
 
 
 def _forget_main() -> None:
-    """Have a ``__main__`` without what the agent's program has in its own."""
-    # Functions of that program are running: it must not go.
+    """Replace ``__main__`` by one without what the agent's program put there."""
+    # Functions of that program are running, so it must not be freed.
     _HOME.append(sys.modules["__main__"])
     main = ModuleType("__main__")
     vars(main)["__builtins__"] = sys.modules["builtins"]
@@ -133,23 +133,23 @@ def _new_directories(path: Iterable[str]) -> list[str]:
 
 
 def _can_stand_for(plan: dict[str, Any], env: dict[str, str]) -> bool:
-    """Whether an interpreter of its own would have been the same by now."""
+    """Whether a fresh interpreter would be in the same state by now."""
     if not plan["afar"] or sys.argv[:1] != ["-c"]:
         return False
     if {name: value for name, value in env.items() if name not in _OWN} != dict(os.environ):
-        # The loader, the allocator and the interpreter look at some of them when they start.
+        # The loader, the allocator and the interpreter read some of them when they start.
         return False
     imported = {name.partition(".")[0] for name in sys.modules}
     return not any(imported & _modules(Path(each)) for each in _new_directories(plan["path"]))
 
 
 def _modules(directory: Path) -> set[str]:
-    """The names of the modules and packages that an interpreter finds in a directory; of whatever kind, as it is quicker."""
+    """Return the names of the modules and packages that an interpreter finds in a directory, and of other files, which is faster."""
     found = set()
     try:
         for each in os.scandir(directory):
             name, dot, _ = each.name.partition(".")
-            # Without an __init__.py it comes after all others of its name.
+            # A directory without an __init__.py comes after all others of its name.
             if dot or Path(each.path, "__init__.py").exists():
                 found.add(name)
     except OSError:
@@ -160,7 +160,7 @@ def _modules(directory: Path) -> set[str]:
 def preload_host() -> None:
     """Import what a host's agent, its fork server and its workers import, so that copies of this process share it.
 
-    For programs that fork several agents. It starts no thread. What is there by then is no longer looked at by the garbage collector.
+    For programs that fork several agents. It starts no thread. The garbage collector ignores existing objects from then on.
 
     >>> from mesh_core import preload_host
     >>> preload_host()
@@ -168,6 +168,6 @@ def preload_host() -> None:
     for name in ("mesh_core._meshes.host_traits", "mesh_core._meshes.spawning", "mesh_core._process.agent"):
         importlib.import_module(name)
     fork_server.import_shared()
-    # Out of the collector's sight its pages stay shared.
+    # Pages stay shared if the collector does not touch them.
     gc.collect()
     gc.freeze()

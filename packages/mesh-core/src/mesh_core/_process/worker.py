@@ -1,4 +1,4 @@
-"""A worker's life, from its first line to its last."""
+"""The life of a worker, from start to exit."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def run(
     board: int,
     forked: bool,
 ) -> int:
-    """Be the worker that ``config`` describes until told to stop; returns the exit status."""
+    """Be the worker that ``config`` describes until told to stop; return the exit status."""
     rank, host = addr[1:]
     if config["ranks"]:
         rank = config["ranks"][rank]
     streams.install()
-    # Before any module of the user's is imported.
+    # Before any user module is imported.
     if forked:
         os.environ.clear()
         if not config["afar"]:
-            # The fork server of another machine has seen to the path.
+            # The fork server on another machine has set the path.
             sys.path[:] = config["path"]
     os.environ.update(config["env"])
     sys.argv[:] = config["argv"]
@@ -61,7 +61,7 @@ def run(
         location=Location(Placement.from_wire(bytes.fromhex(config["placement"])), {host: config["host"]}),
         scratch=config.get("scratch", ""),
     )
-    # Before its spawn is told that it is up.
+    # Before the spawner is told that it is up.
     Title(identity).show({})
     process = _process.become_worker(
         identity, configure(**config["settings"]), addr=addr, link=link, board=board, seat=seat
@@ -95,7 +95,7 @@ def run(
 
 
 def main_exec(config: dict[str, Any]) -> None:
-    """Entry of a worker with an interpreter of its own; see ``_process.fork_server``."""
+    """Entry point of a worker with a fresh interpreter; see ``_process.fork_server``."""
     mesh, rank, host, seat, link, board, parent = config["numbers"]
     from mesh_core._native import die_with_parent
 
