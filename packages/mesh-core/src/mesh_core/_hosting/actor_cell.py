@@ -1,9 +1,9 @@
-"""One actor in its process: its object, its inbox, and what becomes of a message.
+"""One actor in its process: its object, its inbox, and what happens to a message.
 
-Two work through an inbox: the process's event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
-(``_hosting.thread_executor``) for plain functions. Where an actor has both, the inbox goes back and forth: whoever comes upon a message
-for the other hands over the inbox with it, so that a run of calls of one kind is as fast as in an actor that has only
-that kind. How an actor ends is in ``_hosting.ending``, where its constructor runs in ``_hosting.constructors``.
+Two executors drain an inbox: the process's event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
+(``_hosting.thread_executor``) for plain functions. If an actor has both, the inbox goes back and forth: an executor that finds a
+message for the other hands over the inbox with it, so that a run of calls of one kind is as fast as in an actor that has only
+that kind. ``_hosting.ending`` ends actors, and ``_hosting.constructors`` runs their constructors.
 
 STG-1: an actor handles one message at a time, in the order of arrival; only ``concurrent`` endpoints overlap.
 STG-2: every call gets exactly one reply, whatever its endpoint does.
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from mesh_core._native import Inbox, Message
 
 CallKey = tuple[tuple[int, int, int], int]
-"""A call's caller and its number there."""
+"""The caller of a call, and the number of the call there."""
 
 
 class ActorCell(CellState):
-    """One actor of this process: its object, its inbox, and who works through it."""
+    """One actor of this process: its object, its inbox, and its executors."""
 
     __slots__ = (
         "_args",
@@ -92,32 +92,32 @@ class ActorCell(CellState):
         self._args = args
         self._kwargs = kwargs or {}
         self._maker = 0
-        """The thread that runs the constructor, where that is not the actor's own."""
+        """The thread that runs the constructor, if it is not the actor's own."""
         self.object: Any = None
         self.broken = broken
+        """Why there is no object."""
         if broken is not None:
             inbox.retire()
-        """Why there is no object."""
         self.table: dict[str, EndpointProperty[..., Any]] = (
             actor_host.process.table(cls) if cls is not None else {}
         )
         self.owner = owner
         """Who is notified of its failures: the owner's process, and the owner's id there."""
         self.errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
-        """What is to be done between two messages, ahead of those that wait."""
+        """What is due between two messages, ahead of those that wait."""
         self.downfall: concurrent.futures.Future[None] | None = None
-        """What follows the actor's failure; an end waits for it."""
+        """The work that follows the actor's failure; an end waits for it."""
         self.gone: asyncio.Future[None] | None = None
-        """Done when the actor has ended; made when somebody waits for that."""
+        """Done when the actor has ended; made when somebody waits for it."""
         self.skipped: dict[CallKey, bool] = {}
-        """Calls whose callers have given up before they began, with whether they are answered all the same."""
+        """Calls whose callers gave up before they began, with whether they are answered all the same."""
         self.on_loop = OnLoop(self)
         threaded = any(not spec.is_async for spec in self.table.values())
         self.on_thread: OnThread | None = OnThread(self) if threaded else None
         super().__init__(threaded=threaded)
 
     def start(self) -> None:
-        """Have the object constructed, and begin to work."""
+        """Construct the object and begin to work."""
         if self.broken is None and self.on_thread is not None:
             try:
                 self.on_thread.start()
@@ -136,7 +136,7 @@ class ActorCell(CellState):
             self.join()
 
     def be_made(self) -> None:
-        """Construct an actor that the loop works for; on a thread beside the loop."""
+        """Construct an actor that runs on the loop; called on a thread beside the loop."""
         self._maker = threading.get_ident()
         self.inbox.worked_by(self._maker)
         try:
@@ -146,12 +146,12 @@ class ActorCell(CellState):
             self.inbox.worked_by(0)
 
     def join(self) -> None:
-        """Have the loop told of the messages of an actor that it works for, once that is constructed."""
+        """Attach the inbox to the loop, which drains it, once the actor is constructed."""
         if not self.over:
             self.inbox.attach(self.actor_host.waker, self.instance.actor_id)
 
     def lost(self, error: BaseException) -> None:
-        """The guard of a constructor's thread: the actor has failed, and the loop answers for it."""
+        """Fail the actor, because its constructor's thread caught an error that escaped; the loop answers for it."""
         self.advance(WORKING)
         self.fail(error)
 
@@ -201,21 +201,21 @@ class ActorCell(CellState):
             made = made_by(process.hooks.making, self, construct)
         else:
             made = construct()
-        # The constructor may be what sets a provider.
+        # The constructor may have set a tracing provider.
         notice(process)
         return made
 
     def take_spawn(self) -> Message | None:
-        """The spawn message until it is taken; the code that takes it answers it."""
+        """Return the spawn message unless it was taken; the code that takes it answers it."""
         spawned, self._spawned = self._spawned, None
         return spawned
 
     def describe(self) -> str:
-        """Name the actor for people."""
+        """Describe the actor for people."""
         return self.instance.describe()
 
     def ends_quickly(self) -> bool:
-        """Whether nothing of the user's runs at its end, or before that: in its turn or not, nobody can tell."""
+        """Whether no user code runs before or at its end, so that nobody can tell whether it ends in turn."""
         return (
             self.made
             and self.on_thread is None
@@ -226,10 +226,10 @@ class ActorCell(CellState):
             and not self.actor_host.process.owners.has(self.instance.actor_id)
         )
 
-    # What other parts of the process ask.
+    # Questions of other parts of the process.
 
     def is_thread(self, ident: int) -> bool:
-        """Whether this is the thread that constructs the actor, or handles a message whenever it runs anything."""
+        """Whether this thread constructs the actor, or handles a message whenever it runs anything."""
         return ident == self._maker or (self.on_thread is not None and self.on_thread.ident == ident)
 
     def is_handled_by(self, task: asyncio.Task[Any] | None) -> bool:
@@ -237,14 +237,14 @@ class ActorCell(CellState):
         return task is not None and self.on_loop.runner is task
 
     def needs_loop(self, endpoint: str) -> bool:
-        """Whether the process's loop has to run for that endpoint to be called."""
+        """Whether the process's loop must run for that endpoint to be called."""
         spec = self.table.get(endpoint)
         return self.loop_takes or (spec is not None and spec.is_async)
 
     def cancel(self, key: CallKey, *, answered: bool = False) -> None:
-        """A caller has given up: cancel the coroutine that works for it, or skip its message when it comes up.
+        """Cancel the coroutine that works for a caller who gave up, or skip the caller's message when it comes up.
 
-        ``answered`` means that it waits to hear of that.
+        ``answered`` means that the caller waits to be told.
         """
         running = self.on_loop.running.get(key)
         if running is not None:
@@ -252,10 +252,10 @@ class ActorCell(CellState):
         else:
             self.skipped[key] = answered
 
-    # A message.
+    # Messages.
 
     def function(self, message: Message, spec: EndpointProperty[..., Any]) -> Callable[..., Any]:
-        """What is to be called for a message; see ``_hosting.responses`` and ``_common.tracing`` for what may stand around it."""
+        """Return the function to call for a message, with what ``_hosting.responses`` and ``_common.tracing`` put around it."""
         function, tracer = spec.function, self.actor_host.process.tracer
         if spec.respond is not None:
             function = partial(spec.respond, self, message)
@@ -264,13 +264,13 @@ class ActorCell(CellState):
         return function
 
     def unmarked(self, message: Message) -> EndpointProperty[..., Any] | None:
-        """The endpoint of a call that is to be answered in another way than by its result; see ``_hosting.responses``."""
+        """Return the endpoint of a call that is answered in another way than by its result; see ``_hosting.responses``."""
         if message.name[:1] not in MARKS or self._cls is None:
             return None
         return marked(self.table, self._cls, message.name, threaded=self.on_thread is not None)
 
     def too_late(self, message: Message) -> bool:
-        """Answer a message whose deadline has passed; its caller has given up."""
+        """Refuse a message if its deadline has passed, and return whether it has; its caller has given up."""
         self.actor_host.process.deadlines = True
         if (message.left or 0.0) > 0:
             return False
@@ -278,26 +278,26 @@ class ActorCell(CellState):
         return True
 
     def given_up(self, message: Message) -> bool:
-        """Whether its caller has cancelled the call before it began."""
+        """Return whether the caller cancelled the call before it began."""
         if self.skipped:
             answered = self.skipped.pop((message.src, message.call), None)
             if answered:
                 self.refuse(message, asyncio.CancelledError(f"{message.name} was cancelled by its caller"))
             elif answered is not None:
-                # Nobody waits for an answer; the message waits no longer either.
+                # Nobody waits for an answer, and the message no longer waits to be handled.
                 message.failed()
             return answered is not None
         return False
 
     def forget_skipped(self) -> None:
-        """With the queue empty and everything begun, what is left was for calls that were over already."""
+        """Clear the skipped calls once the queue is empty and everything has begun: those that are left were already over."""
         if self.skipped and len(self.inbox) == 0 and not self.on_loop.starting:
             self.skipped.clear()
 
     def refused(self, message: Message, spec: EndpointProperty[..., Any] | None) -> bool:
-        """Answer a message that no endpoint will: the actor has failed, or has none of that name."""
+        """Answer a message that no endpoint handles, because the actor failed or has none of that name; return whether it did."""
         if self.broken is not None:
-            # Of a failure the owner was told, once, and not with every message that nobody waits for.
+            # The owner was told of the failure once, and is not told again with every message that nobody waits for.
             if message.call or not isinstance(self.broken, SupervisionError):
                 self.actor_host.reply_error(message, self.broken, self.instance.name, dead=True)
             return True
@@ -311,13 +311,13 @@ class ActorCell(CellState):
         return False
 
     def refuse(self, message: Message, error: BaseException) -> None:
-        """Answer a message that the actor cannot be blamed for."""
+        """Answer a message with an error for which the actor is not to blame."""
         self.actor_host.reply_error(message, error, self.instance.name)
 
     def stopped(self, message: Message) -> None:
-        """Answer a message whose endpoint the actor's end leaves unfinished, or never begun."""
+        """Answer a message whose endpoint was not begun or not finished when the actor ended."""
         if isinstance(self.broken, SupervisionError):
-            # It may have begun: this is no refusal.
+            # It may have begun, so this is no refusal.
             if message.call:
                 self.actor_host.reply_error(message, self.broken, self.instance.name)
         elif self.broken is not None:
@@ -337,19 +337,19 @@ class ActorCell(CellState):
         )
 
     def reason_for(self, message: Message, error: BaseException) -> BaseException:
-        """What the caller of an endpoint that was cut short is to hear instead of a cancellation it did not ask for."""
+        """Return what the caller of an interrupted endpoint is told instead of a cancellation that it did not ask for."""
         if not isinstance(error, asyncio.CancelledError) or not self.ending:
             return error
         return self.broken or self._stopped_during(message)
 
     def tell_raised(self, endpoint: str, error: BaseException) -> None:
-        """Have it heard that the actor's code has raised, before anybody is answered: a debugger may stop here."""
+        """Notify hooks that the actor's code raised, before anybody is answered: a debugger may stop here."""
         hooks = self.actor_host.process.hooks
         if hooks.raised:
             hooks.have_raised(self.instance, endpoint.lstrip("".join(MARKS)), error)
 
     def failed(self, message: Message, error: BaseException) -> None:
-        """An endpoint has raised: its caller's to hear, or, where nobody waits, the owner's."""
+        """Report that an endpoint raised: to its caller or, if nobody waits, to the owner."""
         self.tell_raised(message.name, error)
         if message.call:
             self.actor_host.reply_error(message, error, self.instance.name)
@@ -358,11 +358,11 @@ class ActorCell(CellState):
             self.fail(error)
 
     def unread(self, message: Message, error: BaseException) -> None:
-        """The arguments could not be rebuilt here: the caller's to hear, and nobody's failure."""
+        """Report to the caller that the arguments could not be unpickled here. This is nobody's failure."""
         self.refuse(message, unreadable(error))
 
     def escaped(self, message: Message, error: BaseException) -> None:
-        """The guard of both who work through an inbox: what they have let through is answered (STG-2)."""
+        """Answer a message whose error escaped an executor (STG-2)."""
         try:
             self.failed(message, error)
         except BaseException as worse:  # noqa: BLE001 - whatever it is, the caller must not wait forever
@@ -390,9 +390,9 @@ class ActorCell(CellState):
         return await answer
 
     def in_turn(self, errand: Callable[[], Any], over: Callable[[asyncio.Future[Any]], None]) -> bool:
-        """Have something run between two messages, also where the loop works for the actor; false if it is over.
+        """Run something between two messages, even if the loop drains the inbox; return false if the actor is over.
 
-        ``over`` is called after that, on the loop, or when the actor has ended before it came to it.
+        ``over`` is called on the loop afterwards, or when the actor has ended before its turn.
         """
         answer: asyncio.Future[Any] = self.actor_host.loop.create_future()
         answer.add_done_callback(over)
@@ -404,7 +404,7 @@ class ActorCell(CellState):
         return True
 
     def run_errands(self) -> None:
-        """Do what was to be done between two messages."""
+        """Run what is due between two messages."""
         context.enter(Context(self.instance, None))
         errands, self.errands = self.errands, []
         for errand, answer in errands:
@@ -423,21 +423,21 @@ class ActorCell(CellState):
             return None
 
         def ask() -> Any:
-            # A constructor may have failed, or the actor ended, while this had to wait.
+            # A constructor may have failed, or the actor ended, while this waited.
             return None if self.object is None else self.object.__supervise__(failure)
 
         context.enter(Context(self.instance, None))
         if self.object is not None and inspect.iscoroutinefunction(method):
             verdict = ask()
         else:
-            # Its endpoints and this share the object.
+            # Its endpoints use the same object.
             verdict = await self.between_messages(ask)
         if inspect.isawaitable(verdict):
             verdict = await verdict
         return bool(verdict)
 
     def fail(self, error: BaseException, because: MeshFailure | None = None) -> None:
-        """The actor has failed: with nobody to tell, its owner is told. Its process, and its neighbours, live on."""
+        """Fail the actor because of an error that has no caller, and notify its owner. Its process and its neighbours live on."""
         with self.actor_host.failing:
             if self.broken is not None or self.over:
                 return
@@ -471,7 +471,7 @@ class ActorCell(CellState):
 
 
 def unreadable(error: BaseException) -> BaseException:
-    """What is said of arguments that could not be rebuilt here."""
+    """Return the error for arguments that could not be unpickled here."""
     if isinstance(error, (MemoryError, MeshError)) or not isinstance(error, Exception):
         return error
     explained = explain_load_failure(error)

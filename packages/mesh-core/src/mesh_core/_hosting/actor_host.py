@@ -1,7 +1,7 @@
 """Where a process's actors live, with the event loop that works for all of them.
 
-The loop's thread (a worker's main thread) takes what is for the process itself (spawns, stops, cancellations) and runs
-coroutines. What one actor does with its messages is in ``_hosting.actor_cell``.
+The loop's thread (a worker's main thread) takes messages for the process itself (spawns, stops, cancellations) and runs
+coroutines. ``_hosting.actor_cell`` has what one actor does with its messages.
 
 STG-3: whatever a message raises here, it is answered, and those behind it are handled.
 """
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _SYSTEM = 0
-# What children may take of the time that their owner has: it has something left to clean up.
+# The share of an owner's time that its children may take, so that it has time left to clean up.
 _CHILDREN_FIRST = 0.8
-# So much of the time actors of a process that stops end one after the other; then those that are left, together.
+# For this share of the time, the actors of a stopping process end one after the other; then the rest end together.
 _IN_TURN = 0.5
 
 
@@ -54,7 +54,7 @@ class ActorHost:
         self.process = process
         self.actors: dict[int, ActorCell] = {}
         self._classes: dict[bytes, type] = {}
-        # The script's process is the user's own.
+        # Not in a script's process, which is the user's own.
         self._title = None if process.identity.is_script else Title(process.identity)
         self.waker = Waker()
         self._system = process.runtime.system_inbox()
@@ -62,22 +62,22 @@ class ActorHost:
         self.constructors = Constructors(self.loop)
         self._exit_code = 0
         self.unready: str | None = None
-        """Why this process ends before its first actor, in one line: what its bootstrap or an extension has raised."""
+        """Why this process ends before its first actor, in one line: what its bootstrap or an extension raised."""
         self.failing = threading.Lock()
-        """Held for the moment in which an actor comes to an end, which may be noticed on several threads."""
+        """Held while an actor comes to an end, which several threads may notice."""
         self.stop_limit = process.settings.stop_timeout
-        """How long an actor's end may take."""
+        """How long the end of an actor may take."""
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
         self.reductions: Reductions | None = None
-        """Replies that are combined here on their way up; made when one first is."""
+        """Replies that are combined here; made at the first one."""
         self.ident = 0
         """The thread that runs the loop."""
         self.held: Deferral | None = None
-        """A reply that the loop has given and that waits for its caller, where more wait than may (ANS-3)."""
+        """A reply that the loop has sent and that waits for its caller, if more wait than may (ANS-3)."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-        """Those of actors with sync endpoints."""
+        """The threads of actors with sync endpoints."""
 
     def keep(self, task: asyncio.Task[Any]) -> None:
         """Hold a task until it is done."""
@@ -87,15 +87,15 @@ class ActorHost:
     # Running.
 
     def start_thread(self) -> None:
-        """Run the loop in a thread of its own: this process's main thread belongs to a script."""
+        """Run the loop in a thread of its own, because this process's main thread belongs to a script."""
         thread = threading.Thread(target=self.run, name="mesh-actors", daemon=True)
         thread.start()
-        # Only now: towards the interpreter's end no thread can be started, and this one is waited for.
+        # Only now: while the interpreter exits no thread can be started, and this one is waited for.
         self._thread = thread
         self.constructors.start()
 
     def end_thread(self, limit: float) -> None:
-        """End the thread that :meth:`start_thread` started, and wait for the actors', once the runtime is closed."""
+        """End the thread that :meth:`start_thread` started, and wait for those of actors, after the runtime is closed."""
         if self._thread is None:
             return
         with contextlib.suppress(RuntimeError):  # the loop has ended already
@@ -103,7 +103,7 @@ class ActorHost:
         until = time.monotonic() + limit
         me = threading.current_thread()
         if self._thread is not me:
-            # First, as it starts the others.
+            # First, because it starts the others.
             self._thread.join(limit)
         self.constructors.end(max(0.0, until - time.monotonic()))
         for thread in list(self.threads):
@@ -111,7 +111,7 @@ class ActorHost:
                 thread.join(max(0.0, until - time.monotonic()))
 
     def run(self) -> int:
-        """Serve until the process is told to stop; returns its exit status."""
+        """Serve until the process is told to stop; return its exit status."""
         asyncio.set_event_loop(self.loop)
         self.ident = self.loop.ident = threading.get_ident()
         self._system.worked_by(self.ident)
@@ -124,7 +124,7 @@ class ActorHost:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """Have signals wake the loop, which does not sleep where the interpreter could see them."""
+        """Make signals wake the loop, which does not sleep where the interpreter could see them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -145,7 +145,7 @@ class ActorHost:
             task.cancel()
         for actor in self.actors.values():
             if actor.on_thread is not None:
-                # Should it wait to get its inbox back.
+                # It may be waiting to get its inbox back.
                 actor.on_thread.hand_back([])
         with contextlib.suppress(Exception):
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
@@ -154,7 +154,7 @@ class ActorHost:
     def _on_ready(self) -> None:
         for token in self.waker.drain():
             if token == _SYSTEM:
-                # Not all at once where they are large: their senders hear of them when a batch is gone.
+                # Large ones not all at once: their senders are notified when a batch is gone.
                 while batch := self._system.take_nowait(1_000_000):
                     for message in batch:
                         try:
@@ -175,7 +175,7 @@ class ActorHost:
 
     def _on_system(self, message: Message) -> None:
         if self._exit_code:
-            # The bootstrap has failed, the process is about to end: nothing more starts in it.
+            # The bootstrap failed and the process is about to end: nothing more starts in it.
             return
         kind = message.kind
         if kind is MessageKind.SPAWN:
@@ -183,7 +183,7 @@ class ActorHost:
         elif kind is MessageKind.CANCEL:
             self._cancel(message)
         elif kind is MessageKind.STOP_ACTOR:
-            # The stop itself is in the actor's inbox, which a constructor may never come to.
+            # The stop itself is in the actor's inbox, which a slow constructor keeps it from reaching.
             actor = self.actors.get(message.actor)
             if actor is not None and not actor.made:
                 ending.hurry(actor)
@@ -239,7 +239,7 @@ class ActorHost:
         cell.start()
 
     async def _spawn_again(self, message: Message, before: ActorCell) -> None:
-        """Make an actor again that has failed here, once all is over that follows from the failure."""
+        """Respawn an actor that failed here, once everything that follows from the failure is over."""
         if before.broken is None and not before.ending:
             error = MeshError(f"cannot respawn {before.describe()}: it is running. Stop it first.")
             self.reply_error(message, error, before.instance.name)
@@ -261,7 +261,7 @@ class ActorHost:
         self._spawn(message)
 
     def _host_broken(self, message: Message, error: BaseException) -> None:
-        """Have an actor that could not be made: it answers its spawn, and every call, with ``error``."""
+        """Host an actor that could not be made: it answers its spawn, and every call, with ``error``."""
         inbox = self.process.runtime.inbox(message.actor)
         if inbox is not None:
             instance = self._instance(message, None)
@@ -278,7 +278,7 @@ class ActorHost:
         )
 
     def host(self, cls: type, actor_id: int, name: str) -> None:
-        """Have an actor of this process's own, which messages wait for already; called from any thread."""
+        """Host an actor of this process itself, for which messages are already waiting; called from any thread."""
 
         def begin() -> None:
             inbox = self.process.runtime.inbox(actor_id)
@@ -304,7 +304,7 @@ class ActorHost:
             cls = self._classes[blob] = loaded
         return cls
 
-    # What is said to the process itself, and to its extensions.
+    # Messages for the process itself and for its extensions.
 
     def _on_extension(self, message: Message) -> None:
         extensions = self.process.extensions
@@ -337,7 +337,7 @@ class ActorHost:
             message.reply(None)
 
     def _decline(self, message: Message, error: BaseException, why: str) -> None:
-        """End this process, which cannot be what it was spawned to be."""
+        """End this process, because it cannot become what it was spawned to be."""
         self.reply_error(message, error, self.process.identity.mesh_name, bootstrap=True)
         self._exit_code = BOOTSTRAP_FAILED
         self.unready = why
@@ -348,20 +348,20 @@ class ActorHost:
     async def _stop(self, limit: float) -> None:
         self.stop_limit = min(limit, self.stop_limit) * _CHILDREN_FIRST
         await self._stop_actors()
-        # What code that no actor runs has spawned.
+        # What was spawned by code that runs in no actor.
         await self.process.owners.of(0).close_async(self.stop_limit)
         self.loop.stop()
 
     async def _stop_actors(self) -> None:
-        """Stop the actors in the reverse order of their making; a later one may use an earlier one until its end."""
+        """Stop the actors in reverse order of their creation; a later one may use an earlier one until its end."""
         actors = list(self.actors.values())
         for actor in actors:
             actor.gone = self.loop.create_future()
-        # Those behind one that takes its time are not to come away empty-handed.
+        # A slow one must leave time for those that come after it.
         until = self.loop.time() + self.stop_limit * _IN_TURN
         for actor in reversed(actors):
             assert actor.gone is not None
-            # Behind what waits already.
+            # The stop queues behind waiting messages.
             quick = actor.ends_quickly()
             actor.inbox.finish()
             if not quick and not actor.gone.done() and (left := until - self.loop.time()) > 0:
@@ -375,13 +375,12 @@ class ActorHost:
         if self._thread is None or self._thread is threading.current_thread() or not self.actors:
             return
         self.stop_limit = limit * _CHILDREN_FIRST
-        with contextlib.suppress(
-            RuntimeError, TimeoutError
-        ):  # the loop has ended already, or an actor does not
+        # The loop may have ended already, or an actor may not end in time.
+        with contextlib.suppress(RuntimeError, TimeoutError):
             asyncio.run_coroutine_threadsafe(self._stop_actors(), self.loop).result(limit)
 
     def forget(self, actor: ActorCell) -> None:
-        """An actor has ended."""
+        """Remove an actor that has ended."""
         if self.actors.get(actor.instance.actor_id) is actor:
             del self.actors[actor.instance.actor_id]
             self._show_title()
@@ -389,7 +388,7 @@ class ActorHost:
             actor.gone.set_result(None)
 
     def _show_title(self) -> None:
-        """Have listings of processes name the actors of this one."""
+        """Show the actors of this process in process listings."""
         if self._title is not None:
             self._title.show(self.actors)
 
@@ -404,7 +403,7 @@ class ActorHost:
         dead: bool = False,
         bootstrap: bool = False,
     ) -> None:
-        """Tell the caller what went wrong; where nobody waits, the log."""
+        """Send an error to the caller or, if nobody waits, log it."""
         if os.getpid() != self.process.pid:
             from mesh_core._system.leaving import end_copy
 
@@ -424,7 +423,7 @@ class ActorHost:
             self.held = held
 
     async def room(self) -> None:
-        """Wait until no reply of the loop's has to leave before it handles another message."""
+        """Wait until none of the loop's replies has to leave before the next message is handled."""
         while (held := self.held) is not None:
             if not held.done():
                 await self.process.bridge().wait(held)

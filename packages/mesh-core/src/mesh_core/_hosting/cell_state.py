@@ -1,17 +1,17 @@
-"""The state of an actor: who drains its inbox, and how far its life is. A state machine, without threads or locks."""
+"""The state of an actor: who drains its inbox, and its phase of life. A state machine, without threads or locks."""
 
 from __future__ import annotations
 
 THREAD, LENT, LOOP, NOBODY = range(4)
-"""Who drains the inbox: the actor's own thread; the loop, until it comes upon a message for the thread, which waits for that; the
-loop alone, as there is no thread, or it has died, or has not come back; nobody, as the thread waits for the actor's end."""
+"""Who drains the inbox: the actor's own thread; the loop, until it finds a message for the thread, which waits for that; the
+loop alone, because there is no thread, or it died or did not come back; nobody, because the thread waits for the actor's end."""
 
 MAKING, WORKING, ENDING, OVER = range(4)
 """The phases: its constructor runs; it has an object, or the reason why not; it is being stopped or has failed; it is gone."""
 
 
 class CellState:
-    """What an actor may do. Phases only follow each other."""
+    """What an actor may do. Phases only advance."""
 
     __slots__ = ("drains", "phase")
 
@@ -31,32 +31,32 @@ class CellState:
 
     @property
     def over(self) -> bool:
-        """Whether it has ended: stopped, not merely failed."""
+        """Whether it has ended: it was stopped, not merely failed."""
         return self.phase == OVER
 
     @property
     def loop_takes(self) -> bool:
-        """Whether the loop takes from the inbox just now."""
+        """Whether the loop currently takes from the inbox."""
         return self.drains in (LOOP, LENT)
 
     @property
     def threadless(self) -> bool:
-        """Whether no thread does what is to be done between two messages: that is the loop's."""
+        """Whether the loop, and no thread, runs what is due between two messages."""
         return self.drains in (LOOP, NOBODY)
 
     def advance(self, phase: int) -> bool:
-        """Enter a phase; false, and nothing happens, if it has been entered before."""
+        """Enter a phase; return false, and do nothing, if it was entered before."""
         if self.phase >= phase:
             return False
         self.phase = phase
         return True
 
     def give_up(self) -> bool:
-        """End before it was made; false if it is made."""
+        """End before the object was made; return false if it is made."""
         return self.phase == MAKING and self.advance(OVER)
 
     def leave_errands(self) -> None:
-        """The thread waits for the loop, which does from now on what is to be done between two messages."""
+        """Leave what is due between two messages to the loop, for which the thread waits."""
         if self.drains == THREAD:
             self.drains = NOBODY
 

@@ -1,8 +1,8 @@
-"""Where coroutine actors are constructed: on a thread beside the event loop, which goes on meanwhile.
+"""Construct coroutine actors on a thread beside the event loop, which keeps running meanwhile.
 
-One thread constructs them one after the other. While a constructor does not return and others wait, there is one more.
-Those that are constructed join the loop some at a time: where an actor is made by the thousand, the loop would otherwise
-be woken for each, and take the interpreter from the thread that makes the next.
+One thread constructs them one after the other. If a constructor does not return while others wait, another thread is started.
+Constructed actors join the loop in batches: if thousands are constructed, the loop would otherwise be
+woken for each, and take the interpreter from the thread that constructs the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TOGETHER = 64
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
-    """The event loop of a process's actors, on which their constructors, beside it, may begin tasks and timers."""
+    """The event loop of a process's actors; constructors, which run beside it, may start tasks and timers on it."""
 
     ident = 0
     """The thread that runs it."""
@@ -39,7 +39,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
         *args: *_Ts,
         context: contextvars.Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call something at a time; from a constructor, too."""
+        """Call something at a given time; may be called by a constructor, too."""
         if self.ident in (0, threading.get_ident()):
             return super().call_at(when, callback, *args, context=context)
         context = contextvars.copy_context() if context is None else context
@@ -49,7 +49,7 @@ class ActorLoop(asyncio.SelectorEventLoop):
             if not handle.cancelled():
                 callback(*args)
 
-        # The timers are the loop's own, and no other thread's.
+        # Only the loop's own thread may use its timers.
         self.call_soon_threadsafe(super().call_at, when, lambda: context.run(run))
         return handle
 
@@ -61,18 +61,18 @@ class Constructors:
         self._loop = loop
         self._waiting: queue.SimpleQueue[ActorCell | None] = queue.SimpleQueue()
         self._made: deque[ActorCell] = deque()
-        """Actors that are constructed and have not joined the loop; the thread that removes one has it join."""
+        """Constructed actors that have not joined the loop; the thread that removes one joins it."""
         self._lock = threading.Lock()
         self._at: dict[threading.Thread, ActorCell | None] = {}
-        """What each thread constructs just now."""
+        """What each thread is constructing."""
         self._seen: set[ActorCell | None] = set()
-        """What they constructed at the last look."""
+        """What they were constructing at the last look."""
         self._watched = False
 
     def construct(self, cell: ActorCell) -> None:
-        """Construct an actor, soon; called on the loop."""
+        """Construct an actor soon; called on the loop."""
         if not self._at and not self.start():
-            # Nothing is left for a thread. It holds up the loop, but it is constructed.
+            # No thread can be started. This holds up the loop, but the actor is constructed.
             cell.be_made()
             cell.join()
             return
@@ -82,7 +82,7 @@ class Constructors:
             self._loop.call_later(_PATIENCE_S, self._look)
 
     def start(self) -> bool:
-        """Have one more thread; false if there can be none."""
+        """Start another thread; return false if that is impossible."""
         thread = threading.Thread(target=self._serve, name="mesh-constructors", daemon=True)
         with self._lock:
             self._at[thread] = None
@@ -115,7 +115,7 @@ class Constructors:
             cell.join()
 
     def _look(self) -> None:
-        # They are not to wait for those behind them.
+        # Constructed actors do not wait for those behind them.
         self._join()
         if self._waiting.empty():
             self._watched = False
@@ -130,7 +130,7 @@ class Constructors:
 
     def _serve(self) -> None:
         me = threading.current_thread()
-        # For constructors that begin tasks.
+        # For constructors that start tasks.
         asyncio._set_running_loop(self._loop)
         while (cell := self._waiting.get()) is not None:
             self._at[me] = cell
@@ -143,16 +143,16 @@ class Constructors:
             if self._waiting.empty() or len(self._made) >= _TOGETHER:
                 self._join()
             if getattr(self._loop, "_ready", True):
-                # What a constructor has begun is there, but the loop may be asleep.
+                # A constructor may have scheduled something while the loop is asleep.
                 self._loop.call_soon_threadsafe(_nothing)
             with self._lock:
                 self._at[me] = None
                 if len(self._at) > 1:
-                    # One stays.
+                    # One thread stays.
                     del self._at[me]
                     return
         self._join()
 
 
 def _nothing() -> None:
-    """Only the loop's being woken counts."""
+    """Do nothing: scheduling it wakes the loop."""

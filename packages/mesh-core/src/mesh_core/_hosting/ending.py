@@ -1,7 +1,7 @@
-"""How an actor ends: what runs is cancelled, then what it owns ends, then it cleans up.
+"""How an actor ends: its running endpoints are cancelled, then what it owns ends, then it cleans up.
 
-Each of the three has ``stop_timeout``, as has a constructor that a stop finds unfinished; what takes longer is left to
-itself and reported to whoever stopped the actor.
+Each of the three may take ``stop_timeout``, as may a constructor that is unfinished when the actor is stopped. What takes longer is
+abandoned and reported to whoever stopped the actor.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def stop_on_loop(cell: ActorCell, message: Message, behind: list[Message])
 
 
 async def _end_endpoints(cell: ActorCell) -> MeshError | None:
-    """Cancel the endpoints that run beside the end; their callers hear that they will not return."""
+    """Cancel the endpoints that are running; their callers are told that they will not return."""
     if await cell.on_loop.interrupt(cell.actor_host.stop_limit):
         return None
     stuck = [message for _, message in cell.on_loop.running.values()]
@@ -66,7 +66,7 @@ async def _close_owned_meshes(cell: ActorCell) -> None:
 
 
 def _cleanup(cell: ActorCell, error: BaseException | None) -> Coroutine[Any, Any, object] | None:
-    """Run ``__cleanup__`` if there is one; a coroutine is returned to be awaited."""
+    """Run ``__cleanup__`` if there is one; return its coroutine, if it is one, for the caller to await."""
     cleanup = getattr(cell.object, "__cleanup__", None)
     if cleanup is None:
         return None
@@ -98,7 +98,7 @@ def _overdue(cell: ActorCell, what: str = "__cleanup__") -> MeshError:
 
 
 def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> None:
-    """End an actor that has a thread, on which this runs."""
+    """End an actor that has a thread; runs on that thread."""
     error: BaseException | None = None
     loop = cell.actor_host.loop
     overdue = asyncio.Event()
@@ -110,7 +110,7 @@ def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> 
             cell.run_errands()
             _await_here(cell, cell.downfall)
         if cell.on_loop.busy:
-            # The loop keeps to the limit.
+            # The loop keeps the limit.
             error = asyncio.run_coroutine_threadsafe(_end_endpoints(cell), loop).result()
         watch = _watch(cell, message, behind, overdue)
         loop.call_soon_threadsafe(lambda: cell.actor_host.keep(loop.create_task(watch)))
@@ -129,7 +129,7 @@ def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> 
 
 
 async def _watch(cell: ActorCell, message: Message, behind: list[Message], ended: asyncio.Event) -> None:
-    """Answer the stopper if the actor's thread does not come to an end."""
+    """Answer the stopper if the actor's thread does not end."""
     try:
         await asyncio.wait_for(ended.wait(), 2 * cell.actor_host.stop_limit)
     except TimeoutError:
@@ -137,7 +137,7 @@ async def _watch(cell: ActorCell, message: Message, behind: list[Message], ended
 
 
 def _await_here(cell: ActorCell, ending: concurrent.futures.Future[Any]) -> Any:
-    """Wait on the actor's thread for what the loop does for its end, within the limit."""
+    """Wait, on the actor's thread and within the limit, for what the loop does at the actor's end."""
     try:
         return ending.result(cell.actor_host.stop_limit)
     except TimeoutError:
@@ -148,7 +148,7 @@ def _await_here(cell: ActorCell, ending: concurrent.futures.Future[Any]) -> Any:
 
 
 async def _guarded(cleanup: Coroutine[Any, Any, object]) -> BaseException | None:
-    """Await it; what it raises, even what would end the loop, is returned."""
+    """Await a clean-up; return what it raises, even what would end the loop."""
     try:
         await cleanup
     except BaseException as error:  # noqa: BLE001 - raised where it is waited for
@@ -160,7 +160,7 @@ async def _guarded(cleanup: Coroutine[Any, Any, object]) -> BaseException | None
 
 
 async def tear_down(cell: ActorCell, error: BaseException) -> None:
-    """What follows a failure: what the actor owns ends, then ``__cleanup__`` runs."""
+    """Finish a failed actor: what it owns ends, then ``__cleanup__`` runs."""
     try:
         overdue = await _end_endpoints(cell)
         await _close_owned_meshes(cell)
@@ -176,7 +176,7 @@ async def tear_down(cell: ActorCell, error: BaseException) -> None:
 
 
 async def _cleanup_apart(cell: ActorCell, error: BaseException) -> Coroutine[Any, Any, object] | None:
-    """Run ``__cleanup__`` after a failure; should the actor's thread not come back, the loop answers in its place."""
+    """Run ``__cleanup__`` after a failure; if the actor's thread does not come back, the loop takes its place."""
 
     def clean_up() -> Any:
         try:
@@ -201,7 +201,7 @@ async def _cleanup_apart(cell: ActorCell, error: BaseException) -> Coroutine[Any
 
 
 def hurry(cell: ActorCell) -> None:
-    """An actor was stopped before it was constructed: from now on, its constructor has ``stop_timeout``."""
+    """Give the constructor of a stopped actor ``stop_timeout`` from now on."""
     actor_host = cell.actor_host
 
     def give_up() -> None:
@@ -224,7 +224,7 @@ async def _give_up(cell: ActorCell) -> None:
 
 
 def clean_up_late(cell: ActorCell, made: Any) -> None:
-    """A constructor has returned after its actor was given up: what it has made is cleaned up all the same."""
+    """Clean up an object whose constructor returned after its actor was given up."""
     cell.object = made
     try:
         cleanup = _cleanup(cell, None)
@@ -251,7 +251,7 @@ def _ended(cell: ActorCell, stop: Message, behind: list[Message], error: BaseExc
 def _leave(
     cell: ActorCell, waiting: list[Message], error: BaseException | None, *, made: bool = True
 ) -> None:
-    """Answer what the actor has taken and will not come to; those who stopped it hear the error, if there is one."""
+    """Answer what the actor has taken and will not handle; whoever stopped it gets the error, if there is one."""
     from mesh_core._futures.loop import settle
 
     actor_host = cell.actor_host
@@ -259,11 +259,11 @@ def _leave(
         actor_host.loop.call_soon_threadsafe(settle, answer, None, None)
     cell.inbox.close()
     if made and cell.downfall is None:
-        # Before the answers: who has stopped it may ask an extension next. Of a failure it was told by the tear-down.
+        # Before the answers: whoever stopped it may ask an extension next. After a failure, the tear-down has told them.
         try:
             actor_host.process.actor_ended(cell)
         except RuntimeError:
-            # No thread can be started for one of them. The stop is answered all the same.
+            # No thread can be started for an extension. The stop is answered all the same.
             logging.getLogger("mesh").exception("extensions were not told of the end of %s", cell.describe())
     for message in waiting:
         if message.kind is not MessageKind.STOP_ACTOR:

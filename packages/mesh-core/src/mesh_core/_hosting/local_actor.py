@@ -1,4 +1,4 @@
-"""The actors of this process, as extensions make and see them."""
+"""The actors of this process, as extensions see them and make them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class LocalActor:
-    """An actor of this process that is being made; what :meth:`Extension.make_actor` is given, and may keep."""
+    """An actor of this process that is being made; :meth:`Extension.make_actor` gets it, and may keep it."""
 
     __slots__ = ("__weakref__", "_cell", "_construct")
 
@@ -31,12 +31,12 @@ class LocalActor:
 
     @property
     def id(self) -> int:
-        """The number of its mesh of actors, the same on every rank and in every life; see :func:`actor_id`."""
+        """The number of its mesh of actors, the same on every rank and after a respawn; see :func:`actor_id`."""
         return self._cell.instance.actor_id
 
     @property
     def name(self) -> str:
-        """The name that it was spawned under."""
+        """The name with which it was spawned."""
         return self._cell.instance.name
 
     @property
@@ -47,21 +47,21 @@ class LocalActor:
 
     @property
     def point(self) -> Point:
-        """Its place in the mesh that it was spawned as."""
+        """Its place in the mesh that was spawned."""
         return self._cell.instance.rank
 
     @property
     def object(self) -> Any:
-        """The object; ``None`` before it is made, and once the actor has ended."""
+        """The object; ``None`` before it is made and after the actor has ended."""
         return self._cell.object
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was stopped, or has failed."""
+        """Whether it was stopped or has failed."""
         return self._cell.over or self._cell.broken is not None
 
     def construct(self) -> Any:
-        """Run the constructor, with the arguments of the spawn, and return the object. Once, and within ``make_actor``."""
+        """Run the constructor with the arguments of the spawn, and return the object. Only once, and within ``make_actor``."""
         construct, self._construct = self._construct, None
         if construct is None:
             raise MeshError(
@@ -70,10 +70,10 @@ class LocalActor:
         return construct()
 
     def between_messages(self, function: Callable[[Any], R]) -> Future[R]:
-        """Have ``function(object)`` called between two messages of the actor, ahead of those that wait.
+        """Call ``function(object)`` between two messages of the actor, ahead of those that wait.
 
-        It runs where the actor's plain endpoints run, and sees no endpoint half done, but for concurrent ones. What it raises
-        is raised by the future. An actor that has ended, or has failed, answers with a :class:`MeshError`.
+        It runs where the actor's plain endpoints run, while no endpoint is half done, except concurrent ones. What it raises
+        is raised by the future. If the actor has ended or failed, the future raises a :class:`MeshError`.
         """
         cell = self._cell
         promise = Promise[R](f"between two messages of {cell.describe()}")
@@ -104,7 +104,7 @@ class LocalActor:
 def made_by(
     makers: Sequence[Callable[[LocalActor], Any]], cell: ActorCell, construct: Callable[[], Any]
 ) -> Any:
-    """Have an actor made by extensions; the first that was installed asks the next by ``construct()``."""
+    """Have extensions make an actor; the first that was installed calls the next with ``construct()``."""
     for maker in reversed(makers):
         construct = _step(maker, LocalActor(cell, construct))
     return construct()
@@ -124,7 +124,7 @@ def _step(maker: Callable[[LocalActor], Any], local: LocalActor) -> Callable[[],
 
 
 def local_actor(number: int) -> LocalActor | None:
-    """Return this process's actor of the mesh with this number; ``None`` if there is none, or if it has ended.
+    """Return this process's actor of the mesh with this number; ``None`` if there is none or it has ended.
 
     An actor that is still being constructed is returned too; :meth:`LocalActor.between_messages` waits until it is constructed.
     """
@@ -144,7 +144,7 @@ def _actors(mesh: object, where: str) -> ActorMesh[Any]:
 
 
 def actor_id(mesh: Any) -> int:
-    """Return the number of a mesh of actors, by which each process knows its own among them: :attr:`LocalActor.id`.
+    """Return the number of a mesh of actors, by which each process finds its own actor of the mesh: :attr:`LocalActor.id`.
 
     >>> from mesh_core import Actor, this_host
     >>> from mesh_core.extensions import actor_id
@@ -158,7 +158,7 @@ def actor_id(mesh: Any) -> int:
 
 
 def actor_ranks(mesh: Any) -> list[int]:
-    """Return which ranks the actors of a mesh have in the mesh that they were spawned as: :attr:`LocalActor.point`.
+    """Return the ranks of a mesh's actors in the mesh that was spawned: :attr:`LocalActor.point`.
 
     >>> from mesh_core import Actor, this_host
     >>> from mesh_core.extensions import actor_ranks
@@ -176,9 +176,9 @@ def actor_ranks(mesh: Any) -> list[int]:
 
 
 def settled(mesh: Any) -> Future[None]:
-    """Return a future that is done once each actor of a mesh has handled what this process has sent to it before.
+    """Return a future that is done once each actor of a mesh has handled what this process sent to it before.
 
-    Concurrent endpoints may go on. An actor that is dead, or has failed, makes it fail.
+    Concurrent endpoints may still run. The future fails if an actor is dead or has failed.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> from mesh_core.extensions import settled
@@ -202,7 +202,7 @@ def settled(mesh: Any) -> Future[None]:
 
 
 def procs_of(mesh: Any) -> ProcMesh:
-    """Return the processes that actors are on, place by place; where both were spawned by this process.
+    """Return the processes that actors are on, place by place, if this process spawned both.
 
     >>> from mesh_core import Actor, this_host
     >>> from mesh_core.extensions import procs_of

@@ -1,4 +1,4 @@
-"""The event loop's work for one actor: its coroutines."""
+"""The event loop's work for one actor: running its coroutines."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ if TYPE_CHECKING:
     from mesh_core._hosting.actor_cell import ActorCell, CallKey
     from mesh_core._native import Message
 
-# Looked at for each message: a class of enums takes its time to find a member.
+# Constants, because they are compared for each message and looking up an enum member takes time.
 _STOP_ACTOR: Final = MessageKind.STOP_ACTOR
 _FAILURE: Final = MessageKind.FAILURE
 
 _BURST = 256
 _SHARE_S = 0.001
-"""So long an actor with a backlog keeps the loop from the others, or as long as one endpoint takes between two awaits."""
+"""How long an actor with a backlog keeps the loop from the others, or as long as one endpoint takes between two awaits."""
 _STARTS = 16
-"""How many concurrent endpoints an actor begins before other actors have their turn."""
+"""How many concurrent endpoints an actor begins before other actors get their turn."""
 _GRACE_S = 0.1
-"""A caller that waits keeps its deadline itself, and can say more about it; this process does where none waits."""
+"""A caller that waits keeps its deadline itself, and can report more; this process does so, this much later, if none waits."""
 _EXPIRED = "the call's deadline has passed"
 
 
 class OnLoop:
-    """Works through an actor's inbox on the process's event loop, as far as there are coroutines to be run."""
+    """Drains an actor's inbox on the process's event loop, while there are coroutines to run."""
 
     __slots__ = ("_cell", "_quiet", "runner", "running", "starting")
 
     def __init__(self, cell: ActorCell) -> None:
         self._cell = cell
         self.runner: asyncio.Task[None] | None = None
-        """The task that handles one message after the other, while there are any."""
+        """The task that handles messages one after the other, while there are any."""
         self.running: dict[CallKey, tuple[asyncio.Task[Any], Message]] = {}
         self.starting: set[Message] = set()
-        """Those of concurrent endpoints whose tasks have not begun."""
+        """The messages of concurrent endpoints whose tasks have not begun."""
         self._quiet: asyncio.Future[None] | None = None
 
     def pump(self) -> None:
-        """Messages have come for an actor whose inbox is the loop's."""
+        """Handle messages that arrived, if the loop drains the inbox."""
         if self.runner is None and self._cell.loop_takes:
             self.runner = self._cell.actor_host.loop.create_task(self._work([]))
 
     def borrow(self, messages: list[Message]) -> None:
-        """Take the inbox over from the actor's thread, with what that had taken from it already."""
+        """Take the inbox over from the actor's thread, with the messages that the thread has already taken from it."""
         cell = self._cell
         cell.lend()
         cell.inbox.attach(cell.actor_host.waker, cell.instance.actor_id)
-        # Of its own: the thread must not hold on to messages, and the buffers in them, while it waits.
+        # A copy: the thread must not hold on to messages, and the buffers in them, while it waits.
         mine = messages.copy()
         messages.clear()
         self.runner = cell.actor_host.loop.create_task(self._work(mine))
 
     def take_over(self) -> None:
-        """Take the inbox over from a thread that has died, or does not come back."""
+        """Take the inbox over from a thread that died or does not come back."""
         cell = self._cell
         assert cell.on_thread is not None
         left = cell.on_thread.abandon()
@@ -117,12 +117,12 @@ class OnLoop:
             burst = []
             del message
             cell.forget_skipped()
-        # Nothing was awaited since the queue was seen empty: a message that comes now starts another runner.
+        # Nothing was awaited since the queue was found empty: a message that arrives now starts another runner.
         self.runner = None
 
     async def _run(self, message: Message, spec: EndpointProperty[..., Any]) -> None:
         cell = self._cell
-        # A broadcast has no number, and nobody who could cancel it; but the actor's end cuts it short too.
+        # A broadcast has no number, and nobody can cancel it, but the actor's end interrupts it too.
         key = (message.src, message.call or -id(message))
         task = asyncio.current_task()
         assert task is not None
@@ -130,7 +130,7 @@ class OnLoop:
         try:
             self.starting.discard(message)
             if cell.phase > WORKING:
-                # It was cancelled after it was taken from the inbox and before its turn on the loop.
+                # It was cancelled after it was taken from the inbox and before its task ran.
                 cell.stopped(message)
                 return
             if cell.given_up(message):
@@ -144,7 +144,7 @@ class OnLoop:
             await self._perform(message, spec)
         except asyncio.CancelledError as error:
             self._cut_short(message, error)
-            # The call was cancelled, not the actor: its runner goes on with the next message.
+            # The call was cancelled, not the actor: the runner goes on with the next message.
             if task.cancelling():
                 task.uncancel()
         except BaseException as error:  # noqa: BLE001 - whatever it is, the runner goes on
@@ -165,7 +165,7 @@ class OnLoop:
             except MeshError as error:
                 args, kwargs = await _later(message, error)
             if type(args) is not tuple:
-                args, kwargs = await args  # there are references in it to what another host has
+                args, kwargs = await args  # they contain references to values on another host
             function = cell.function(message, spec)
             if spec.respond is None:
                 held = message.reply(await function(cell.object, *args, **kwargs))
@@ -197,11 +197,11 @@ class OnLoop:
 
     @property
     def busy(self) -> bool:
-        """Whether an endpoint runs, or is about to."""
+        """Whether an endpoint runs or is about to."""
         return bool(self.running or self.starting)
 
     async def interrupt(self, limit: float) -> bool:
-        """Cancel the endpoints that run, and wait for their ends; false if one does not end within the limit."""
+        """Cancel the endpoints that run and wait for them to end; return false if one does not end within the limit."""
         for task, _ in list(self.running.values()):
             task.cancel()
         if not self.busy:
@@ -217,7 +217,7 @@ class OnLoop:
 
 
 async def _later(message: Message, error: MeshError) -> tuple[Any, Any]:
-    """Read a message again once what is in it has come; raises what it has raised if it does not wait for anything."""
+    """Read a message again once what it contains has arrived; raise ``error`` if it does not wait for anything."""
     from mesh_core._meshes.refs import arrive
     from mesh_core._serialize import loads
     from mesh_core._serialize.late import arrival_of

@@ -1,14 +1,14 @@
-"""How an endpoint is answered, where its result is not simply the reply.
+"""How an endpoint is answered if its result is not simply the reply.
 
 A message names its endpoint, and marks before the name say what else is wanted:
 
 ====== =====================================================================
 ``.``  a plain method, made callable by ``as_endpoint``
-``!``  the same, which is given the port of the call
-``>``  the first argument is a port, and the result is to be sent there
+``!``  the same, and it gets the port of the call
+``>``  the first argument is a port, to which the result is sent
 ``+``  the first argument is a plan: the result is combined with other ranks'
-``&``  the result stays here, and a reference to it is the answer
-``=``  without a name: an answer, and nothing else; what was sent before is handled by then
+``&``  the result stays here, and the answer is a reference to it
+``=``  without a name: only an answer, given once everything sent before is handled
 ====== =====================================================================
 
 ``marked`` turns such a name into an endpoint once; it is then in the actor's table like any other.
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     Args = tuple[Any, ...]
     Kwargs = dict[str, Any]
 
-# An empty name, of a stop, begins with none of them.
+# The empty name of a stop begins with none of them.
 MARKS = (".", "!", ">", "+", "&", "=")
 SETTLED = "="
 
 
 def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None:
-    """The endpoint that a marked name means, kept in ``table``; ``None`` if the class has nothing of that name."""
+    """Return the endpoint that a marked name means, and keep it in ``table``; ``None`` if the class has nothing of that name."""
     mark, rest = name[0], name[1:]
     if mark == SETTLED:
         spec: Spec | None = None if rest else _nothing(threaded)
@@ -61,7 +61,7 @@ def marked(table: Table, cls: type, name: str, *, threaded: bool) -> Spec | None
 
 
 def with_answers(table: Table) -> Table:
-    """Have the endpoints of a class that answer by a port, or by items, do so."""
+    """Prepare the endpoints of a class that answer through a port or by items."""
     for spec in table.values():
         _answer_by_port(spec)
     return table
@@ -93,7 +93,7 @@ def _plain(cls: type, name: str, *, port: bool, threaded: bool) -> Spec | None:
                 yield item
 
     elif not threaded and not (inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain)):
-        # An actor of coroutines has no thread: the loop calls it, as its coroutines would.
+        # An actor of coroutines has no thread: the loop calls the method, as its coroutines would.
 
         async def function(self: Any, *args: Any, **kwargs: Any) -> Any:
             return plain(self, *args, **kwargs)
@@ -114,7 +114,7 @@ def _answering(base: Spec, respond: Callable[..., Any]) -> Spec:
 
 
 def by_port(spec: Spec) -> Callable[..., Any]:
-    """Give the endpoint the port of its call, by which it answers."""
+    """Give the endpoint the port of its call, through which it answers."""
     function = spec.function
 
     def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
@@ -141,7 +141,7 @@ def by_port(spec: Spec) -> Callable[..., Any]:
 
 
 def by_items(spec: Spec) -> Callable[..., Any]:
-    """Send what a generator yields to its caller, until that has had enough."""
+    """Send what a generator yields to its caller, until the caller has had enough."""
     function = spec.function
 
     def respond(cell: ActorCell, message: Message, args: Args, kwargs: Kwargs) -> None:
@@ -165,7 +165,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
             async with contextlib.aclosing(function(cell.object, *args, **kwargs)) as items:
                 async for item in items:
                     await port._item(item)
-                    # One that never suspends must not hold up the others of its process, nor its own cancellation.
+                    # A generator that never suspends must not hold up the other actors of its process, nor its own cancellation.
                     await asyncio.sleep(0)
         except asyncio.CancelledError:
             raise
@@ -180,7 +180,7 @@ def by_items(spec: Spec) -> Callable[..., Any]:
 def _tell_raised(
     cell: ActorCell, message: Message, port: Any, error: BaseException, *, is_async: bool = False
 ) -> None:
-    """Have it heard that an endpoint has raised whose answers go to a port; a coroutine's end is raised on, and heard there."""
+    """Notify hooks that an endpoint that answers to a port raised; what ends a coroutine is raised on, and reported there."""
     from mesh_core._common.errors import Undeliverable
 
     if (isinstance(error, Exception) or not is_async) and not (
@@ -192,7 +192,7 @@ def _tell_raised(
 def _failed(
     cell: ActorCell, message: Message, port: Any, error: BaseException, *, is_async: bool = False
 ) -> None:
-    """An endpoint raised that answers by a port: its caller hears, or, if that has its answer, the log."""
+    """Report that an endpoint that answers through a port raised: to its caller or, if that has its answer, in the log."""
     from mesh_core._common.errors import Undeliverable
 
     _tell_raised(cell, message, port, error, is_async=is_async)
@@ -205,14 +205,14 @@ def _failed(
         else:
             return
     elif isinstance(error, Undeliverable) and not port._outlet.is_open:
-        # It went on answering until it was told that nobody listens.
+        # It kept answering until it was told that nobody listens.
         return
     if told is error:
         cell.actor_host.log_failure(message, error, cell.instance.name)
 
 
 def _to_port(base: Spec) -> Callable[..., Any]:
-    """Send what the endpoint returns, or raises, to a port that came along; give it the port if it wants one."""
+    """Send what the endpoint returns or raises to a port that came along; give it the port if it takes one."""
     from mesh_core._common.errors import Undeliverable
 
     if base.arity.streams:
@@ -251,7 +251,7 @@ def _to_port(base: Spec) -> Callable[..., Any]:
 
 
 def _items_to_port(base: Spec) -> Callable[..., Any]:
-    """Send what a generator yields, or raises, to a port that came along."""
+    """Send what a generator yields or raises to a port that came along."""
     from mesh_core._common.errors import Undeliverable
 
     function = base.function

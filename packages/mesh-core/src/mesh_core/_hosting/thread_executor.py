@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mesh_core._hosting.actor_cell import ActorCell
     from mesh_core._native import Message
 
-# Looked at for each message: a class of enums takes its time to find a member.
+# Constants, because they are compared for each message and looking up an enum member takes time.
 _STOP_ACTOR: Final = MessageKind.STOP_ACTOR
 _FAILURE: Final = MessageKind.FAILURE
 
@@ -26,7 +26,7 @@ BURST = 256
 
 
 class OnThread:
-    """Works through an actor's inbox on a thread of its own, as far as there are plain functions to be called."""
+    """Drains an actor's inbox on a thread of its own, while there are plain functions to call."""
 
     __slots__ = ("_at", "_burst", "_cell", "_handed_back", "ident")
 
@@ -34,7 +34,7 @@ class OnThread:
         self._cell = cell
         self.ident = 0
         self._burst: list[Message] = []
-        """What the thread has taken from the inbox, and how far it is with that: the rest is the loop's when the thread
+        """The messages that the thread has taken from the inbox, and, in `_at`, how far it is: the loop gets the rest if the thread
         does not come back."""
         self._at = -1
         self._handed_back: queue.SimpleQueue[list[Message]] = queue.SimpleQueue()
@@ -63,7 +63,7 @@ class OnThread:
             left = self._handle(burst)
             if left is None:
                 return
-            # The last references must not outlive the handling: they hold buffers, and replies not given.
+            # The last references must not outlive the handling: they hold buffers and unsent replies.
             burst.clear()
             if left:
                 burst = self._lend(left)
@@ -72,7 +72,7 @@ class OnThread:
             burst = inbox.take(BURST)
 
     def _handle(self, burst: list[Message]) -> list[Message] | None:
-        """Handle messages up to the first that is the loop's; what is left is returned, ``None`` after the last."""
+        """Handle messages up to the first one for the loop; return the rest, or ``None`` after the actor's last message."""
         cell = self._cell
         self._burst, self._at = burst, -1
         for index, message in enumerate(burst):
@@ -121,7 +121,7 @@ class OnThread:
                 cell.escaped(message, worse)
 
     def _left_behind(self, index: int) -> bool:
-        """Say, to the thread of an actor that has failed, whether the loop has gone on without it."""
+        """Return, to the thread of an actor that has failed, whether the loop has gone on without it."""
         with self._cell.actor_host.failing:
             if self._cell.drains == LOOP:
                 return True
@@ -129,7 +129,7 @@ class OnThread:
             return False
 
     def _lend(self, messages: list[Message]) -> list[Message]:
-        """Leave the inbox to the loop until it comes upon a message for this thread; returns from that one on."""
+        """Leave the inbox to the loop until it finds a message for this thread; return the messages from that one on."""
         self._cell.actor_host.loop.call_soon_threadsafe(self._cell.on_loop.borrow, messages)
         return self._handed_back.get()
 
@@ -138,7 +138,7 @@ class OnThread:
         self._handed_back.put(messages)
 
     def abandon(self) -> list[Message]:
-        """Go on without the thread; returns what it has taken and not come to."""
+        """Go on without the thread; return the messages that it took and has not begun."""
         with self._cell.actor_host.failing:
             self._cell.drains = LOOP
             return self._burst[self._at + 1 :]
@@ -146,7 +146,7 @@ class OnThread:
     def _died(self, error: BaseException) -> None:
         cell = self._cell
         with cell.actor_host.failing:
-            # What it was at has not been answered, most likely; where it was, nobody waits for a second answer.
+            # The current message was most likely not answered; if it was, nobody waits for a second answer.
             held = self._burst[max(self._at, 0) : self._at + 1]
         for message in held:
             if message.call:
