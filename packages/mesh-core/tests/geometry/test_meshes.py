@@ -84,7 +84,7 @@ def test_flatten_split_rename(mesh: Any, procs: ProcMesh) -> None:
         ({"gpus": slice(0, 2, 0)}, ValueError, "step"),
     ],
 )
-def test_a_slice_that_is_not_there(mesh: Any, dims: Any, error: Any, text: str) -> None:
+def test_a_slice_that_does_not_exist(mesh: Any, dims: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         mesh.slice(**dims)
 

@@ -37,7 +37,7 @@ def test_a_slices_ranks_are_its_own(squares: ValueMesh[int]) -> None:
 
 
 @pytest.mark.parametrize("rank", [6, -1, 10**9])
-def test_a_rank_that_is_not_there(squares: ValueMesh[int], rank: int) -> None:
+def test_a_rank_that_does_not_exist(squares: ValueMesh[int], rank: int) -> None:
     with pytest.raises((IndexError, OverflowError)):
         squares.get(rank)
 

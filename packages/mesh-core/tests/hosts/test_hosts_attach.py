@@ -83,7 +83,7 @@ def test_a_tree_of_hosts_waits_for_the_addresses_of_those_below(cluster: LocalCl
     assert hosts.names == ["host-0", "host-1", "host-2"]
 
 
-def test_a_relay_without_an_address_is_gone_around(cluster: LocalCluster) -> None:  # noqa: F811
+def test_a_relay_without_an_address_is_bypassed(cluster: LocalCluster) -> None:  # noqa: F811
     relay = Promise[str]()
     hosts = attach_to_workers(
         [relay.future, *cluster.addresses[1:]], credentials=cluster.credentials, fan_out=1

@@ -101,7 +101,7 @@ def test_hosts_are_released_and_attached_again(
     assert told.empty()
 
 
-def test_a_block_lets_its_hosts_go(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
+def test_a_with_block_releases_its_hosts(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
     with cluster.attach() as hosts:
         members: Any = hosts.spawn_procs().spawn("members", Member)
         watch = Watch([pid for _, pid in members.where.call().get(timeout=SOON).values()])

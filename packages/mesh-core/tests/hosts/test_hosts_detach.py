@@ -122,7 +122,7 @@ def test_who_may_release_hosts(cluster: LocalCluster, tmp_path: Path) -> None:  
     assert members.echo.call_one(1).get(timeout=SOON) == (0, 1)
 
 
-def test_a_relay_is_let_go_under_load(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
+def test_a_relay_is_released_under_load(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
     # A chain: what is for a later host passes the earlier ones.
     with configured(fan_out=1):
         hosts = cluster.attach()
@@ -169,7 +169,7 @@ def test_what_was_answered_before_arrives(cluster: LocalCluster, told: Told) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_host_ends_while_it_is_let_go(
+def test_a_host_ends_while_it_is_released(
     told: Told,  # noqa: F811
     number: int,
 ) -> None:
@@ -240,7 +240,7 @@ def test_what_actors_own_across_hosts(cluster: LocalCluster, told: Told) -> None
     assert told.empty()
 
 
-def test_a_spawn_on_hosts_that_are_being_let_go(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
+def test_a_spawn_on_hosts_that_are_being_released(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
     hosts = cluster.attach()
     members: Any = hosts.slice(hosts=0).spawn_procs().spawn("members", Member)
     members.block.call()
@@ -254,7 +254,7 @@ def test_a_spawn_on_hosts_that_are_being_let_go(cluster: LocalCluster, told: Tol
     assert told.empty()
 
 
-def test_code_is_sent_to_those_that_are_left(cluster: LocalCluster, tmp_path: Path) -> None:  # noqa: F811
+def test_code_is_sent_to_the_remaining_hosts(cluster: LocalCluster, tmp_path: Path) -> None:  # noqa: F811
     hosts = cluster.attach()
     (tmp_path / "recipe.py").write_text("RATE = 1")
     hosts.sync_workspace(tmp_path).get(timeout=SOON)

@@ -296,7 +296,7 @@ def test_a_malformed_address_is_refused_where_it_is_given(cluster: LocalCluster,
         attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
 
 
-def test_a_folder_that_does_not_exist_is_called_that(cluster: LocalCluster, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_as_missing(cluster: LocalCluster, tmp_path: Path) -> None:
     hosts = attach_to_workers(cluster.addresses, credentials=tmp_path / "trane")
     with pytest.raises(AuthenticationError, match=r"folder .*trane does not exist; give the folder that"):
         hosts.initialized.get(timeout=30)

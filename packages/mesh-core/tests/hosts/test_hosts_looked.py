@@ -377,7 +377,7 @@ def test_a_reader_that_does_not_read_delays_nobody(
         slow.close()
 
 
-def test_a_looker_that_dies_leaves_nothing(
+def test_an_observer_that_dies_leaves_nothing(
     cluster: LocalCluster,  # noqa: F811
     talkers: Talker,
     observer: Path,

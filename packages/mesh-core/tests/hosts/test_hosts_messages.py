@@ -102,7 +102,7 @@ def test_a_patched_class_is_patched_on_other_hosts(hosts: HostMesh) -> None:  # 
         assert procs.spawn("m", Member).where.call().get(timeout=SOON).values() == [("nowhere", 0)] * 3  # type: ignore[call-overload]
 
 
-def test_actors_of_the_scripts_own_process_are_called_from_afar(members: Any) -> None:
+def test_actors_of_the_scripts_own_process_are_called_from_other_hosts(members: Any) -> None:
     here: Any = this_proc().spawn("here", Echo)
     members.meet.call(here).get(timeout=SOON)
     assert members.ask.call(5).get(timeout=SOON).values() == [[5], [5], [5]]

@@ -114,7 +114,7 @@ def test_modules_of_the_script_are_found_where_its_folders_are(
         assert str(tmp_path) in path and "/is/not/there" not in path
 
 
-def test_a_folder_that_is_not_there_is_no_reason_not_to_start(
+def test_a_missing_folder_does_not_prevent_a_start(
     one: HostMesh, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     gone = tmp_path / "gone"

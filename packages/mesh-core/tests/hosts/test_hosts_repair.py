@@ -75,7 +75,7 @@ def test_a_mesh_grows_onto_other_hosts(hosts: HostMesh) -> None:
         assert (len(smaller), ranks(grown.failed())) == (4, [4, 5])
 
 
-def test_meshes_of_several_hosts_are_put_together(hosts: HostMesh) -> None:
+def test_meshes_of_several_hosts_are_joined(hosts: HostMesh) -> None:
     losses = Losses()
     here, there = hosts.slice(hosts=slice(0, 2)), hosts.slice(hosts=slice(2, 3))
     with (
@@ -112,7 +112,7 @@ def test_an_actor_of_another_host_repairs_what_it_owns(hosts: HostMesh) -> None:
         assert now[1] != before[1]
 
 
-def test_hosts_that_lie_apart_are_joined_and_used_like_any_mesh(hosts: HostMesh) -> None:
+def test_hosts_that_are_not_contiguous_are_joined_and_used_like_any_mesh(hosts: HostMesh) -> None:
     losses = Losses()
     apart = hosts.slice(hosts=2).join(hosts.slice(hosts=0))
     assert (apart.sizes, apart.names) == ({"hosts": 2}, [hosts.names[2], hosts.names[0]])

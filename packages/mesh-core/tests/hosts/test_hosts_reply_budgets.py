@@ -10,9 +10,9 @@ from test_reply_budgets import (  # noqa: F401 - tests, and a fixture of theirs
     BUDGET,
     beside,
     test_a_process_that_stops_sends_its_last_replies_first,
-    test_a_stopped_caller_holds_up_who_answers_it,
-    test_deadlines_release_who_answers,
-    test_the_death_of_the_caller_releases_who_answers_it,
+    test_a_stopped_caller_holds_up_those_who_answer_it,
+    test_deadlines_release_those_who_answer,
+    test_the_death_of_the_caller_releases_those_who_answer_it,
     test_within_the_budget_others_are_answered_meanwhile,
 )
 from test_spawn_budgets import (  # noqa: F401 - tests

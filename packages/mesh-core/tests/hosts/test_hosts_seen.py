@@ -189,7 +189,7 @@ def test_an_owner_on_another_host_sets_options_too(
     assert "hidden" not in out
 
 
-def test_all_that_was_printed_is_shown_before_a_stop_returns(
+def test_all_output_is_shown_before_a_stop_returns(
     hosts: HostMesh, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(5):
@@ -296,9 +296,7 @@ if __name__ == "__main__":
 # Looking in.
 
 
-def test_a_snapshot_has_all_hosts_and_who_looks_does_not_matter(
-    hosts: HostMesh, procs: ProcMesh, echo: Any
-) -> None:
+def test_a_snapshot_has_all_hosts_whoever_takes_it(hosts: HostMesh, procs: ProcMesh, echo: Any) -> None:
     seen = inspect.snapshot(LONG)
     assert [host.number for host in seen.hosts] == [0, 1, 2, 3]
     assert [host.name for host in seen.hosts[1:]] == hosts.names == ["host-0", "host-1", "host-2"]
@@ -395,7 +393,7 @@ def test_errors_name_the_host(procs: ProcMesh, echo: Any) -> None:
 
 
 @pytest.mark.usefixtures("calm")
-def test_a_death_names_the_host_and_tells_its_last_words(procs: ProcMesh, echo: Any) -> None:
+def test_a_death_names_the_host_and_shows_its_last_words(procs: ProcMesh, echo: Any) -> None:
     with pytest.raises(SupervisionError) as raised:
         echo.slice(hosts=2, gpus=1).call.call_one(die, 7).get(LONG)
     failure = raised.value.failure
@@ -406,7 +404,7 @@ def test_a_death_names_the_host_and_tells_its_last_words(procs: ProcMesh, echo: 
 
 
 @pytest.mark.usefixtures("calm")
-def test_a_dead_and_a_stopped_host_are_shown_as_that_and_hold_up_nothing() -> None:
+def test_dead_and_stopped_hosts_are_shown_as_such_and_hold_up_nothing() -> None:
     shutdown()
     with LocalCluster(hosts=3) as cluster, inspect.events() as happening:
         hosts = cluster.attach()

@@ -89,7 +89,7 @@ def test_a_selection_is_a_mesh(hosts: HostMesh) -> None:
     assert [each.address for each in shown] == hosts.addresses
 
 
-def test_hosts_that_lie_apart_are_selected(hosts: HostMesh) -> None:
+def test_hosts_that_are_not_contiguous_are_selected(hosts: HostMesh) -> None:
     chosen = hosts.select(zone="a")
     assert (chosen.names, chosen.sizes) == (["host-0", "host-2", "host-3"], {"hosts": 3})
     assert chosen.select(disk="ssd").names == [
@@ -161,7 +161,9 @@ def test_a_worker_does_not_know(hosts: HostMesh) -> None:
         ({"resources": {"gpus": float("nan")}}, "resource 'gpus' must be a number of at least 0, got nan"),
     ],
 )
-def test_what_an_agent_may_not_say(cluster: LocalCluster, given: dict[str, Any], said: str) -> None:
+def test_invalid_labels_and_resources_of_an_agent(
+    cluster: LocalCluster, given: dict[str, Any], said: str
+) -> None:
     folder = f"{cluster.credentials}/host"
     with pytest.raises((TypeError, ValueError), match=re.escape(said)):
         HostAgent(folder, **given)
@@ -169,7 +171,7 @@ def test_what_an_agent_may_not_say(cluster: LocalCluster, given: dict[str, Any],
         run_worker_loop_forever("127.0.0.1:0", credentials=folder, **given)
 
 
-def test_a_cluster_wants_as_many_labels_as_hosts() -> None:
+def test_a_cluster_needs_as_many_labels_as_hosts() -> None:
     with pytest.raises(ValueError, match=r"labels= must be of all hosts, or one for each of 3, got 1"):
         LocalCluster(hosts=3, labels=[{"zone": "a"}])
 

@@ -66,7 +66,7 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def test_a_spare_that_was_prepared_has_forked_what_comes_later() -> None:
+def test_a_prepared_spare_forks_later_processes() -> None:
     losses = Losses()
     with LocalCluster(hosts=3) as cluster:
         hosts = cluster.attach()

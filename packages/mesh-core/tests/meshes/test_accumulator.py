@@ -80,7 +80,7 @@ def test_an_error_of_the_function(summands: Any) -> None:
         Accumulator(summands.rank, 0, refuse).accumulate().get(timeout=SOON)
 
 
-def test_a_death(runtime: None) -> None:
+def test_a_death_fails_the_fold(runtime: None) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
         mesh: Any = procs.spawn("summands", Summand)
         future = Accumulator(mesh.wait_at, 0, add).accumulate([1])
@@ -92,7 +92,7 @@ def test_a_death(runtime: None) -> None:
             future.get(timeout=SOON)
 
 
-def test_cancelled_and_late(procs: ProcMesh) -> None:
+def test_cancellation_and_deadline(procs: ProcMesh) -> None:
     gates = procs.spawn("gates", Coroutines)
     future = Accumulator(gates.hold, 0, add).accumulate()
     gates.holding.call().get()

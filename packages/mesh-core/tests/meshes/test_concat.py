@@ -33,7 +33,7 @@ def who(mesh: Any) -> list[tuple[int, int, int, int]]:
     return told
 
 
-def test_processes_are_put_together_and_sliced_like_any_mesh() -> None:
+def test_processes_are_joined_and_sliced_like_any_mesh() -> None:
     host = this_host()
     with (
         host.spawn_procs({"rows": 2, "gpus": 2}) as first,
@@ -53,7 +53,7 @@ def test_processes_are_put_together_and_sliced_like_any_mesh() -> None:
         counters.stop().get(timeout=WITHIN)
 
 
-def test_actors_are_put_together_each_under_its_own_name_and_budget() -> None:
+def test_actors_are_joined_each_with_its_own_name_and_budget() -> None:
     host = this_host()
     with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"gpus": 3}) as second:
         a: Any = first.spawn("a", Counter, 1)
@@ -74,7 +74,7 @@ def test_actors_are_put_together_each_under_its_own_name_and_budget() -> None:
         assert heard[2:] == [[number for n in range(100) for number in (n, -n)]] * 2
 
 
-def test_what_is_put_together_is_put_together_again_and_sent() -> None:
+def test_joined_meshes_are_joined_again_and_sent() -> None:
     host = this_host()
     with host.spawn_procs({"gpus": 2}) as procs:
         singles = [concat([procs.slice(gpus=n)], dim="place") for n in (1, 0, 1)]
@@ -89,7 +89,7 @@ def test_what_is_put_together_is_put_together_again_and_sent() -> None:
         assert who(pickle.loads(pickle.dumps(turned))) == who(turned)
 
 
-def test_actors_that_are_put_together_twice_keep_their_own_names() -> None:
+def test_actors_that_are_joined_twice_keep_their_own_names() -> None:
     host = this_host()
     with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"gpus": 1}) as second:
         a: Any = first.spawn("a", Counter)
@@ -100,7 +100,7 @@ def test_actors_that_are_put_together_twice_keep_their_own_names() -> None:
         assert pids == [*first.pids, *second.pids, *second.pids]
 
 
-def test_a_rank_that_is_there_twice_is_lost_at_both_places() -> None:
+def test_a_rank_that_occurs_twice_is_lost_at_both_places() -> None:
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:
         actors: Any = procs.spawn("actors", Quitter, supervise=lambda failure: True)
         one = actors.slice(gpus=slice(1, 2))
@@ -147,7 +147,7 @@ class Other(Actor):
         return n
 
 
-def test_what_does_not_fit_together_says_why() -> None:
+def test_meshes_that_cannot_be_joined_say_why() -> None:
     host = this_host()
     with host.spawn_procs({"gpus": 2}) as first, host.spawn_procs({"rows": 2, "gpus": 2}) as second:
         with pytest.raises(

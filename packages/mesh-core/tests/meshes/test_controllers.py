@@ -68,7 +68,7 @@ def test_a_controller_of_another_class_is_an_error(job: None) -> None:
         get_or_spawn_controller("classy", int)
 
 
-def test_a_controllers_failing_constructor_is_reported_to_all_and_tried_again(job: None) -> None:
+def test_a_controllers_failing_constructor_is_reported_to_all_and_retried(job: None) -> None:
     calls = [get_or_spawn_controller("broken", Broken, "never was") for _ in range(3)]
     for call in calls:
         assert isinstance(call.exception(WITHIN), ValueError)

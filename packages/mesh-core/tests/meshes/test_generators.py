@@ -212,7 +212,7 @@ def test_a_deadline_ends_the_generator(soft: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_items_to_a_port_of_anybody_s(one: Any, name: str) -> None:
+def test_items_to_any_port(one: Any, name: str) -> None:
     port, receiver = Channel[int].open()
     with receiver:
         send(getattr(one, name), (4,), port=port)
@@ -230,7 +230,7 @@ def test_without_a_mesh_it_is_the_plain_method() -> None:
     assert source.logged() == ["count over"]
 
 
-def test_a_generator_has_no_port_besides() -> None:
+def test_a_generator_takes_no_response_port() -> None:
     with pytest.raises(TypeError, match="is a generator, whose items are its answers"):
 
         @endpoint(explicit_response_port=True)

@@ -245,7 +245,7 @@ def test_it_comes_back_and_is_handed_on_again(each: list[ProcMesh], clerks: list
     assert future.get(timeout=SOON) == 4
 
 
-def test_it_is_handed_to_one_that_has_died_before(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_it_is_passed_to_a_process_that_has_already_died(each: list[ProcMesh], clerks: list[Any]) -> None:
     slay(each[1])
     with pytest.raises(SupervisionError):
         clerks[1].nothing.call_one().get(timeout=SOON)
@@ -262,7 +262,7 @@ def test_its_holder_is_stopped(each: list[ProcMesh], clerks: list[Any]) -> None:
         future.get(timeout=SOON)
 
 
-def test_where_a_port_was_stored_nobody_can_tell_who_has_it(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_the_holders_of_a_stored_port_are_not_known(each: list[ProcMesh], clerks: list[Any]) -> None:
     future = clerks[0].store.call_one(clerks[1])
     clerks[0].nothing.call_one().get()
     slay(each[1])
@@ -307,7 +307,7 @@ def test_an_answer_that_is_late_is_refused(each: list[ProcMesh], clerks: list[An
     assert future.get() == 5, "once"
 
 
-def test_all_that_had_it_let_go_of_it(each: list[ProcMesh], clerks: list[Any]) -> None:
+def test_all_holders_drop_it(each: list[ProcMesh], clerks: list[Any]) -> None:
     """PRT-3: the caller hears that nobody holds its port any more."""
     future = clerks[0].pass_to.call_one(clerks[1], clerks[2])
     clerks[0].nothing.call_one().get()

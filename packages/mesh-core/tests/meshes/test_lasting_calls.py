@@ -181,7 +181,7 @@ def test_a_stranger_among_the_calls_is_an_answer() -> None:
 # Calls under way.
 
 
-def test_a_call_under_way_fails_where_it_would_have_to_be_repeated(tmp_path: Path) -> None:
+def test_a_call_in_progress_fails_if_it_would_have_to_be_repeated(tmp_path: Path) -> None:
     """LST-1: it may have run, and is not declared to be idempotent."""
     policy = Held()
     policy.go.set()
@@ -194,7 +194,7 @@ def test_a_call_under_way_fails_where_it_would_have_to_be_repeated(tmp_path: Pat
         assert teller.hear.call_one(1).get(timeout=WITHIN)[0] not in pids
 
 
-def test_a_call_under_way_is_sent_again_where_that_is_declared_harmless(tmp_path: Path) -> None:
+def test_a_call_in_progress_is_sent_again_if_declared_idempotent(tmp_path: Path) -> None:
     policy = Held()
     with supervised(policy, folder=tmp_path) as (_, teller, pids):
         call = teller.again.call_one("one")
@@ -211,7 +211,7 @@ def test_a_call_under_way_is_sent_again_where_that_is_declared_harmless(tmp_path
             behind.get(timeout=WITHIN)
 
 
-def test_a_coroutine_cut_short_by_its_actor_s_failure(tmp_path: Path) -> None:
+def test_a_coroutine_interrupted_by_its_actors_failure(tmp_path: Path) -> None:
     policy = Held()
     policy.go.set()
     with supervised(policy, folder=tmp_path) as (_, teller, pids):
@@ -223,7 +223,7 @@ def test_a_coroutine_cut_short_by_its_actor_s_failure(tmp_path: Path) -> None:
         assert teller.begin_later.call_one("one").get(timeout=WITHIN) == pids[0]
 
 
-def test_a_coroutine_cut_short_is_sent_again(tmp_path: Path) -> None:
+def test_an_interrupted_coroutine_is_sent_again(tmp_path: Path) -> None:
     policy = Held()
     policy.go.set()
     with supervised(policy, folder=tmp_path) as (_, teller, pids):
@@ -318,7 +318,7 @@ def test_a_call_that_waits_is_cancelled() -> None:
             call.get()
 
 
-def test_a_call_under_way_is_cancelled(tmp_path: Path) -> None:
+def test_a_call_in_progress_is_cancelled(tmp_path: Path) -> None:
     with supervised(Held(), folder=tmp_path) as (_, teller, pids):
         call = teller.begin_later.call_one("one")
         await_file(tmp_path / "one")
@@ -343,7 +343,7 @@ def test_choose_and_gather() -> None:
         assert first not in pids and second == pids[1]
 
 
-def test_a_pool_has_tasks_back_and_runs_them_again_as_ever() -> None:
+def test_a_pool_takes_tasks_back_and_reruns_them() -> None:
     policy = Held()
     policy.go.set()
     with supervised(policy, 2) as (_, tellers, pids), Pool(tellers, retries=3) as pool:
@@ -412,7 +412,7 @@ def test_the_end_of_the_runtime_ends_the_wait() -> None:
 # The mark.
 
 
-def test_what_the_mark_refuses() -> None:
+def test_invalid_uses_of_on_restart() -> None:
     with pytest.raises(TypeError, match="idempotent=True"):
 
         class Twice(Actor):
@@ -449,7 +449,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
         assert teller.hear.call_one(1).get(timeout=WITHIN)[1] == [1]
 
 
-def test_nothing_is_lost_and_nothing_done_twice_while_lives_end(tmp_path: Path) -> None:
+def test_nothing_is_lost_or_done_twice_while_actors_die(tmp_path: Path) -> None:
     """LST-1, with lives that end at any moment."""
     policy = Held()
     policy.go.set()

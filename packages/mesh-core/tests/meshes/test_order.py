@@ -15,7 +15,7 @@ SOON = 60.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
-def test_each_sender_is_heard_in_order_whatever_the_adverb(procs: ProcMesh, seed: int) -> None:
+def test_each_senders_messages_arrive_in_order_whatever_the_adverb(procs: ProcMesh, seed: int) -> None:
     listeners: list[Any] = [procs.spawn("threads", Listener), procs.spawn("loops", AsyncListener)]
     speakers: list[Any] = [procs.spawn("speakers", Speaker), procs.spawn("async", AsyncSpeaker)]
     rounds = 80

@@ -499,7 +499,7 @@ def test_the_place_is_that_in_the_slice(posters: Any) -> None:
     assert places == [0, 1]
 
 
-def test_an_unranked_port_tells_no_place(posters: Any) -> None:
+def test_an_unranked_port_carries_no_place(posters: Any) -> None:
     port, receiver = Channel[int].open()
     posters.slice(hosts=0, gpus=0).post.call_one(port, 7).get()
     assert receiver.ranked().recv().get(timeout=SOON) == (None, 7)
@@ -557,7 +557,7 @@ def test_a_fork_of_a_receiver_is_refused_and_harms_nothing(script: Any) -> None:
     assert out.splitlines() == ["refused", "from the parent"]
 
 
-def test_a_flood_arrives_whole(posters: Any) -> None:
+def test_a_flood_arrives_completely(posters: Any) -> None:
     port, receiver = Channel[int].open()
     posters.slice(hosts=0, gpus=0).post.broadcast(port, *range(5000))
     assert [receiver.recv().get(timeout=SOON) for _ in range(5000)] == list(range(5000))

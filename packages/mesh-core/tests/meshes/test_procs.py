@@ -365,14 +365,14 @@ def test_proc_mesh() -> None:
     assert asyncio.run(main()) == 2
 
 
-def test_spawn_returns_before_they_are_there() -> None:
+def test_spawn_returns_before_the_processes_are_up() -> None:
     with this_host().spawn_procs(per_host={"gpus": 4}) as procs:
         waiting = procs.spawn("echo", Echo).call.call(os.getpid)
         assert not waiting.done() or procs.initialized.done()
         assert waiting.get().values() == procs.pids
 
 
-def test_a_mesh_that_is_stopped_before_it_was_there() -> None:
+def test_a_mesh_that_is_stopped_before_it_is_up() -> None:
     for _ in range(5):
         this_host().spawn_procs(per_host={"gpus": 4}).stop().get()
 

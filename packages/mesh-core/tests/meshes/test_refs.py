@@ -99,7 +99,7 @@ def test_a_value_is_kept_until_its_last_reference_is_gone() -> None:
     assert kept()[0] == before
 
 
-def test_a_copy_is_kept_and_each_get_makes_the_value_anew() -> None:
+def test_a_copy_is_kept_and_each_get_makes_a_new_object() -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.arange(50_000)
     ref = put(data)
@@ -159,7 +159,7 @@ def test_equal_references_are_those_to_one_value() -> None:
     assert small != like
 
 
-def test_repr_says_where_it_lies_and_how_large_it_is() -> None:
+def test_repr_shows_where_it_is_kept_and_its_size() -> None:
     assert repr(put(bytearray(3 << 20))).startswith("<Ref of 3.0 MiB, in the script, host ")
 
 

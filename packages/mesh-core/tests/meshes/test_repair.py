@@ -55,9 +55,7 @@ def who(mesh: Any) -> list[tuple[int, int, int, int]]:
 # Processes.
 
 
-def test_references_and_slices_that_were_taken_before_mean_the_new_process(
-    procs: ProcMesh, losses: Losses
-) -> None:
+def test_earlier_references_and_slices_refer_to_the_new_process(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs, 5)
     part, one = counters.slice(gpus=slice(1, 3)), counters.slice(gpus=1)
     before = [pid for *_, pid in who(counters)]
@@ -83,7 +81,7 @@ def test_references_and_slices_that_were_taken_before_mean_the_new_process(
         assert procs.incarnations == [0, 1, 0, 0]
 
 
-def test_what_was_sent_to_the_old_process_is_not_done_by_the_new_one(procs: ProcMesh, losses: Losses) -> None:
+def test_messages_to_the_old_process_are_not_handled_by_the_new_one(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs)
     counters.initialized.get(timeout=WITHIN)
     pid = procs.pids[2]
@@ -100,7 +98,9 @@ def test_what_was_sent_to_the_old_process_is_not_done_by_the_new_one(procs: Proc
     assert counters.hear.call(9).get(timeout=WITHIN).values() == [1, 1, 1, 1]
 
 
-def test_survivors_hear_everything_once_and_in_order_across_repairs(procs: ProcMesh, losses: Losses) -> None:
+def test_survivors_get_every_message_once_and_in_order_across_repairs(
+    procs: ProcMesh, losses: Losses
+) -> None:
     counters = spawn(procs)
     for n in range(90):
         if n % 30 == 10:
@@ -115,7 +115,7 @@ def test_survivors_hear_everything_once_and_in_order_across_repairs(procs: ProcM
     assert counters.slice(gpus=3).all.call_one().get(timeout=WITHIN) == list(range(80, 90))
 
 
-def test_a_rank_can_be_lost_and_made_again_many_times(procs: ProcMesh, losses: Losses) -> None:
+def test_a_rank_can_die_and_be_respawned_many_times(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs)
     failures = []
     for life in range(1, 6):
@@ -174,7 +174,7 @@ def test_a_stop_beside_a_repair_leaves_no_process(losses: Losses) -> None:
         assert procs.pids == [None, None]
 
 
-def test_all_ranks_can_be_made_again_and_are_still_owned(procs: ProcMesh, losses: Losses) -> None:
+def test_all_ranks_can_be_respawned_and_are_still_owned(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs)
     for rank in range(4):
         losses.slay(procs, rank)
@@ -197,7 +197,7 @@ def test_nothing_is_left_when_a_repaired_mesh_has_stopped(losses: Losses) -> Non
     assert fork_servers(running) <= max(1, fork_servers_before)
 
 
-def test_a_stopped_part_is_no_failure_and_can_be_made_again(procs: ProcMesh, losses: Losses) -> None:
+def test_a_stopped_part_is_no_failure_and_can_be_respawned(procs: ProcMesh, losses: Losses) -> None:
     counters = spawn(procs)
     counters.initialized.get(timeout=WITHIN)
     procs.slice(gpus=slice(1, 3)).stop().get(timeout=WITHIN)
@@ -210,7 +210,7 @@ def test_a_stopped_part_is_no_failure_and_can_be_made_again(procs: ProcMesh, los
     assert [rank for rank, *_ in who(counters)] == [0, 1, 2, 3]
 
 
-def test_new_processes_are_made_as_the_first_ones_were(losses: Losses) -> None:
+def test_new_processes_start_like_the_first_ones(losses: Losses) -> None:
     marks = {"COLOUR": "blue"}
     host = this_host()
     with host.spawn_procs(
@@ -367,7 +367,7 @@ def test_an_actor_whose_constructor_failed_is_restarted_once_possible(procs: Pro
     assert fragile.hear.call(1).get(timeout=WITHIN).values() == [1] * 4
 
 
-def test_the_arguments_are_let_go_when_the_actors_are_stopped(procs: ProcMesh) -> None:
+def test_the_arguments_are_dropped_when_the_actors_are_stopped(procs: ProcMesh) -> None:
     class Large:
         pass
 
@@ -542,7 +542,7 @@ def test_a_mesh_that_has_grown_or_shrunk_since_neither_grows_nor_shrinks(losses:
         assert grown.pids == before, "nobody has taken the place of a process that lives"
 
 
-def test_deaths_are_reported_after_lost_ranks_were_taken_away(procs: ProcMesh, losses: Losses) -> None:
+def test_deaths_are_reported_after_lost_ranks_were_removed(procs: ProcMesh, losses: Losses) -> None:
     losses.slay(procs, 3)
     smaller = procs.shrink(gpus=2)
     smaller.initialized.get(timeout=WITHIN)

@@ -89,7 +89,7 @@ def resident(pid: int) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "coroutine", "raising", "raising_coroutine", "concurrent"])
-def test_a_stopped_caller_holds_up_who_answers_it(
+def test_a_stopped_caller_holds_up_those_who_answer_it(
     answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
 ) -> None:
     answerer = answering.spawn("answerer", Loose if how == "concurrent" else Answerer)
@@ -135,7 +135,7 @@ def test_within_the_budget_others_are_answered_meanwhile(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "coroutine"])
-def test_the_death_of_the_caller_releases_who_answers_it(
+def test_the_death_of_the_caller_releases_those_who_answer_it(
     answering: ProcMesh, asking: ProcMesh, beside: Any, how: str
 ) -> None:
     answerer, asker = (
@@ -159,7 +159,7 @@ def test_the_death_of_the_caller_releases_who_answers_it(
 
 
 @pytest.mark.slow
-def test_deadlines_release_who_answers(answering: ProcMesh, asking: ProcMesh, beside: Any) -> None:
+def test_deadlines_release_those_who_answer(answering: ProcMesh, asking: ProcMesh, beside: Any) -> None:
     answerer, asker = (
         answering.spawn("answerer", Answerer),
         asking.spawn("asker", Asker, supervise=lambda failure: True),

@@ -132,7 +132,7 @@ def test_an_exception_after_the_answer_is_logged_there(one: Any, script: Any) ->
     assert "too late" in err
 
 
-def test_a_port_that_is_let_go_of_is_an_error_and_no_hang(responders: Any, one: Any) -> None:
+def test_a_dropped_port_is_an_error_and_not_a_hang(responders: Any, one: Any) -> None:
     with pytest.raises(ActorError, match="dropped the port of this call without an answer") as caught:
         responders.slice(hosts=1, gpus=0).ignore.call_one().get(timeout=SOON)
     assert (caught.value.actor, caught.value.rank) == ("responders", 2)
@@ -141,7 +141,7 @@ def test_a_port_that_is_let_go_of_is_an_error_and_no_hang(responders: Any, one: 
     assert isinstance(future.exception(timeout=SOON), ActorError)
 
 
-def test_a_stopped_actor_lets_go_of_its_ports(procs: ProcMesh) -> None:
+def test_a_stopped_actor_drops_its_ports(procs: ProcMesh) -> None:
     mesh = procs.slice(hosts=0, gpus=0).spawn("brief", Responder)
     future = mesh.keep.call_one()
     mesh.stop().get()
@@ -255,7 +255,7 @@ def test_a_stream_whose_process_dies(runtime: None) -> None:
         assert list(results) == []
 
 
-def test_leaving_a_stream_early_leaks_nothing_and_its_sender_hears(one: Any) -> None:
+def test_leaving_a_stream_early_leaks_nothing_and_notifies_its_sender(one: Any) -> None:
     before = counts()["calls"]
     stream = one.keep.stream()
     one.answer_kept.call_one(1).get()
@@ -429,7 +429,7 @@ def call_plain(mesh: Any) -> Any:
     return as_endpoint(mesh.plain).call(3).get(timeout=SOON).values()
 
 
-def test_what_is_said_of_plain_methods(summands: Any) -> None:
+def test_errors_about_plain_methods(summands: Any) -> None:
     with pytest.raises(TypeError, match=r"plain\(factor, more=0\) missing required argument 'factor'"):
         as_endpoint(summands.plain).call()
     with pytest.raises(AttributeError, match="not an endpoint: mark it @endpoint, or call it by as_endpoint"):
@@ -496,7 +496,7 @@ def concurrent_class() -> type[Any]:
     return Both
 
 
-def test_echo_is_what_it_was(echo: Any) -> None:
+def test_ordinary_calls_are_unaffected(echo: Any) -> None:
     """The ordinary road is untouched."""
     assert echo.echo.call(1).get().values() == [1] * 4
     assert isinstance(Echo().echo(1), int)

@@ -252,7 +252,7 @@ def test_a_member_of_a_job_joins_no_other(guest: Callable[[str], Guest], tmp_pat
         join_job(theirs, dumps({"host": "here"})[0])
 
 
-def test_a_script_that_never_says_a_word_is_given_up(guest: Callable[[str], Guest]) -> None:
+def test_a_silent_script_is_given_up(guest: Callable[[str], Guest]) -> None:
     with pytest.raises(AssertionError):
         # It has gone before it was let in.
         assert _gone(guest)

@@ -78,7 +78,7 @@ def test_unsupported_requests_are_errors(tmp_path: Path) -> None:
             ask()
 
 
-def test_a_running_one_is_not_started_again(agent: HostAgent) -> None:
+def test_a_running_agent_is_not_started_again(agent: HostAgent) -> None:
     with pytest.raises(MeshError, match="it is running"):
         agent.start()
     assert agent.is_running
@@ -97,7 +97,7 @@ def test_signals_are_waited_for(agent: HostAgent) -> None:
     assert agent.wait(0) == -signal.SIGKILL
 
 
-def test_it_ends_with_whoever_has_started_it(job: Credentials, tmp_path: Path) -> None:
+def test_it_ends_with_its_parent(job: Credentials, tmp_path: Path) -> None:
     script = f"""
 import os, sys
 from mesh_core import HostAgent

@@ -183,7 +183,7 @@ def test_variables_that_an_interpreter_reads_when_it_starts(agent: Agent, job: C
     assert not is_copy(actors)
 
 
-def test_one_that_was_killed_is_done_without(agent: Agent, job: Credentials) -> None:
+def test_an_agent_does_without_a_killed_standby(agent: Agent, job: Credentials) -> None:
     (copy,) = agent.copies()
     os.kill(copy, signal.SIGKILL)
     assert not is_copy(spawn(agent, job))
