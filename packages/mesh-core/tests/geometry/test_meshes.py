@@ -1,4 +1,4 @@
-"""What meshes share: geometry, iteration, pickling, how they are shown."""
+"""What meshes have in common: geometry, iteration, pickling, display."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mesh(request: pytest.FixtureRequest, procs: ProcMesh, echo: Any) -> Any:
 
 
 def identify(mesh: Any) -> list[int]:
-    """Which processes a mesh is about, whatever its kind."""
+    """Return which processes a mesh is about, whatever its kind."""
     if isinstance(mesh, ProcMesh):
         return [pid or 0 for pid in mesh.pids]
     values = mesh if isinstance(mesh, ValueMesh) else mesh.call.call(os.getpid).get()
@@ -166,7 +166,7 @@ def test_a_mesh_of_an_unspawned_actor_is_refused() -> None:
         Echo().slice(gpus=0)
 
 
-# What an actor knows of the mesh that was messaged.
+# What an actor knows of the mesh through which it was called.
 
 
 def test_a_mesh_of_one_has_its_dimensions_for_its_own_actor(procs: ProcMesh) -> None:
@@ -199,11 +199,11 @@ def test_an_answer_from_a_mesh_of_one_has_its_place(procs: ProcMesh) -> None:
     echo.stop().get()
 
 
-# References that actors give of themselves.
+# References of actors to themselves.
 
 
 class Selfish(Actor):
-    """Gives itself away."""
+    """Returns references to itself."""
 
     def __init__(self, registry: Any = None) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""What meshes, values and failures look like, to a person at a prompt and in a notebook."""
+"""How meshes, values and failures are displayed at a prompt and in a notebook."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of actors and meshes on one host again, with their processes on two."""
+"""The tests of actors and meshes on one host, repeated with the processes on two."""
 
 import test_accumulator
 import test_actors

@@ -1,4 +1,4 @@
-"""attach_to_workers never waits: what takes long, or never comes, is heard of by whoever waits for the hosts."""
+"""attach_to_workers never waits: what is slow or never arrives is reported to those who wait for the hosts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_a_future_of_an_address_is_not_waited_for(cluster: LocalCluster) -> None
     hosts = attach_to_workers(
         [cluster.addresses[0], late, cluster.addresses[2]], credentials=cluster.credentials
     )
-    # What is known already is used meanwhile, and what is to run there may be spawned.
+    # What is known already can be used meanwhile, and spawns on the rest are allowed.
     first: Any = hosts.slice(hosts=0).spawn_procs().spawn("members", Member)
     assert first.echo.call_one(1).get(timeout=SOON) == (0, 1)
     members: Any = hosts.spawn_procs().spawn("members", Member)
@@ -145,11 +145,11 @@ def test_a_shutdown_while_an_address_is_waited_for(cluster: LocalCluster) -> Non
 
 @pytest.fixture
 def stuck(tmp_path: Path) -> Iterator[Path]:
-    """A file that takes for ever to open."""
+    """A file that takes forever to open."""
     pipe = tmp_path / "stuck"
     os.mkfifo(pipe)
     yield pipe
-    # Who waits for a writer gets one.
+    # Those who wait for a writer get one.
     with contextlib.suppress(OSError):
         os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
 
@@ -166,7 +166,7 @@ def test_credentials_on_a_disk_that_hangs(
     procs = hosts.spawn_procs()
     assert not hosts.initialized.done() and not procs.initialized.done()
     assert hosts.names == cluster.addresses
-    # Whoever opens the file at last finds nothing in it.
+    # Those who finally open the file find nothing in it.
     with stuck.open("w"):
         pass
     error = hosts.initialized.exception(timeout=SOON)
@@ -205,7 +205,7 @@ def test_a_name_whose_lookup_hangs(
     stuck: Path,
     side: str,
 ) -> None:
-    # The system looks into this file first, and never comes back.
+    # The system reads this file first, and never returns.
     hosts_file = f"mount --bind {stuck} /etc/hosts"
     unshare = ["unshare", "--mount", "--map-root-user", "sh", "-c"]
     if subprocess.run([*unshare, hosts_file], check=False, capture_output=True).returncode:
@@ -236,7 +236,7 @@ def test_each_attachment_has_a_window_of_its_own(cluster: LocalCluster) -> None:
     )
     hasty = attach_to_workers([cluster.addresses[1]], credentials=cluster.credentials, heartbeat_timeout=0.5)
     members: list[Any] = [each.spawn_procs().spawn("members", Member) for each in (patient, hasty)]
-    # They talk to each other, and by that connection the one that is hasty goes by the longer time.
+    # They talk to each other, and on that connection the impatient one accepts the longer time.
     for mine, other in (members, members[::-1]):
         mine.meet.call_one(other).get(timeout=SOON)
         assert mine.ask.call_one(5).get(timeout=SOON) == [(0, 5)]

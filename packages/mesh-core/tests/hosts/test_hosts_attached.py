@@ -1,4 +1,4 @@
-"""Hosts that are attached early, twice, for one job alone, and let go again."""
+"""Hosts that are attached early, twice, or for one job only, and released again."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_agents_that_do_not_listen_yet_are_waited_for(cluster: LocalCluster) -> 
     address = free_address()
     hosts = attach_to_workers([*cluster.addresses, address], credentials=cluster.credentials, timeout=SOON)
     procs = hosts.spawn_procs()
-    # Those that are there are attached meanwhile, and this one is not given up.
+    # Those that are there are attached meanwhile, and the wait for this one goes on.
     wait_until(lambda: hosts.names[:3] == ["host-0", "host-1", "host-2"])
     assert not hosts.initialized.done()
     with agent(cluster, "--listen", address, "--name", "late") as late:
@@ -71,7 +71,7 @@ def test_a_script_attaches_the_same_agents_again(cluster: LocalCluster) -> None:
     pids = [{pid for _, pid in each.where.call().get(timeout=SOON).values()} for each in members]
     assert len(pids[0] | pids[1]) == 6
     assert first.names == second.names
-    # They are of one job, and know each other.
+    # They belong to one job, and know each other.
     members[0].slice(hosts=1).meet.call_one(members[1]).get(timeout=SOON)
     assert members[0].slice(hosts=1).ask.call_one(5).get(timeout=SOON) == [(n, 5) for n in range(3)]
 
@@ -94,7 +94,7 @@ def test_hosts_are_released_and_attached_again(
         hosts.spawn_procs().initialized.get(timeout=SOON)
     assert repr(hosts).endswith("3 stopped>")
     hosts.stop().get(timeout=SOON)
-    # Whoever else uses the agents goes on, and so may this script.
+    # Other users of the agents go on, and so can this script.
     assert beside.echo.call(2).get(timeout=SOON).values() == [(n, 2) for n in range(3)]
     again: Any = cluster.attach().spawn_procs().spawn("members", Member)
     assert again.echo.call(3).get(timeout=SOON).values() == [(n, 3) for n in range(3)]

@@ -1,4 +1,4 @@
-"""What is asked of a host that is dead, and large results of one that lives."""
+"""Requests to a dead host, and large results of a living one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hosts that are let go while the job and its other hosts go on."""
+"""Hosts that are released while the job and its other hosts go on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def job(cluster: LocalCluster) -> Iterator[None]:  # noqa: F811
 
 
 class Tidy(Member):
-    """Writes down that it was cleaned up."""
+    """Records that it was cleaned up."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def test_some_hosts_are_released_and_the_others_continue(
     waiting = members.slice(hosts=1, gpus=0).block.call_one()
     hosts.detach(hosts.slice(hosts=1)).get(timeout=SOON)
     assert watch.wait() == []
-    # The one that blocks was killed, the other has stopped in order.
+    # The one that blocks was killed; the other stopped in order.
     assert lines(tmp_path / "down") == ["clean"]
     for call in (waiting, members.slice(hosts=1, gpus=1).echo.call_one(1), only.echo.call_one(1)):
         with pytest.raises(Undeliverable, match="was let go"):
@@ -84,7 +84,7 @@ def test_some_hosts_are_released_and_the_others_continue(
     assert repr(hosts).endswith("1 stopped>")
     assert told.empty(), "that is no failure"
     wait_until(lambda: "has ended here" in cluster.log(1))
-    # The same job may have the host again, as another one.
+    # The same job can have the host again, as another one.
     again: Any = attach_to_workers([cluster.addresses[1]], credentials=cluster.credentials).spawn_procs()
     fresh = again.spawn("members", Member)
     assert fresh.echo.call_one(4).get(timeout=SOON) == (0, 4)
@@ -123,7 +123,7 @@ def test_who_may_release_hosts(cluster: LocalCluster, tmp_path: Path) -> None:  
 
 
 def test_a_relay_is_released_under_load(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
-    # A chain: what is for a later host passes the earlier ones.
+    # A chain: messages for a later host pass the earlier ones.
     with configured(fan_out=1):
         hosts = cluster.attach()
     members: Any = hosts.spawn_procs().spawn("members", Member)
@@ -162,7 +162,7 @@ def test_what_was_answered_before_arrives(cluster: LocalCluster, told: Told) -> 
     last = members.slice(hosts=2)
     calls = [last.echo.call_one(bytes(16 << 20)), *(last.echo.call_one(n) for n in range(100))]
     gone = hosts.slice(hosts=2).detach()
-    # A stop comes behind what was sent before.
+    # A stop comes after what was sent before.
     assert [call.get(timeout=SOON)[1] for call in calls[1:]] == list(range(100))
     gone.get(timeout=SOON)
     assert told.empty()
@@ -224,10 +224,10 @@ def test_what_actors_own_across_hosts(cluster: LocalCluster, told: Told) -> None
     hosts = cluster.attach()
     stays, goes = (hosts.slice(hosts=n).spawn_procs() for n in (0, 1))
     owner: Any = stays.spawn("owner", Guard)
-    # Of this one's processes some are let go.
+    # Some of its processes are released.
     owned = owner.spawn.call_one(hosts.slice(hosts=slice(1, None)), 1).get(timeout=SOON)
     owned.where.call().get(timeout=SOON)
-    # This one goes, and with it what it owns elsewhere.
+    # It goes, and with it what it owns elsewhere.
     leaver: Any = goes.spawn("leaver", Guard)
     left = leaver.spawn.call_one(hosts.slice(hosts=2), 2).get(timeout=SOON)
     watch = Watch([pid for _, pid in left.where.call().get(timeout=SOON).values()])

@@ -115,7 +115,7 @@ def test_hosts_dial_one_address_for_several_attachments(
     agents = []
     try:
         for hosts, name in ((first, "d1"), (second, "d2")):
-            # Somebody who only looks whether the address can be reached is no host, and nobody to speak of.
+            # Somebody who only checks whether the address can be reached is no host, and not worth a line.
             while True:
                 with contextlib.suppress(ConnectionRefusedError):
                     socket.create_connection(("127.0.0.1", int(address.partition(":")[2]))).close()
@@ -258,7 +258,7 @@ def test_a_host_without_descriptors_says_so_to_whoever_calls(tmp_path: Path) -> 
         try:
             hosts = attach_to_workers([agent.stdout.readline().strip()], credentials=credentials)
             procs = hosts.spawn_procs({"gpus": 8}, supervise=lambda _: True)
-            # At once: the calls are there as soon as the spawn has failed, or before.
+            # At once: the calls are made as soon as the spawn has failed, or before.
             error = procs.spawn("late", Late, supervise=lambda _: True).ready.call().exception(timeout=30)
             assert isinstance(error, SpawnError | SupervisionError)
             assert "ulimit -n" in str(error)
@@ -269,7 +269,7 @@ def test_a_host_without_descriptors_says_so_to_whoever_calls(tmp_path: Path) -> 
 def test_certificates_that_have_run_out(cluster: LocalCluster, tmp_path: Path) -> None:
     own = Credentials.new(tmp_path / "short", lifetime=0.001)
     deadline = time.monotonic() + 20
-    # Certificates end with a second.
+    # Certificates expire at full seconds.
     while own.certificates[0].remaining.total_seconds() > -1.0 and time.monotonic() < deadline:
         time.sleep(0.01)
     error = refusal(cluster.addresses, own.path)
@@ -358,7 +358,7 @@ def test_hosts_that_dialed_out_reach_one_another(cluster: LocalCluster) -> None:
         assert all_of.slice(hosts=0).ask.call_one(all_of.slice(hosts=1)).get(timeout=30) == pids[1]
         shutdown()
         with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
-            pass  # the script has let its port go
+            pass  # the script has released its port
     finally:
         for agent in agents:
             agent.terminate()
@@ -387,7 +387,7 @@ def test_a_host_ends_its_work_when_it_has_not_heard_for_one_window_and_not_for_t
         assert script.stdout is not None
         assert script.stdout.readline() == "up\n"
         before = cluster.log(0).count("could not be reached")
-        script.send_signal(signal.SIGSTOP)  # its connections stay open, and say nothing
+        script.send_signal(signal.SIGSTOP)  # its connections stay open and silent
         silent = time.monotonic()
         while cluster.log(0).count("could not be reached") == before:
             time.sleep(0.01)

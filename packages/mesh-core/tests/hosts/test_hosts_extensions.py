@@ -27,7 +27,7 @@ from mesh_core.testing import LocalCluster
 
 
 class Places(Extension):
-    """Says where it is, and where it was spawned for."""
+    """Reports where it is, and where it was spawned for."""
 
     name = "places"
 
@@ -142,7 +142,7 @@ def test_the_death_of_a_host_ends_its_processes() -> None:
         assert end.point == {"hosts": 0}
         assert end.failure is not None
         assert "its host is dead" in end.failure.headline()
-        # And later, of one that is known to be dead.
+        # Also later, for one that is known to be dead.
         watch(procs.slice(hosts=0), told.put)
         assert told.get(timeout=SOON).point == {"hosts": 0}
     shutdown()

@@ -1,4 +1,4 @@
-"""Who owns whom, and who hears of what, where owners and owned are on several hosts."""
+"""Who owns whom, and who is told of what, with owners and owned meshes on several hosts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from mesh_core import (
 from mesh_core.testing import LocalCluster
 
 AT_ONCE = 3.0
-"""On a busy machine; what is meant takes a few milliseconds."""
+"""For a busy machine; what is measured takes a few milliseconds."""
 
 
 def wait_until(what: Callable[[], Any], limit: float = SOON) -> Any:
@@ -147,7 +147,7 @@ def test_a_host_that_falls_silent(cluster: LocalCluster, told: Told) -> None:
     with pytest.raises(SupervisionError, match="nothing was heard of it for 1"):
         members.slice(hosts=1).echo.call_one(1).get(timeout=SOON)
     assert members.slice(hosts=slice(0, None, 2)).echo.call(2).get(timeout=SOON).values() == [(0, 2), (2, 2)]
-    # It goes on, and is told that it is dead.
+    # It continues, and is told that it is dead.
     cluster.kill(1, signal.SIGCONT)
     assert watch.wait() == [], "it goes on as if nothing had been"
 
@@ -156,7 +156,7 @@ def test_what_is_owned_from_a_host_that_dies_ends(cluster: LocalCluster, hosts: 
     first, second = hosts.slice(hosts=0).spawn_procs(), hosts.slice(hosts=1).spawn_procs()
     owner: Any = first.spawn("owner", Guard)
     friend: Any = second.spawn("friend", Member)
-    # Processes of its own there, and an actor in somebody else's.
+    # Processes of its own there, and an actor in another mesh's process.
     owned = owner.spawn.call_one(hosts.slice(hosts=slice(1, None)), 1).get(timeout=SOON)
     pids = [pid for _, pid in owned.where.call().get(timeout=SOON).values()]
     owner.spawn_actor_and_tell.call_one(second, friend).get(timeout=SOON)
@@ -204,7 +204,7 @@ def test_a_host_that_is_told_to_end(cluster: LocalCluster, hosts: HostMesh, told
     assert cluster._agents[2].wait(SOON) == 0
     assert on_it.wait() == []
     assert members.slice(hosts=slice(0, 2)).echo.call(1).get(timeout=SOON).values() == [(0, 1), (1, 1)]
-    # It comes back as another.
+    # It returns as another host.
     cluster.restart(2)
     again = cluster.attach()
     with again.slice(hosts=2).spawn_procs() as fresh:
@@ -233,7 +233,7 @@ JOB = """
 
 
 def job(script: Callable[..., Script], cluster: LocalCluster) -> tuple[Script, list[int]]:
-    """A script with two processes on each host, and those."""
+    """A script with two processes on each host, and those processes."""
     started = script(JOB, cluster.credentials, *cluster.addresses)
     return started, [int(word) for word in started.line().split()]
 
@@ -250,7 +250,7 @@ def test_jobs_on_the_same_hosts_know_nothing_of_each_other(
         other.process.kill()
         assert watch.wait() == [], "they outlive their controller"
         assert members.echo.call(1).get(timeout=SOON).values() == [(0, 1), (1, 1), (2, 1)]
-        # The hosts serve the next one at once.
+        # The hosts serve the next job at once.
         third, _ = job(script, cluster)
         third.say("call")
         assert third.line() == "7 7 7 7 7 7"

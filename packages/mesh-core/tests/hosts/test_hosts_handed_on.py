@@ -1,4 +1,4 @@
-"""Ports of calls that change hands between hosts, and hosts of holders that die."""
+"""Ports of calls that are passed on between hosts, and hosts of holders that die."""
 
 from __future__ import annotations
 
@@ -136,6 +136,6 @@ def test_another_host_answers(each: list[ProcMesh], clerks: list[Any]) -> None:
 
 
 def test_it_is_handed_to_actors_that_are_being_spawned(hosts: HostMesh, clerks: list[Any]) -> None:
-    """Their host may hear of the port before it hears of them."""
+    """Their host may learn of the port before it learns of them."""
     for _ in range(5):
         assert clerks[0].ask_newcomer.call_one(clerks[1], hosts.slice(hosts=2)).get(timeout=SOON) == 9

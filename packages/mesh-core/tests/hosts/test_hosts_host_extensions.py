@@ -1,4 +1,4 @@
-"""The extensions of several hosts: messages between them, hosts that come, go and die, and jobs beside each other."""
+"""The extensions of several hosts: messages between them, hosts that join, leave and die, and jobs side by side."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_each_host_has_its_own(cluster: LocalCluster) -> None:  # noqa: F811
         ]
         there = keepers.slice(hosts=0, x=1).who.call_one(hosts.slice(hosts=2)).get(timeout=SOON)
         assert there == [found[4]]
-        # The script's own host has none, as it spawned nothing there.
+        # The script's own host has none, because nothing was spawned there.
         with pytest.raises(MeshError, match="does not have extension 'store'"):
             store.call(this_host(), "who")
         store.install_on(this_host()).get(timeout=SOON)
@@ -88,7 +88,7 @@ def test_workers_bring_an_extension_to_further_hosts(cluster: LocalCluster) -> N
         rest = hosts.slice(hosts=slice(1, None))
         found = keeper.bring.call_one(rest).get(timeout=60)
         assert [proc.host for proc in found] == ["host-1", "host-2"]
-        # By now the script knows.
+        # By now the script knows it.
         assert store.call(hosts, "who").get(timeout=SOON).values()[1:] == found
 
 
@@ -144,7 +144,7 @@ def test_the_death_of_an_agent_ends_what_is_asked_there() -> None:
             assert gone.wait() == []
             with pytest.raises(MeshError, match="host-1"):
                 store.call(hosts.slice(hosts=1), "who").get(timeout=SOON)
-            # That the host is dead is told by what was spawned there; the other one goes on.
+            # Processes there report that the host is dead; the other one goes on.
             assert store.call(hosts.slice(hosts=0), "who").get(timeout=SOON).item() == found[0]
             with pytest.raises(MeshError):
                 store.install_on(hosts.slice(hosts=1)).get(timeout=SOON)
@@ -236,7 +236,7 @@ def test_jobs_on_the_same_agents_are_kept_apart(
     other.say("kept")
     assert other.line() == "[['theirs'], ['theirs'], ['theirs']]"
     assert store.call(hosts, "kept").get(timeout=SOON).values() == [["mine"]] * 3
-    # Below the agents and not in them: what a job's code does there it does as any worker.
+    # Below the agents and not in them: a job's code does there what it could do in any worker.
     below = [set(family(agent)) for agent in cluster.pids]
     assert all(proc.pid in pids for proc, pids in zip(mine, below, strict=True))
     watch = Watch(theirs)

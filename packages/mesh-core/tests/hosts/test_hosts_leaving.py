@@ -1,4 +1,4 @@
-"""Hosts that are taken away with notice: their agents get SIGTERM, with a grace."""
+"""Hosts that are taken away with notice: their agents get SIGTERM, with a grace period."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_jobs_are_notified_and_the_agent_ends_once_nothing_runs_there(told: Told
         assert (leaving.host, leaving.grace) == ("host-1", 600.0)
         assert leaving.text == "its agent was told to end by SIGTERM"
         assert "host_leaving host-1 in 600 s" in str(leaving)
-        # Nothing has been stopped, and what is there can be moved.
+        # Nothing has been stopped, and everything there can be moved.
         assert members.echo.call_one(7).get(timeout=SOON)[1] == 7
         second.stop().get(timeout=SOON)
         assert next_of(happening, "host_died").host == "host-1"

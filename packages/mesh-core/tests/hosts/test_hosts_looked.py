@@ -1,4 +1,4 @@
-"""Looking into a job from another machine, through its hosts: who may, what they see, and what becomes of the rest."""
+"""Looking into a job from another machine, through its hosts: who may, what they see, and what happens to the rest."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def visits(pid: int) -> int:
-    """How many threads of a process see to who looks in."""
+    """Return how many threads of a process serve observers."""
     names = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
@@ -66,7 +66,7 @@ def visits(pid: int) -> int:
 
 
 def guests() -> int:
-    """How many this process, as a controller, answers."""
+    """Return how many observers this process serves as a controller."""
     return sum(thread.name == "mesh-look" for thread in threading.enumerate())
 
 
@@ -84,7 +84,7 @@ def talkers(cluster: LocalCluster) -> Iterator[Talker]:  # noqa: F811
 
 @pytest.fixture(scope="module")
 def observer(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
-    """Credentials that can look and nothing else."""
+    """Credentials that can only look."""
     folder = tmp_path_factory.mktemp("credentials") / "observer"
     Credentials.load(cluster.credentials).issue_observer(folder)
     return folder
@@ -106,7 +106,7 @@ def test_any_host_leads_to_the_job(
             *(f"workers[{rank}]" for rank in range(3)),
         ]
         assert len(shot.hosts) == 4 and len(shot.actors) == 3
-    # By its pid, and by its id, which the local door tells too.
+    # By its pid and by its id, which the local door reports too.
     (here,) = (each for each in inspect.jobs() if each.pid == os.getpid())
     assert here == info
     for name in (info.pid, info.id):
@@ -150,7 +150,7 @@ def test_stacks_events_and_logs(
 
 def test_a_host_that_others_relay_for(cluster: LocalCluster, observer: Path) -> None:  # noqa: F811
     shutdown()
-    # The controller is connected to the first alone, and each host to the next.
+    # The controller is connected only to the first, and each host to the next.
     hosts = attach_to_workers(cluster.addresses, credentials=cluster.credentials, fan_out=1)
     hosts.spawn_procs(name="workers").initialized.get(timeout=SOON)
     job = inspect.connect(host=cluster.addresses[2], credentials=observer)
@@ -192,7 +192,7 @@ def test_more_than_fits_at_once(
 ) -> None:
     from mesh_core.inspect import _socket_server
 
-    # Several times what may be under way through the job.
+    # Several times what may be in transit through the job.
     text = "x" * (3 << 20)
     monkeypatch.setattr(
         _socket_server.Guest, "_describe", lambda self, _told: self.wire.tell(ok={"text": text})
@@ -219,7 +219,7 @@ def jobs_there(address: str, credentials: Path | str) -> list[int]:
 
 
 class Talk(Lines):
-    """A visit, for tests that say what nobody should."""
+    """A visit, for tests that say what nobody should say."""
 
     def __init__(self, descriptor: int, end: VisitEnd) -> None:
         super().__init__(socket.socket(fileno=descriptor))
@@ -333,7 +333,7 @@ def test_places_are_bounded(
             MeshError, match="32 others, the maximum, are looking into jobs through this host"
         ):
             inspect.jobs(host=cluster.addresses[0], credentials=observer)
-        # The controller has as many for all hosts.
+        # The controller has as many for all hosts together.
         assert MOST == 32
         with visit(cluster.addresses[1], observer) as late:
             heard = late.hear(SOON)
@@ -354,9 +354,9 @@ def test_a_reader_that_does_not_read_delays_nobody(
     from mesh_core._features.debug import wire as _wire
     from mesh_core.inspect import _socket_server
 
-    # It waits for somebody who does not read, and that is not what takes long here.
+    # It waits for somebody who does not read, which is not what takes long here.
     monkeypatch.setattr(_wire, "_SEND_LIMIT", struct.pack("ll", 0, 500_000))
-    # More than the system's buffers take on the way.
+    # More than the system's buffers on the way hold.
     monkeypatch.setattr(
         _socket_server.Guest, "_stacks", lambda self, _told: self.wire.tell(ok="x" * (1 << 20))
     )
@@ -366,7 +366,7 @@ def test_a_reader_that_does_not_read_delays_nobody(
         number = wire.wait_for(2)
         until(lambda: guests() == 2)
         with wire.hold(number, mute=True):
-            # Answers do not get through any more, while questions do.
+            # Answers no longer get through, but questions do.
             for _ in range(100):
                 slow.tell(do="stacks")
             other.tell(do="describe")
@@ -401,7 +401,7 @@ def test_the_end_of_the_job_ends_what_follows_it(
     followed = job.events(past=True)
     assert next(followed)
     shutdown()
-    # In order: it is no failure.
+    # In order, so it is no failure.
     assert all(event.kind != "host_died" for event in followed)
     until(lambda: inspect.jobs(host=cluster.addresses[0], credentials=observer) == [])
     with pytest.raises(MeshError, match="there is no such job here"):
@@ -431,7 +431,7 @@ def test_two_jobs_of_one_agent(
         there = inspect.connect(other.pid, host=address, credentials=observer)
         followed = there.events(past=True)
         next(followed)
-        # It dies: the other goes on, and who follows it hears that it is over.
+        # It dies: the other goes on, and its observers are told that it is over.
         other.kill()
         other.wait()
         with contextlib.suppress(MeshError):
@@ -536,7 +536,7 @@ def test_the_agent_dies_meanwhile(
         os.kill(agent.pid, signal.SIGKILL)
         with pytest.raises(MeshError, match=r"the connection to tcp://.* was lost"):
             list(followed)
-        # Another host leads there still.
+        # Another host still leads there.
         job = inspect.connect(host=cluster.addresses[0], credentials=observer)
         until(lambda: any(host.state == "dead" for host in job.snapshot(timeout=10).hosts))
     until(lambda: visits(os.getpid()) == 0)

@@ -1,4 +1,4 @@
-"""Messages between hosts: sizes, references that are handed on, controllers, and what a message may overtake."""
+"""Messages between hosts: sizes, references that are passed on, controllers, and what a message may overtake."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_arrays_each_way(hosts: HostMesh, count: int) -> None:  # noqa: F811
     with hosts.slice(hosts=2).spawn_procs() as procs:
         _, back = procs.spawn("member", Member).echo.call_one(array).get(timeout=SOON)  # type: ignore[call-overload]
         assert np.array_equal(back, array)
-        back[:1] = 7  # its receiver's own
+        back[:1] = 7  # the receiver's own copy
 
 
 # References.
@@ -138,7 +138,7 @@ class Mailer(Actor):
 
     @endpoint
     def post_until_closed(self, port: Port[Any]) -> str:
-        """Send until it is heard that nobody receives."""
+        """Send until told that nobody receives."""
         waiting = threading.Event()
         for n in range(100_000):
             try:
@@ -161,7 +161,7 @@ def test_a_port_is_used_from_any_host(mailers: Any) -> None:
     assert mailers.slice(hosts=1).received.call_one(3).get(timeout=SOON) == [1, bytes(MIB), 3]
     port.send("from the script")
     assert mailers.slice(hosts=1).received.call_one(1).get(timeout=SOON) == ["from the script"]
-    # To the script from everywhere, in order from each.
+    # To the script from everywhere, in order from each sender.
     mine, receiver = Channel[Any].open()
     mailers.post.call(mine, *range(10)).get(timeout=SOON)
     assert sorted(receiver.recv().get(timeout=SOON) for _ in range(30)) == sorted([*range(10)] * 3)
@@ -174,6 +174,6 @@ def test_a_sender_on_another_host_hears_that_a_channel_is_closed(mailers: Any) -
     one.received.call_one(3).get(timeout=SOON)
     one.shut.call_one().get(timeout=SOON)
     assert "never" not in told.get(timeout=SOON)
-    # So does one that sends later.
+    # So does a later sender.
     told_here = mailers.slice(hosts=1).post_until_closed.call_one(port).get(timeout=SOON)
     assert "never" not in told_here

@@ -51,10 +51,10 @@ def test_host_that_dies_in_the_middle(workers: Any, cluster: LocalCluster) -> No
     run = Pipeline(*stages, ordered=True).run(range(100))
     found = [next(run)]
     os.kill(cluster.pids[2], signal.SIGKILL)
-    # The rest may be done before the death is known: that all of it comes is what counts.
+    # The rest may be done before the death is known: what counts is that all of it arrives.
     assert found + run.results(WITHIN) == [2 * n + 1 for n in range(100)]
     assert run.stats.stages[0].replicas in {2, 3}
-    # What only that host could do ends a run, and the next one.
+    # Work that only that host could do ends a run, and the next one.
     pipeline = Pipeline(Stage(first.double), Stage(last.increment, on_crash="retry"), on_error="quarantine")
     for _ in range(2):
         with pytest.raises(StageError, match=r"stage 'workers\.increment' has lost all") as raised:

@@ -1,4 +1,4 @@
-"""Tests of ports on one host again, with the processes on two."""
+"""The tests of ports on one host, repeated with the processes on two."""
 
 import test_ports
 from core_hosts import cluster, hosts, over_hosts, procs, runtime  # noqa: F401 - fixtures

@@ -49,7 +49,7 @@ class Member(Actor):
 
     @endpoint
     def hold(self, queue: Queue[Made], count: int) -> list[Made]:
-        """Lease items, and never say that they are done with."""
+        """Lease items, and never acknowledge them."""
         while len(self.kept) < count:
             self.kept += queue.take(count - len(self.kept), lease=3600.0).get(WITHIN)
         return [item.value for item in self.kept]
@@ -60,7 +60,7 @@ class Member(Actor):
 
     @endpoint
     def outcomes(self, queue: Queue[Made]) -> list[str]:
-        """Wait for an item, and for room; return how both end."""
+        """Wait for an item and for room; return how both waits end."""
         waiting = [queue.take(), queue.put(("late", 0))]
         return [_outcome(each.exception(WITHIN)) for each in waiting]
 
@@ -78,7 +78,7 @@ class Member(Actor):
 
 
 def until(true: Callable[[], object]) -> None:
-    """Ask again and again, each time over the network, until it is so."""
+    """Ask again and again, each time over the network, until it is true."""
     end = time.monotonic() + WITHIN
     while not true():
         assert time.monotonic() < end, "it never comes to be so"
@@ -105,14 +105,14 @@ def hosts(cluster: LocalCluster) -> Iterator[HostMesh]:
     set_fault_handler(before)
 
 
-# In whichever order the queue has come to know its users: each is known to it by itself alone.
+# In whatever order the queue learned of its users: it knows each one separately.
 @pytest.mark.parametrize("order", ["abcd", "dcba"])
 def test_items_of_a_dead_host_go_to_those_that_live_and_to_nobody_else(
     cluster: LocalCluster, hosts: HostMesh, order: str
 ) -> None:
     members: Any = hosts.spawn_procs({"gpus": 2}).spawn("members", Member)
     by_name = dict(zip("abcd", (member for _, member in members), strict=True))
-    # It lives on the script's host, which is neither of the two.
+    # It is on the script's host, which is neither of the two.
     with Queue[Made](max_items=1000) as queue:
         for name in order:
             by_name[name].put.call_one(queue, name, 100).get(WITHIN)
@@ -173,7 +173,7 @@ def test_users_of_a_queue_are_notified_at_once_of_its_hosts_death(
     home = hosts.slice(hosts=1).spawn_procs(name="home")
     member: Any = hosts.slice(hosts=0).spawn_procs().spawn("member", Member)
     queue = Queue[Made](on=home, max_items=5, name="results")
-    # All five are somebody's: takers and producers wait.
+    # All five have a user: takers and producers wait.
     queue.put_many(("script", n) for n in range(5)).get(WITHIN)
     assert len(queue.take(5, lease=3600.0).get(WITHIN)) == 5
     waiting = member.outcomes.call_one(queue)
@@ -201,6 +201,6 @@ def test_procs_that_are_watched_one_by_one_end_with_their_own_host(
     watcher.watch.call_one([procs[host] for host in order]).get(WITHIN)
     cluster.kill(1)
     until(lambda: watcher.have_ended.call_one().get(WITHIN))
-    # Nor does the other one later.
+    # Nor does the other host, later.
     assert members.slice(hosts=0).proc.call_one().get(WITHIN) is not None
     assert watcher.have_ended.call_one().get(WITHIN) == [1]

@@ -1,4 +1,4 @@
-"""What a message may overtake where there is more than one way, and what a job has one of."""
+"""What a message may overtake if there is more than one way, and what exists once per job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesh_core.testing import LocalCluster
 
 @pytest.fixture
 def hosts(cluster: LocalCluster) -> Iterator[HostMesh]:  # noqa: F811
-    """Of a job of its own."""
+    """In a job of its own."""
     yield cluster.attach()
     end_job(cluster)
 
@@ -35,7 +35,7 @@ def test_actors_spawn_on_their_own_and_on_other_hosts(hosts: HostMesh, members: 
     ]
     other = members.slice(hosts=1).spawn.call_one(hosts.slice(hosts=2), 1).get(timeout=SOON)
     assert other.where.call().get(timeout=SOON).values()[0][0] == "host-2"
-    # What they own, they use.
+    # They use what they own.
     members.slice(hosts=2).meet.call_one(over_all).get(timeout=SOON)
     assert members.slice(hosts=2).ask.call_one(1).get(timeout=SOON) == [(n, 1) for n in range(6)]
 
@@ -49,7 +49,7 @@ def test_one_controller_for_all_hosts(members: Any) -> None:
 
 @pytest.fixture
 def wired(cluster: LocalCluster) -> Any:  # noqa: F811
-    """A job of its own in which all reach host 2 by a wire that can be held up."""
+    """A job of its own in which everyone reaches host 2 by a connection that can be held up."""
     shutdown()
     with Wire(cluster.addresses[2]) as wire:
         hosts = attach_to_workers([*cluster.addresses[:2], wire.address], credentials=cluster.credentials)
@@ -57,7 +57,7 @@ def wired(cluster: LocalCluster) -> Any:  # noqa: F811
             members = procs.spawn("members", Member)
             members.where.call().get(timeout=SOON)
             assert wire.connections == 1
-            # Host 1 is connected to host 2, and then host 0.
+            # Host 1 is connected to host 2 first, then host 0.
             for n in (1, 0):
                 members.slice(hosts=n).meet.call_one(members.slice(hosts=2)).get(timeout=SOON)
                 members.slice(hosts=n).ask.call_one(0).get(timeout=SOON)
@@ -72,7 +72,7 @@ def test_a_message_that_overtakes_the_spawn_of_its_receivers_process_waits(wired
     with wire.hold(2):
         first.spawn_and_tell.call_one(hosts.slice(hosts=2), second).get(timeout=SOON)
         second.ask_later.call_one("early").get(timeout=SOON)
-        # What the same host says afterwards has arrived: so has the question.
+        # What the same host says afterwards has arrived, so the question has too.
         second.meet.call_one(members.slice(hosts=2)).get(timeout=SOON)
         assert second.ask.call_one("after").get(timeout=SOON) == [(2, "after")]
     assert second.answered.call_one().get(timeout=SOON) == [(0, "early")]
@@ -97,7 +97,7 @@ def test_what_has_ended_is_refused_at_once(members: Any) -> None:
     gone.stop().get(timeout=SOON)
     with pytest.raises(Undeliverable):
         first.ask.call_one(1).get(timeout=2)
-    # An actor whose process lives.
+    # An actor whose process is alive.
     stopped = second.spawn.call_one(this_host(), 1).get(timeout=SOON)
     first.meet.call_one(stopped).get(timeout=SOON)
     assert first.ask.call_one(1).get(timeout=SOON) == [(0, 1)]

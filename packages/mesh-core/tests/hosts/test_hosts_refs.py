@@ -19,7 +19,7 @@ SOON = 30.0
 
 
 def copies() -> int:
-    """How many values of other hosts this host has a copy of."""
+    """Return how many values of other hosts this host has copies of."""
     return current().runtime.counts()["copies"]
 
 

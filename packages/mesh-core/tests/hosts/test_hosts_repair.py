@@ -1,4 +1,4 @@
-"""Meshes that are repaired on other hosts than the script's, and from one host to another."""
+"""Meshes that are repaired on other hosts than the script's, and moved from one host to another."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ globals().update(core_hosts.over_hosts(test_repair))
 
 @pytest.fixture
 def procs(losses: Losses, hosts: HostMesh) -> Iterator[ProcMesh]:
-    """Four processes of another host, in place of those of this one."""
+    """Four processes of another host, instead of this one's."""
     with hosts.slice(hosts=1).spawn_procs({"gpus": 4}, name="workers", supervise=losses) as procs:
         yield procs
 
@@ -107,7 +107,7 @@ def test_an_actor_of_another_host_repairs_what_it_owns(hosts: HostMesh) -> None:
                 now = asker.who.call_one().get(timeout=WITHIN)
                 break
             except SupervisionError:
-                continue  # the news is on its way: nobody but the owner's host waits for it
+                continue  # the notice is on its way: only the owner's host waits for it
         assert (now[0], now[2]) == (before[0], before[2])
         assert now[1] != before[1]
 

@@ -1,4 +1,4 @@
-"""Replies and spawns towards a process that has stopped, with those who send on another host."""
+"""Replies and spawns to a process that was stopped, with the senders on another host."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def say(text: str) -> None:
 
 
 def warm_up() -> None:
-    """Have this module imported, which takes longer than similar lines wait for each other."""
+    """Import this module, which takes longer than similar lines wait for each other."""
 
 
 def say_rank() -> None:
@@ -79,7 +79,7 @@ def see() -> list[tuple[str, str, str]]:
 
 
 def quiet_spawn() -> list[str]:
-    """From a worker: a mesh of its own that is not to be shown, and one that is."""
+    """Spawn from a worker a mesh that is not to be shown, and one that is."""
     with this_host().spawn_procs(name="hidden") as procs:
         procs.logging_option(stream_to_client=False)
         procs.spawn("hidden", Echo).call.call(say, "this is hidden").get(LONG)
@@ -89,7 +89,7 @@ def quiet_spawn() -> list[str]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait for something that nobody tells of."""
+    """Wait for something that nobody reports."""
     end = time.monotonic() + LONG
     while not true():
         assert time.monotonic() < end, "it has not come to that"
@@ -110,7 +110,7 @@ def cluster() -> Iterator[LocalCluster]:
 @pytest.fixture(scope="module")
 def hosts(cluster: LocalCluster) -> HostMesh:
     hosts = cluster.attach()
-    # Every host keeps what it forks processes from, one for the script and one for its workers.
+    # Every host has fork servers, one for the script and one for its workers.
     with hosts.spawn_procs() as procs:
         procs.spawn("warm", Echo).call.call(quiet_spawn).get(LONG)
     return hosts
@@ -132,7 +132,7 @@ def echo(procs: ProcMesh) -> Any:
 
 @pytest.fixture
 def calm() -> Iterator[None]:
-    """What nobody has handled is nothing to stop for."""
+    """A failure that nobody handled is no reason to stop."""
     before = set_fault_handler(lambda failure: None)
     yield
     set_fault_handler(before)
@@ -148,7 +148,7 @@ def test_similar_lines_of_all_hosts_are_one(
     echo.slice(hosts=1, gpus=0).call.call_one(say, "alone").get(LONG)
     procs.stop().get(LONG)
     out = capfd.readouterr().out.splitlines()
-    # Those of a slow machine may come in two groups, which are shown as several lines; all ranks are counted.
+    # Those of a slow machine may come in two groups, shown as several lines; all ranks are counted.
     hello = [line for line in out if line.endswith("] hello")]
     assert sum(int(found[1]) if (found := re.search(r" x(\d+)", line)) else 1 for line in hello) == 6, out
     assert len(hello) < 6, out
@@ -211,7 +211,7 @@ def test_a_flood_on_one_host_is_slowed_down_and_stalls_nobody(
     assert run.process.stderr is not None
     told = run.process.stderr.readline().split()
     assert told[:2] == ["calls", "200"], told
-    # What is printed and not shown is kept by the pipes, the agent of the flooded host and the controller.
+    # The pipes, the agent of the flooded host and the controller hold what is printed and not shown.
     assert int(told[2]) * 1600 < 8 << 20
     out, _ = run.process.communicate("on\n", timeout=120)
     assert out.count("\n") == 14_000
@@ -238,7 +238,7 @@ def test_the_end_of_a_script_shows_all_and_leaves_nothing_at_the_agents(
     def threads() -> list[int]:
         return [len(list(Path(f"/proc/{pid}/task").iterdir())) for pid in cluster.pids]
 
-    # This test's own job goes on meanwhile, if there is one.
+    # This test's own job, if there is one, goes on meanwhile.
     before = threads()
     for _ in range(3):
         run = script(LAST, cluster.credentials, *cluster.addresses)
@@ -293,7 +293,7 @@ if __name__ == "__main__":
 """
 
 
-# Looking in.
+# Inspection.
 
 
 def test_a_snapshot_has_all_hosts_whoever_takes_it(hosts: HostMesh, procs: ProcMesh, echo: Any) -> None:

@@ -1,4 +1,4 @@
-"""Tests of sending in coroutines, and of the budgets of channels and streams, again with the processes on two other hosts."""
+"""The tests of sending in coroutines, and of budgets of channels and streams, repeated with the processes on two other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that fall silent: what is still reached by another one, and who learns of whose death."""
+"""Connections that fall silent: what another connection still reaches, and who learns of whose death."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WINDOW = 2.0
 
 @pytest.fixture
 def wires(cluster: LocalCluster) -> Iterator[list[Wire]]:  # noqa: F811
-    """One to each host, by which everybody reaches it."""
+    """A connection to each host, by which everyone reaches it."""
     shutdown()
     wires = [Wire(address) for address in cluster.addresses]
     yield wires
@@ -53,7 +53,7 @@ def test_a_silent_connection_is_replaced_by_one_beside_it(
     wire = wires[1]
     assert wire.connections == 1
     with wire.hold(0):
-        # What is on its way is neither lost nor repeated.
+        # What is in flight is neither lost nor repeated.
         called = [members.slice(hosts=1).echo.call_one(n) for n in range(20)]
         assert [future.get(timeout=SOON)[1] for future in called] == list(range(20))
         assert wire.connections > 1
@@ -87,15 +87,15 @@ def test_the_death_of_one_host_is_no_other_hosts_death(
         for other in others:
             one.meet.call_one(other).get(timeout=SOON)
             one.ask.call_one(0).get(timeout=SOON)
-    # It hears more than it says.
+    # It receives more than it sends.
     with wires[0].hold(0, later=True, mute=True):
         wait_until(lambda: "1 suspect" in repr(hosts))
-        # The controller's word of the death reaches this one late, and those of its peers that have heard it do not.
+        # The controller's report of the death reaches this one late, and reports from peers that know it do not arrive.
         with wires[1].hold(0):
             with pytest.raises(SupervisionError):
                 lost.echo.call_one(1).get(timeout=SOON)
             assert well.echo.call_one(2).get(timeout=SOON) == (2, 2)
-            # With its last words to its peers.
+            # With its last messages to its peers.
             wait_until(lambda: "stops its work" in cluster.log(0))
         assert deaf.echo.call_one(3).get(timeout=SOON) == (1, 3)
     told.next()

@@ -1,4 +1,4 @@
-"""What a dead host had, made again on a spare one."""
+"""What a dead host ran, respawned on a spare one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_ranks_of_a_dead_host_are_restarted_on_a_spare() -> None:
         assert where(before) == [0, 1]
         assert [rank for rank, *_ in asker.who.call_one().get(timeout=WITHIN)] == [0, 1, 2, 3]
         assert set(procs.pids[2:]) <= family(cluster.pids[2]).keys()
-        # The new ones are told of like any other, and by the rank that they have.
+        # The new ones are reported like any other, with the rank that they have.
         failure = losses.slay(procs, 3)
         assert (failure.rank, failure.point and dict(failure.point)) == (3, {"hosts": 1, "gpus": 1})
         assert failure.host == "host-2"
@@ -84,7 +84,7 @@ def test_a_prepared_spare_forks_later_processes() -> None:
         counters.respawn().get(timeout=WITHIN)
         assert where(counters) == [0, 1]
         assert {parent(pid) for pid in procs.pids if pid is not None} <= waiting.keys()
-        # It is no member of anything.
+        # It is a member of no mesh.
         assert len(inspect.snapshot(pss=False).procs) == 3
         cluster.kill(1)
         with pytest.raises(MeshError, match="host-1"):

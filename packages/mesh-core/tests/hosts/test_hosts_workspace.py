@@ -1,4 +1,4 @@
-"""Code that is brought to several hosts."""
+"""Code that is sent to several hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULE = "synced_to_hosts"
 
 
 class Importer(Actor):
-    """Says what it has imported, and from where."""
+    """Returns what it has imported, and from where."""
 
     @endpoint
     def look(self) -> tuple[str, int]:

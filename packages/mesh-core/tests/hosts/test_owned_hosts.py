@@ -1,4 +1,4 @@
-"""What actors on other hosts have started ends with these hosts' agents."""
+"""What actors on other hosts have started ends with the agents of these hosts."""
 
 from __future__ import annotations
 

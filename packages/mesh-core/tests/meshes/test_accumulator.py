@@ -48,7 +48,7 @@ def test_awaited(summands: Any) -> None:
 
 
 def test_folds_while_it_waits(procs: ProcMesh) -> None:
-    """The first replies are folded in before the last is there, and a timeout keeps what was folded."""
+    """The first replies are folded before the last arrives, and a timeout keeps what was folded."""
     gates = procs.spawn("gates", Coroutines)
     seen: list[Any] = []
     future = Accumulator(gates.enter, 0, lambda count, key: seen.append(key) or count + 1).accumulate("door")

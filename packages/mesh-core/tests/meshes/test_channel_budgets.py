@@ -1,4 +1,4 @@
-"""A channel that nobody reads holds its budget (PRT-4): its senders wait, as awaitables in coroutines."""
+"""A channel that nobody reads holds its budget (PRT-4): its senders wait, in coroutines by awaiting."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def speaker(procs: ProcMesh) -> Iterator[Any]:
 
 
 def full(receiver: PortReceiver[Any], senders: int = 1) -> int:
-    """Wait until a channel takes no more; how many values it has."""
+    """Wait until a channel takes no more; return how many values it has."""
     least = (BUDGET - INITIAL) // (SIZE + 1_000) // 2
     while len(receiver) < least:
         pass
-    # A credit that the receiver has not given cannot come any more: all that was sent has arrived or waits there.
+    # The receiver will give no more credits: everything that was sent has arrived or waits there.
     count = len(receiver)
     assert count * SIZE <= BUDGET + INITIAL * (senders + 1)
     return count
@@ -79,7 +79,7 @@ def test_a_coroutine_that_outruns_the_receiver_awaits(speaker: Any) -> None:
     port, receiver = Channel[int].open()
     speaking = speaker.speak_async.call_one(port, SIZE, 500)
     full(receiver)
-    # Its loop runs.
+    # Its loop is running.
     assert speaker.ping.call_one().get(timeout=SOON) == "pong"
     for number in range(500):
         assert receiver.recv().get(timeout=SOON)[0] == number
@@ -93,7 +93,7 @@ def test_a_coroutine_that_does_not_await_is_refused_in_the_end(speaker: Any) -> 
     assert sent * SIZE <= BUDGET + INITIAL + 16 * MIB
     assert "the receiver of a channel lags behind" in said
     assert "Await" in said
-    # Nothing of what was taken is lost.
+    # Nothing that was taken is lost.
     assert [receiver.recv().get(timeout=SOON)[0] for _ in range(sent)] == list(range(sent))
     receiver.close()
 
@@ -224,7 +224,7 @@ def test_a_small_channel_costs_no_credits(speaker: Any) -> None:
 
 
 def test_a_thread_of_the_receivers_process_behind_a_coroutine() -> None:
-    # What a coroutine has sent first comes first; a thread of this process does not wait for it.
+    # What a coroutine sent first comes first; a thread of this process does not wait for it.
     with configured(mailbox_budget=BUDGET):
         port, receiver = Channel[bytes].open()
 

@@ -1,4 +1,4 @@
-"""Meshes that are put together of others."""
+"""Meshes joined from others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 class Quitter(Actor):
-    """Ends its process as it is called for the second time."""
+    """Ends its process when it is called for the second time."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -63,7 +63,7 @@ def test_actors_are_joined_each_with_its_own_name_and_budget() -> None:
         assert both.begun_with.call().get(timeout=WITHIN).values() == [2, 2, 1, 1]
         assert [(rank, place) for rank, _, place, _ in who(both)] == [(1, 0), (2, 1), (0, 2), (1, 3)]
         data = bytes(300_000)
-        for _ in range(20):  # more than any mailbox takes without giving back
+        for _ in range(20):  # more than any mailbox takes without returning credits
             both.echo.broadcast(data)
         assert both.echo.call(data).get(timeout=WITHIN).values() == [data] * 4
         for n in range(100):

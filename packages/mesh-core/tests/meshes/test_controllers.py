@@ -1,4 +1,4 @@
-"""`get_or_spawn_controller`: one of a kind in a job."""
+"""`get_or_spawn_controller`: one actor of a name in a job."""
 
 import asyncio
 from collections.abc import Iterator
@@ -93,6 +93,6 @@ def test_a_controller_that_is_gone_is_replaced(job: None, how: str) -> None:
     assert len(set(pids)) == 3
     assert [told.next().mesh_name for _ in range(3)] == [f"mortal {how}"] * 3
     assert told.empty()
-    # Of those that are gone no process stays.
+    # No process of the replaced ones is left.
     for watch in watches:
         assert watch.wait() == []

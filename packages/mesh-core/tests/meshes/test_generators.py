@@ -28,7 +28,7 @@ SOON = 30.0
 
 
 class Source(Actor):
-    """Yields, and notes how its generators end."""
+    """Yields, and records how its generators end."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -68,7 +68,7 @@ class Source(Actor):
 
 
 class SoftSource(Actor):
-    """The same with coroutines only: the loop runs it."""
+    """The same with coroutines only: they run on the loop."""
 
     def __init__(self) -> None:
         self.over = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Ports of calls that change hands, and holders of them that die."""
+"""Ports of calls that are passed on, and holders of them that die."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ SOON = 30.0
 
 
 class Clerk(Responder):
-    """Hands ports on."""
+    """Passes ports on."""
 
     @endpoint(explicit_response_port=True)
     def pass_to(self, port: Port[int], *others: Any) -> None:
-        """Give the port to others, and let go of it."""
+        """Give the port to others and drop it."""
         for other in others:
             other.adopt.call_one(port).get()
 
     @endpoint(explicit_response_port=True)
     def share_with(self, port: Port[int], other: Any) -> None:
-        """Give the port to another, and keep it."""
+        """Give the port to another and keep it."""
         self.kept.append(port)
         other.adopt.call_one(port).get()
 
@@ -73,7 +73,7 @@ class Clerk(Responder):
 
     @endpoint(explicit_response_port=True)
     def store(self, port: Port[int], other: Any) -> None:
-        """Give the port away by hand as well."""
+        """Also give the port away by hand."""
         self.stored = pickle.dumps(port)
         other.adopt.call_one(port).get()
 
@@ -87,7 +87,7 @@ class Clerk(Responder):
 
     @endpoint
     def ask(self, clerk: Any, *others: Any) -> str:
-        """Call, and tell what becomes of it."""
+        """Call, and report the outcome."""
         try:
             return str(clerk.pass_to.call_one(*others).get(timeout=SOON))
         except MeshError as error:
@@ -102,7 +102,7 @@ class Clerk(Responder):
 
     @endpoint
     def ask_newcomer(self, clerk: Any, host: Any) -> int:
-        """Have the port handed to an actor that is only just being made, and have it answer."""
+        """Pass the port to an actor that is still being constructed, and have it answer."""
         with host.spawn_procs() as procs:
             newcomer: Any = procs.spawn("newcomer", Clerk)
             return clerk.delegate_to.call_one(newcomer).get(timeout=SOON)
@@ -114,7 +114,7 @@ class Clerk(Responder):
 
 @pytest.fixture
 def told() -> Iterator[list[MeshFailure]]:
-    """What the script's fault handler was told: deaths are meant here."""
+    """What the script's fault handler was told; the deaths are intended here."""
     told: list[MeshFailure] = []
     before = set_fault_handler(told.append)
     yield told
@@ -123,7 +123,7 @@ def told() -> Iterator[list[MeshFailure]]:
 
 @pytest.fixture
 def each(runtime: None, told: list[MeshFailure]) -> Iterator[list[ProcMesh]]:
-    """Processes of which some will not survive the test, each a mesh."""
+    """Processes, each a mesh, of which some will not survive the test."""
     made = [this_host().spawn_procs() for _ in range(4)]
     yield made
     for procs in made:
@@ -221,7 +221,7 @@ def test_it_goes_through_many_hands(each: list[ProcMesh], clerks: list[Any]) -> 
     clerks[0].nothing.call_one().get()
     clerks[1].pass_kept_to.call_one(clerks[2]).get()
     clerks[2].pass_kept_to.call_one(clerks[3]).get()
-    # They have let go of it, and their ends are nobody's loss.
+    # They have dropped it, so their ends lose nothing.
     slay(each[1])
     slay(each[2])
     for dead in clerks[1:3]:
@@ -249,7 +249,7 @@ def test_it_is_passed_to_a_process_that_has_already_died(each: list[ProcMesh], c
     slay(each[1])
     with pytest.raises(SupervisionError):
         clerks[1].nothing.call_one().get(timeout=SOON)
-    # Nobody waits for what is cast, so that nobody hears that it has not arrived.
+    # Nobody waits for a cast, so nobody is told that it did not arrive.
     with pytest.raises(SupervisionError, match="clerk-1"):
         clerks[0].cast_to.call_one(clerks[1]).get(timeout=SOON)
 
@@ -308,7 +308,7 @@ def test_an_answer_that_is_late_is_refused(each: list[ProcMesh], clerks: list[An
 
 
 def test_all_holders_drop_it(each: list[ProcMesh], clerks: list[Any]) -> None:
-    """PRT-3: the caller hears that nobody holds its port any more."""
+    """PRT-3: the caller is told that nobody holds its port any more."""
     future = clerks[0].pass_to.call_one(clerks[1], clerks[2])
     clerks[0].nothing.call_one().get()
     clerks[1].drop_kept.call_one().get()

@@ -1,4 +1,4 @@
-"""``@endpoint(on_restart=)``: calls that wait for the next life of their actor, and calls that do not."""
+"""``@endpoint(on_restart=)``: calls that wait until their actor is respawned, and calls that do not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm")]
 
 @pytest.fixture(scope="module")
 def warm(runtime: None) -> None:
-    """The threads that such calls and repairs need are there, and have waited."""
+    """Start the threads that such calls and repairs need, and let them wait once."""
     policy = Held()
     policy.go.set()
     with supervised(policy) as (_, teller, pids):
@@ -62,11 +62,11 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-# Calls made meanwhile.
+# Calls made during a repair.
 
 
 def test_calls_wait_for_the_next_process_and_keep_their_order() -> None:
-    """LST-2: those that waited arrive in order, and ahead of what is called later."""
+    """LST-2: those that waited arrive in order, before later calls."""
     policy = Held()
     with supervised(policy) as (_, teller, pids):
         assert teller.hear.call_one(0).get(timeout=WITHIN) == (pids[0], [0])
@@ -78,7 +78,7 @@ def test_calls_wait_for_the_next_process_and_keep_their_order() -> None:
         found = [call.get(timeout=WITHIN) for call in calls]
         assert {pid for pid, _ in found}.isdisjoint(pids)
         assert found[-1][1] == list(range(1, 30))
-        # From here on they are sent at once again.
+        # From here on, calls are sent at once again.
         assert teller.hear.call_one(30).get(timeout=WITHIN)[1][-1] == 30
 
 
@@ -160,7 +160,7 @@ def test_calls_wait_while_others_are_restarted_with_the_dead_one() -> None:
             assert tellers.slice(n=n).hear.call_one(1).get(timeout=WITHIN) == (pids[n], [1])
         call = tellers.slice(n=1).hear.call_one(2)
         policy.go.set()
-        # They are stopped in order, and made again where they were. Meanwhile no call fails.
+        # They are stopped in order and respawned in place. No call fails meanwhile.
         for n in (0, 2):
             pid, heard = tellers.slice(n=n).hear.call_one(3).get(timeout=WITHIN)
             while heard != [3]:
@@ -178,11 +178,11 @@ def test_a_stranger_among_the_calls_is_an_answer() -> None:
         assert teller.hear.call_one(1).get(timeout=WITHIN) == (pids[0], [1])
 
 
-# Calls under way.
+# Calls in progress.
 
 
 def test_a_call_in_progress_fails_if_it_would_have_to_be_repeated(tmp_path: Path) -> None:
-    """LST-1: it may have run, and is not declared to be idempotent."""
+    """LST-1: it may have run, and is not declared idempotent."""
     policy = Held()
     policy.go.set()
     with supervised(policy, folder=tmp_path) as (_, teller, pids):
@@ -199,14 +199,14 @@ def test_a_call_in_progress_is_sent_again_if_declared_idempotent(tmp_path: Path)
     with supervised(policy, folder=tmp_path) as (_, teller, pids):
         call = teller.again.call_one("one")
         await_file(tmp_path / "one")
-        # Behind the first, in a process that will never come to it.
+        # Behind the first, in a process that will never reach it.
         behind = teller.hear.call_one(1)
         kill(pids[0])
         policy.wait()
         assert not call.done()
         policy.go.set()
         assert call.get(timeout=WITHIN) not in pids
-        # That may have begun, as far as anybody knows.
+        # It may have begun, as far as anybody knows.
         with pytest.raises(SupervisionError):
             behind.get(timeout=WITHIN)
 
@@ -233,7 +233,7 @@ def test_an_interrupted_coroutine_is_sent_again(tmp_path: Path) -> None:
         assert call.get(timeout=WITHIN) not in pids
 
 
-# Where nothing comes back.
+# Actors that do not come back.
 
 
 @pytest.mark.parametrize(
@@ -280,7 +280,7 @@ def test_without_a_policy_that_restarts_calls_fail_at_once(fault_tolerant: None)
         assert isinstance(teller.hear.call_one(1).exception(timeout=WITHIN), SupervisionError)
 
 
-# Deadlines and cancelling.
+# Deadlines and cancellation.
 
 
 def test_a_deadline_passes_while_a_call_waits() -> None:
@@ -376,7 +376,7 @@ def test_nothing_is_kept_of_calls_that_are_over() -> None:
             calls[-1].get(timeout=WITHIN)
             calls.clear()
             teller.hear.call_one(10).get(timeout=WITHIN)
-            # The thread that gave the last outcome may not have let go of it.
+            # The thread that set the last outcome may still hold it.
             while any(each() is not None for each in seen):
                 os.sched_yield()
         finally:
@@ -409,7 +409,7 @@ def test_the_end_of_the_runtime_ends_the_wait() -> None:
     assert said.stdout == "MeshError\n"
 
 
-# The mark.
+# The option.
 
 
 def test_invalid_uses_of_on_restart() -> None:
@@ -450,7 +450,7 @@ def test_wrong_arguments_are_refused_at_once() -> None:
 
 
 def test_nothing_is_lost_or_done_twice_while_actors_die(tmp_path: Path) -> None:
-    """LST-1, with lives that end at any moment."""
+    """LST-1, with actors that die at any moment."""
     policy = Held()
     policy.go.set()
     path = tmp_path / "words"
@@ -459,7 +459,7 @@ def test_nothing_is_lost_or_done_twice_while_actors_die(tmp_path: Path) -> None:
         over = threading.Event()
 
         def write(who: int) -> tuple[list[str], list[str]]:
-            """Have words written until told to stop; those that were, and those that nobody knows of."""
+            """Write words until told to stop; return those that were written, and those whose outcome is unknown."""
             done, unknown = [], []
             n = 0
             while not over.is_set():

@@ -1,4 +1,4 @@
-"""ORD-1: what one sender sends to one receiver arrives in the order in which it was sent, whatever the adverb."""
+"""ORD-1: messages from one sender to one receiver arrive in the order in which they were sent, whatever the adverb."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_each_senders_messages_arrive_in_order_whatever_the_adverb(procs: ProcMe
     speak(talks[1])
     thread.join(timeout=SOON)
     sent = sum(talk.sent for talk in talks) + sum(sum(call.get(timeout=SOON).values()) for call in calls)
-    # Whoever sent a thing has heard that it was answered, or sends its question behind it.
+    # Each sender has been told that its message was answered, or sends its question behind it.
     reports = [report for each in listeners for report in each.report.call().get(timeout=SOON).values()]
     assert [wrong for _, wrongs in reports for wrong in wrongs] == []
     assert sum(heard for heard, _ in reports) == sent
@@ -49,6 +49,6 @@ def test_nothing_overtakes_a_spawn_nor_is_overtaken_by_a_stop(procs: ProcMesh, c
     speakers: Any = procs.spawn("speakers", Speaker)
     for point in ({"hosts": 0, "gpus": 1}, {"hosts": procs.sizes["hosts"] - 1, "gpus": 0}):
         ends = speakers.slice(**point).spawn_and_use.call_one(procs, cls, 4, point).get(timeout=SOON)
-        counts = ["(2, [])", "(4, [])"]  # at the others, and here
+        counts = ["(2, [])", "(4, [])"]  # on the other processes, and here
         assert ends == [(0, 2, {3}, counts, None)] * 4
     speakers.stop().get(timeout=SOON)

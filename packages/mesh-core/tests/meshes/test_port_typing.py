@@ -1,4 +1,4 @@
-"""Types of ports, of endpoints that answer by one, and of combined replies, as an editor sees them."""
+"""Types of ports, of endpoints that answer through one, and of combined replies, as an editor sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ports and channels: order, reach, ends, and what senders hear of them."""
+"""Ports and channels: order, reach, ends, and what senders are told of them."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_many_cancelled_waits_lose_nothing() -> None:
     got: list[int] = []
     while len(got) < count:
         future = receiver.recv()
-        # Whether or not the value comes just now: it is received here, or by the next.
+        # Whether or not the value arrives just now, it is received here or by the next one.
         if not future.cancel():
             got.append(future.get())
         del future
@@ -306,7 +306,7 @@ def test_the_port_of_a_channel_is_closed_at_the_other_end() -> None:
         port.close()
 
 
-# Across processes.
+# Between processes.
 
 
 def test_from_every_process(posters: Any) -> None:
@@ -359,7 +359,7 @@ def test_to_an_actor_of_this_process() -> None:
     port.send(1)
     assert listener.receive.call_one(1).get(timeout=SOON) == [1]
     listener.stop().get()
-    # The actor's last reference goes with it, in its own thread.
+    # The actor's last reference is dropped in its own thread.
     del listener
 
 
@@ -379,7 +379,7 @@ def test_a_sender_elsewhere_hears_that_the_receiver_is_closed(posters: Any) -> N
     assert one.try_kept.call_one(1).get() == "sent"
     assert receiver.recv().get(timeout=SOON) == 1
     receiver.close()
-    # Lost in flight; its refusal has passed the link before the next call does.
+    # Lost in flight; its refusal arrives before the next call does.
     one.try_kept.call_one(2).get()
     assert "receiver is closed" in one.try_kept.call_one(3).get()
     one.drop.call_one().get()
@@ -428,13 +428,13 @@ def test_the_receivers_process_dies(mortal: ProcMesh, posters: Any) -> None:
     watch = Watch([pid])
     os.kill(pid, signal.SIGKILL)
     assert watch.wait() == []
-    with pytest.raises(SupervisionError):  # the notice of the death has come here
+    with pytest.raises(SupervisionError):  # the notice of the death has arrived here
         listener.nothing.call_one().get(timeout=SOON)
     with pytest.raises(Undeliverable, match="process that received there has ended"):
         port.send(2)
-    # The worker was told at the same time, as it had sent there before.
+    # The worker was told at the same time, because it had sent there before.
     assert "has ended" in poster.try_kept.call_one(2).get()
-    # One that had not hears with the answer to its first.
+    # A process that had not is told in answer to its first value.
     other = posters.slice(hosts=0, gpus=1)
     other.keep.call_one(port).get()
     other.try_kept.call_one(3).get()
@@ -451,9 +451,9 @@ def test_the_receivers_process_is_stopped(posters: Any) -> None:
 
 
 def test_the_senders_process_dies(mortal: ProcMesh) -> None:
-    """What it had sent before arrives."""
+    """What it sent before arrives."""
     port, receiver = Channel[Any].open()
-    # Its death may come to the script while it waits for something else.
+    # The script may learn of the death while it waits for something else.
     poster = mortal.slice(gpus=0).spawn("poster", Poster, supervise=lambda failure: True)
     poster.post.call_one(port, 1, 2).get()
     pid = mortal.pids[0]
@@ -505,7 +505,7 @@ def test_an_unranked_port_carries_no_place(posters: Any) -> None:
     assert receiver.ranked().recv().get(timeout=SOON) == (None, 7)
 
 
-# The end of all.
+# Shutdown.
 
 
 def test_shutdown_ends_what_waits(script: Any) -> None:

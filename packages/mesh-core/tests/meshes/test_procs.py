@@ -1,4 +1,4 @@
-"""Processes: how they start, what they find there, how they end."""
+"""Processes: how they start, what they find, how they end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pyt
 
 
 def ask(procs: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What a function says in every process."""
+    """Returns the result of a function in every process."""
     values: list[Any] = procs.spawn("echo", Echo).call.call(function, *args).get().values()
     return values
 
@@ -71,7 +71,7 @@ def import_and_get(module: str, name: str) -> Any:
 
 
 def test_env_changes_between_spawns(monkeypatch: Any) -> None:
-    """The fork server that forks them is the same: what was set since it started is told to each worker."""
+    """The fork server is the same: changes since it started are sent to each worker."""
     for value in ("one", "two", None):
         if value is None:
             monkeypatch.delenv("MESH_CORE_TEST_VALUE")
@@ -200,7 +200,7 @@ def test_a_preload_that_starts_threads_falls_back_to_exec(script: Any, tmp_path:
 
 @pytest.mark.beside
 def test_preloading_a_module_that_imports_numpy_forks(tmp_path: Path, monkeypatch: Any) -> None:
-    """numpy starts threads, and is known to survive a fork, whoever imports it."""
+    """numpy starts threads, and is known to survive a fork, whichever module imports it."""
     pytest.importorskip("numpy")
     (tmp_path / "models.py").write_text("import numpy.linalg, os\nIMPORTED_BY = os.getpid()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -236,7 +236,7 @@ def test_a_module_that_starts_threads_is_named_with_the_remedy(script: Any, tmp_
 def test_exit_handlers_of_the_interpreters_start_run_in_workers(
     script: Any, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """As of tools that measure coverage; those of preloaded modules belong to the process that has imported them."""
+    """Like those of coverage tools; handlers of preloaded modules belong to the process that imported them."""
     notes = tmp_path / "notes"
     notes.mkdir()
     for module, name in (("sitecustomize", "start"), ("preloaded", "preload")):
@@ -288,7 +288,7 @@ def test_a_bootstrap_that_raises() -> None:
             with pytest.raises(SupervisionError, match=reason) as died:
                 future.get()
             assert isinstance(died.value.__cause__, RuntimeError)
-        # Whoever else calls them hears of it as well.
+        # Other callers are told of it too.
         with this_host().spawn_procs() as others:
             [said] = ask(others, call_and_say, echo)
         assert reason in said
@@ -377,7 +377,7 @@ def test_a_mesh_that_is_stopped_before_it_is_up() -> None:
         this_host().spawn_procs(per_host={"gpus": 4}).stop().get()
 
 
-# How many.
+# Numbers of processes.
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5, "2"])

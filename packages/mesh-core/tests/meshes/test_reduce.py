@@ -50,10 +50,10 @@ def all_summands(wide: ProcMesh) -> Any:
 
 @pytest.fixture
 def summands(all_summands: Any, openers: Any) -> Iterator[Any]:
-    """Whatever happened: no rank keeps anything."""
+    """Whatever happened, no rank keeps anything."""
     yield all_summands
     all_summands.nothing.call().get(timeout=SOON)
-    # A failure wakes its caller before the ranks are told of it; each look is a round trip later.
+    # A failure wakes its caller before the ranks are told; each look is a round trip later.
     left = [1]
     for _ in range(100):
         left = openers.gathering.call().get(timeout=SOON).values()
@@ -183,7 +183,7 @@ def test_slices_and_single_ones(summands: Any) -> None:
     one = summands.slice(hosts=0, gpus=0)
     assert one.rank.with_options(reduce="mean").call(5).get(timeout=SOON) == 0.0
     reduced = one.rank.with_options(reduce="sum")
-    assert reduced.call_one(5).get(timeout=SOON) == 0  # the other adverbs are as they were
+    assert reduced.call_one(5).get(timeout=SOON) == 0  # the other adverbs are unchanged
     assert reduced.choose(5).get(timeout=SOON) == 0
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_added(summands: Any) -> None:
 def test_cancelled_while_ranks_work(summands: Any, openers: Any) -> None:
     future = summands.wait_at.with_options(reduce="sum").call([0, 9])
     others = summands.flatten("all").slice(all=slice(10, 40))
-    others.nothing.call().get(timeout=SOON)  # these have passed theirs on
+    others.nothing.call().get(timeout=SOON)  # these have passed their shares on
     assert future.cancel()
     openers.open.call().get()
     with pytest.raises(asyncio.CancelledError):
@@ -278,7 +278,7 @@ def test_coroutines_are_cancelled_by_a_deadline(summands: Any) -> None:
 
 
 def test_an_actor_that_was_stopped(wide: ProcMesh, openers: Any) -> None:
-    """RED-2: one failure is the outcome, and nothing that was gathered stays."""
+    """RED-2: one failure is the outcome, and nothing that was gathered is kept."""
     mesh: Any = wide.spawn("partly", Summand)
     mesh.flatten("all").slice(all=17).stop().get()
     with pytest.raises(Undeliverable, match="rank 17"):
@@ -288,7 +288,7 @@ def test_an_actor_that_was_stopped(wide: ProcMesh, openers: Any) -> None:
 
 
 def test_a_death_fails_the_call(runtime: None) -> None:
-    """RED-2, of a death."""
+    """RED-2, for a death."""
     with this_host().spawn_procs(per_host={"gpus": 20}) as procs:
         mesh: Any = procs.spawn("summands", Summand)
         openers: Any = procs.spawn("openers", Opener)

@@ -44,7 +44,7 @@ SOON = 30.0
 
 @pytest.fixture(scope="module")
 def keepers(runtime: None) -> Iterator[ProcMesh]:
-    """Three processes that may keep a MiB each."""
+    """Three processes that may keep one MiB each."""
     with configured(ref_budget=BUDGET), this_host().spawn_procs({"gpus": 3}, name="keepers") as procs:
         procs.initialized.get()
         yield procs
@@ -52,7 +52,7 @@ def keepers(runtime: None) -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def parties(keepers: ProcMesh) -> Iterator[Any]:
-    """An actor in each, none of which keeps anything after the test."""
+    """An actor in each; none of them keeps anything after the test."""
     mesh = keepers.spawn("parties", Party)
     yield mesh
     mesh.stop().get()
@@ -71,7 +71,7 @@ def mortal() -> Iterator[Any]:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
-    """The script keeps nothing after a test that it has not kept before."""
+    """After a test, the script keeps nothing that it did not keep before."""
     before = kept()
     yield
     gc.collect()
@@ -112,14 +112,14 @@ def test_a_copy_is_kept_and_each_get_makes_a_new_object() -> None:
 
 
 def test_a_view_keeps_the_value_after_the_reference_is_gone() -> None:
-    """REF-1, of a view."""
+    """REF-1, for a view."""
     numpy = pytest.importorskip("numpy")
     ref = put(numpy.full(100_000, 5, dtype="uint8"))
     array = ref.get()
     part = array[10:20]
     del ref, array
     assert kept()[0] == 1
-    # Other values would take its memory, if it were free.
+    # Other values would take its memory if it were free.
     others = [put(numpy.full(100_000, n, dtype="uint8")) for n in range(20)]
     assert (part == 5).all()
     del part, others
@@ -185,7 +185,7 @@ def test_values_may_have_references_in_them() -> None:
     found = outer.get()["inner"]
     del outer
     gc.collect()
-    # It was in the value that was opened, and needs that no longer than itself.
+    # It was in the value that was opened, and is needed no longer than that.
     assert found.get() == bytearray(b"i") * SIZE
     del found
     gc.collect()
@@ -236,11 +236,11 @@ def test_pools_and_sends_give_values(parties: Any) -> None:
     assert [receiver.recv().get(timeout=SOON) for _ in range(3)] == [SIZE] * 3
 
 
-# Who holds what.
+# Holders.
 
 
 def test_the_last_holder_frees_it_whatever_the_order(parties: Any) -> None:
-    """REF-1, of objects: the value is kept while anybody holds a reference, and no longer."""
+    """REF-1, for objects: the value is kept while anybody holds a reference, and no longer."""
     first, second, third = (at(parties, n) for n in range(3))
     for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
         ref = first.put.call_one().get()
@@ -291,7 +291,7 @@ def test_a_view_elsewhere_keeps_the_value(parties: Any) -> None:
 
 
 def test_a_killed_holder_holds_nothing(parties: Any, mortal: Any) -> None:
-    """REF-1, of a holder that dies."""
+    """REF-1, for a holder that dies."""
     first = at(parties, 0)
     mortal.hold.call_one("r", [first.put.call_one().get()]).get()
     gc.collect()
@@ -315,7 +315,7 @@ def test_messages_to_a_dead_actor_are_given_back(parties: Any) -> None:
 
 
 def test_messages_that_wait_for_a_dying_actor_are_given_back(parties: Any, mortal: Any) -> None:
-    """REF-1, of a message on its way."""
+    """REF-1, for a message in flight."""
     first = at(parties, 0)
     told, gates = Channel[Any].open()
     pid = mortal.pid.call_one().get()
@@ -341,7 +341,7 @@ def test_messages_to_a_dead_process_are_given_back(parties: Any, mortal: Any) ->
 
 
 def test_values_in_values_are_held_with_them(parties: Any) -> None:
-    """REF-1, of a kept value."""
+    """REF-1, for a kept value."""
     first, second, third = (at(parties, n) for n in range(3))
     inner = first.put.call_one(SIZE, 6).get()
     outer = second.put_nested.call_one([inner]).get()
@@ -363,7 +363,7 @@ def test_values_in_values_are_held_with_them(parties: Any) -> None:
 
 
 def test_the_end_of_its_owner_is_reported_at_once(parties: Any, mortal: Any) -> None:
-    """REF-4: every holder knows, and what was mapped stays readable."""
+    """REF-4: every holder is told, and what was mapped stays readable."""
     ref = mortal.put.call_one().get()
     view = ref.get()
     at(parties, 0).hold.call_one("r", [ref]).get()
@@ -412,7 +412,7 @@ def test_a_value_larger_than_all_room_is_refused_at_once(parties: Any) -> None:
 
 
 def test_a_put_waits_for_room_and_goes_on(parties: Any) -> None:
-    """REF-3: whoever finds no room waits, in the order of arrival."""
+    """REF-3: those that find no room wait, in order of arrival."""
     first = at(parties, 0)
     held = first.put.call_one(BUDGET // 2).get()
     told, begun = Channel[None].open()
@@ -421,7 +421,7 @@ def test_a_put_waits_for_room_and_goes_on(parties: Any) -> None:
     small = first.put_later.call_one(16 * KIB, told)
     begun.recv().get(timeout=SOON)
     assert not waiting.done()
-    assert not small.done()  # in the order of arrival
+    assert not small.done()  # in order of arrival
     del held
     gc.collect()
     assert sum(waiting.get(timeout=SOON).get()) == 0
@@ -508,7 +508,7 @@ def test_room_that_comes_at_the_last_moment_is_used_or_given_back(script: Callab
     assert run.finish()[0].split("\n")[:-1] == ["1"]
 
 
-# Results that stay.
+# Results that are kept.
 
 
 def test_results_stay_where_they_were_made(parties: Any) -> None:
@@ -519,7 +519,7 @@ def test_results_stay_where_they_were_made(parties: Any) -> None:
     ] * 3
     assert parties.kept.call().get().values() == [(1, 104 * KIB)] * 3
     assert [sum(each.get()) for each in kept_results.values()] == [3 * SIZE] * 3
-    # Onwards, without coming here.
+    # Sent on, without coming here.
     assert at(parties, 1).sum.call_one(kept_results.values()[0]).get() == 3 * SIZE
 
 
@@ -591,7 +591,7 @@ def test_a_lost_taker_loses_no_reference(parties: Any, mortal: Any) -> None:
         assert first.drained.call_one().get(timeout=SOON) == (0, 0)
 
 
-# Forks, ends, chance.
+# Forks, exits, random schedules.
 
 
 @pytest.mark.slow
@@ -692,4 +692,4 @@ def test_after_any_schedule_nothing_is_kept(parties: Any, seed: int) -> None:  #
         others.slice(gpus=0).stop().get()
         del others, places, each
         gc.collect()
-    # The fixture waits until nothing is kept in the three that are left.
+    # The fixture waits until nothing is kept in the remaining three.

@@ -1,4 +1,4 @@
-"""Meshes that are repaired: the same mesh, the same ranks, the same references, other processes."""
+"""Repaired meshes: the same mesh, ranks and references, with other processes."""
 
 from __future__ import annotations
 
@@ -133,12 +133,12 @@ def test_a_death_reported_during_a_restart_is_not_the_last_one_reported(losses: 
 
     def env(point: Point) -> dict[str, str | None]:
         if made.is_set():
-            told.set()  # by now the rank is being made again
+            told.set()  # by now the rank is being respawned
             losses.wait()
         return {}
 
     def hold(failure: MeshFailure) -> bool:
-        return told.wait(WITHIN)  # and so is whatever is told after it
+        return told.wait(WITHIN)  # and so is whatever is reported after it
 
     host = this_host()
     with host.spawn_procs(supervise=hold) as other, host.spawn_procs(env=env, supervise=losses) as procs:
@@ -341,7 +341,7 @@ def test_actors_are_restarted_by_their_owner_on_living_processes(procs: ProcMesh
 
 
 def _reference(mesh: Any) -> Any:
-    """What another process has of it."""
+    """How another process sees it."""
     import pickle
 
     return pickle.loads(pickle.dumps(mesh))
@@ -386,7 +386,7 @@ def test_the_arguments_are_dropped_when_the_actors_are_stopped(procs: ProcMesh) 
     assert gone() is None
 
 
-# Every way to call.
+# All adverbs.
 
 
 def test_every_adverb_works_across_repaired_ranks(procs: ProcMesh, losses: Losses) -> None:
@@ -448,12 +448,12 @@ def test_an_actor_repairs_what_it_owns_and_others_see_it() -> None:
         assert (now[0], now[2]) == (before[0], before[2])
         assert now[1] != before[1]
         assert who(counters) == now
-        # One that begins later knows it, too, though its reference was made before.
+        # A process that starts later knows it too, although its reference is older.
         with host.spawn_procs() as late:
             assert late.spawn("late", Asker, counters).who.call_one().get(timeout=WITHIN) == now
 
 
-# What is seen from outside.
+# What is visible from outside.
 
 
 def test_a_late_call_reports_that_a_new_process_is_suspended(procs: ProcMesh, losses: Losses) -> None:
@@ -501,7 +501,7 @@ def test_the_error_of_a_mesh_that_has_lost_ranks_names_their_points(procs: ProcM
     assert (copy.coordinates, copy.mesh_name, str(copy)) == (error.coordinates, "counters", str(error))
 
 
-# Larger and smaller.
+# Growing and shrinking.
 
 
 def test_a_mesh_grows_and_shrinks(losses: Losses) -> None:

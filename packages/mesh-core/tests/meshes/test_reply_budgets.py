@@ -1,4 +1,4 @@
-"""Replies to a process that has stopped reading: they wait at who gives them, within a budget (ANS-1 to ANS-4)."""
+"""Replies to a process that has stopped reading wait where they are sent, within a budget (ANS-1 to ANS-4)."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BUDGET = 4 * MIB
 WINDOW = MIB
 SIZE = 100_000
 COUNT = 600
-"""Of the answers: ten times what may wait."""
+"""The size of the answers: ten times what may wait."""
 
 
 @pytest.fixture(scope="module")
 def answering() -> Iterator[ProcMesh]:
-    """A process with a small budget, in which answers are given."""
+    """A process with a small budget that answers."""
     shutdown()
     with configured(link_budget=BUDGET), this_host().spawn_procs(name="answering") as procs:
         procs.initialized.get(timeout=60)
@@ -65,7 +65,7 @@ def asking(answering: ProcMesh) -> Iterator[ProcMesh]:
 def stopped(pid: int) -> Iterator[None]:
     os.kill(pid, signal.SIGSTOP)
     try:
-        # The signal was sent, and is not taken before this says so.
+        # SIGSTOP was sent, but has taken effect only when this says so.
         while "T (stopped)" not in Path(f"/proc/{pid}/status").read_text():
             pass
         yield
@@ -75,7 +75,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def until_held(beside: Any) -> int:
-    """Wait until more waits than may: whoever answers goes no further. How many answers were made by then."""
+    """Wait until more waits than may, so that those who answer stop. Return how many answers were made by then."""
     until = time.monotonic() + 60
     while (waiting := beside.waiting.call_one().get(timeout=30))[1] <= BUDGET:
         assert time.monotonic() < until, waiting
@@ -99,14 +99,14 @@ def test_a_stopped_caller_holds_up_those_who_answer_it(
     with stopped(pid):
         beside.let.call_one(True).get(timeout=30)
         made = until_held(beside)
-        # What is read by nobody, what waits, and one for each that had begun.
+        # What nobody reads, what waits, and one for each that had begun.
         begun = 40 if how == "concurrent" else 1
         assert made * SIZE <= WINDOW + BUDGET + (2 + begun) * (SIZE + 2000)
         _, waiting = beside.waiting.call_one().get(timeout=30)
-        # An exception's traceback has its arguments in it, too.
+        # An exception's traceback also holds its arguments.
         each = 6 * SIZE if how.startswith("raising") else SIZE + 2000
         assert waiting <= BUDGET + begun * each
-        # The script's process carries what goes from one to the other.
+        # The script's process relays between them.
         assert resident(os.getpid()) - before < 20 * MIB
         assert beside.made.call_one().get(timeout=30) <= made + begun
     assert asker.collect.call_one(backwards=True).get(timeout=60) == list(range(COUNT))[::-1]
@@ -126,7 +126,7 @@ def test_within_the_budget_others_are_answered_meanwhile(
     asker.begin.call_one(answerer, "plain", SIZE, count).get(timeout=60)
     with stopped(asker.pid.call_one().get(timeout=30)):
         beside.let.call_one(True).get(timeout=30)
-        # Behind all of those, by the same thread.
+        # Behind all of those, on the same thread.
         assert answerer.plain.call_one(7, 5).get(timeout=30) == (7, bytes(5))
         assert beside.waiting.call_one().get(timeout=30)[0] > 0
     assert asker.collect.call_one(backwards=False).get(timeout=60) == list(range(count))
@@ -149,7 +149,7 @@ def test_the_death_of_the_caller_releases_those_who_answer_it(
         until_held(beside)
         os.kill(pid, signal.SIGKILL)
         assert getattr(answerer, how).call_one(7, 5).get(timeout=60) == (7, bytes(5))
-    # The process hears of the death by another way than of this call's end.
+    # The process is told of the death in another way than of this call's end.
     until = time.monotonic() + 60
     while (waiting := beside.waiting.call_one().get(timeout=30)) != (0, 0):
         assert time.monotonic() < until, waiting
@@ -217,7 +217,7 @@ def test_replies_that_nobody_looks_at_are_dropped_beyond_the_budget(frugal: Proc
     futures = [answerer.plain.call_one(number, MIB) for number in range(10)]
     assert len(wait(futures, timeout=60)[0]) == 10
     assert 3 * MIB < held() <= 4 * MIB
-    # In any order: what was there is right, and what was not says so.
+    # In any order: what arrived is right, and what did not says so.
     kept = [future.get() for future in futures[:3]]
     assert [number for number, _ in kept] == [0, 1, 2]
     with pytest.raises(ReplyDropped, match="raise reply_budget") as dropped:
@@ -229,7 +229,7 @@ def test_replies_that_nobody_looks_at_are_dropped_beyond_the_budget(frugal: Proc
     gc.collect()
     assert held() == 0
     assert answerer.plain.call_one(1, 3 * MIB).get(timeout=30) == (1, bytes(3 * MIB))
-    # One alone may be larger than the budget.
+    # A single reply may be larger than the budget.
     assert answerer.plain.call_one(1, 9 * MIB).get(timeout=30) == (1, bytes(9 * MIB))
 
 
@@ -240,7 +240,7 @@ def test_a_call_to_many_says_whose_reply_was_dropped(frugal: ProcMesh) -> None:
     with pytest.raises(ReplyDropped) as dropped:
         answerers.plain.call(1, 3 * MIB).get(timeout=60)
     assert dropped.value.rank in (0, 1)
-    # The error's traceback has the other reply.
+    # The error's traceback holds the other reply.
     del dropped
     gc.collect()
     assert answerers.plain.call(1, MIB).get(timeout=60).values() == [(1, bytes(MIB))] * 2

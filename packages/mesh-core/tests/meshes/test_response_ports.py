@@ -1,4 +1,4 @@
-"""Endpoints that answer by a port, streams of any length, `send` and `as_endpoint`."""
+"""Endpoints that answer through a port, streams of any length, `send` and `as_endpoint`."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_the_first_answer_counts_and_a_second_is_refused(one: Any) -> None:
     future = one.keep.call_one()
     assert "has been answered already" in one.answer_kept.call_one(5, 6).get()
     assert future.get(timeout=SOON) == 5
-    # An endpoint that goes on answering is ended by that, and nobody needs to hear of it.
+    # It ends an endpoint that keeps answering, and nobody needs to be told.
     assert one.often.call_one(3).get(timeout=SOON) == 0
 
 
@@ -161,12 +161,12 @@ def test_handed_to_another_actor(responders: Any, one: Any) -> None:
 def test_the_caller_gives_up(one: Any) -> None:
     future = one.keep.call_one()
     assert future.cancel()
-    # Not begun, it is skipped; begun, its answer is refused.
+    # If it has not begun it is skipped; if it has, its answer is refused.
     one.drop_kept.call_one().get()
     waiting = one.keep.call_one()
     with pytest.raises(ActorTimeout):
         waiting.get(timeout=0)
-    one.answer.call_one(1).get()  # the port is kept by now
+    one.answer.call_one(1).get()  # by now the port is kept
     assert waiting.cancel()
     one.answer_kept.call_one(1).get()
     assert "no longer waits" in one.answer_kept.call_one(1).get()
@@ -319,7 +319,7 @@ def test_send_answers_to_a_port(procs: ProcMesh, summands: Any) -> None:
         (0, 0), (1, 10), (2, 20), (3, 30),
     ]  # fmt: skip
     send(summands.rank_async, (), {"factor": 2}, port, 3)
-    assert receiver.recv().get(timeout=SOON)[1] == 0  # alone it is rank 0 of what was messaged
+    assert receiver.recv().get(timeout=SOON)[1] == 0  # alone, it is rank 0 of the called slice
     send(summands.raises_at, ([0],), port=port, selection="choose")
     with pytest.raises(ValueError, match="rank 0 has no result"):
         receiver.recv().get(timeout=SOON)
@@ -335,7 +335,7 @@ def test_answers_carry_their_place_to_any_port(summands: Any) -> None:
 
 
 def test_send_to_somebody_elses_port(procs: ProcMesh, responders: Any, summands: Any) -> None:
-    """The answer of one actor is the answer of another's call."""
+    """One actor's answer is the answer of another actor's call."""
 
     future = responders.slice(hosts=0, gpus=0).keep.call_one()
     port, receiver = Channel[int].open(once=True)
@@ -497,6 +497,6 @@ def concurrent_class() -> type[Any]:
 
 
 def test_ordinary_calls_are_unaffected(echo: Any) -> None:
-    """The ordinary road is untouched."""
+    """The ordinary path is unchanged."""
     assert echo.echo.call(1).get().values() == [1] * 4
     assert isinstance(Echo().echo(1), int)

@@ -56,7 +56,7 @@ def procs() -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def slow(procs: ProcMesh) -> Iterator[Any]:
-    """An actor on rank 0 whose gate is shut and whose mailbox is full, and `slow.valve` that opens it."""
+    """An actor on rank 0 whose gate is shut and whose mailbox is full, and `slow.valve`, which opens it."""
     one = procs.slice(gpus=0)
     valve = one.spawn("valve", Valve)
     valve.shut.call_one().get(timeout=30)
@@ -70,14 +70,14 @@ def slow(procs: ProcMesh) -> Iterator[Any]:
 
 
 def waiting() -> int:
-    """How many messages wait in this process."""
+    """Return how many messages wait in this process."""
     return current().runtime.counts()["deferred"]
 
 
 def fill_until_it_waits(slow: Any, window: int = BUDGET) -> int:
-    """Broadcast, in a coroutine, until one waits here; how many were sent, that one included.
+    """Broadcast in a coroutine until one message waits here; return how many were sent, including that one.
 
-    It waits at the widest window that there is: nothing but the actor lets it through.
+    Uses the widest window: only the actor lets anything through.
     """
     refusing = slow.note.with_options(block=False)
     count, until = 1, time.monotonic() + 30
@@ -96,7 +96,7 @@ def test_a_flood_of_calls_leaves_its_loop_running(slow: Any) -> None:
     async def flood() -> None:
         sent = [slow.note.call_one(number, PIECE) for number in range(100)]
         assert waiting() > 0
-        # Only a loop that runs comes to this.
+        # Only a running loop gets here.
         await slow.valve.open.call_one()
         await asyncio.gather(*sent)
 
@@ -149,7 +149,7 @@ def test_an_ignored_broadcast_is_sent_all_the_same(slow: Any) -> None:
         return count
 
     count = asyncio.run(flood())
-    # The loop has ended; the message waits for nobody's sake but its own.
+    # The loop has ended; the message is sent although nobody waits for it.
     assert waiting() == 2
     slow.valve.open.call_one().get(timeout=30)
     assert slow.seen.call_one().get(timeout=30) == list(range(1, count + 2))
@@ -170,7 +170,7 @@ def test_beyond_the_budget_sending_is_refused_and_says_what_to_do(slow: Any) -> 
         with pytest.raises(MailboxFull):
             slow.note.call_one(-1, PIECE)
         await slow.valve.open.call_one()
-        # What waits is on its way, and there is room again.
+        # What waited is on its way, and there is room again.
         await slow.note.call_one(-2, b"")
 
     asyncio.run(flood())
@@ -185,7 +185,7 @@ def test_a_message_larger_than_the_budget_waits_alone(slow: Any) -> None:
         await large
 
     with pytest.raises(MailboxFull):
-        # Another one waits.
+        # Another message waits.
         asyncio.run(flood())
 
     async def alone() -> None:
@@ -206,7 +206,7 @@ def test_a_message_larger_than_the_budget_waits_alone(slow: Any) -> None:
 def test_refusing_to_wait_is_refusing_in_a_coroutine_too(slow: Any) -> None:
     async def flood() -> None:
         fill_until_it_waits(slow)
-        # This one would fit; but it would overtake the one that waits.
+        # This one would fit, but it would overtake the one that waits.
         with pytest.raises(MailboxFull, match="block=False"):
             slow.note.with_options(block=False).broadcast(-1, b"")
 
@@ -361,7 +361,7 @@ def test_a_stopped_receiver_releases_everything(procs: ProcMesh) -> None:
 
     async def flood() -> None:
         slow.note.broadcast(0, b"")
-        # Once that is handled the mailbox takes no more.
+        # Once that is handled, the mailbox takes no more.
         stopped = slow.stop()
         fill_until_it_waits(slow)
         call = slow.note.call_one(-1, PIECE)
@@ -391,9 +391,9 @@ def test_an_actors_coroutine_may_outrun_actors_of_its_own_process(procs: ProcMes
     one = procs.slice(gpus=1)
     looper, recorder = one.spawn("looper", Looper), one.spawn("recorder", Recorder)
     one.spawn("gate", Valve).open.call_one().get(timeout=30)
-    # Both halves need the one loop of that process; three times the budget in all.
+    # Both directions need that process's only loop; three times the budget in all.
     assert looper.flood_and_wait.call_one(recorder, 100_000, 120).get(timeout=60) == 120
-    # Itself too, as long as it does not wait for it.
+    # It may also flood itself, as long as it does not wait for the result.
     looper.flood.call_one(looper, 100_000, 60).get(timeout=60)
     with pytest.raises(MeshError, match="is waiting for its own endpoint"):
         looper.flood_awaiting.call_one(looper, 100_000, 1_000).get(timeout=60)

@@ -1,4 +1,4 @@
-"""Spawns at a process that has stopped reading: actors are announced, and their arguments wait at the spawner (SPW-1)."""
+"""Spawns in a process that has stopped reading: actors are announced, and their arguments wait at the spawner (SPW-1)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ MIB = 2**20
 BUDGET = 4 * MIB
 SIZE = 600_000
 FEW = 4
-"""So many may wait for each of two processes, and be within the budget."""
+"""This many may wait for each of two processes and be within the budget."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def budget() -> Iterator[None]:
     shutdown()
-    # The runtime is there before the first test, which looks at what is left behind.
+    # The runtime exists before the first test, which checks what is left behind.
     with configured(link_budget=BUDGET), this_host().spawn_procs() as procs:
         procs.initialized.get(timeout=60)
         yield
@@ -65,7 +65,7 @@ def test_arguments_wait_and_nothing_overtakes_them(there: ProcMesh) -> None:
     with stopped(there):
         meshes = [there.spawn(f"heavy{number}", Heavy, number, bytes(SIZE)) for number in range(FEW)]
         assert waiting() > 0
-        # To both processes, and right behind the spawns.
+        # To both processes, directly behind the spawns.
         told = [mesh.told.call() for mesh in meshes]
         second = [mesh.slice(gpus=1).told.call_one().get(timeout=30) for mesh in meshes]
         assert second == [(number, SIZE) for number in range(FEW)]
@@ -84,7 +84,7 @@ def test_references_may_be_sent_on_before_the_arguments_have_gone(there: ProcMes
             assert spawner.spawn.call_one(first, SIZE, 5).get(timeout=30) == (5, "")
             assert beside.spawns.call_one().get(timeout=30)[0] > 0
             meshes = spawner.references.call_one().get(timeout=30)
-            # By another process, which has them from the one that still holds the arguments.
+            # From another process, to which they were sent by the one that still holds the arguments.
             told = [mesh.told.call_one() for mesh in meshes]
         assert [each.get(timeout=60) for each in told] == [(number, SIZE) for number in range(5)]
         assert beside.spawns.call_one().get(timeout=30) == (0, 0)
@@ -162,7 +162,7 @@ def test_the_death_of_the_spawner_answers_those_who_wait_for_its_actors(there: P
                 beside.spawns.call_one().get(timeout=30)
         with pytest.raises((Undeliverable, SupervisionError)):
             told.get(timeout=60)
-    # The process goes on.
+    # The process continues.
     assert first.spawn("heavy", Heavy, 1, b"").told.call_one().get(timeout=30) == (1, 0)
 
 

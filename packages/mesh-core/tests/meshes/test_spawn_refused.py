@@ -1,4 +1,4 @@
-"""Spawns that cannot be: what they say, and that it helps."""
+"""Spawns that are refused: the errors, and that their advice helps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mesh_core import Point, this_host
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
-# What is wrong where it is written.
+# Errors in the call.
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_an_environment_function_that_raises_is_the_callers_error() -> None:
         this_host().spawn_procs(env=env)
 
 
-# What is wrong with the place.
+# Errors of the environment.
 
 
 @pytest.mark.once
@@ -112,7 +112,7 @@ def test_a_fork_of_the_script_spawns(script: Any) -> None:
 
 
 def without(call: str, errno: str) -> str:
-    """The source of a script for which the kernel answers a system call with an error."""
+    """Return the source of a script for which the kernel answers a system call with an error."""
     number = {"pidfd_open": 434, "memfd_create": {"x86_64": 319, "aarch64": 279}[platform.machine()]}[call]
     return textwrap.dedent(
         f"""

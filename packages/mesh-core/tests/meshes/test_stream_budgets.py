@@ -1,4 +1,4 @@
-"""What generators yield, and what ports of streamed calls are sent, is bounded where its caller reads slowly."""
+"""Items of generators and values sent to ports of streamed calls are limited if the caller reads slowly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INITIAL = MIB
 SIZE = 100_000
 SOON = 30.0
 HELD = (BUDGET + INITIAL) // SIZE
-"""So many items fit a caller that reads nothing."""
+"""This many items fit if the caller reads nothing."""
 
 WAYS = ["items", "items_async", "by_port", "by_port_async", "elsewhere"]
 
@@ -48,7 +48,7 @@ def fountain(procs: ProcMesh) -> Iterator[Any]:
 
 
 def lag(fountain: Any) -> int:
-    """Wait until as much was sent as a caller that reads nothing takes; how many items."""
+    """Wait until as much was sent as a caller that reads nothing takes; return how many items."""
     while (made := fountain.level.made.call_one().get(timeout=SOON)) < 30:
         pass
     return made  # type: ignore[no-any-return]
@@ -66,7 +66,7 @@ def test_a_caller_that_reads_nothing_holds_its_budget(fountain: Any, way: str) -
     assert made <= HELD + 2
     for number, item in enumerate(stream):
         assert item.get(timeout=SOON)[0] == number
-        # No more than the budget is ahead of whoever reads.
+        # The sender is at most the budget ahead of the reader.
         if number % 50 == 0:
             assert fountain.level.made.call_one().get(timeout=SOON) <= number + HELD + 3
     assert number == 399
@@ -101,7 +101,7 @@ def test_giving_up_the_stream_ends_the_generator(fountain: Any, way: str, how: s
             break
     del stream
     gc.collect()
-    # The one after it has its turn only once that has ended.
+    # The next one has its turn only once that has ended.
     assert fountain.ended.call_one().get(timeout=SOON)
 
 
@@ -126,7 +126,7 @@ def test_the_port_of_a_stream_travels_with_a_message_that_waits(procs: ProcMesh,
     valve, slow = one.spawn("valve", Valve), one.spawn("slow", Recorder)
     valve.shut.call_one().get(timeout=SOON)
     stream = fountain.hand_on.stream(slow, SIZE, 100)
-    # It has sent all of it, and waits no more.
+    # It has sent everything, and no longer waits.
     fountain.meters.call_one().get(timeout=SOON)
     valve.open.call_one().get(timeout=SOON)
     assert [item.get(timeout=SOON) for item in stream] == [0, 1, 2, 3, 4]

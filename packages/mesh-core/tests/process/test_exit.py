@@ -1,4 +1,4 @@
-"""However a script ends, it ends cleanly: its own exit status, no traceback but its own, no process, no hang."""
+"""However a script ends, it ends cleanly: its own exit status, no foreign traceback, no leftover process, no hang."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ class Ended:
         self.status = run.process.returncode
         self.lines = out.splitlines()
         assert watch.wait() == [], "a process outlives its script"
-        # What the interpreter, Rust and asyncio say of what they could not end.
+        # What the interpreter, Rust and asyncio print about things that they could not end.
         for ugly in ("Exception ignored", "panicked", "FATAL", "Fatal", "was never", "Task was destroyed"):
             assert ugly not in self.err, self.err
 
 
 def begin(run: Script) -> Watch:
-    """Wait until the script is up, and let it go on."""
+    """Wait until the script is up, and let it continue."""
     assert run.line() == "up"
     watch = run.watch()
     run.say("")
@@ -63,7 +63,7 @@ def ended(script: Any) -> Any:
     return run
 
 
-# The script's own ways out.
+# Ways in which a script ends by itself.
 
 
 ENDINGS = {
@@ -133,7 +133,7 @@ def test_an_ending(ended: Any, ending: str) -> None:
 
 
 def test_callbacks_at_exit(ended: Any) -> None:
-    """Those that were registered later run earlier, and can still call; the others are told."""
+    """Callbacks registered later run earlier, and can still call; the others get an error."""
     done = ended(
         """
         def late():
@@ -169,7 +169,7 @@ def test_callbacks_at_exit_from_before_the_first_use(script: Any) -> None:
 
 
 def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
-    """The job's door is opened on a thread of its own, which may not have come far when a short script ends."""
+    """A thread opens the job's door, and may not have got far when a short script ends."""
     run = script(
         """
         import importlib.abc, importlib.machinery, sys, threading
@@ -222,7 +222,7 @@ def test_a_thread_that_outlives_the_main_one(ended: Any) -> None:
 @pytest.mark.parametrize("swallow", [False, True], ids=["plain", "swallowing errors"])
 @pytest.mark.parametrize("seed", range(3))
 def test_daemon_threads_that_never_stop_calling(ended: Any, swallow: bool, seed: int) -> None:
-    """EXIT-1: they are held where they are. Before, they died of errors, or took the process with them."""
+    """EXIT-1: they are held where they are. Before, they died of errors or took the process with them."""
     done = ended(
         f"""
         def forever(work):
@@ -245,7 +245,7 @@ def test_daemon_threads_that_never_stop_calling(ended: Any, swallow: bool, seed:
 
 
 def test_a_daemon_thread_that_holds_a_lock_does_not_hold_the_end(ended: Any) -> None:
-    """A callback at exit waits for what a thread has that is in a call: the thread goes on, if late."""
+    """A callback at exit waits for something that a thread has while it is in a call: the thread continues, if late."""
     done = ended(
         """
         from mesh_core._process import process as _process
@@ -425,7 +425,7 @@ def test_children_of_multiprocessing(script: Any, method: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_workers_too(script: Any, number: int) -> None:
-    # Whoever runs the tests may ignore hang-ups, and that is inherited.
+    # Whoever runs the tests may ignore SIGHUP, which is inherited.
     run = script(
         "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)\n" + START + "held.hold.call().get()"
     )
@@ -435,7 +435,7 @@ def test_a_signal_ends_the_workers_too(script: Any, number: int) -> None:
 
 
 def test_ctrl_c_is_raised_once_and_the_script_goes_on(script: Any) -> None:
-    """Like a terminal's, it goes to the whole process group; the workers do not hear of it."""
+    """As from a terminal, it goes to the whole process group; the workers are not affected."""
     run = script(
         "import os; os.setpgid(0, 0)"
         + START
@@ -472,7 +472,7 @@ def test_ctrl_c_is_raised_once_and_the_script_goes_on(script: Any) -> None:
 
 
 def test_a_script_ends_by_sigint_whatever_else_runs_at_its_end(script: Any) -> None:
-    """EXIT-2: the interpreter forgets why it ends when any thread runs code from text, as an import of a dataclass does."""
+    """EXIT-2: the interpreter forgets why it ends when any thread runs code from text, as importing a dataclass does."""
     run = script(
         """
         import atexit, threading
@@ -492,7 +492,7 @@ def test_a_script_ends_by_sigint_whatever_else_runs_at_its_end(script: Any) -> N
 
 
 def test_another_ctrl_c_hurries_the_end(script: Any, tmp_path: Path) -> None:
-    """While the script's end waits for a worker that does not stop, Ctrl-C has that one killed at once."""
+    """While the script's end waits for a worker that does not stop, Ctrl-C kills that worker at once."""
     fifo = tmp_path / "stopping"
     os.mkfifo(fifo)
     run = script(
@@ -559,10 +559,10 @@ except KeyboardInterrupt:
 
 
 def end_of_swallowed(victim: subprocess.Popen[str]) -> tuple[str, str]:
-    """End a script that goes on although it was interrupted, which only the interpreter may be the reason of.
+    """End a script that continues although it was interrupted, for which only the interpreter may be responsible.
 
-    What is raised in a weak reference's callback, as importlib has them, or in a finalizer is printed and dropped. A
-    second interrupt in the middle of asyncio's handling of the first leaves its loop waiting for tasks that it has
+    What is raised in the callback of a weak reference (importlib uses them) or in a finalizer is printed and dropped. A
+    second interrupt while asyncio handles the first leaves its loop waiting for tasks that it has
     forgotten to wake.
     """
     os.killpg(victim.pid, signal.SIGINT)
@@ -601,7 +601,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
     ) as victim:
         assert victim.stdout is not None
         assert victim.stdout.readline() == "up\n"
-        # The moment is the test; whatever it hits must end well.
+        # The moment is the test: whatever it hits must end well.
         threading.Event().wait(chance.random() * 0.6)
         watch = Watch(set(family(victim.pid)))
         os.killpg(victim.pid, signal.SIGINT)
@@ -615,7 +615,7 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
     assert watch.wait() == []
     assert set(family()) <= before
     if err.endswith("asyncio.exceptions.CancelledError\n"):
-        # `asyncio.run()` forgets an interrupt that comes after it has installed its handler and before it begins to count.
+        # `asyncio.run()` forgets an interrupt that arrives after it has installed its handler and before it begins to count.
         assert victim.returncode == 1, err
     elif mode == "raise":
         assert victim.returncode == -signal.SIGINT, err
@@ -623,6 +623,6 @@ def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
         assert victim.returncode in {0, -signal.SIGINT}, err
     else:
         assert (victim.returncode, out.splitlines()) == (0, ["interrupted", "went on"]), err
-    # Not more: asyncio and the interpreter have moments of their own in which an interrupt leaves words.
+    # No more than that: asyncio and the interpreter have moments in which an interrupt leaves text.
     for ugly in ("panicked", "FATAL", "Fatal", "mesh_core._common.errors", "ignored in atexit"):
         assert ugly not in err, err

@@ -52,7 +52,7 @@ print(*counters.add.call(5).get(timeout=60).values(), *procs.pids, flush=True)
 
 
 class Guest:
-    """A script, as a process."""
+    """A script, run as a process."""
 
     def __init__(self, guests: Guests, text: str) -> None:
         ours, theirs = socket.socketpair()
@@ -92,7 +92,7 @@ class Guest:
 
 @pytest.fixture
 def guest() -> Iterator[Callable[[str], Guest]]:
-    """Let scripts in, and end the job afterwards."""
+    """Admit scripts, and end the job afterwards."""
     shutdown()
     before = set_fault_handler(None)
     guests = Guests("a test")
@@ -206,7 +206,7 @@ def test_deaths_and_failures_are_reported_to_the_present_or_next_script(
         """
         + listen
     )
-    # Of the death another one was told.
+    # Another script was told of that death.
     assert third.heard() == "5 5 5"
     assert "ACTOR_FAILED" in third.heard() and third.end() == 0
 
@@ -254,7 +254,7 @@ def test_a_member_of_a_job_joins_no_other(guest: Callable[[str], Guest], tmp_pat
 
 def test_a_silent_script_is_given_up(guest: Callable[[str], Guest]) -> None:
     with pytest.raises(AssertionError):
-        # It has gone before it was let in.
+        # It left before it was admitted.
         assert _gone(guest)
     after = guest("print(joined.procs, flush=True)")
     assert after.heard() == "{}" and after.end() == 0

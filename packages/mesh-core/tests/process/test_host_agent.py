@@ -1,4 +1,4 @@
-"""The agent of a host as a process that is started from here."""
+"""The agent of a host as a child process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing stays: no process, thread, descriptor or file, after a mesh is stopped and after `shutdown()`."""
+"""Nothing is left behind: no process, thread, descriptor or file, after a mesh is stopped and after `shutdown()`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_ten_rounds() -> None:
 
 
 def test_without_stopping_anything() -> None:
-    """Meshes that go out of sight are stopped by shutdown()."""
+    """Meshes without references are stopped by shutdown()."""
     before = Traces()
     for _ in range(3):
         procs = this_host().spawn_procs(per_host={"gpus": 2})
@@ -69,7 +69,7 @@ def test_without_stopping_anything() -> None:
         echo.echo.call(1).get()
     del procs, echo
     gc.collect()
-    # A new runtime stands where the old one stood.
+    # A new runtime replaces the old one.
     this_host().spawn_procs().stop().get()
     this_proc()
     assert Traces().left_since(before) == ""

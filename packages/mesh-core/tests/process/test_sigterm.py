@@ -87,7 +87,7 @@ WAITS = {
 }
 
 
-# The main thread blocks where only a signal's own interruption wakes it, and another thread takes the signal.
+# The main thread blocks where only its own interruption by a signal wakes it, and another thread takes the signal.
 ELSEWHERE = """
 def take():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -102,14 +102,14 @@ def up(run: Script) -> Watch:
 
 
 def ends(run: Script, watch: Watch) -> tuple[int, list[str], str]:
-    """Wait until it has ended, and all its processes."""
+    """Wait until the script and all its processes have ended."""
     out, err = run.finish()
     assert watch.wait() == []
     return run.process.returncode, out.splitlines(), err
 
 
 def job(wait: str) -> str:
-    """A script that waits, with all that is to run when it ends."""
+    """A script that waits, with everything that is to run when it ends."""
     says_up = "" if '"up"' in wait else 'print("up", flush=True)\n'
     body = textwrap.indent(says_up + textwrap.dedent(wait).strip(), "        ")
     return f"""{JOB}
@@ -188,7 +188,7 @@ def test_sigterm_that_the_script_catches_is_its_own_affair(script: Any, tmp_path
 
 @pytest.mark.parametrize("wait", ["an event", "asyncio that sleeps"])
 def test_sigterm_that_another_thread_takes_is_heard(script: Any, tmp_path: Path, wait: str) -> None:
-    """As is one that comes when the main thread is about to block."""
+    """The same goes for one that arrives when the main thread is about to block."""
     run = script(job(ELSEWHERE + WAITS[wait]), str(tmp_path))
     watch = up(run)
     status, out, err = ends(run, watch)
@@ -267,7 +267,7 @@ def test_processes_that_do_not_end_are_killed(script: Any, second: str) -> None:
 
 
 def test_an_interpreter_that_is_held_up_dies_when_the_grace_is_over(script: Any) -> None:
-    """No handler of Python's ever runs there."""
+    """No Python signal handler ever runs there."""
     run = script(
         "from mesh_core import configure; configure(sigterm_grace=0.3)\n"
         + job(
@@ -286,7 +286,7 @@ def test_an_interpreter_that_is_held_up_dies_when_the_grace_is_over(script: Any)
 @pytest.mark.skipif(os.getuid() != 0, reason="only root makes a namespace of processes")
 @pytest.mark.parametrize("first", ["in order", "killed"])
 def test_the_first_process_of_a_container(tmp_path: Path, first: str) -> None:
-    """The kernel does nothing by default to that one."""
+    """By default, the kernel does nothing to that process."""
     made = "from mesh_core import configure; configure(stop_timeout=600, sigterm_grace=0.3)\n"
     path = tmp_path / "script.py"
     path.write_text((made if first == "killed" else "") + job("held.hold.call().get()"))
@@ -345,7 +345,7 @@ print(now is mine, now is before)
 
 
 def test_a_forked_child_dies_of_sigterm(script: Any, tmp_path: Path) -> None:
-    """TERM-2; so does what multiprocessing ends with terminate()."""
+    """TERM-2; so does a process that multiprocessing ends with terminate()."""
     run = script(
         JOB
         + """

@@ -19,7 +19,7 @@ from mesh_core import Actor, Credentials, attach_to_workers, endpoint, shutdown
 
 pytestmark = pytest.mark.slow
 
-# The mark and the class are what only a copy of this program has.
+# Only a copy of this program has the mark and the class.
 PROGRAM = """
 import os, signal, sys
 from mesh_core import preload_host, run_worker_loop_forever
@@ -44,7 +44,7 @@ class Facts(Actor):
 
     @endpoint
     def facts(self) -> dict[str, Any]:
-        """What a worker finds."""
+        """Returns what a worker finds."""
         import __main__
 
         return {
@@ -80,7 +80,7 @@ class Facts(Actor):
 def open_files() -> list[str]:
     found = []
     for each in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one that the list was read from
+        with contextlib.suppress(OSError):  # the descriptor that the list was read from
             found.append(str(each.readlink()))
     return found
 
@@ -99,7 +99,7 @@ class Agent:
         self.address = self.process.stdout.readline().strip()
 
     def copies(self) -> list[int]:
-        """The processes below it that are, or are to become, fork servers."""
+        """Return the processes below it that are, or will become, fork servers."""
         return [each for each in family(self.process.pid) if name_of(each) == "mesh-forkserver"]
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ def test_the_first_job_is_forked_from_it(agent: Agent, job: Credentials) -> None
     assert is_copy(hosts.spawn_procs().spawn("facts", Facts))
     assert is_copy(hosts.spawn_procs().spawn("facts", Facts))
     shutdown()
-    # There is one of them: a second job has an interpreter of its own.
+    # There is only one: a second job gets a fresh interpreter.
     assert not is_copy(spawn(agent, job))
 
 
@@ -167,7 +167,7 @@ def test_workers_find_what_they_would_find_without(agent: Agent, job: Credential
 def test_modules_of_the_script_come_first(
     agent: Agent, job: Credentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SBY-1: one that the agent has imported from elsewhere."""
+    """SBY-1, for a module that the agent imported from elsewhere."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "random.py").write_text("from _random import Random\nseed = Random().seed\n")
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
@@ -191,7 +191,7 @@ def test_an_agent_does_without_a_killed_standby(agent: Agent, job: Credentials) 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_it_ends_with_the_agent(agent: Agent, number: signal.Signals) -> None:
-    while not (copies := agent.copies()):  # it takes its name a moment after it was forked
+    while not (copies := agent.copies()):  # it sets its name a moment after the fork
         os.sched_yield()
     watch = Watch(copies)
     assert len(watch.pids) == 1
