@@ -253,9 +253,7 @@ class ActorHost:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(before.gone), self.stop_limit)
         if self.actors.get(message.actor) is before:
-            error = MeshError(
-                f"cannot respawn {before.describe()}: it has failed, and has not come to an end"
-            )
+            error = MeshError(f"cannot respawn {before.describe()}: it failed, and has not ended yet")
             self.reply_error(message, error, before.instance.name)
             return
         self._spawn(message)

@@ -68,7 +68,7 @@ def attach_to_workers(
     process = current()
     if process.identity.is_guest:
         raise MeshError(
-            "this script has joined a job that outlives it, and has the hosts of that job alone; attach others in another script"
+            "this script joined a job that outlives it, and can use only the hosts of that job; attach others in another script"
         )
     if process.identity.mesh_id != 0:
         raise MeshError(

@@ -107,7 +107,9 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
         return _dropped(outcome, index, rank, who)
     remedy = "spawn the actor again"
     if _was_respawned(who, index):
-        remedy = "its process was respawned, and respawn() of the actors' mesh, where they were spawned, makes the actor again"
+        remedy = (
+            "its process was respawned; call respawn() on the actors' mesh in the process that spawned it"
+        )
     return (NotBegun if why is Undelivered.NOT_BEGUN else Undeliverable)(
         f"the message to actor {who.name!r} on rank {rank} came back: {said}; {remedy}",
         actor=who.name,
@@ -123,9 +125,9 @@ def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDr
     size = outcome.dropped_bytes()
     budget = current().settings.reply_bytes
     return ReplyDropped(
-        f"the reply of actor {who.name!r} on rank {rank} was dropped: it has {size:,} bytes, and with those of other calls that "
-        f"nobody has looked at it would be more than the {budget:,} that this process may hold. Look at results before "
-        "calling again, have larger ones sent in parts (a stream, a channel), or raise reply_budget",
+        f"the reply of actor {who.name!r} on rank {rank} was dropped: it has {size:,} bytes, and together with other unread "
+        f"replies it would exceed the {budget:,} bytes that this process may hold. Read results before calling again, "
+        "send large ones in parts (a stream, a channel), or raise reply_budget",
         actor=who.name,
         rank=rank,
         host=who.host(index),
@@ -196,7 +198,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         return _deserted(lost, lost.holder, point, who)
     if lost.never_ran:
         return SpawnError(
-            f"the process of rank {point.rank} of {who.name!r} could not be made: {lost.reason}",
+            f"the process of rank {point.rank} of {who.name!r} could not be started: {lost.reason}",
             stderr_tail="\n".join(lost.stderr_tail),
         )
     from mesh_core._failures.failure import OF_HOSTS
