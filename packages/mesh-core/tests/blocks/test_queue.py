@@ -421,7 +421,7 @@ def test_a_closed_queue_gives_what_is_left_and_then_ends() -> None:
         with pytest.raises(QueueClosed, match="nothing more can be put"):
             queue.put_nowait(1).get(timeout=SOON)
         assert list(queue) == list(range(500))
-        with pytest.raises(QueueClosed, match="is closed, and empty"):
+        with pytest.raises(QueueClosed, match="is closed and empty"):
             queue.take().get(timeout=SOON)
         with pytest.raises(QueueClosed):
             queue.take(timeout=SOON).get(timeout=SOON)
