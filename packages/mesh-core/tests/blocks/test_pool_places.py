@@ -143,7 +143,7 @@ def test_the_next_asker_is_sent_ahead_to_the_last_turn() -> None:
     assert (list(places.ahead()), places.idle) == ([(1, "a"), (0, "b")], 0)
 
 
-def test_the_asker_sent_ahead_first_gets_the_turn() -> None:
+def test_an_asker_that_was_sent_ahead_gets_the_turn() -> None:
     places = ahead()
     places.ask("a")
     places.send_ahead(1)
