@@ -1,4 +1,4 @@
-"""Pipelines: what goes through stages, in which order, within which bounds."""
+"""Pipelines: what passes through stages, in which order, and within which limits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_items_go_through_all_stages(workers: Any) -> None:
     assert pipeline.run([3]).results() == [7]
 
 
-def test_results_that_stay_where_they_are_arrive_at_the_next_stage(workers: Any) -> None:
+def test_kept_results_arrive_at_the_next_stage(workers: Any) -> None:
     data = workers.data.with_options(keep=True)
     assert list(Pipeline(Stage(data), Stage(workers.measure), ordered=True).run([7, 0, 1 << 20])) == [
         7,
@@ -59,46 +59,46 @@ def test_results_that_stay_where_they_are_arrive_at_the_next_stage(workers: Any)
     assert list(Pipeline(Stage(counts), Stage(workers.double), ordered=True).run([3, 2])) == [0, 2, 4, 0, 2]
 
 
-def test_references_within_items_hold_their_values(workers: Any) -> None:
+def test_references_within_items_keep_their_values_alive(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.put_two), Stage(workers.measure_all), ordered=True)
     sizes = [100_000, 5, 1 << 20]
     assert list(pipeline.run(sizes)) == [[n, 2 * n] for n in sizes]
     assert list(workers.kept.call().get().values()) == [0] * len(workers)
 
 
-def test_ordered_results_come_in_order_of_the_source(workers: Any) -> None:
+def test_ordered_results_have_the_order_of_the_source(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.double), Stage(workers.increment), ordered=True)
     assert list(pipeline.run(range(100))) == [2 * n + 1 for n in range(100)]
 
 
 @pytest.mark.parametrize("name", ["count", "count_async"])
-def test_each_value_that_a_generator_yields_is_an_item(workers: Any, name: str) -> None:
+def test_each_value_of_a_generator_is_an_item(workers: Any, name: str) -> None:
     pipeline = Pipeline(Stage(getattr(workers, name)), Stage(workers.double), ordered=True)
     assert list(pipeline.run([3, 0, 2])) == [0, 2, 4, 0, 2]
 
 
-def test_generators_may_follow_each_other_and_be_last(workers: Any) -> None:
+def test_consecutive_stages_may_be_generators(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.count), Stage(workers.count_async), ordered=True)
     assert list(pipeline.run([4, 1, 3])) == [0, 0, 1, 0, 1, 2, 0, 0, 1]
 
 
-def test_values_are_not_unpickled_on_the_way(workers: Any) -> None:
+def test_values_are_not_unpickled_between_stages(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.mark), Stage(workers.pass_on))
     (marked,) = pipeline.run([5])
     assert isinstance(marked, Marked)
-    # At the second stage, and here where it was taken.
+    # At the second stage, and here where the result is taken.
     assert marked.n == 5
     assert len(marked.seen) == 2
     assert marked.seen[-1] == os.getpid()
 
 
 @pytest.mark.parametrize("size", [10, 3_000_000])
-def test_what_is_passed_on_may_be_changed(workers: Any, size: int) -> None:
+def test_a_stage_may_change_its_input(workers: Any, size: int) -> None:
     pipeline = Pipeline(Stage(workers.data), Stage(workers.grow))
     assert list(pipeline.run([size] * 5)) == [size] * 5
 
 
-def test_results_are_given_while_the_source_is_endless(workers: Any) -> None:
+def test_the_source_may_be_endless(workers: Any) -> None:
     taken: list[int] = []
 
     def source() -> Iterator[int]:
@@ -121,7 +121,7 @@ def test_nothing_is_read_before_the_loop(workers: Any) -> None:
     run.close()
 
 
-def test_loop_that_takes_nothing_stops_the_source(workers: Any) -> None:
+def test_the_source_is_not_read_while_no_results_are_taken(workers: Any) -> None:
     taken = 0
 
     def source() -> Iterator[int]:
@@ -133,7 +133,7 @@ def test_loop_that_takes_nothing_stops_the_source(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.pad), max_bytes=1_000_000)
     with pipeline.run(source()) as run:
         next(run)
-        # Half a budget for what is not begun, all of it for results; and one of each of four replicas.
+        # Half a budget for items that are not begun, all of it for results, and one output of each of the four replicas.
         assert taken <= 30
         for _ in range(199):
             next(run)
@@ -142,12 +142,12 @@ def test_loop_that_takes_nothing_stops_the_source(workers: Any) -> None:
     assert stats.results == 200
 
 
-def test_item_larger_than_the_budget_goes_through(workers: Any) -> None:
+def test_an_item_larger_than_the_budget_passes(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.data), Stage(workers.measure), Stage(workers.double), max_bytes=10)
     assert list(pipeline.run([500_000, 3])) in ([1_000_000, 6], [6, 1_000_000])
 
 
-def test_slow_item_holds_up_its_successors_only_in_order(workers: Any, gate: Gate) -> None:
+def test_a_slow_item_delays_others_only_if_ordered(workers: Any, gate: Gate) -> None:
     given = [(0, gate.path), (1, ""), (2, "")]
     with Pipeline(Stage(workers.block)).run(given) as run:
         assert {next(run), next(run)} == {1, 2}
@@ -158,7 +158,7 @@ def test_slow_item_holds_up_its_successors_only_in_order(workers: Any, gate: Gat
         assert list(run) == [0, 1, 2]
 
 
-def test_generator_is_stopped_where_nobody_reads(workers: Any) -> None:
+def test_a_generator_that_nobody_reads_is_stopped(workers: Any) -> None:
     one = workers.slice(hosts=0, gpus=0)
     others = workers.slice(hosts=1)
     pipeline = Pipeline(Stage(one.fountain), Stage(others.measure), max_bytes=1_000_000)
@@ -166,13 +166,13 @@ def test_generator_is_stopped_where_nobody_reads(workers: Any) -> None:
         assert [next(run) for _ in range(200)] == [100_000] * 200
         assert run.stats.held <= 1_600_000
     made, log = one.state.call_one().get(WITHIN)
-    # The budget, what the generator is ahead, and what it may send before its first value has come: 33 together. The rest is
-    # for what it sends until it hears that nobody reads. With the budget of an actor it would be 640 ahead.
+    # The budget, what the generator may be ahead, and what it may send before its first value has arrived: 33 together. The rest
+    # is for what it sends until it is told that nobody reads. With an actor's budget it would be 640 ahead.
     assert made <= 400
     assert log[-1] == "fountain over"
 
 
-def test_leaving_the_loop_cancels_what_is_at_work(workers: Any) -> None:
+def test_leaving_the_loop_cancels_running_calls(workers: Any) -> None:
     port, told = Channel[str].open()
     pipeline = Pipeline(Stage(workers.wait))
     run = pipeline.run([port])
@@ -183,7 +183,7 @@ def test_leaving_the_loop_cancels_what_is_at_work(workers: Any) -> None:
     assert not pipeline._replicas
 
 
-def test_cancelled_loop_cancels_what_is_at_work(workers: Any) -> None:
+def test_a_cancelled_loop_cancels_running_calls(workers: Any) -> None:
     port, told = Channel[str].open()
     pipeline = Pipeline(Stage(workers.wait))
 
@@ -199,7 +199,7 @@ def test_cancelled_loop_cancels_what_is_at_work(workers: Any) -> None:
     assert told.recv().get(WITHIN) == "cancelled"
 
 
-def test_dropped_run_cancels_what_is_at_work(workers: Any) -> None:
+def test_a_dropped_run_cancels_running_calls(workers: Any) -> None:
     port, told = Channel[str].open()
     run = Pipeline(Stage(workers.wait_unless_none)).run([None, port])
     assert next(run) is None
@@ -355,7 +355,7 @@ def test_values_yielded_before_an_error_count(workers: Any) -> None:
     assert isinstance(bad.error, ValueError)
 
 
-def test_what_cannot_be_pickled_is_quarantined(workers: Any) -> None:
+def test_an_unpicklable_item_is_quarantined(workers: Any) -> None:
     run = Pipeline(Stage(workers.double), on_error="quarantine").run([1, threading.Lock(), 2])
     assert sorted(run) == [2, 4]
     (bad,) = run.quarantined

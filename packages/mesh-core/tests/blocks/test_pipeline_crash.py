@@ -44,11 +44,11 @@ def test_crash_is_quarantined_and_the_replica_respawned(procs: ProcMesh) -> None
     (bad,) = run.quarantined
     assert (bad.item, bad.attempts) == ("3", 2)
     assert isinstance(bad.error, SupervisionError)
-    # Again with all of them.
+    # Now with all replicas again.
     assert list(pipeline.run([5, 6])) == [5, 6]
 
 
-def test_generator_that_dies_is_not_begun_again_once_it_was_read(procs: ProcMesh) -> None:
+def test_a_dead_generator_is_not_restarted_once_it_was_read(procs: ProcMesh) -> None:
     workers: Any = procs.spawn("workers", Worker)
     pipeline = Pipeline(
         Stage(workers.yield_and_die, retries=5, on_crash="respawn"), on_error="quarantine", ordered=True
@@ -72,7 +72,7 @@ def test_stage_without_replicas_ends_the_run(procs: ProcMesh) -> None:
     assert not pipeline._replicas
 
 
-def test_crash_from_outside_while_idle(procs: ProcMesh) -> None:
+def test_an_idle_replica_is_killed(procs: ProcMesh) -> None:
     workers: Any = procs.spawn("workers", Worker)
     pid = workers.pid.call().get()
     pipeline = Pipeline(Stage(workers.double, retries=2, on_crash="respawn"), ordered=True)

@@ -1,4 +1,4 @@
-"""Pipelines that are interrupted, run out of time, or have results that cannot be had here."""
+"""Pipelines that are interrupted, run out of time, or have results that cannot be unpickled here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def gate(tmp_path: Path, workers: Any) -> Iterator[Gate]:
     made = Gate(tmp_path / "gate")
     yield made
     made.open()
-    # Whoever was given up has passed.
+    # Wait until cancelled calls have passed through the workers.
     workers.pid.call().get(WITHIN)
     made.close()
 
@@ -50,7 +50,7 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_ctrl_c_in_the_loop_cancels_what_is_at_work(workers: Any) -> None:
+def test_ctrl_c_in_the_loop_cancels_running_calls(workers: Any) -> None:
     port, told = Channel[str].open()
     pipeline = Pipeline(Stage(workers.wait_unless_none))
 
@@ -151,7 +151,7 @@ def test_cancelled_loop_with_an_async_source(workers: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, GeneratorExit, MemoryError])
-def test_source_may_raise_anything(workers: Any, kind: type[BaseException]) -> None:
+def test_the_source_may_raise_any_exception(workers: Any, kind: type[BaseException]) -> None:
     def source() -> Iterator[int]:
         yield 1
         raise kind
@@ -179,7 +179,7 @@ def test_deadline_passes_while_another_pool_waits_without_one(workers: Any, gate
     first, second = workers.slice(hosts=0), workers.slice(hosts=1)
     port, told = Channel[str].open()
     with Pool(first) as pool:
-        # Whoever hears of results waits by now, and knows of no deadline.
+        # The thread that follows futures is waiting by now, and knows of no deadline.
         waiting = pool.submit(first.wait, port)
         assert told.recv().get(WITHIN) == "begun"
         with Pool(second, timeout=0.1) as other, pytest.raises(ActorTimeout, match=r"deadline of 0\.1 s"):
@@ -188,7 +188,7 @@ def test_deadline_passes_while_another_pool_waits_without_one(workers: Any, gate
         assert told.recv().get(WITHIN) == "cancelled"
 
 
-def test_generator_that_waits_for_room_is_in_time(workers: Any) -> None:
+def test_waiting_for_room_does_not_count_towards_the_timeout(workers: Any) -> None:
     one, other = workers.slice(hosts=0, gpus=0), workers.slice(hosts=1, gpus=0)
     port, told = Channel[str].open()
     run = Pipeline(Stage(one.fountain, timeout=0.2), max_bytes=300_000).run([20])
@@ -202,12 +202,12 @@ def test_generator_that_waits_for_room_is_in_time(workers: Any) -> None:
     assert len(run.results(timeout=WITHIN)) == 19
 
 
-# What cannot be had here.
+# Results that cannot be unpickled here.
 
 
 @pytest.mark.parametrize("name", ["for_actors_only", "for_actors_only_each"])
 @pytest.mark.parametrize("with_ref", [False, True])
-def test_results_that_cannot_be_unpickled_here_have_failed(workers: Any, name: str, with_ref: bool) -> None:
+def test_a_result_that_cannot_be_unpickled_here_fails(workers: Any, name: str, with_ref: bool) -> None:
     stage = Stage(getattr(workers, name))
     with pytest.raises(StageError, match="cannot rebuild a message") as raised:
         Pipeline(stage).run([(1, with_ref)]).results(timeout=WITHIN)
@@ -218,6 +218,6 @@ def test_results_that_cannot_be_unpickled_here_have_failed(workers: Any, name: s
     assert run.stats.results == 2
 
 
-def test_what_cannot_be_unpickled_here_passes(workers: Any) -> None:
+def test_items_that_cannot_be_unpickled_here_pass_between_stages(workers: Any) -> None:
     pipeline = Pipeline(Stage(workers.for_actors_only), Stage(workers.is_for_actors))
     assert list(pipeline.run([(1, False)])) == [True]

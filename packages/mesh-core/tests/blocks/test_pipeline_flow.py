@@ -18,7 +18,7 @@ SIZES = (1, 5, 40, 300)
 class Job:
     item: Item[str]
     yields: int | None
-    """How many values its generator yields; None of what answers once."""
+    """How many values its generator yields; None for a plain stage."""
     fails: bool
     n: int = 0
 
@@ -48,7 +48,7 @@ class Schedule:
             self.expected.add(key)
 
     def steps(self) -> list[str]:
-        """What can happen next; the loop over the results is one of those that may be slow."""
+        """What can happen next. The loop over the results may be slow, too."""
         flow = self.flow
         found = ["take"] if flow.ready else []
         if self.left and flow.wants(4):
@@ -109,7 +109,7 @@ class Schedule:
             if not steps:
                 break
             self.step(self.random.choice(steps))
-            # PIP-1: the budget, an output of each replica, and one item that is always let through.
+            # PIP-1: the budget, an output of each replica, and one item that is always allowed.
             if not (self.ordered and self.retries):
                 assert self.flow.held <= self.max_bytes + (sum(self.replicas) + 1) * max(SIZES)
             assert self.flow.held == sum(self.flow.bytes)
@@ -129,7 +129,7 @@ def test_random_schedules_end_within_their_budget(block: int) -> None:
         Schedule(seed).run()
 
 
-def test_nobody_takes_results_and_the_source_is_left_alone() -> None:
+def test_the_source_is_not_read_while_nobody_takes_results() -> None:
     flow: Flow[str] = Flow(1, 100, ordered=False)
     number = 0
     while flow.wants(4):
@@ -145,7 +145,7 @@ def test_nobody_takes_results_and_the_source_is_left_alone() -> None:
     assert flow.wants(4)
 
 
-def test_generator_is_read_no_further_than_there_is_room() -> None:
+def test_a_generator_is_read_only_as_far_as_there_is_room() -> None:
     """PIP-2: up to the limit of its own stage, which is lower than that of the next."""
     flow: Flow[str] = Flow(2, 90, ordered=False)
     flow.add(Item((0,), 1, ""))
@@ -166,7 +166,7 @@ def test_generator_is_read_no_further_than_there_is_room() -> None:
 
 
 def flow_with_a_younger_item_ahead() -> tuple[Flow[str], Item[str]]:
-    """A plain stage before one of generators; item 1 has left the first, which still works on item 0."""
+    """A plain stage before a stage of generators; item 1 has left the first, which still works on item 0."""
     flow: Flow[str] = Flow(2, 30, ordered=True)
     for number in range(2):
         flow.add(Item((number,), 1, ""))
@@ -187,8 +187,8 @@ def test_last_turn_of_generators_is_kept_for_the_oldest_item() -> None:
     assert item.key == (0,)
 
 
-def test_generator_that_is_in_the_way_of_the_oldest_item_is_read_on() -> None:
-    """PIP-5: whatever is held, where all turns are taken."""
+def test_a_generator_that_blocks_the_oldest_item_is_read() -> None:
+    """PIP-5: however much is held, if all turns are taken."""
     flow, older = flow_with_a_younger_item_ahead()
     item = flow.begin(1)
     assert item is not None

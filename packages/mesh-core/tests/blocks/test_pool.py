@@ -1,4 +1,4 @@
-"""Pools: who gets which task, in which order results come, and how many tasks wait."""
+"""Pools: which task goes to which replica, in which order results come, and how many tasks wait."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 def fill(pool: Pool[Any], gate: Gate, count: int = 4) -> list[Any]:
-    """Have so many replicas work until the gate opens."""
+    """Keep this many replicas busy until the gate opens."""
     port, begun = Channel[int].open()
     futures = [pool.submit(pool.actors.block, gate.path, port) for _ in range(count)]
     for _ in futures:
@@ -62,13 +62,13 @@ def test_submit(workers: Any) -> None:
         assert pool.submit(workers.add, 1, b=2).get(WITHIN) == 3
 
 
-def test_map_gives_results_in_order_of_values(workers: Any) -> None:
+def test_map_returns_results_in_the_order_of_the_values(workers: Any) -> None:
     with Pool(workers) as pool:
         assert list(pool.map(workers.double, range(100))) == [2 * n for n in range(100)]
         assert list(pool.map(workers.double, [])) == []
 
 
-def test_results_may_stay_where_they_are(workers: Any) -> None:
+def test_results_may_be_kept_where_they_are(workers: Any) -> None:
     with Pool(workers) as pool:
         refs = list(pool.map(workers.data.with_options(keep=True), [3, 1 << 20]))
         assert [type(ref) for ref in refs] == [Ref, Ref]
@@ -82,7 +82,7 @@ def test_map_takes_several_iterables(workers: Any) -> None:
         assert list(pool.map(workers.add, [1, 2, 3], (n for n in (10, 20)))) == [11, 22]
 
 
-def test_map_takes_values_as_they_are_needed(workers: Any) -> None:
+def test_map_reads_values_as_they_are_needed(workers: Any) -> None:
     taken: list[int] = []
 
     def endless() -> Iterator[int]:
@@ -109,7 +109,7 @@ def test_first_error_ends_map(workers: Any) -> None:
 def test_slow_task_delays_no_other(workers: Any, gate: Gate) -> None:
     with Pool(workers) as pool:
         (slow,) = fill(pool, gate, 1)
-        # As many as would be behind it, if each replica had its share from the beginning.
+        # As many as would wait behind it if each replica had got its share at the beginning.
         ranks = list(pool.map_unordered(workers.who, range(40)))
         assert not slow.done()
         gate.open()
@@ -117,7 +117,7 @@ def test_slow_task_delays_no_other(workers: Any, gate: Gate) -> None:
         assert len(set(ranks)) == 3
 
 
-def test_unordered_gives_results_as_they_come(workers: Any, gate: Gate) -> None:
+def test_map_unordered_returns_results_as_they_arrive(workers: Any, gate: Gate) -> None:
     with Pool(workers) as pool:
         results = pool.as_completed(workers.block, [gate.path] * 3 + ["/dev/zero"])
         value, future = next(results)
@@ -127,7 +127,7 @@ def test_unordered_gives_results_as_they_come(workers: Any, gate: Gate) -> None:
         assert [value for value, _ in results] == [gate.path] * 3
 
 
-def test_as_completed_gives_values_and_futures(workers: Any) -> None:
+def test_as_completed_returns_values_and_futures(workers: Any) -> None:
     with Pool(workers) as pool:
         done = {
             n: future.exception() or future.get()
@@ -160,14 +160,14 @@ def test_async_iteration_and_values(workers: Any) -> None:
         next(pool.map(workers.double, numbers()))
 
 
-def test_submit_waits_at_a_full_pool(workers: Any, gate: Gate) -> None:
+def test_submit_waits_if_the_pool_is_full(workers: Any, gate: Gate) -> None:
     with Pool(workers, waiting=2) as pool:
         running = fill(pool, gate)
         waiting = [pool.submit(workers.double, n) for n in range(2)]
         more: list[int] = []
         thread = threading.Thread(target=lambda: more.append(pool.submit(workers.double, 7).get(WITHIN)))
         thread.start()
-        # It holds on to the last place in the queue, so that the first to leave is not it.
+        # It reserves the last place in the queue, so that the first place to become free is not this one.
         assert pool.progress.waiting == 2
         assert more == []
         gate.open()
@@ -177,7 +177,7 @@ def test_submit_waits_at_a_full_pool(workers: Any, gate: Gate) -> None:
         assert sorted(future.get(WITHIN) for future in running) == [0, 1, 2, 3]
 
 
-def test_full_pool_refuses_a_coroutine_and_lets_it_wait(workers: Any, gate: Gate) -> None:
+def test_a_coroutine_is_refused_or_waits_if_the_pool_is_full(workers: Any, gate: Gate) -> None:
     async def main() -> None:
         async with Pool(workers, waiting=1) as pool:
             running = await asyncio.to_thread(fill, pool, gate)
@@ -199,7 +199,7 @@ def test_full_pool_refuses_a_coroutine_and_lets_it_wait(workers: Any, gate: Gate
     asyncio.run(main())
 
 
-def test_per_rank_bounds_what_a_replica_has(workers: Any) -> None:
+def test_per_rank_limits_the_tasks_of_a_replica(workers: Any) -> None:
     with Pool(workers, per_rank=3) as pool:
         assert 1 <= max(pool.map_unordered(workers.overlap, range(300), ahead=100)) <= 3
 
@@ -221,13 +221,13 @@ def test_cancel_reaches_the_replica(workers: Any) -> None:
         assert heard.recv().get(WITHIN) == "begun"
         assert future.cancel()
         assert heard.recv().get(WITHIN) == "cancelled"
-        # Its turn comes back with the replica's answer, however many tasks the others do until then.
+        # Its turn comes back with the replica's answer, however many tasks the other replicas finish until then.
         seen: set[int] = set()
         while seen != {0, 1, 2, 3}:
             seen |= set(pool.map_unordered(workers.who, range(40)))
 
 
-def test_cancelled_task_that_waits_never_runs(workers: Any, gate: Gate, tmp_path: Path) -> None:
+def test_a_task_cancelled_in_the_queue_never_runs(workers: Any, gate: Gate, tmp_path: Path) -> None:
     with Pool(workers) as pool:
         fill(pool, gate)
         dropped, kept = pool.submit(workers.note, 1), pool.submit(workers.note, 2)
@@ -311,7 +311,7 @@ def test_closed_pool(workers: Any, gate: Gate) -> None:
     pool.close().get(WITHIN)
 
 
-def test_closing_releases_those_who_wait_for_room(workers: Any, gate: Gate) -> None:
+def test_closing_releases_submitters_that_wait_for_room(workers: Any, gate: Gate) -> None:
     pool = Pool(workers, waiting=1)
     fill(pool, gate)
     pool.submit(workers.double, 1)
@@ -335,7 +335,7 @@ def test_closing_releases_those_who_wait_for_room(workers: Any, gate: Gate) -> N
     closing.get(WITHIN)
 
 
-def test_block_cancels_what_takes_longer_than_drain(workers: Any) -> None:
+def test_the_block_cancels_tasks_that_exceed_drain(workers: Any) -> None:
     told, heard = Channel[str].open()
     with Pool(workers, drain=0.05) as pool:
         future = pool.submit(workers.wait, told)
@@ -383,7 +383,7 @@ def test_progress(workers: Any, gate: Gate, capfd: pytest.CaptureFixture[str]) -
     assert "5/5" in capfd.readouterr().err
 
 
-def test_wrong_use_says_what_is_wrong(workers: Any) -> None:
+def test_misuse_is_explained(workers: Any) -> None:
     with pytest.raises(TypeError, match="mesh of actors"):
         Pool([1])
     for options in ({"per_rank": 0}, {"retries": -1}, {"timeout": 0}, {"waiting": 0}, {"on_crash": "maybe"}):
@@ -402,7 +402,7 @@ def test_wrong_use_says_what_is_wrong(workers: Any) -> None:
             pool.map(workers.double, [1], ahead=0)
         with pytest.raises(ZeroDivisionError):
             pool.submit(workers.divide, 0).get(WITHIN)
-        # It is the task's alone.
+        # It belongs to the task alone.
         assert pool.submit(workers.divide, 1).get(WITHIN) == 12
 
 

@@ -1,4 +1,4 @@
-"""Tasks that lie ready at a busy replica (AHD-1..3, TAK-1, TAK-2), and what becomes of the turns of those that are given up (TSK-3)."""
+"""Tasks that are sent ahead to a busy replica (AHD-1..3, TAK-1, TAK-2), and the turns of tasks that are cancelled (TSK-3)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def no_thread() -> Iterator[None]:
 
 @pytest.fixture
 def ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All tasks count as short: the next is always sent ahead."""
+    """All tasks count as short: the next one is always sent ahead."""
     monkeypatch.setattr("mesh_core._blocks.pool.turns._RATHER", -50)
     monkeypatch.setattr("mesh_core._blocks.pool.turns._SHORT_S", 3600.0)
 
@@ -65,7 +65,7 @@ def gates(tmp_path: Path) -> Iterator[dict[int, Gate]]:
 
 
 class Busy:
-    """A pool of two replicas, each at a task that ends when its gate is opened; the last one began last."""
+    """A pool of two replicas, each busy with a task that ends when its gate is opened, in the order in which they began."""
 
     def __init__(self, pool: Pool[Any], gates: dict[int, Gate], *, dies: bool = False) -> None:
         port, begun = Channel[int].open()
@@ -88,7 +88,7 @@ class Busy:
             return len(list(own._places.ahead()))
 
 
-def test_task_that_lies_ready_runs_next(ready: None, workers: Any, gates: dict[int, Gate]) -> None:
+def test_a_task_sent_ahead_runs_next(ready: None, workers: Any, gates: dict[int, Gate]) -> None:
     with Pool(workers) as pool:
         busy = Busy(pool, gates)
         task = pool.submit(workers.who, 1)
@@ -99,7 +99,7 @@ def test_task_that_lies_ready_runs_next(ready: None, workers: Any, gates: dict[i
         gates[0].open()
 
 
-def test_task_that_lies_ready_goes_to_one_that_has_nothing_to_do(
+def test_a_task_sent_ahead_moves_to_an_idle_replica(
     ready: None, workers: Any, gates: dict[int, Gate]
 ) -> None:
     with Pool(workers) as pool:
@@ -113,7 +113,7 @@ def test_task_that_lies_ready_goes_to_one_that_has_nothing_to_do(
         gates[1].open()
 
 
-def test_task_behind_a_long_one_goes_before_those_that_came_later(
+def test_a_task_taken_back_runs_before_later_tasks(
     ready: None, workers: Any, gates: dict[int, Gate], monkeypatch: pytest.MonkeyPatch, log: Path
 ) -> None:
     with Pool(workers, waiting=8) as pool:
@@ -128,7 +128,7 @@ def test_task_behind_a_long_one_goes_before_those_that_came_later(
         gates[1].open()
 
 
-def test_task_that_never_began_goes_elsewhere(
+def test_a_task_that_never_began_runs_elsewhere(
     ready: None, mortals: Any, gates: dict[int, Gate], log: Path
 ) -> None:
     with Pool(mortals) as pool:
@@ -143,7 +143,7 @@ def test_task_that_never_began_goes_elsewhere(
     assert sorted(lines(log)) == [7, 99]
 
 
-def test_task_that_has_begun_does_not_run_again(
+def test_a_task_that_has_begun_is_not_run_again(
     ready: None, mortals: Any, gates: dict[int, Gate], log: Path
 ) -> None:
     with Pool(mortals) as pool:
@@ -159,7 +159,7 @@ def test_task_that_has_begun_does_not_run_again(
 
 
 def test_nothing_begins_behind_a_reply_that_may_be_lost(ready: None, mortals: Any, log: Path) -> None:
-    # Its caller would not know whether the next has begun. What comes back runs later, and once.
+    # Its caller would not know whether the next one has begun. What comes back runs later, and once.
     with Pool(mortals) as pool:
         found = list(pool.map(mortals.blob, range(60), [1 << 20] * 60))
         assert pool._own is not None
@@ -168,7 +168,7 @@ def test_nothing_begins_behind_a_reply_that_may_be_lost(ready: None, mortals: An
     assert Counter(lines(log)) == Counter(range(60))
 
 
-def test_cancelled_task_that_lies_ready_never_runs(
+def test_a_task_cancelled_after_it_was_sent_ahead_never_runs(
     ready: None, workers: Any, gates: dict[int, Gate], log: Path
 ) -> None:
     with Pool(workers) as pool:
@@ -176,7 +176,7 @@ def test_cancelled_task_that_lies_ready_never_runs(
         task, after = pool.submit(workers.note, 1), pool.submit(workers.note, 2)
         assert busy.ahead == 2
         assert task.cancel()
-        # The replica has to be told, by a thread of the pool, and says that it has not begun.
+        # A thread of the pool must tell the replica, which says that it has not begun.
         end = time.monotonic() + WITHIN
         while busy.ahead == 2:
             assert time.monotonic() < end
@@ -186,7 +186,7 @@ def test_cancelled_task_that_lies_ready_never_runs(
     assert list(lines(log)) == [2]
 
 
-def test_drained_replica_keeps_nothing_that_lies_ready(
+def test_a_drained_replica_keeps_no_task_sent_ahead(
     ready: None, workers: Any, gates: dict[int, Gate]
 ) -> None:
     with Pool(workers) as pool:
@@ -200,14 +200,14 @@ def test_drained_replica_keeps_nothing_that_lies_ready(
         drained.get(WITHIN)
 
 
-def test_nothing_lies_ready_where_several_run_at_once(ready: None, workers: Any) -> None:
+def test_nothing_is_sent_ahead_if_several_run_at_once(ready: None, workers: Any) -> None:
     with Pool(workers) as pool:
         assert max(pool.map_unordered(workers.overlap, range(60))) == 1
     with Pool(workers, per_rank=2) as pool:
         assert max(pool.map_unordered(workers.overlap, range(60))) <= 2
 
 
-def test_nothing_lies_ready_at_a_replica_of_two_pools(
+def test_nothing_is_sent_ahead_to_a_replica_of_two_pools(
     ready: None, workers: Any, gates: dict[int, Gate]
 ) -> None:
     with Pool(workers) as pool, Pool(workers):
@@ -220,7 +220,7 @@ def test_nothing_lies_ready_at_a_replica_of_two_pools(
 
 
 @pytest.mark.slow
-def test_killed_replicas_lose_and_repeat_nothing(ready: None, log: Path, fault_tolerant: None) -> None:
+def test_killed_replicas_lose_and_repeat_no_task(ready: None, log: Path, fault_tolerant: None) -> None:
     with this_host().spawn_procs({"gpus": 3}) as procs:
         workers: Any = procs.spawn("workers", Worker, str(log))
         workers.initialized.get()
@@ -244,11 +244,11 @@ def test_killed_replicas_lose_and_repeat_nothing(ready: None, log: Path, fault_t
     assert len(lost) <= 10, "one for each kill, at most"
 
 
-# What is given up while it runs.
+# Cancelling running tasks.
 
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
-def test_replica_that_is_still_busy_gets_nothing(how: str, workers: Any, gates: dict[int, Gate]) -> None:
+def test_a_replica_that_is_still_busy_gets_no_task(how: str, workers: Any, gates: dict[int, Gate]) -> None:
     with Pool(workers) as pool:
         port, begun = Channel[int].open()
         block = workers.block.with_options(timeout=0.05) if how == "timeout" else workers.block
@@ -260,7 +260,7 @@ def test_replica_that_is_still_busy_gets_nothing(how: str, workers: Any, gates: 
             assert "did not finish within its deadline of 0.05 s" in str(error)
         else:
             assert task.cancel()
-        # The other one does all, and the first has a task again when it is done with its own.
+        # The other replica does all tasks, and the first one gets another when it is done with its own.
         assert set(pool.map_unordered(workers.who, range(20))) == {1 - rank}
         gates[0].open()
         while len(set(pool.map_unordered(workers.who, range(20)))) < 2:
@@ -277,7 +277,7 @@ def test_cancelled_coroutine_gives_its_turn_back(procs: ProcMesh) -> None:
             task.cancel()
             assert pool.submit(workers.double_async, 2).get(WITHIN) == 4
             assert heard.recv().get(WITHIN) == "cancelled"
-        # Cancelled at once: it has begun, or not.
+        # Cancelled at once: it may have begun or not.
         for n in range(100):
             pool.submit(workers.double_async, n).cancel()
             pool.submit(workers.double, n).cancel()

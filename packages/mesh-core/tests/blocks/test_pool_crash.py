@@ -34,14 +34,14 @@ def mortals(tmp_path: Path) -> Iterator[tuple[ProcMesh, Any]]:
 
 
 def await_replicas(pool: Pool[Any], count: int) -> None:
-    """Wait until the pool has so many; tasks that are done say that time has passed."""
+    """Wait until the pool has this many replicas; tasks that it finishes meanwhile show that time passes."""
     for _ in pool.map(pool.actors.double, iter(int, 1)):
         if pool.progress.replicas == count:
             return
 
 
 @pytest.mark.parametrize("on_crash", ["raise", "retry", "respawn"])
-def test_task_of_dead_replica_fails_without_allowance(
+def test_a_task_of_a_dead_replica_fails_without_retries(
     mortals: tuple[ProcMesh, Any], on_crash: Any, tmp_path: Path, fault_tolerant: None
 ) -> None:
     _, workers = mortals
@@ -50,7 +50,7 @@ def test_task_of_dead_replica_fails_without_allowance(
         assert isinstance(error, SupervisionError)
         assert error.failure is not None
         assert error.failure.signal == signal.SIGKILL
-        # The others go on, and nothing goes to the dead one.
+        # The others continue, and nothing goes to the dead one.
         assert list(pool.map(workers.double, range(30))) == [2 * n for n in range(30)]
         if on_crash == "respawn":
             await_replicas(pool, 3)
@@ -58,7 +58,7 @@ def test_task_of_dead_replica_fails_without_allowance(
     assert list(lines(tmp_path / "log")) == [7]
 
 
-def test_task_of_dead_replica_is_retried_elsewhere(mortals: tuple[ProcMesh, Any], tmp_path: Path) -> None:
+def test_a_task_of_a_dead_replica_is_retried_elsewhere(mortals: tuple[ProcMesh, Any], tmp_path: Path) -> None:
     _, workers = mortals
     with Pool(workers, on_crash="retry", retries=1) as pool:
         assert pool.submit(workers.die_once, 7, str(tmp_path / "mark")).get(WITHIN) == 7
@@ -85,7 +85,7 @@ def test_all_replicas_dead(mortals: tuple[ProcMesh, Any], fault_tolerant: None) 
             pool.submit(workers.double, 1).get(WITHIN)
         assert caught.value.failure is not None
         assert pool.progress.lost == 3
-        # Once they have been made again, the pool takes them back.
+        # Once they have been respawned, they can be added again.
         procs.respawn().get(WITHIN)
         workers.respawn().get(WITHIN)
         pool.add(workers)
@@ -108,7 +108,7 @@ def test_idle_replica_is_respawned(mortals: tuple[ProcMesh, Any]) -> None:
         (pid, *_) = procs.pids
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        # On its own, without a task that would notice.
+        # By itself, without a task that would notice.
         changed = threading.Event()
         resized = pool._own.resized  # type: ignore[union-attr]
         states: list[tuple[int, int]] = []
@@ -126,7 +126,7 @@ def test_idle_replica_is_respawned(mortals: tuple[ProcMesh, Any]) -> None:
         assert sorted(set(pool.map_unordered(workers.who, range(30)))) == [0, 1, 2]
 
 
-def test_constructor_that_fails_is_given_up(
+def test_a_replica_whose_constructor_fails_is_given_up(
     mortals: tuple[ProcMesh, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, workers = mortals
@@ -158,7 +158,7 @@ def test_closed_pool_leaves_failures_to_the_owner(mortals: tuple[ProcMesh, Any])
         assert pool.submit(workers.double, 1).get(WITHIN) == 2
 
 
-def test_lost_while_draining(mortals: tuple[ProcMesh, Any], tmp_path: Path) -> None:
+def test_a_replica_is_lost_while_draining(mortals: tuple[ProcMesh, Any], tmp_path: Path) -> None:
     procs, workers = mortals
     gate = Gate(tmp_path / "gate")
     port, begun = Channel[int].open()
@@ -177,7 +177,9 @@ def test_lost_while_draining(mortals: tuple[ProcMesh, Any], tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("retries", [0, 2])
-def test_replicas_killed_again_and_again(mortals: tuple[ProcMesh, Any], tmp_path: Path, retries: int) -> None:
+def test_repeatedly_killed_replicas_lose_no_task(
+    mortals: tuple[ProcMesh, Any], tmp_path: Path, retries: int
+) -> None:
     procs, workers = mortals
     count, kills = 600, 6
     with Pool(workers, on_crash="respawn", retries=retries) as pool:

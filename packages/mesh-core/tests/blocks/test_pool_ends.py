@@ -1,4 +1,4 @@
-"""How pools end with what they are in: Ctrl-C, forks, shutdown() (FOL-1..3)."""
+"""How pools end: Ctrl-C, forks, shutdown() (FOL-1..3)."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_forked_copy_refuses(script: Callable[..., Script]) -> None:
 
 
 @pytest.mark.usefixtures("runtime")
-def test_thread_goes_when_there_is_nothing_to_do(procs: Any) -> None:
+def test_the_thread_ends_when_there_is_no_work(procs: Any) -> None:
     import threading
 
     from core_pool import Worker, join_pool_thread
@@ -152,7 +152,7 @@ def test_thread_goes_when_there_is_nothing_to_do(procs: Any) -> None:
     workers = procs.spawn("workers", Worker)
     pool = Pool(workers)
     assert pool.submit(workers.double, 1).get(20) == 2
-    # The pool is open, and has it again when there is a task.
+    # The pool is open, and starts the thread again when there is a task.
     join_pool_thread()
     assert "mesh-pool" not in {thread.name for thread in threading.enumerate()}
     assert pool.submit(workers.double, 1).get(20) == 2

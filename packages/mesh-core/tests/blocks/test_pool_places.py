@@ -10,7 +10,7 @@ from mesh_core._blocks.pool.places import Places, State
 
 
 class Model:
-    """Places that are driven at random, and what has to hold after each step."""
+    """Places that are driven at random, and what must hold after each step."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -91,7 +91,7 @@ def test_random_schedules(seed: int) -> None:
         model.give()
 
 
-def test_longest_idle_place_comes_first() -> None:
+def test_the_longest_idle_place_is_first() -> None:
     places: Places[str] = Places(1)
     for place in range(3):
         places.add(place)
@@ -119,7 +119,7 @@ def test_turn_of_removed_place_is_forgotten() -> None:
 
 
 def ahead(count: int = 2) -> Places[str]:
-    """Places that are all busy, where others may be sent ahead."""
+    """Places that are all busy, where askers may be sent ahead."""
     places: Places[str] = Places(1)
     for place in range(count):
         places.add(place)
@@ -130,7 +130,7 @@ def ahead(count: int = 2) -> Places[str]:
     return places
 
 
-def test_next_is_sent_ahead_where_the_last_turn_began() -> None:
+def test_the_next_asker_is_sent_ahead_to_the_last_turn() -> None:
     places = ahead()
     for name in "ab":
         places.ask(name)
@@ -143,7 +143,7 @@ def test_next_is_sent_ahead_where_the_last_turn_began() -> None:
     assert (list(places.ahead()), places.idle) == ([(1, "a"), (0, "b")], 0)
 
 
-def test_the_first_in_line_gets_a_turn_that_is_given_back() -> None:
+def test_an_asker_that_was_sent_ahead_gets_the_turn() -> None:
     places = ahead()
     places.ask("a")
     places.send_ahead(1)
@@ -154,7 +154,7 @@ def test_the_first_in_line_gets_a_turn_that_is_given_back() -> None:
     assert (places.busy(1), places.idle) == (0, 1)
 
 
-def test_the_one_before_a_lost_rank_gets_no_turn() -> None:
+def test_an_asker_ahead_at_a_lost_replica_gets_no_turn() -> None:
     places = ahead()
     places.ask("a")
     places.send_ahead(1)
@@ -167,7 +167,7 @@ def test_the_one_before_a_lost_rank_gets_no_turn() -> None:
     assert places.behind() == 0
 
 
-def test_nobody_is_sent_ahead_to_a_place_that_drains_or_has_several_turns() -> None:
+def test_no_asker_is_sent_ahead_to_a_draining_or_shared_place() -> None:
     places = ahead()
     places.set(1, State.DRAINING)
     places.remove(0)

@@ -1,4 +1,4 @@
-"""Pools that are sent: all who have one share its replicas (SHR-1)."""
+"""Pools that are sent to other processes: all holders share the replicas (SHR-1)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_pool_sent_to_its_own_process_is_the_same(workers: Any) -> None:
     user.stop().get()
 
 
-def test_only_its_maker_decides_about_replicas(workers: Any, users: Any) -> None:
+def test_only_the_maker_manages_replicas(workers: Any, users: Any) -> None:
     with Pool(workers) as pool:
         error = users.slice(gpus=0).drain.call_one(pool).exception(WITHIN)
         assert isinstance(error, MeshError)
@@ -113,7 +113,7 @@ def test_pool_of_an_actor_that_ends(procs: ProcMesh, workers: Any) -> None:
     user = procs.slice(hosts=1, gpus=0).spawn("user", User)
     assert user.make.call_one(workers).get(WITHIN) == [2 * n for n in range(8)]
     user.stop().get()
-    # What it has used is free.
+    # The replicas that it used are free.
     with Pool(workers) as pool:
         assert len(set(pool.map_unordered(workers.who, range(30)))) == 2
 
@@ -150,14 +150,14 @@ def test_users_are_notified_of_the_end_of_the_process_that_made_the_pool(
         assert error.failure is not None
         assert users.slice(gpus=0).outcomes.call_one().get(WITHIN) == ["PoolLost"] * 2
         assert isinstance(pool.submit(workers.double, 1).exception(WITHIN), PoolLost)
-        # The replicas are not the pool's.
+        # The replicas do not belong to the pool.
         gate.open()
         assert sorted(future.get(WITHIN) for future in running) == [0, 1]
         with Pool(workers) as another:
             assert another.submit(workers.double, 1).get(WITHIN) == 2
 
 
-def test_users_take_turns(workers: Any, users: Any) -> None:
+def test_users_share_the_replicas(workers: Any, users: Any) -> None:
     with Pool(workers) as pool:
         found = gather(*(users.double.call(pool, 20) for _ in range(3))).get(WITHIN)
     assert [list(each.values()) for each in found] == [[[2 * n for n in range(20)]] * 2] * 3

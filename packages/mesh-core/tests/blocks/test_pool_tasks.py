@@ -58,7 +58,7 @@ class Turns:
 
 
 class Replica:
-    """Answers when a test says so; a task that is taken back has run to its end, or not begun, by turns."""
+    """Answers when a test says so. Of tasks that are taken back, every other one has run to its end; the rest has not begun."""
 
     def __init__(self, place: int) -> None:
         self.place = place
@@ -123,7 +123,7 @@ class Schedule:
         self.cancelled: set[int] = set()
 
     def settle(self) -> None:
-        """Wait until all that was begun has been done by the thread."""
+        """Wait until the thread has done everything that was requested before."""
         done: Promise[None] = Promise()
         self.following.soon(lambda: self.following.soon(lambda: done.set_result(None)))
         done.future.get(WITHIN)
@@ -193,7 +193,7 @@ def test_waiters_for_room_are_served_in_order() -> None:
     assert second is not None
     schedule.give()
     assert (first.done(), second.done()) == (True, False)
-    # One that has left is passed over.
+    # A waiter that has left is skipped.
     schedule.runner.leave_room(second)
     third = schedule.runner.room(wait=True)
     assert third is not None
@@ -208,7 +208,7 @@ def test_waiters_for_room_are_served_in_order() -> None:
     assert schedule.runner._waiting == 0
 
 
-def test_call_that_cannot_be_made_gives_the_turn_back() -> None:
+def test_a_failed_call_gives_its_turn_back() -> None:
     schedule = Schedule(0)
     assert schedule.runner.room(wait=True) is None
     task = Task(schedule.runner, "a task", Call("missing", True, None, (), {}), 2)
@@ -218,14 +218,14 @@ def test_call_that_cannot_be_made_gives_the_turn_back() -> None:
     assert not any(schedule.turns.held.values())
 
 
-def test_closed_runner_takes_nothing() -> None:
+def test_a_closed_runner_accepts_nothing() -> None:
     schedule = Schedule(0)
     schedule.runner.close()
     with pytest.raises(MeshError, match="closed"):
         schedule.runner.room(wait=True)
 
 
-def test_lists_of_what_is_followed_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_followed_futures_stay_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mesh_core._blocks.pool.following._LONGEST", 10)
     schedule = Schedule(0)
     for n in range(100):

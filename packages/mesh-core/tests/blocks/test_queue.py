@@ -69,7 +69,7 @@ class User(Actor):
 
     @endpoint
     def begin(self, queue: Queue[Any], n: int) -> None:
-        """Take, and look at nothing."""
+        """Take, and do not look at the result."""
         self.kept = [queue.take(n)]
         queue.stats().get(timeout=SOON)
 
@@ -85,7 +85,7 @@ class User(Actor):
 
 @pytest.fixture(scope="module")
 def started(runtime: None) -> None:
-    """The thread that hears of what was put, which lives as long as the runtime."""
+    """Start the thread that is notified of what was put, which lives as long as the runtime."""
     told = threading.Event()
     promise = Promise[None]()
     promise.future.add_done_callback(lambda _: told.set())
@@ -94,7 +94,7 @@ def started(runtime: None) -> None:
 
 
 def left(queue: Queue[Any]) -> list[Any]:
-    """Everything that can be taken just now."""
+    """Everything that can be taken at the moment."""
     found = []
     while True:
         try:
@@ -103,7 +103,7 @@ def left(queue: Queue[Any]) -> list[Any]:
             return found
 
 
-def test_items_come_in_the_order_in_which_they_were_put() -> None:
+def test_items_are_taken_in_the_order_in_which_they_were_put() -> None:
     with Queue[int]() as queue:
         for n in range(2_000):
             queue.put(n)
@@ -113,7 +113,7 @@ def test_items_come_in_the_order_in_which_they_were_put() -> None:
         assert got == list(range(2_000))
 
 
-def test_a_taker_waits_for_the_first_item_and_gets_what_is_there() -> None:
+def test_a_taker_waits_for_the_first_item_only() -> None:
     with Queue[str]() as queue:
         waiting = queue.take(5)
         assert not waiting.done()
@@ -125,7 +125,7 @@ def test_a_taker_waits_for_the_first_item_and_gets_what_is_there() -> None:
         assert queue.take().get(timeout=SOON) == "d"
 
 
-def test_many_producers_and_takers_share_it_and_each_item_is_taken_once_in_its_producers_order() -> None:
+def test_many_producers_and_takers_share_a_queue() -> None:
     with Queue[tuple[int, int]](max_items=50) as queue, this_host().spawn_procs({"users": 6}) as procs:
         users = procs.spawn("users", User)
         taking = users.slice(users=slice(3, 6)).drain.call(queue, 7)
@@ -146,7 +146,7 @@ def test_many_producers_and_takers_share_it_and_each_item_is_taken_once_in_its_p
                 assert mine == sorted(mine)
 
 
-def test_large_items_arrive_whole_and_what_is_put_is_what_it_was_then() -> None:
+def test_large_items_arrive_whole_and_unaffected_by_later_changes() -> None:
     with Queue[bytearray]() as queue:
         data = bytearray(os.urandom(300_000))
         before = bytes(data)
@@ -158,7 +158,7 @@ def test_large_items_arrive_whole_and_what_is_put_is_what_it_was_then() -> None:
 # Room.
 
 
-def test_putting_waits_while_the_queue_is_full() -> None:
+def test_put_waits_while_the_queue_is_full() -> None:
     with Queue[int](max_items=2) as queue:
         first, second = queue.put(1), queue.put(2)
         first.get(timeout=SOON), second.get(timeout=SOON)
@@ -170,7 +170,7 @@ def test_putting_waits_while_the_queue_is_full() -> None:
         assert queue.stats().get(timeout=SOON).ready == 2
 
 
-def test_a_thread_waits_once_much_is_waiting_and_goes_on_as_others_take() -> None:
+def test_a_thread_waits_while_many_of_its_items_wait() -> None:
     with Queue[int](max_items=100) as queue:
         done = threading.Event()
 
@@ -195,7 +195,7 @@ def test_a_queue_is_bounded_in_bytes() -> None:
         for _ in range(2):
             queue.put(bytes(4_000)).get(timeout=SOON)
         late = queue.put(bytes(4_000))
-        # What is leased counts.
+        # Leased items count.
         queue.take(lease=SOON).get(timeout=SOON)
         stats = queue.stats().get(timeout=SOON)
         assert (stats.ready, stats.leased, stats.putters) == (1, 1, 1)
@@ -203,7 +203,7 @@ def test_a_queue_is_bounded_in_bytes() -> None:
         assert not late.done()
 
 
-def test_put_nowait_says_that_a_queue_is_full() -> None:
+def test_put_nowait_raises_if_the_queue_is_full() -> None:
     with Queue[int](max_items=1) as queue:
         queue.put_nowait(1).get(timeout=SOON)
         with pytest.raises(QueueFull, match="is full; put\\(\\) waits for room") as caught:
@@ -212,7 +212,7 @@ def test_put_nowait_says_that_a_queue_is_full() -> None:
         assert left(queue) == [1]
 
 
-def test_a_coroutine_that_puts_does_not_block_its_loop() -> None:
+def test_put_does_not_block_an_event_loop() -> None:
     async def run(queue: Queue[int]) -> list[int]:
         async def produce() -> None:
             for n in range(100):
@@ -227,23 +227,23 @@ def test_a_coroutine_that_puts_does_not_block_its_loop() -> None:
         assert asyncio.run(run(queue)) == list(range(100))
 
 
-# Taking back.
+# Undoing a take.
 
 
-def test_nothing_there_is_an_error_of_its_own() -> None:
+def test_an_empty_queue_raises_queue_empty() -> None:
     with Queue[int]() as queue:
         with pytest.raises(QueueEmpty) as caught:
             queue.take_nowait().get(timeout=SOON)
         assert isinstance(caught.value, queues.Empty)
         with pytest.raises(QueueEmpty):
             queue.take(timeout=0.05).get(timeout=SOON)
-        # Who has given up takes nothing from those that come later.
+        # Takers that gave up take nothing from later ones.
         queue.put(1)
         assert queue.take(timeout=SOON).get(timeout=SOON) == 1
 
 
-def test_a_take_that_is_cancelled_or_dropped_loses_nothing() -> None:
-    """QCL-2: what nobody has looked at goes back."""
+def test_a_cancelled_or_dropped_take_loses_no_items() -> None:
+    """QCL-2: items that nobody has looked at go back."""
     with Queue[int]() as queue:
         waiting = queue.take()
         assert waiting.cancel()
@@ -256,7 +256,7 @@ def test_a_take_that_is_cancelled_or_dropped_loses_nothing() -> None:
         assert left(queue) == [0, 1, 2]
 
 
-def test_a_task_that_is_cancelled_while_it_takes_loses_nothing() -> None:
+def test_a_task_cancelled_while_taking_loses_no_items() -> None:
     async def run(queue: Queue[int]) -> list[int]:
         got = []
         for n in range(30):
@@ -280,7 +280,7 @@ async def _take(queue: Queue[int]) -> int:
     return await queue.take()
 
 
-def test_items_of_a_taker_that_dies_before_it_has_looked_go_back() -> None:
+def test_items_that_a_dead_taker_has_not_looked_at_go_back() -> None:
     with Queue[int]() as queue, this_host().spawn_procs() as procs:
         user = procs.spawn("user", User)
         queue.put_many(range(4)).get(timeout=SOON)
@@ -288,7 +288,7 @@ def test_items_of_a_taker_that_dies_before_it_has_looked_go_back() -> None:
         assert queue.stats().get(timeout=SOON).leased == 3
         with pytest.raises(SupervisionError):
             user.die.call_one().get(timeout=SOON)
-        # They may come back after the one that was left was taken.
+        # They may come back after the remaining one was taken.
         assert sorted(queue.take(timeout=SOON).get(timeout=SOON) for _ in range(4)) == [0, 1, 2, 3]
         assert queue.stats().get(timeout=SOON).leased == 0
 
@@ -296,7 +296,7 @@ def test_items_of_a_taker_that_dies_before_it_has_looked_go_back() -> None:
 # Leases.
 
 
-def test_what_is_leased_stays_so_when_its_process_takes_anew() -> None:
+def test_leases_outlive_the_client() -> None:
     """QUE-1: each call brings the queue to the process again, which has dropped it meanwhile."""
     with Queue[int](name="leases") as queue, this_host().spawn_procs() as procs:
         first = procs.spawn("user", User)
@@ -306,7 +306,7 @@ def test_what_is_leased_stays_so_when_its_process_takes_anew() -> None:
         assert (stats.leased, stats.ready) == (3, 1)
 
 
-def test_leased_items_are_over_once_they_are_acknowledged() -> None:
+def test_acknowledged_items_are_gone() -> None:
     with Queue[str]() as queue:
         queue.put_many("abc").get(timeout=SOON)
         items = queue.take(2, lease=SOON).get(timeout=SOON)
@@ -318,13 +318,13 @@ def test_leased_items_are_over_once_they_are_acknowledged() -> None:
         assert (stats.ready, stats.leased, stats.bytes) == (0, 0, 0)
 
 
-def test_a_lease_that_ends_gives_its_items_to_the_next() -> None:
+def test_items_of_an_expired_lease_go_to_the_next_taker() -> None:
     with Queue[str]() as queue:
         queue.put("a")
         first = queue.take(lease=0.05).get(timeout=SOON)
         second = queue.take(lease=SOON, timeout=SOON).get(timeout=SOON)
         assert (second.value, first.deliveries, second.deliveries) == ("a", 0, 1)
-        # It is somebody else's by now.
+        # It belongs to another taker by now.
         assert queue.ack(first).get(timeout=SOON) == 0
         assert not queue.renew(first, 1.0).get(timeout=SOON)
         assert queue.ack(second).get(timeout=SOON) == 1
@@ -342,7 +342,7 @@ def test_a_lease_can_be_renewed_and_items_given_back() -> None:
         assert queue.ack(items[0]).get(timeout=SOON) == 1
 
 
-def test_a_taker_that_dies_gives_its_leased_items_back() -> None:
+def test_leased_items_of_a_dead_taker_go_back() -> None:
     with Queue[int]() as queue, this_host().spawn_procs() as procs:
         user = procs.spawn("user", User)
         queue.put_many(range(3)).get(timeout=SOON)
@@ -366,7 +366,7 @@ def test_items_that_were_looked_at_are_never_delivered_again() -> None:
         assert left(queue) == [2]
 
 
-def test_what_a_taker_has_said_before_its_end_counts() -> None:
+def test_acknowledgements_before_a_takers_end_count() -> None:
     quiet: Any = {"supervise": lambda failure: True}
     with this_host().spawn_procs() as home, this_host().spawn_procs(**quiet) as procs:
         queue = Queue[int](on=home)
@@ -374,7 +374,7 @@ def test_what_a_taker_has_said_before_its_end_counts() -> None:
         queue.put_many(range(2)).get(timeout=SOON)
         user.begin.call_one(queue, 2).get(timeout=SOON)
         suspend(home.pids[0])
-        # The queue has much to do before it comes to what the taker says.
+        # The queue has much to do before it handles the taker's messages.
         asked = [queue.stats() for _ in range(2000)]
         assert user.look.call_one().get(timeout=SOON) == [0, 1]
         with pytest.raises(SupervisionError):
@@ -386,7 +386,7 @@ def test_what_a_taker_has_said_before_its_end_counts() -> None:
         assert (stats.leased, stats.given_back) == (0, 0)
 
 
-def test_only_leased_items_are_acknowledged() -> None:
+def test_only_leased_items_can_be_acknowledged() -> None:
     with Queue[int]() as queue:
         queue.put(1)
         item = queue.take(items=True).get(timeout=SOON)
@@ -396,7 +396,7 @@ def test_only_leased_items_are_acknowledged() -> None:
             queue.renew(item, 1.0)
 
 
-def test_items_say_who_has_put_them_and_when_and_with_which_version() -> None:
+def test_items_have_producer_time_and_version() -> None:
     with Queue[str]() as queue, this_host().spawn_procs({"gpus": 2}, name="makers") as procs:
         users = procs.spawn("users", User)
         users.slice(gpus=1).put.call_one(queue, ["a"], 7).get(timeout=SOON)
@@ -411,7 +411,7 @@ def test_items_say_who_has_put_them_and_when_and_with_which_version() -> None:
 # The end.
 
 
-def test_a_closed_queue_gives_what_is_left_and_then_ends() -> None:
+def test_a_closed_queue_is_emptied_before_it_ends() -> None:
     with Queue[int]() as queue:
         for n in range(500):
             queue.put(n)
@@ -421,7 +421,7 @@ def test_a_closed_queue_gives_what_is_left_and_then_ends() -> None:
         with pytest.raises(QueueClosed, match="nothing more can be put"):
             queue.put_nowait(1).get(timeout=SOON)
         assert list(queue) == list(range(500))
-        with pytest.raises(QueueClosed, match="is closed, and empty"):
+        with pytest.raises(QueueClosed, match="is closed and empty"):
             queue.take().get(timeout=SOON)
         with pytest.raises(QueueClosed):
             queue.take(timeout=SOON).get(timeout=SOON)
@@ -434,7 +434,7 @@ def test_closing_notifies_waiters() -> None:
         assert queue.stats().get(timeout=SOON).putters == 1
         waiting: list[Any] = []
         with this_host().spawn_procs() as procs:
-            # From another process: this one's close() waits for what it has put itself.
+            # From another process: close() in this one waits for what this process has put itself.
             closer = procs.spawn("closer", Closer)
             closer.close.call_one(queue).get(timeout=SOON)
         with pytest.raises(QueueClosed):
@@ -451,14 +451,14 @@ class Closer(Actor):
         queue.close().get(timeout=SOON)
 
 
-def test_what_is_left_can_be_discarded() -> None:
+def test_closing_can_discard_remaining_items() -> None:
     with Queue[int]() as queue:
         queue.put_many(range(3)).get(timeout=SOON)
         queue.close(discard=True).get(timeout=SOON)
         assert list(queue) == []
 
 
-def test_actors_iterate_over_it_asynchronously() -> None:
+def test_actors_iterate_over_a_queue_asynchronously() -> None:
     with Queue[int]() as source, Queue[int]() as to, this_host().spawn_procs({"users": 2}) as procs:
         users = procs.spawn("users", User)
         passing = users.pass_on.call(source, to)
@@ -468,7 +468,7 @@ def test_actors_iterate_over_it_asynchronously() -> None:
         assert sorted(left(to)) == [n * 10 for n in range(50)]
 
 
-def test_users_of_a_queue_whose_process_has_died_are_told() -> None:
+def test_users_of_a_dead_queue_get_an_error() -> None:
     with this_host().spawn_procs(supervise=lambda failure: True) as home:
         queue = Queue[int](on=home, max_items=1)
         queue.put(1).get(timeout=SOON)
@@ -484,7 +484,7 @@ def test_users_of_a_queue_whose_process_has_died_are_told() -> None:
             queue.put(3).get(timeout=SOON)
 
 
-def test_a_queue_says_what_is_wrong_with_its_arguments() -> None:
+def test_invalid_arguments_are_explained() -> None:
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="must be at least 1"):
             Queue(max_items=wrong)
@@ -504,7 +504,7 @@ def test_a_queue_says_what_is_wrong_with_its_arguments() -> None:
             queue.take(timeout=-1)
 
 
-def test_an_item_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
+def test_an_unpicklable_item_is_refused_by_put() -> None:
     with Queue[Any]() as queue:
         with pytest.raises(MeshError, match="lock"):
             queue.put(threading.Lock())
@@ -513,7 +513,7 @@ def test_an_item_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
 
 
 class Unreadable:
-    """Can be pickled, and not be unpickled."""
+    """Can be pickled but not unpickled."""
 
     def __reduce__(self) -> Any:
         return int, ("no number",)
@@ -525,7 +525,7 @@ class Producer(Actor):
         queue.put_many([1, Unreadable(), 2, Unreadable()]).get(timeout=SOON)
 
 
-def test_an_item_that_cannot_be_unpickled_loses_no_other() -> None:
+def test_an_item_that_cannot_be_unpickled_affects_no_other() -> None:
     with Queue[Any]() as queue, this_host().spawn_procs({"gpus": 1}) as procs:
         procs.spawn("producer", Producer).put.call_one(queue).get(timeout=SOON)
         with pytest.raises(
@@ -538,7 +538,7 @@ def test_an_item_that_cannot_be_unpickled_loses_no_other() -> None:
         assert bad[0].producer in str(caught.value)
         assert isinstance(caught.value.__cause__, SerializationError)
         queue.put_many([Unreadable(), 3]).get(timeout=SOON)
-        # One at a time: the next one comes with the next taking.
+        # One at a time: the next one comes with the next take.
         with pytest.raises(QueueItemError):
             queue.take().get(timeout=SOON)
         assert queue.take().get(timeout=SOON) == 3
@@ -556,12 +556,12 @@ def test_a_leased_item_that_cannot_be_unpickled_can_be_acknowledged() -> None:
         assert queue.take(3).get(timeout=SOON) == [1, 2]
 
 
-def test_an_item_that_nobody_acknowledges_is_dropped_in_the_end() -> None:
+def test_an_item_that_nobody_acknowledges_is_dropped_eventually() -> None:
     """QUE-5."""
     with Queue[int](most_deliveries=3) as queue:
         queue.put_many([1, 2]).get(timeout=SOON)
         for _ in range(20):
-            # What nobody has looked at was given to nobody.
+            # Nobody has looked at it, so it does not count as delivered.
             queue.take(lease=SOON).cancel()
         for _ in range(3):
             item = queue.take(lease=SOON).get(timeout=SOON)
@@ -575,12 +575,12 @@ def test_an_item_that_nobody_acknowledges_is_dropped_in_the_end() -> None:
         Queue(most_deliveries=0)
 
 
-def test_errors_of_queues_are_those_that_one_looks_for() -> None:
+def test_errors_of_queues_are_subclasses_of_the_standard_ones() -> None:
     assert issubclass(QueueClosed, EOFError)
     assert not issubclass(QueueClosed, ChannelClosed)
 
 
-# Breaking it.
+# Faults.
 
 
 class Leaver(Actor):
@@ -590,14 +590,14 @@ class Leaver(Actor):
             queue.put(n)
 
 
-def test_what_was_put_goes_on_its_way_before_its_process_ends_in_order() -> None:
+def test_items_are_sent_before_an_orderly_end() -> None:
     with Queue[int]() as queue:
         with this_host().spawn_procs() as procs:
             procs.spawn("leaver", Leaver).put.broadcast(queue, 900)
         assert left(queue) == list(range(900))
 
 
-def test_a_taker_that_goes_while_items_are_on_their_way_disturbs_nobody() -> None:
+def test_a_taker_that_ends_during_delivery_affects_no_other() -> None:
     with Queue[int]() as queue, this_host().spawn_procs({"users": 4}) as procs:
         users = procs.spawn("users", User, supervise=lambda failure: True)
         killers = procs.spawn("killers", User, supervise=lambda failure: True)
@@ -611,8 +611,8 @@ def test_a_taker_that_goes_while_items_are_on_their_way_disturbs_nobody() -> Non
         assert 1_000 in left(queue)
 
 
-def test_a_coroutine_that_does_not_await_what_it_puts_is_told_when_too_much_waits() -> None:
-    """QCL-1: the next batch waits here until the queue has taken the last one."""
+def test_put_without_await_raises_when_too_much_waits() -> None:
+    """QCL-1: the next batch waits here until the queue has accepted the one before."""
     put: list[int] = []
 
     async def flood(queue: Queue[bytes]) -> None:
@@ -623,6 +623,6 @@ def test_a_coroutine_that_does_not_await_what_it_puts_is_told_when_too_much_wait
     with Queue[bytes](max_items=1) as queue:
         with pytest.raises(MailboxFull, match=r"await what put\(\) returns"):
             asyncio.run(flood(queue))
-        # 64 MiB wait in this process, beside what is on its way.
+        # 64 MiB wait in this process, besides what is in transit.
         assert len(put) > 60
         queue.close(discard=True)

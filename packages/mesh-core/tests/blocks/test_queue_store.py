@@ -1,4 +1,4 @@
-"""The decisions of a queue, by random schedules: QUE-1..4, QUE-6."""
+"""The decisions of a queue, with random schedules: QUE-1..4, QUE-6."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWNERS = [(1, rank, 0) for rank in range(3)]
 
 
 class Schedule:
-    """A queue, and what everybody who uses it has seen."""
+    """A queue, and what its users have seen."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -36,7 +36,7 @@ class Schedule:
         self.took_part: list[tuple[str, int]] = []
         self.numbers = 0
         self.owners = list(OWNERS)
-        """Those that live; in the place of one that ends comes another."""
+        """The users that are alive; when one ends, another takes its place."""
         self.ranks = itertools.count(len(OWNERS))
 
     def entry(self, producer: str) -> Entry:
@@ -53,7 +53,7 @@ class Schedule:
         self.store.put(entries, answer, self.now)
 
     def put_now(self) -> None:
-        # A producer of its own: it may come before what others wait to put.
+        # A separate producer: it may be served before others that wait to put.
         had_room = self.store.items < (self.max_items or 1 << 30)
         entry = self.entry("now")
         if self.store.put_now(entry, self.now):
@@ -157,7 +157,7 @@ class Schedule:
 
 
 @pytest.mark.parametrize("block", range(8))
-def test_whatever_happens_each_item_is_in_one_place_and_each_limit_and_order_holds(block: int) -> None:
+def test_random_schedules_keep_places_limits_and_order(block: int) -> None:
     for seed in range(block * 50, block * 50 + 50):
         one = Schedule(seed)
         steps: list[Callable[[], None]] = [
@@ -183,7 +183,7 @@ def test_whatever_happens_each_item_is_in_one_place_and_each_limit_and_order_hol
 
 
 @pytest.mark.parametrize("seed", range(100))
-def test_a_closed_queue_is_emptied_and_then_ends(seed: int) -> None:
+def test_a_closed_store_is_emptied_before_it_ends(seed: int) -> None:
     one = Schedule(seed)
     for _ in range(20):
         one.random.choice([one.put, one.put, one.take])()
@@ -203,7 +203,7 @@ def test_a_closed_queue_is_emptied_and_then_ends(seed: int) -> None:
     assert not one.waiting
 
 
-def test_what_is_given_back_comes_before_all_that_was_ready_after_it() -> None:
+def test_returned_items_come_before_later_ones() -> None:
     store = Store(None, None)
     seen: list[int] = []
     store.put([Entry(n, 1, "a", 0.0, None) for n in range(5)], lambda done: None, 0.0)
@@ -217,7 +217,7 @@ def test_what_is_given_back_comes_before_all_that_was_ready_after_it() -> None:
     assert seen == [0, 1, 0, 1, 2, 3, 4]
 
 
-def test_an_item_that_is_larger_than_the_limit_goes_into_an_empty_queue_alone() -> None:
+def test_an_item_larger_than_the_limit_needs_an_empty_queue() -> None:
     store = Store(None, 10)
     done: list[bool] = []
     store.put([Entry("large", 100, "a", 0.0, None), Entry("small", 1, "a", 0.0, None)], done.append, 0.0)
@@ -229,7 +229,7 @@ def test_an_item_that_is_larger_than_the_limit_goes_into_an_empty_queue_alone() 
 
 
 # QUE-6
-def test_a_taking_that_comes_after_its_taker_s_end_is_nobody_s() -> None:
+def test_a_take_call_after_its_process_ended_is_ignored() -> None:
     store = Store(None, None)
     given: dict[str, list[Any]] = {}
 

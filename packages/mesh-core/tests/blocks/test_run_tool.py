@@ -1,4 +1,4 @@
-"""Other programs under limits."""
+"""Running other programs under limits."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def test_no_shell_is_used() -> None:
         ({"max_output": -1}, "max_output must not be negative"),
     ],
 )
-def test_wrong_limits(options: dict[str, Any], match: str) -> None:
+def test_invalid_limits_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         run_tool(["true"], **options)
 
 
-def test_what_cannot_be_started(tmp_path: Path) -> None:
+def test_a_program_that_cannot_be_started_raises(tmp_path: Path) -> None:
     before = descriptors()
     with pytest.raises(FileNotFoundError) as caught:
         run_tool(["no-such-program"])
@@ -100,14 +100,14 @@ def test_long_input_and_output() -> None:
     assert not result.truncated
     short = run_tool(["cat"], input=data, max_output=1000)
     assert (short.stdout, short.truncated, short.ok) == (data[:1000], True, True)
-    # It does not read what it is given.
+    # It does not read its input.
     assert run_tool(["true"], input=data).ok
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["session", "daemon", "deaf", "stopped", "crowd"])
 def test_a_timeout_ends_the_whole_tree(tree: Pipe, kind: str) -> None:
-    """TOOL-1, when the time is over."""
+    """TOOL-1, after a timeout."""
     result = run_tool(planting(kind, tree) if kind != "daemon" else waits(tree), timeout=1.0)
     assert result.limit is ToolLimit.TIMEOUT
     assert not result.ok
@@ -120,8 +120,8 @@ def waits(tree: Pipe) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_is_left_ends_with_the_tool(tree: Pipe) -> None:
-    """TOOL-1, when the tool itself has ended."""
+def test_remaining_processes_end_with_the_tool(tree: Pipe) -> None:
+    """TOOL-1, after the tool itself has ended."""
     result = run_tool(["sh", "-c", '"$@"; read line < /dev/null; sleep 0.5', "sh", *planting("daemon", tree)])
     assert result.limit is None
     tree.wait_for(1)
@@ -147,14 +147,14 @@ def test_too_many_processes(tree: Pipe) -> None:
 
 
 @pytest.mark.slow
-def test_processor_time_of_what_was_killed_counts() -> None:
+def test_processor_time_of_killed_processes_counts() -> None:
     burn = "import os\nif os.fork(): os.wait()\nwhile True: pass"
     result = run_tool([sys.executable, "-S", "-c", burn], timeout=1.0)
     assert result.usage.cpu_s > 0.05
 
 
-def test_a_cancelled_coroutine_kills(tree: Pipe) -> None:
-    """TOOL-1, when the caller gives up."""
+def test_cancelling_the_coroutine_kills_the_tool(tree: Pipe) -> None:
+    """TOOL-1, when the caller is cancelled."""
 
     async def main() -> None:
         task = asyncio.ensure_future(run_tool_async(planting("session", tree)))
@@ -168,7 +168,7 @@ def test_a_cancelled_coroutine_kills(tree: Pipe) -> None:
 
 
 def test_the_first_process_is_waited_for_last(tree: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """TOOL-2: until then its pid, which is in the mark of all that it has started, is nobody else's."""
+    """TOOL-2: until then its pid, which is in the mark of everything that it started, is not reused."""
     wait, others = os.wait4, list[int]()
 
     def look_and_wait(pid: int, options: int) -> Any:
@@ -189,14 +189,14 @@ def test_the_first_process_is_waited_for_last(tree: Pipe, monkeypatch: pytest.Mo
 
 
 def has_opened(tree: Pipe, pid: int) -> bool:
-    """Whether a process is one of the tree, and lives: those that have ended have no command line."""
+    """Whether a process belongs to the tree and is alive: processes that have ended have no command line."""
     try:
         return tree.path in Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return False
 
 
-def test_the_loop_goes_on_meanwhile() -> None:
+def test_the_event_loop_is_not_blocked() -> None:
     async def main() -> None:
         read, write = os.pipe()
         slow = asyncio.ensure_future(run_tool_async(["cat", f"/proc/{os.getpid()}/fd/{read}"]))
@@ -287,7 +287,7 @@ def test_tools_end_with_a_killed_worker(fault_tolerant: None, tree: Pipe, runtim
 
 
 def test_a_detached_process_outlives_the_tool(tree: Pipe) -> None:
-    """MRK-1: what is detached is not signalled. But the first one, for which the caller waits."""
+    """MRK-1: a detached process is not signalled, except the first one, for which the caller waits."""
     found: list[int] = []
 
     def find() -> None:

@@ -1,4 +1,4 @@
-"""Sandboxes: what runs in them, what comes back, and what they keep apart."""
+"""Sandboxes: what runs in them, what comes back, and what they are isolated from."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def boxes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         name=request.param,
     ) as made:
         assert isinstance(made.isolation, Isolation)  # waits for the template
-        # As everybody else's: what is written in a box must not come here.
+        # The template has its copy of the folder by now: sandboxes must not see this.
         (folder / "data" / "numbers.txt").write_text("changed")
         yield made
 
@@ -61,12 +61,12 @@ def box(boxes: Sandboxes) -> Iterator[Sandbox]:
 
 @pytest.fixture(autouse=True)
 def tidy() -> None:
-    """The stock of boxes changes all the time; what is left at the end is looked at then."""
+    """The stock of boxes changes all the time, so leaks are checked at the end of the module."""
 
 
 def needs(box: Sandbox | Sandboxes, kind: Isolation) -> None:
     if kind not in box.isolation:
-        pytest.skip(f"{kind.name} cannot be had here, or was not asked for")
+        pytest.skip(f"{kind.name} is not available here, or was not requested")
 
 
 def test_results_and_exceptions(box: Sandbox) -> None:
@@ -81,7 +81,7 @@ def test_results_and_exceptions(box: Sandbox) -> None:
     assert (odd.value.number, odd.value.args) == (7, (7,))
     with pytest.raises(UnicodeDecodeError):
         box.call(b"\xff".decode)
-    # Not raised as what they are: these would end, or puzzle, their caller.
+    # Not raised as such: these would end or confuse their caller.
     for function in (sys.exit, lambda: next(iter(()))):
         with pytest.raises(SandboxError, match=r"raised (SystemExit|StopIteration)"):
             box.call(function)
@@ -119,7 +119,7 @@ def test_preloaded_modules_are_there(box: Sandbox) -> None:
 
 
 def test_a_box_is_taken_once(boxes: Sandboxes) -> None:
-    """BOX-2: nothing of the one before is in the next."""
+    """BOX-2: nothing of one box is in the next."""
     seen = set()
     for _ in range(10):
         with boxes.take(SOON) as box:
@@ -189,7 +189,7 @@ def test_nothing_outside_can_be_written(boxes: Sandboxes, tmp_path: Path) -> Non
         for path in ("/usr/mesh-was-here", str(Path.home() / "mesh-was-here"), "/dev/mesh-was-here"):
             with pytest.raises(OSError, match=r"Read-only|Permission|No such"):
                 box.call(inside.write, path, "x")
-        # A /tmp of its own.
+        # The box's own /tmp.
         box.call(inside.write, "/tmp/mesh-was-here", "x")
         assert not Path("/tmp/mesh-was-here").exists()
         assert box.run(["sh", "-c", "mount -o remount,rw / || umount /dev"]).returncode != 0
@@ -237,7 +237,7 @@ def test_take_waits_for_its_turn(boxes: Sandboxes) -> None:
 
 
 def test_many_at_once(boxes: Sandboxes) -> None:
-    """More takers than there are boxes; each gets one of its own."""
+    """More takers than boxes; each gets its own box."""
 
     async def one(n: int) -> tuple[int, str]:
         async with boxes.take_async(SOON) as box:
@@ -271,7 +271,7 @@ def test_a_cancelled_call_ends_its_box(boxes: Sandboxes) -> None:
         with pytest.raises(SandboxError, match="cancelled"):
             await box.call_async(len, "x")
         box.give_back()
-        # Nor does a taker who waits no more keep one.
+        # Nor does a taker that no longer waits keep one.
         held = [await boxes.take_async(SOON) for _ in range(4)]
         waiting = asyncio.create_task(boxes._take_async(None))
         await asyncio.sleep(0)
@@ -292,7 +292,7 @@ def test_giving_back(boxes: Sandboxes) -> None:
     box.give_back()
     with pytest.raises(SandboxError, match="was given back"):
         box.call(len, "x")
-    # While a call is under way, by another thread.
+    # While a call is in progress, by another thread.
     box = boxes.take(SOON)
     os.mkfifo(box.folder / "began")
     failed: list[BaseException] = []
@@ -317,7 +317,7 @@ def test_giving_back(boxes: Sandboxes) -> None:
     inside.wait_until(lambda: not folder.exists())
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_misuse_is_refused(tmp_path: Path) -> None:
     for options, match in [
         ({"memory": 0}, "memory must be positive"),
         ({"most": 0}, "most must be positive"),

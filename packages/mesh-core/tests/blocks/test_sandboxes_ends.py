@@ -1,4 +1,4 @@
-"""Sandboxes that end, and what is left then: nothing (BOX-3)."""
+"""Sandboxes that end, and leave nothing behind (BOX-3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def boxes(request: pytest.FixtureRequest) -> Iterator[Sandboxes]:
 
 @pytest.fixture(autouse=True)
 def tidy() -> None:
-    """The stock of boxes changes all the time; what is left at the end is looked at then."""
+    """The stock of boxes changes all the time, so leaks are checked at the end of the module."""
 
 
 @pytest.mark.parametrize(("how", "exitcode"), [("exit", 3), ("segv", -11), ("abort", -6), ("kill", -9)])
@@ -43,7 +43,7 @@ def test_a_crash_is_an_error(boxes: Sandboxes, how: str, exitcode: int) -> None:
 
 @pytest.mark.parametrize("how", ["close", "noise", "huge", "lies", "two", "kind", "pickle"])
 def test_misuse_of_the_connection_is_an_error(boxes: Sandboxes, how: str) -> None:
-    """BOX-1: what a box sends is not unpickled either."""
+    """BOX-1: what a box sends is not unpickled, either."""
     with boxes.take(SOON) as box:
         with pytest.raises(SandboxDied, match=r"closed its connection|ended with exit status|not an answer"):
             box.call(inside.misuse, how, timeout=SOON)
@@ -81,8 +81,8 @@ def test_a_tree_ends_when_its_worker_dies(boxes: Sandboxes) -> None:
         assert tree.ended()
 
 
-def test_folders_that_resist(boxes: Sandboxes) -> None:
-    """Deep, many, and with modes that forbid all."""
+def test_folders_that_are_hard_to_remove(boxes: Sandboxes) -> None:
+    """Deep, large, and with permissions that forbid everything."""
     with boxes.take(SOON) as box:
         code = (
             "import os\n"
@@ -96,8 +96,8 @@ def test_folders_that_resist(boxes: Sandboxes) -> None:
     assert Path("/usr").exists()
 
 
-def test_the_template_stays_as_it_is(boxes: Sandboxes) -> None:
-    """No descriptor, folder, process or mark of those that are gone stays."""
+def test_the_template_does_not_grow(boxes: Sandboxes) -> None:
+    """No descriptor, folder, process or mark of an ended box remains."""
     with boxes.take(SOON) as box:
         template = next(
             pid for pid, line in family().items() if "template" in line and f"{boxes.name!r}" in line
@@ -121,7 +121,7 @@ def test_the_template_stays_as_it_is(boxes: Sandboxes) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["guard", "template"])
-def test_after_the_end_of_a_template_there_is_another(boxes: Sandboxes, victim: str) -> None:
+def test_a_template_that_ended_is_replaced(boxes: Sandboxes, victim: str) -> None:
     box = boxes.take(SOON)
     with pipe(box.folder / "fifo") as tree:
         box.call(inside.plant, "daemon", tree.path)
@@ -229,15 +229,12 @@ def test_without_privileges(script: Callable[..., Script], boxes: Sandboxes) -> 
 
 
 @pytest.mark.slow
-def test_where_namespaces_are_forbidden(script: Callable[..., Script]) -> None:
-    """ISO-1: that they cannot be made shows only when somebody tries."""
+def test_sandboxes_without_namespaces(script: Callable[..., Script]) -> None:
+    """ISO-1: whether they can be made shows only when somebody tries."""
     out, errors = script(FORBIDDEN, "forbidden").finish()
     assert errors == ""
     first, second, third = out.splitlines()
-    assert (
-        "cannot be made: network=False, but this system does not let a program be kept from the network"
-        in first
-    )
+    assert "cannot be made: network=False, but this system cannot isolate programs from the network" in first
     assert "use network=None" in first
     assert "isolate=True, but this system" in second
     assert third == f"{Isolation.NONE} 4 hello"

@@ -1,4 +1,4 @@
-"""A call that is given up the moment it is made never occupies its actor, wherever the cancellation meets it."""
+"""A call that is cancelled as soon as it is made never occupies its actor, at whatever point the cancellation arrives."""
 
 import asyncio
 from typing import Any
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.python
 
 def mixed_class() -> type[Any]:
     class Mixed(Actor):
-        """Its sync endpoint gives it a thread, which hands coroutines to the loop: there is a gap to fall into."""
+        """Its sync endpoint gives it a thread that passes coroutines on to the loop, so a cancellation may arrive in between."""
 
         @endpoint
         async def hang(self) -> None:
@@ -25,7 +25,7 @@ def mixed_class() -> type[Any]:
     return Mixed
 
 
-def test_cancel_at_once_many_times(runtime: None) -> None:
+def test_immediate_cancellation_never_occupies_the_actor(runtime: None) -> None:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         mixed: Any = procs.spawn("mixed", mixed_class())
         mixed.ping.call().get(timeout=30)

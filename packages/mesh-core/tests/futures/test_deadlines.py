@@ -1,4 +1,4 @@
-"""Deadlines and cancellation: what is given up is given up everywhere, and nothing waits forever."""
+"""Deadlines and cancellation: what is cancelled is cancelled everywhere, and nothing waits forever."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.python
 
 @pytest.fixture
 def workers(procs: ProcMesh) -> Iterator[Any]:
-    """One on each process."""
+    """One actor in each process."""
     mesh = procs.spawn("worker", Worker)
     mesh.initialized.get(timeout=30)
     yield mesh
@@ -29,7 +29,7 @@ def workers(procs: ProcMesh) -> Iterator[Any]:
 
 @pytest.fixture
 def blocker(procs: ProcMesh) -> Iterator[Any]:
-    """A sync actor that blocks, and its valve."""
+    """A sync actor that blocks, and the valve that unblocks it."""
     one = procs.slice(hosts=0, gpus=0)
     valve = one.spawn("valve", Valve)
     valve.shut.call_one().get(timeout=30)
@@ -56,16 +56,16 @@ def test_a_deadline_cancels_the_coroutine(workers: Any) -> None:
     one.until.call_one("cancelled a").get(timeout=30)
 
 
-def test_a_deadline_holds_where_nobody_waits(workers: Any) -> None:
+def test_a_deadline_applies_even_if_nobody_waits(workers: Any) -> None:
     one = at(workers, 0, 0)
     future = one.wait.with_options(timeout=0.05).call_one("b")
-    # The receiver keeps it by itself: this process has not looked at the future.
+    # The receiver enforces it by itself: this process has not looked at the future.
     one.until.call_one("cancelled b").get(timeout=30)
     with pytest.raises(ActorTimeout):
         future.get(timeout=30)
 
 
-def test_the_ranks_that_are_late_are_named(procs: ProcMesh, workers: Any) -> None:
+def test_late_ranks_are_named(procs: ProcMesh, workers: Any) -> None:
     some = workers.slice(hosts=1)
     with pytest.raises(ActorTimeout, match=r"actors 'worker' on ranks 2, 3, host .*have not answered"):
         some.wait.with_options(timeout=0.05).call("c").get(timeout=30)
@@ -74,7 +74,7 @@ def test_the_ranks_that_are_late_are_named(procs: ProcMesh, workers: Any) -> Non
     assert caught.value.rank == 3
 
 
-def test_a_stopped_process_is_shown_as_stopped(procs: ProcMesh, workers: Any) -> None:
+def test_a_stopped_process_is_reported_as_stopped(procs: ProcMesh, workers: Any) -> None:
     pid = procs.spawn("pids", Producer).pid.call().get(timeout=30).values()[2]
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -87,7 +87,7 @@ def test_a_stopped_process_is_shown_as_stopped(procs: ProcMesh, workers: Any) ->
     at(workers, 1, 0).left.call_one().get(timeout=30)
 
 
-def test_nested_calls_inherit_what_is_left(workers: Any) -> None:
+def test_nested_calls_inherit_the_remaining_time(workers: Any) -> None:
     one, other = at(workers, 0, 0), at(workers, 0, 1)
     assert one.left_at.call_one(other, None).get(timeout=30) is None
     left = one.left_at.with_options(timeout=20.0).call_one(other, None).get(timeout=30)
@@ -96,22 +96,22 @@ def test_nested_calls_inherit_what_is_left(workers: Any) -> None:
     assert 0 < left <= 5
     left = one.left_at.with_options(timeout=20.0).call_one(other, 50.0).get(timeout=30)
     assert 5 < left <= 20
-    # It ends with the message that had it.
+    # The deadline ends with the message that had it.
     assert one.left_at.call_one(other, None).get(timeout=30) is None
 
 
 @pytest.mark.parametrize("how", ["reduced", "folded"])
-def test_combined_and_folded_calls_inherit_it_too(workers: Any, how: str) -> None:
+def test_combined_and_folded_calls_inherit_the_deadline(workers: Any, how: str) -> None:
     one = at(workers, 0, 0)
     assert one.left_at_all.call_one(workers, how).get(timeout=30) is None
     left = one.left_at_all.with_options(timeout=20.0).call_one(workers, how).get(timeout=30)
     assert 0 < left <= 20
 
 
-def test_a_combined_call_tells_its_ranks_of_its_deadline(workers: Any) -> None:
+def test_a_combined_call_passes_its_deadline_to_its_ranks(workers: Any) -> None:
     left = workers.left.with_options(reduce=most, timeout=20.0).call().get(timeout=30)
     assert 0 < left <= 20
-    # The receivers keep it: this process does not look at the future before.
+    # The receivers enforce it: this process does not look at the future before.
     future = workers.wait.with_options(reduce=most, timeout=0.05).call("e")
     workers.until.call("cancelled e").get(timeout=30)
     with pytest.raises(ActorTimeout):
@@ -119,7 +119,7 @@ def test_a_combined_call_tells_its_ranks_of_its_deadline(workers: Any) -> None:
     assert 0 < Accumulator(workers.left.with_options(timeout=20.0), None, most).accumulate().get() <= 20
 
 
-def test_options_that_are_not_named_stay_as_they_are(workers: Any) -> None:
+def test_options_that_are_not_given_keep_their_values(workers: Any) -> None:
     one = at(workers, 0, 0)
     for left in (
         one.left.with_options(timeout=20.0).with_options(block=False),
@@ -128,7 +128,7 @@ def test_options_that_are_not_named_stay_as_they_are(workers: Any) -> None:
         one.left.with_options(timeout=20.0).with_options(reduce=most),
     ):
         found = left.call().get(timeout=30)
-        # Combined there is one value, and else one for each.
+        # Combined calls have one value, others one for each rank.
         assert 0 < (found if isinstance(found, float) else found.item()) <= 20
     assert one.left.with_options(timeout=20.0).with_options(timeout=None).call_one().get(timeout=30) is None
     both = one.left.with_options(reduce=most).with_options(reduce=None).call().get(timeout=30)
@@ -165,7 +165,7 @@ def test_a_deadline_reaches_through_a_sync_endpoint(workers: Any, blocker: Any) 
     assert blocker.seen.call_one().get(timeout=30) == []
 
 
-def test_what_is_over_before_its_turn_is_not_run(blocker: Any) -> None:
+def test_a_call_that_expires_in_the_queue_is_not_run(blocker: Any) -> None:
     first = blocker.block.call_one("first")
     late = blocker.block.with_options(timeout=0.05).call_one("late")
     with pytest.raises(ActorTimeout):
@@ -188,7 +188,7 @@ def test_cancel_reaches_nested_calls(workers: Any) -> None:
     other.until.call_one("cancelled e").get(timeout=30)
 
 
-def test_a_cancelled_await_cancels(workers: Any) -> None:
+def test_cancelling_an_await_cancels_the_call(workers: Any) -> None:
     one, other = at(workers, 0, 1), at(workers, 1, 0)
 
     async def main() -> None:
@@ -197,9 +197,11 @@ def test_a_cancelled_await_cancels(workers: Any) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        begun = one.wait.call_one("g")
+        await one.until.call_one("wait g")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await one.wait.call_one("g")
+                await begun
 
     asyncio.run(main())
     other.until.call_one("cancelled f").get(timeout=30)
@@ -231,12 +233,12 @@ def test_a_stream_may_be_read_from_its_end(workers: Any) -> None:
         assert asyncio.run(backwards()) == [None] * 4
 
 
-def test_a_sync_endpoint_runs_to_its_end_unheard(workers: Any, blocker: Any) -> None:
+def test_a_cancelled_sync_endpoint_runs_to_its_end(workers: Any, blocker: Any) -> None:
     running = blocker.block.call_one("running")
     skipped = blocker.block.call_one("skipped")
     assert skipped.cancel()
     assert running.cancel()
-    # The loop of that process has heard of both by the time it answers this.
+    # By the time it answers this, the loop of that process has processed both.
     at(workers, 0, 0).left.call_one().get(timeout=30)
     blocker.valve.open.call_one().get(timeout=30)
     assert blocker.seen.call_one().get(timeout=30) in (["running"], [])
@@ -245,8 +247,8 @@ def test_a_sync_endpoint_runs_to_its_end_unheard(workers: Any, blocker: Any) -> 
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_lost_between_waits_cancels_and_answers(workers: Any, blocker: Any, seed: int) -> None:
-    """Calls that are answered, cancelled, timed out and dropped at random: each ends, and the actors go on."""
+def test_random_waits_cancellations_and_answers_all_end(workers: Any, blocker: Any, seed: int) -> None:
+    """Calls that are answered, cancelled, timed out and dropped at random: each ends, and the actors keep working."""
     dice = random.Random(seed)
     blocker.valve.open.call_one().get(timeout=30)
     open_calls: list[tuple[str, Any]] = []

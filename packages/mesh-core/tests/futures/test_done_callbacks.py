@@ -1,4 +1,4 @@
-"""`Future.add_done_callback`: told once, however a future ends, and no look at what it has become (CBK-1, CBK-2)."""
+"""`Future.add_done_callback`: called once, however a future ends, and does not count as looking at it (CBK-1, CBK-2)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Told:
         return future
 
     def is_empty(self) -> bool:
-        """Whether nothing comes, once all that was to come before now has."""
+        """Whether nothing more comes, once everything that was due has come."""
         heard()
         return self.queue.empty()
 
 
 def heard() -> None:
-    """Wait until the thread of callbacks has told of all that is done by now."""
+    """Wait until the callback thread has processed everything that is done by now."""
     promise, told = Promise[None](), threading.Event()
     promise.future.add_done_callback(lambda _future: told.set())
     promise.set_result(None)
@@ -64,7 +64,7 @@ def told() -> Told:
     return Told()
 
 
-def test_a_promise_that_is_kept(told: Told) -> None:
+def test_a_callback_is_called_when_a_promise_is_kept(told: Told) -> None:
     promise = Promise[int]()
     promise.future.add_done_callback(told)
     assert told.is_empty()
@@ -80,7 +80,7 @@ def test_a_callback_of_a_done_future_is_called_at_once() -> None:
     assert threads == [(threading.get_ident(), 5)]
 
 
-def test_cancelled_broken_and_failed(told: Told) -> None:
+def test_a_callback_is_called_for_cancelled_broken_and_failed_promises(told: Told) -> None:
     given_up, broken, failed = Promise[int](), Promise[int](), Promise[int]()
     for promise in (given_up, broken, failed):
         promise.future.add_done_callback(told)
@@ -94,7 +94,7 @@ def test_cancelled_broken_and_failed(told: Told) -> None:
     assert told.is_empty()
 
 
-def test_a_deadline_that_nobody_waits_for(told: Told) -> None:
+def test_a_callback_is_called_when_a_deadline_passes(told: Told) -> None:
     long, short = Promise[int](timeout=1000.0), Promise[int]("short", timeout=0.01)
     for promise in (long, short):
         promise.future.add_done_callback(told)
@@ -105,7 +105,7 @@ def test_a_deadline_that_nobody_waits_for(told: Told) -> None:
     assert told.next().get() == 1
 
 
-def test_many_with_long_deadlines_that_are_soon_done(told: Told) -> None:
+def test_many_deadlines_of_finished_futures_do_no_harm(told: Told) -> None:
     short = Promise[int](timeout=500.0)
     short.future.add_done_callback(told)
     for n in range(300):
@@ -117,7 +117,7 @@ def test_many_with_long_deadlines_that_are_soon_done(told: Told) -> None:
     assert told.next().get() == -1
 
 
-def test_a_deadline_in_a_gathering(told: Told) -> None:
+def test_a_callback_of_a_gathering_is_called_at_a_members_deadline(told: Told) -> None:
     first, last = Promise[int](timeout=0.01), Promise[int](timeout=0.02)
     both = gather(first.future, last.future, return_exceptions=True)
     both.add_done_callback(told)
@@ -125,7 +125,7 @@ def test_a_deadline_in_a_gathering(told: Told) -> None:
     assert told.is_empty()
 
 
-def test_calls(told: Told) -> None:
+def test_callbacks_of_calls(told: Told) -> None:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         echo = procs.spawn("echo", Echo)
         echo.echo.call(3).add_done_callback(told)
@@ -137,7 +137,7 @@ def test_calls(told: Told) -> None:
     assert sorted(future.get() for future in (told.queue.get(timeout=SOON)[0] for _ in range(2))) == [4, 4]
 
 
-def test_gatherings_and_what_follows(told: Told) -> None:
+def test_callbacks_of_gatherings_and_of_then(told: Told) -> None:
     one, two, three = Promise[int](), Promise[int](), Promise[int]()
     nested = gather(gather(one.future, two.future), three.future)
     nested.add_done_callback(told)
@@ -151,7 +151,7 @@ def test_gatherings_and_what_follows(told: Told) -> None:
     assert told.is_empty()
 
 
-def test_a_gathering_that_fails_early(told: Told) -> None:
+def test_a_callback_of_a_gathering_is_called_at_the_first_failure(told: Told) -> None:
     one, two = Promise[int](), Promise[int]()
     gather(one.future, two.future).add_done_callback(told)
     one.set_exception(ValueError("one"))
@@ -160,7 +160,7 @@ def test_a_gathering_that_fails_early(told: Told) -> None:
     assert told.is_empty()
 
 
-def test_several_of_one_future_in_their_order() -> None:
+def test_callbacks_of_one_future_run_in_order() -> None:
     promise, said = Promise[int](), []
     for n in range(20):
         promise.future.add_done_callback(lambda _future, n=n: said.append(n))  # type: ignore[misc]
@@ -169,7 +169,7 @@ def test_several_of_one_future_in_their_order() -> None:
     assert said == list(range(20))
 
 
-def test_many_are_each_notified_once() -> None:
+def test_each_of_many_callbacks_is_called_once() -> None:
     counts = [0] * 500
     promises = [Promise[int]() for _ in counts]
 
@@ -192,7 +192,7 @@ def test_many_are_each_notified_once() -> None:
     assert counts == [1] * 500
 
 
-def test_one_that_raises_is_logged_and_the_others_are_notified(
+def test_a_raising_callback_is_logged_and_the_others_are_called(
     told: Told, caplog: pytest.LogCaptureFixture
 ) -> None:
     promise = Promise[int]("weights")
@@ -206,10 +206,12 @@ def test_one_that_raises_is_logged_and_the_others_are_notified(
         promise.set_result(1)
         assert told.next().get() == 1
     record = next(record.getMessage() for record in caplog.records)
-    assert "a done-callback of promise 'weights' has raised" in record and "a callback's own" in record
+    assert (
+        "a done-callback of promise 'weights' raised an exception" in record and "a callback's own" in record
+    )
 
 
-def test_one_that_raises_immediately_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_that_raises_immediately_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise[int]("weights")
     promise.set_result(1)
 
@@ -218,10 +220,10 @@ def test_one_that_raises_immediately_is_logged(caplog: pytest.LogCaptureFixture)
 
     with caplog.at_level(logging.ERROR, "mesh"):
         promise.future.add_done_callback(fail)
-    assert "a done-callback of promise 'weights' has raised" in caplog.text
+    assert "a done-callback of promise 'weights' raised an exception" in caplog.text
 
 
-def test_to_be_told_is_not_to_look(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_callback_does_not_count_as_looking(caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise[int]("weights")
     done = threading.Event()
     promise.future.add_done_callback(lambda _future: done.set())
@@ -256,7 +258,7 @@ def test_a_dropped_future_is_reported_and_freed(told: Told) -> None:
     assert gone() is None
 
 
-def test_a_callback_may_add_another_and_call(told: Told) -> None:
+def test_a_callback_may_add_another_and_make_calls(told: Told) -> None:
     promise, second = Promise[int](), Promise[int]()
 
     def hear(_future: Future[int]) -> None:
@@ -275,7 +277,7 @@ def test_arguments_that_are_not_functions_are_refused() -> None:
 
 
 class Telling(Actor):
-    """Hears of futures in a worker."""
+    """Uses callbacks in a worker."""
 
     @endpoint
     def hear(self) -> tuple[int, str]:
@@ -287,12 +289,12 @@ class Telling(Actor):
         return said.get(timeout=SOON)
 
 
-def test_in_a_worker() -> None:
+def test_it_works_in_a_worker() -> None:
     with this_host().spawn_procs() as procs:
         assert procs.spawn("telling", Telling).hear.call_one().get(timeout=SOON) == (3, "mesh-callbacks")
 
 
-def test_the_end_of_the_runtime_is_reported_and_so_is_a_promise_after_it(
+def test_callbacks_are_called_at_and_after_the_end_of_the_runtime(
     script: Callable[..., Script],
 ) -> None:
     running = script("""
@@ -317,7 +319,7 @@ def test_the_end_of_the_runtime_is_reported_and_so_is_a_promise_after_it(
     assert running.process.returncode == 0
 
 
-def test_a_callback_that_blocks_does_not_keep_the_interpreter(script: Callable[..., Script]) -> None:
+def test_a_blocking_callback_does_not_delay_the_interpreters_end(script: Callable[..., Script]) -> None:
     running = script("""
         import threading
         from mesh_core import Promise
@@ -335,7 +337,7 @@ def test_a_callback_that_blocks_does_not_keep_the_interpreter(script: Callable[.
     assert running.process.returncode == 0
 
 
-def test_a_forked_copy_refuses(script: Callable[..., Script]) -> None:
+def test_a_forked_copy_raises(script: Callable[..., Script]) -> None:
     running = script("""
         import os
         from mesh_core import MeshError, Promise

@@ -1,4 +1,4 @@
-"""A sender that outruns its receiver waits, and memory stays within the budgets."""
+"""A sender that is faster than its receiver waits, and memory stays within the budgets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from mesh_core import ActorTimeout, MailboxFull, ProcMesh, SupervisionError, con
 MIB = 2**20
 BUDGET = 4 * MIB
 INITIAL = MIB
-"""What a sender may have under way before it has heard from the receiver's process."""
+"""What a sender may have in transit before it has heard from the receiver's process."""
 SLACK = 24 * MIB
-"""Objects, allocators and socket buffers: small beside what would be there without a budget."""
+"""Objects, allocators and socket buffers: small compared with what would accumulate without a budget."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def procs() -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def slow(procs: ProcMesh) -> Iterator[Any]:
-    """An actor on rank 0 whose gate is shut, and `slow.valve` that opens it."""
+    """An actor on rank 0 that is blocked, and `slow.valve` that unblocks it."""
     one = procs.slice(gpus=0)
     valve = one.spawn("valve", Valve)
     valve.shut.call_one().get(timeout=30)
@@ -50,7 +50,7 @@ def slow(procs: ProcMesh) -> Iterator[Any]:
 
 
 def pss(*pids: int) -> int:
-    """Memory of processes in bytes, what they share counted once."""
+    """The memory of processes in bytes; shared memory counts once."""
     total = 0
     for pid in pids:
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -89,7 +89,7 @@ def pids(procs: ProcMesh) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [100, 10_000, MIB // 2])
-def test_a_mailbox_that_nobody_empties_holds_its_budget(procs: ProcMesh, slow: Any, size: int) -> None:
+def test_an_unread_mailbox_holds_its_budget(procs: ProcMesh, slow: Any, size: int) -> None:
     everybody = [os.getpid(), *pids(procs)]
     before = pss(*everybody)
     sent, said = fill(slow, bytearray(size))
@@ -112,7 +112,7 @@ def test_the_error_has_fields(slow: Any) -> None:
     assert caught.value.budget == BUDGET
 
 
-def test_refusing_to_wait_is_kept_when_a_deadline_is_added(slow: Any) -> None:
+def test_block_false_is_kept_when_a_deadline_is_added(slow: Any) -> None:
     fill_to_the_brim(slow)
     for note in (
         slow.note.with_options(block=False).with_options(timeout=30.0),
@@ -148,7 +148,7 @@ def test_a_gigabyte_of_broadcasts_is_held_back(procs: ProcMesh, slow: Any) -> No
     assert most[0] <= 4 * BUDGET + SLACK
 
 
-def test_a_message_larger_than_the_budget_goes_alone(slow: Any) -> None:
+def test_a_message_larger_than_the_budget_is_sent_alone(slow: Any) -> None:
     sent, _ = fill(slow, bytearray(3 * BUDGET))
     assert sent == 1
     slow.valve.open.call_one().get(timeout=30)
@@ -156,7 +156,7 @@ def test_a_message_larger_than_the_budget_goes_alone(slow: Any) -> None:
         slow.note.call_one(bytearray(3 * BUDGET)).get(timeout=60)
 
 
-def test_a_process_that_is_stopped_costs_little(procs: ProcMesh, slow: Any) -> None:
+def test_a_stopped_process_costs_little_memory(procs: ProcMesh, slow: Any) -> None:
     everybody = [os.getpid(), *pids(procs)]
     before = pss(*everybody)
     producer = procs.slice(gpus=1).spawn("producer", Producer)
@@ -164,7 +164,7 @@ def test_a_process_that_is_stopped_costs_little(procs: ProcMesh, slow: Any) -> N
     stop(everybody[1])
     try:
         here, _ = fill(slow, bytes(10_000))
-        # What another worker sends to it lies with neither of them: it passes through this process.
+        # Messages from another worker are held by neither of the two: they pass through this process.
         there, _ = producer.fill.call_one(slow, 10_000).get(timeout=30)
         for sent in (here, there):
             assert sent * 10_000 <= INITIAL
@@ -180,7 +180,7 @@ def test_a_process_that_is_stopped_costs_little(procs: ProcMesh, slow: Any) -> N
         assert time.monotonic() < until
 
 
-def test_worker_to_worker(procs: ProcMesh, slow: Any) -> None:
+def test_a_worker_that_sends_to_a_worker_waits(procs: ProcMesh, slow: Any) -> None:
     everybody = [os.getpid(), *pids(procs)]
     producer = procs.slice(gpus=1).spawn("producer", Producer)
     before = pss(*everybody)
@@ -196,11 +196,11 @@ def test_worker_to_worker(procs: ProcMesh, slow: Any) -> None:
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_what_is_raised_is_handled_too(slow: Any) -> None:
+def test_messages_whose_endpoint_raises_count_as_handled(slow: Any) -> None:
     for _ in range(100):
         slow.fail.call_one(bytes(MIB))
     assert slow.seen.call_one().get(timeout=60) == 0
-    # So is what comes to an actor that has failed.
+    # Messages for an actor that has failed count as handled, too.
     for _ in range(100):
         slow.fail.broadcast(bytes(MIB))
     with pytest.raises(SupervisionError):
@@ -212,7 +212,7 @@ def test_a_cast_waits_for_the_slowest(procs: ProcMesh, slow: Any) -> None:
     everywhere = procs.spawn("everywhere", Slow)
     procs.slice(gpus=1).spawn("other", Valve).open.call_one().get(timeout=30)
     sent, said = 0, ""
-    # Rank 1 takes all that comes, if not always at once.
+    # Rank 1 takes everything, though not always at once.
     while "on rank 0" not in said:
         count, said = fill(everywhere, bytes(100_000))
         sent += count
@@ -223,7 +223,7 @@ def test_a_cast_waits_for_the_slowest(procs: ProcMesh, slow: Any) -> None:
     assert everywhere.slice(gpus=0).seen.call_one().get(timeout=60) == sent
 
 
-def test_a_stopped_actor_holds_nobody_back(slow: Any) -> None:
+def test_a_stopped_actor_blocks_no_sender(slow: Any) -> None:
     fill(slow, bytes(50_000))
     stopping = slow.stop()
     blocked = threading.Thread(target=lambda: [slow.note.broadcast(bytes(50_000)) for _ in range(200)])
@@ -237,7 +237,7 @@ def test_a_stopped_actor_holds_nobody_back(slow: Any) -> None:
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_a_dead_process_holds_nobody_back() -> None:
+def test_a_dead_process_blocks_no_sender() -> None:
     with configured(mailbox_budget=BUDGET), this_host().spawn_procs({"gpus": 2}) as mortal:
         slow = mortal.slice(gpus=0).spawn("slow", Slow)
         pid = pids(mortal)[0]

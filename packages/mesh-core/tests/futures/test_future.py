@@ -1,4 +1,4 @@
-"""Futures: waiting for results in scripts, threads and coroutines, giving up, deadlines."""
+"""Futures: waiting for results in scripts, threads and coroutines, cancellation, deadlines."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def held(procs: ProcMesh) -> Iterator[Any]:
 
 @pytest.fixture
 def other(procs: ProcMesh) -> Iterator[Any]:
-    """Another such, elsewhere."""
+    """Another such actor, in another process."""
     mesh = procs.slice(hosts=1, gpus=1).spawn("other", Coroutines)
     yield mesh
     mesh.stop().get()
 
 
-def test_get_as_often_as_wanted(one: Any) -> None:
+def test_get_may_be_called_repeatedly(one: Any) -> None:
     future = one.echo.call_one([1])
     first = future.get()
     assert first == [1]
@@ -46,7 +46,7 @@ def test_get_as_often_as_wanted(one: Any) -> None:
     assert future.exception() is None
 
 
-def test_an_error_is_raised_as_often_as_wanted(one: Any) -> None:
+def test_an_error_is_raised_by_every_get(one: Any) -> None:
     future = one.fail.call_one(ValueError("no"))
     for _ in range(3):
         with pytest.raises(ValueError, match="no"):
@@ -80,7 +80,7 @@ def test_done_never_waits(held: Any) -> None:
     assert future.done()
 
 
-def test_the_repr_says_how_it_stands(one: Any, held: Any) -> None:
+def test_the_repr_shows_the_state(one: Any, held: Any) -> None:
     waiting = held.enter.call_one("x")
     assert repr(waiting) == "<Future of held.enter: waiting>"
     held.open.call_one("x").get()
@@ -94,7 +94,7 @@ def test_the_repr_says_how_it_stands(one: Any, held: Any) -> None:
 # Timeouts.
 
 
-def test_a_timeout_leaves_the_call_alone(held: Any) -> None:
+def test_a_timeout_does_not_affect_the_call(held: Any) -> None:
     future = held.enter.call_one("x")
     with pytest.raises(ActorTimeout, match=r"held\.enter has not finished within 0\.01 s") as caught:
         future.get(timeout=0.01)
@@ -118,7 +118,7 @@ def test_nan_is_no_timeout(held: Any) -> None:
     future.cancel()
 
 
-def test_a_wait_for_does_not_hurt_the_loop(held: Any) -> None:
+def test_wait_for_does_not_harm_the_loop(held: Any) -> None:
     async def main() -> str:
         future = held.enter.call_one("x")
         with pytest.raises(TimeoutError):
@@ -143,7 +143,7 @@ def test_a_deadline_cancels_the_remote_coroutine(held: Any) -> None:
 
 def test_a_deadline_that_the_receiver_notices_first_gives_the_same_error(held: Any) -> None:
     future = held.hold.with_options(timeout=0.05).call_one()
-    # Nobody waits for it here, so that the answer is the receiver's.
+    # Nobody waits for it here, so the answer is the receiver's.
     while not future.done():
         pass
     with pytest.raises(ActorTimeout, match=r"deadline of 0\.05 s; it was cancelled") as caught:
@@ -166,7 +166,7 @@ def test_a_shorter_timeout_comes_before_the_deadline(held: Any) -> None:
     assert future.get() == "x"
 
 
-def test_a_deadline_holds_for_await(held: Any) -> None:
+def test_a_deadline_applies_to_await(held: Any) -> None:
     async def main() -> bool:
         with pytest.raises(ActorTimeout, match="deadline"):
             await held.hold.with_options(timeout=1.0).call_one()
@@ -180,15 +180,15 @@ def test_a_call_within_its_deadline(echo: Any) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
-def test_a_deadline_is_positive(echo: Any, timeout: float) -> None:
+def test_a_deadline_must_be_positive(echo: Any, timeout: float) -> None:
     with pytest.raises(ValueError, match="positive number of seconds"):
         echo.echo.with_options(timeout=timeout)
 
 
-# Giving up.
+# Cancelling.
 
 
-def test_cancel_ends_the_remote_coroutine_and_the_actor_goes_on(held: Any, other: Any) -> None:
+def test_cancel_ends_the_remote_coroutine_and_not_the_actor(held: Any, other: Any) -> None:
     future = held.hold_all.call_one(other)
     later = held.notes.call_one()
     other.enter.call_one("begun").get()
@@ -252,7 +252,7 @@ def test_an_awaiting_task_that_is_cancelled_cancels_the_call(held: Any) -> None:
 def test_a_task_that_is_cancelled_before_it_began_cancels_the_call(held: Any) -> None:
     async def main() -> bool:
         task = held.hold.call_one().as_asyncio()
-        held.holding.call_one().get()  # without a turn of the loop
+        held.holding.call_one().get()  # without letting the loop run
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -286,7 +286,7 @@ def test_cancel_from_another_thread_wakes_the_waiter(held: Any) -> None:
 # Coroutines.
 
 
-def test_await_as_often_as_wanted(one: Any) -> None:
+def test_a_future_may_be_awaited_repeatedly(one: Any) -> None:
     async def main() -> list[Any]:
         future = one.echo_async.call_one([1])
         return [await future, await future, future.get()]
@@ -310,7 +310,7 @@ def test_two_tasks_await_one_future(held: Any) -> None:
     assert asyncio.run(main()) == ["x"] * 3
 
 
-def test_await_raises(one: Any) -> None:
+def test_await_raises_the_error(one: Any) -> None:
     async def main() -> None:
         await one.fail.call_one(KeyError("k"))
 
@@ -354,7 +354,7 @@ def test_the_loop_runs_while_a_coroutine_awaits(held: Any) -> None:
     assert asyncio.run(main()) == ["other", "x"]
 
 
-# Threads, and what is made of a future.
+# Threads, and futures made from a future.
 
 
 def test_many_threads_wait_for_one_future(held: Any) -> None:
@@ -373,14 +373,14 @@ def test_then(one: Any) -> None:
     assert one.echo.call_one(20).then(lambda n: n + 1).then(str).get() == "21"
 
 
-def test_then_of_a_failure_is_that_failure(one: Any) -> None:
+def test_then_passes_a_failure_on(one: Any) -> None:
     changed = one.fail.call_one(KeyError("k")).then(lambda n: n + 1)
     with pytest.raises(KeyError):
         changed.get()
 
 
-def test_then_beside_its_source(one: Any) -> None:
-    """Looking at the source first does not take the result away from what was made of it, nor the other way round."""
+def test_then_and_its_source_are_independent(one: Any) -> None:
+    """Looking at the source first does not take the result away from the future made from it, nor the other way round."""
     source = one.echo.call_one(20)
     changed = source.then(lambda n: n + 1)
     assert (source.get(), changed.get()) == (20, 21)
@@ -389,18 +389,18 @@ def test_then_beside_its_source(one: Any) -> None:
     assert (changed.get(), source.get()) == (21, 20)
 
 
-def test_a_futures_call_that_nobody_reads_costs_nothing_after(one: Any) -> None:
+def test_dropped_futures_do_no_harm(one: Any) -> None:
     for n in range(100):
         one.echo.call_one(n)
     assert one.echo.call_one("last").get() == "last"
 
 
-def test_a_future_is_one_for_a_type_checker_and_at_run_time(one: Any) -> None:
+def test_a_call_returns_a_future(one: Any) -> None:
     assert isinstance(one.echo.call_one(1), Future)
 
 
 def test_a_deadline_frees_the_caller_of_a_sync_endpoint_that_is_stuck() -> None:
-    """Nothing can end the endpoint but the end of its process, which is not waited for longer than it has to be."""
+    """Only the end of its process can end the endpoint, and that is not waited for longer than necessary."""
     with configured(stop_timeout=0.5), this_host().spawn_procs() as own:
         gate = own.spawn("gate", Gate)
         with pytest.raises(ActorTimeout, match="deadline"):

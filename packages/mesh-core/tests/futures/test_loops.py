@@ -1,4 +1,4 @@
-"""Futures in event loops of every kind: several loops, closed loops, other people's loops, threads beside them."""
+"""Futures in all kinds of event loops: several loops, closed loops, loops of other libraries, and threads beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 @pytest.fixture(scope="module", autouse=True)
 def uvloops_own_pipe() -> None:
-    """It makes one with its first loop, and keeps it."""
+    """Let uvloop make the pipe that it makes with its first loop and keeps, before leaks are checked."""
     with contextlib.suppress(ImportError):
         import uvloop
 
@@ -105,8 +105,8 @@ def test_await_and_get_in_a_loop(run: Run, one: Any) -> None:
     assert run(main()) == [1, 2, 3]
 
 
-def test_get_in_a_loop_in_which_others_await(run: Run, one: Any, held: Any) -> None:
-    """It blocks the loop; the answers of those who await arrive all the same, and are there afterwards."""
+def test_get_in_a_loop_while_others_await(run: Run, one: Any, held: Any) -> None:
+    """`get` blocks the loop; the answers for other coroutines arrive nevertheless, and are there afterwards."""
 
     async def main() -> list[Any]:
         waiting = [held.enter.call_one("x").as_asyncio() for _ in range(3)]
@@ -121,7 +121,7 @@ def test_get_in_a_loop_in_which_others_await(run: Run, one: Any, held: Any) -> N
     assert run(main()) == ["x"] * 4
 
 
-def test_what_asyncio_has_for_several(run: Run, one: Any, held: Any) -> None:
+def test_asyncios_functions_for_several_futures(run: Run, one: Any, held: Any) -> None:
     async def ask(n: int) -> int:
         answer: int = await one.echo_async.call_one(n)
         return answer
@@ -151,7 +151,7 @@ def test_what_asyncio_has_for_several(run: Run, one: Any, held: Any) -> None:
     assert run(main()) == [[0, 1, 2], list(range(20)), 9, 6, 7, [8]]
 
 
-def test_a_failure_in_a_task_group_gives_up_the_others(run: Run, one: Any, held: Any) -> None:
+def test_a_failure_in_a_task_group_cancels_the_others(run: Run, one: Any, held: Any) -> None:
     async def fail() -> None:
         await held.holding.call_one()
         await one.fail.call_one(KeyError("k"))
@@ -174,7 +174,7 @@ async def hold(held: Any) -> None:
     await held.hold.call_one()
 
 
-def test_an_executor_of_the_loop(run: Run, one: Any) -> None:
+def test_get_in_an_executor_of_the_loop(run: Run, one: Any) -> None:
     async def main() -> list[int]:
         loop = asyncio.get_running_loop()
         blocking = [loop.run_in_executor(None, one.echo.call_one(n).get) for n in range(8)]
@@ -184,7 +184,7 @@ def test_an_executor_of_the_loop(run: Run, one: Any) -> None:
     assert run(main()) == [*range(8), *range(8)]
 
 
-def test_one_loop_after_another_leaves_nothing(run: Run, one: Any) -> None:
+def test_consecutive_loops_leave_nothing_behind(run: Run, one: Any) -> None:
     async def main(n: int) -> int:
         answer: int = await one.echo_async.call_one(n)
         return answer
@@ -236,7 +236,7 @@ def test_loops_in_several_threads_await_one_future(held: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_loop_that_is_closed_while_a_task_awaits(held: Any, one: Any) -> None:
-    """The answer comes when the loop is gone: nobody minds, and the future has it."""
+    """The answer comes when the loop is closed: this raises nothing, and the future has the answer."""
     future = held.enter.call_one("x")
 
     async def wait() -> None:
@@ -248,7 +248,7 @@ def test_a_loop_that_is_closed_while_a_task_awaits(held: Any, one: Any) -> None:
         return task
 
     loop = asyncio.new_event_loop()
-    loop.set_exception_handler(lambda loop, context: None)  # it says that a pending task was destroyed
+    loop.set_exception_handler(lambda loop, context: None)  # for the report about a destroyed pending task
     task = loop.run_until_complete(begin())
     loop.close()
     held.open.call_one("x").get()
@@ -263,7 +263,7 @@ def test_a_loop_that_is_closed_while_a_task_awaits(held: Any, one: Any) -> None:
     gc.collect()
 
 
-def test_asyncio_run_cancels_what_is_left(held: Any) -> None:
+def test_asyncio_run_cancels_pending_calls(held: Any) -> None:
     async def main() -> None:
         task = asyncio.ensure_future(hold(held))
         await held.holding.call_one()
@@ -276,7 +276,7 @@ def test_asyncio_run_cancels_what_is_left(held: Any) -> None:
 # Other libraries.
 
 
-def test_anyio_cancels_what_it_gives_up(held: Any) -> None:
+def test_cancellation_by_anyio_cancels_the_call(held: Any) -> None:
     anyio = pytest.importorskip("anyio", reason="anyio is not installed")
 
     async def main() -> bool:
@@ -289,8 +289,8 @@ def test_anyio_cancels_what_it_gives_up(held: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 30.0])
-def test_a_loop_that_is_not_asyncios_is_told_what_to_do(held: Any, limit: float | None) -> None:
-    """What trio would do: step a coroutine while no event loop of asyncio runs."""
+def test_awaiting_without_an_asyncio_loop_explains_what_to_do(held: Any, limit: float | None) -> None:
+    """As under trio: step a coroutine while no asyncio event loop runs."""
     future = held.hold.with_options(timeout=limit).call_one()
 
     async def main() -> None:

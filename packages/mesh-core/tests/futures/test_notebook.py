@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.python,
 ]
 
-# Runs cells in a kernel; prints what each has shown. A cell that prints "waits" is interrupted then.
+# Runs cells in a kernel, and prints the output of each. A cell that prints "waits" is then interrupted.
 DRIVER = """
 import json, sys
 from jupyter_client.manager import start_new_kernel
@@ -86,7 +86,7 @@ procs.pids
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What IPython and Jupyter write goes to a folder of the test's own."""
+    """A separate folder for what IPython and Jupyter write."""
     own = {
         name: str(folder / name.lower())
         for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR")
@@ -96,13 +96,13 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 class Notebook:
-    """A kernel, fed with cells."""
+    """A kernel that runs cells."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def run(self, *cells: str) -> list[list[str]]:
-        """What each cell has shown; the kernel has ended afterwards."""
+        """The output of each cell; the kernel has ended afterwards."""
         done = subprocess.run(
             [sys.executable, "-c", DRIVER],
             input=json.dumps(cells),
@@ -124,7 +124,7 @@ def notebook(tmp_path: Path) -> Notebook:
 
 
 def all_ended(shown: str) -> bool:
-    """Whether the processes that a cell has listed are gone."""
+    """Whether the processes whose pids a cell has printed are gone."""
     for pid in json.loads(shown):
         try:
             watch = os.pidfd_open(pid)
@@ -174,7 +174,7 @@ def test_an_interrupted_cell_and_the_next(notebook: Notebook) -> None:
         SETUP,
         "print('waits', flush=True)\ncounters.hold.call().get()",
         "counters.add.call(1).get(timeout=30).values()",
-        # The kernel's own handler cancels the cell and does not wake its loop, which has to wake by itself.
+        # The kernel's own handler cancels the cell but does not wake its loop, which must wake by itself.
         "async def tick():\n    while True:\n        await asyncio.sleep(0.05)\nticking = asyncio.create_task(tick())\n"
         "print('waits', flush=True)\nawait counters.hold.call()",
         "ticking.cancel()\n(await counters.add.call(1)).values()",
@@ -207,7 +207,7 @@ def test_a_kernel_that_is_shut_down_while_a_worker_is_busy(notebook: Notebook) -
 
 
 def test_ipython(tmp_path: Path) -> None:
-    """A terminal's IPython runs each cell in a loop that stands still between cells."""
+    """IPython in a terminal runs each cell in a loop that does not run between cells."""
     cells = [
         SETUP,
         "print((await counters.add.call(1)).values())",

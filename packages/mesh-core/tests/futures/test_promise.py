@@ -1,4 +1,4 @@
-"""Promises: results that anybody can give, from any thread, and native code too (CMP-1, CMP-2, CMP-3)."""
+"""Promises: results set by any code, from any thread, also by native code (CMP-1, CMP-2, CMP-3)."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ SOON = 30.0
 
 
 def in_thread(work: Callable[[], object], name: str = "setter") -> threading.Thread:
-    """Run it in a thread of its own."""
+    """Run it in a separate thread."""
     thread = threading.Thread(target=work, name=name)
     thread.start()
     return thread
 
 
-def test_a_result_is_given_once_and_got_as_often_as_wanted() -> None:
+def test_a_result_is_set_once_and_read_repeatedly() -> None:
     promise = Promise[list[int]]("numbers")
     future = promise.future
     assert isinstance(future, Future) and future is promise.future
@@ -61,7 +61,7 @@ def test_a_result_is_given_once_and_got_as_often_as_wanted() -> None:
     assert future.exception() is None
 
 
-def test_an_exception_is_raised_and_given() -> None:
+def test_an_exception_is_raised_by_get_and_returned_by_exception() -> None:
     promise = Promise[int]()
     error = ValueError("no")
     assert promise.set_exception(error)
@@ -72,7 +72,7 @@ def test_an_exception_is_raised_and_given() -> None:
     assert promise.future.exception() is error
 
 
-def test_an_exception_keeps_the_traceback_that_it_came_with() -> None:
+def test_an_exception_keeps_its_earlier_traceback() -> None:
     def broken_here() -> None:
         raise ValueError("no")
 
@@ -90,14 +90,14 @@ def test_an_exception_keeps_the_traceback_that_it_came_with() -> None:
     assert depths[0] == depths[1]
 
 
-def test_a_thread_wakes_who_waits() -> None:
+def test_setting_a_result_wakes_the_waiter() -> None:
     promise = Promise[int]()
     thread = in_thread(lambda: promise.set_result(7))
     assert promise.future.get(timeout=SOON) == 7
     thread.join()
 
 
-def test_a_thread_that_has_ended_leaves_its_result() -> None:
+def test_a_result_outlives_the_thread_that_set_it() -> None:
     promise = Promise[int]()
     in_thread(lambda: promise.set_result(7)).join()
     assert promise.future.get(timeout=0) == 7
@@ -120,7 +120,7 @@ def test_many_threads_wait_for_one_promise() -> None:
     assert got == [value] * 4
 
 
-def test_a_second_outcome_is_an_error_that_says_what_was_first() -> None:
+def test_setting_a_second_outcome_raises_and_names_the_first() -> None:
     promise = Promise[int]("answer")
     in_thread(lambda: promise.set_result(1)).join()
     with pytest.raises(
@@ -157,7 +157,7 @@ def test_one_of_many_setters_wins() -> None:
     assert promise.future.get() == won[0]
 
 
-def test_cancelled_twice_and_set_too_late() -> None:
+def test_a_cancelled_promise_ignores_a_late_result() -> None:
     promise = Promise[int]("unwanted")
     assert not promise.cancelled
     assert promise.future.cancel() is True
@@ -219,7 +219,7 @@ def test_a_dropped_promise_is_broken() -> None:
         future.get(timeout=SOON)
 
 
-def test_a_promise_dropped_by_another_thread_wakes_who_waits() -> None:
+def test_a_promise_dropped_by_another_thread_wakes_the_waiter() -> None:
     promises = [Promise[int]()]
     future = promises[0].future
     thread = in_thread(promises.clear)
@@ -243,7 +243,7 @@ def test_then_changes_the_result() -> None:
     assert twice.get() == "8"
 
 
-def test_cancelling_what_then_returns_cancels_the_promise() -> None:
+def test_cancelling_the_future_of_then_cancels_the_promise() -> None:
     promise = Promise[int]()
     twice = promise.future.then(lambda n: 2 * n)
     assert twice.cancel()
@@ -273,7 +273,7 @@ def test_set_by_a_coroutine_for_another() -> None:
     assert asyncio.run(main()) == "told"
 
 
-def test_a_cancelled_coroutine_gives_the_promise_up() -> None:
+def test_cancelling_a_coroutine_cancels_the_promise() -> None:
     async def main() -> bool:
         promise = Promise[int]()
         waiting = promise.future.as_asyncio()
@@ -285,14 +285,14 @@ def test_a_cancelled_coroutine_gives_the_promise_up() -> None:
     assert asyncio.run(main())
 
 
-def test_awaited_outside_a_loop_it_says_so() -> None:
+def test_awaiting_outside_a_loop_raises() -> None:
     promise = Promise[int]()
     coroutine = promise.future.__await__()
     with pytest.raises(MeshError, match="asyncio event loop"):
         next(coroutine)
 
 
-def test_what_cannot_be_set_is_refused() -> None:
+def test_invalid_outcomes_are_refused() -> None:
     promise = Promise[int]()
     with pytest.raises(TypeError, match="must be given an exception, got 'no'"):
         promise.set_exception("no")  # type: ignore[arg-type]
@@ -301,7 +301,7 @@ def test_what_cannot_be_set_is_refused() -> None:
     assert not promise.future.done()
 
 
-def test_neither_end_is_pickled_or_copied() -> None:
+def test_neither_end_can_be_pickled_or_copied() -> None:
     promise = Promise[int]()
     for refused in (lambda: pickle.dumps(promise), lambda: copy.copy(promise)):
         with pytest.raises(TypeError, match="cannot pickle a promise") as raised:
@@ -311,7 +311,7 @@ def test_neither_end_is_pickled_or_copied() -> None:
         pickle.dumps(promise.future)
 
 
-def test_reprs_say_the_state() -> None:
+def test_reprs_show_the_state() -> None:
     promise = Promise[int]("p")
     assert repr(promise) == "<Promise: promise 'p', open>"
     assert repr(promise.future) == "<Future of promise 'p': waiting>"
@@ -404,7 +404,7 @@ def test_values_in_cycles_with_their_promise_are_collected() -> None:
 
 
 class Keeper(Actor):
-    """Waits for promises of its own."""
+    """Waits for promises that it makes itself."""
 
     def __init__(self) -> None:
         self.promise = Promise[str]("kept")
@@ -435,7 +435,7 @@ class Keeper(Actor):
         return self.endless.future.get()
 
 
-def test_an_endpoint_waits_for_what_a_thread_gives(procs: ProcMesh) -> None:
+def test_an_endpoint_waits_for_a_thread(procs: ProcMesh) -> None:
     keeper = procs.slice(hosts=0, gpus=0).spawn("keeper", Keeper)
     assert keeper.made_by_a_thread.call_one().get(timeout=SOON) == "by a thread"
     waiting = keeper.wait.call_one()
@@ -446,7 +446,7 @@ def test_an_endpoint_waits_for_what_a_thread_gives(procs: ProcMesh) -> None:
     keeper.stop().get()
 
 
-def test_an_actor_of_this_process_waits(procs: ProcMesh) -> None:
+def test_an_actor_in_this_process_waits_for_a_promise(procs: ProcMesh) -> None:
     keeper = this_proc().spawn("keeper", Keeper)
     assert keeper.made_by_a_thread.call_one().get(timeout=SOON) == "by a thread"
     keeper.stop().get()
@@ -456,12 +456,12 @@ def test_a_deadline_is_inherited(procs: ProcMesh) -> None:
     keeper = procs.slice(hosts=0, gpus=0).spawn("keeper", Keeper)
     with pytest.raises(ActorTimeout):
         keeper.block.with_options(timeout=0.05).call_one().get()
-    # The endpoint has ended as well, or this would wait for it.
+    # The endpoint has also ended, or this would wait for it.
     assert keeper.made_by_a_thread.call_one().get(timeout=SOON) == "by a thread"
     keeper.stop().get()
 
 
-def test_inspect_goes_on_while_an_actor_waits_for_a_promise(procs: ProcMesh) -> None:
+def test_inspect_works_while_an_actor_waits_for_a_promise(procs: ProcMesh) -> None:
     keeper = procs.slice(hosts=0, gpus=0).spawn("keeper", Keeper)
     waiting = keeper.wait.call_one()
     assert "keeper" in str(inspect.snapshot())
@@ -495,15 +495,15 @@ def test_a_failure_that_nobody_handles_ends_the_wait(runtime: None, how: str) ->
         }
         with pytest.raises(SupervisionError, match="mortal"):
             ways[how]()
-    # The promise is what it was.
+    # The promise is unaffected.
     assert promise.set_result(1)
     assert promise.future.get() == 1
 
 
-# Ends.
+# The end.
 
 
-def test_ctrl_c_leaves_the_wait(script: Callable[..., Script]) -> None:
+def test_ctrl_c_interrupts_the_wait(script: Callable[..., Script]) -> None:
     running = script("""
         from mesh_core import Promise
         promise = Promise("endless")
@@ -523,7 +523,7 @@ def test_ctrl_c_leaves_the_wait(script: Callable[..., Script]) -> None:
     assert running.process.returncode == 0
 
 
-def test_a_forked_copy_refuses(script: Callable[..., Script]) -> None:
+def test_a_forked_copy_raises(script: Callable[..., Script]) -> None:
     running = script("""
         import os
         from mesh_core import MeshError, Promise, gather, wait
@@ -556,7 +556,7 @@ def test_a_forked_copy_refuses(script: Callable[..., Script]) -> None:
     assert running.finish()[1].count("once only") == 1
 
 
-def test_after_shutdown_a_promise_is_kept_all_the_same(script: Callable[..., Script]) -> None:
+def test_a_promise_can_be_kept_after_shutdown(script: Callable[..., Script]) -> None:
     running = script("""
         import threading
         from mesh_core import Promise, gather, shutdown
@@ -572,7 +572,7 @@ def test_after_shutdown_a_promise_is_kept_all_the_same(script: Callable[..., Scr
     running.finish()
 
 
-def test_the_script_ends_while_threads_wait(script: Callable[..., Script]) -> None:
+def test_the_script_ends_although_threads_wait(script: Callable[..., Script]) -> None:
     running = script("""
         import threading
         from mesh_core import Promise
@@ -586,11 +586,11 @@ def test_the_script_ends_while_threads_wait(script: Callable[..., Script]) -> No
     assert running.process.returncode == 0 and not errors
 
 
-# Any order of things.
+# Any interleaving.
 
 
 class Pit:
-    """A promise, and all that is done to it at once."""
+    """A promise, and everything that is done to it at the same time."""
 
     def __init__(self, name: str) -> None:
         self._promises = [Promise[float](name)]
@@ -620,7 +620,7 @@ class Pit:
         self.seen.append(self.future.exception(timeout=SOON) or self.future.get())
 
     def check(self) -> None:
-        """Whoever was told to have been first was, and all have seen that."""
+        """The one caller that was told it was first really was first, and everyone saw its outcome."""
         found = self.future.exception() or self.future.get()
         assert self.seen == [found, found]
         if isinstance(found, BrokenPromise):
@@ -641,7 +641,7 @@ def test_any_interleaving_has_one_outcome(seed: int) -> None:
         for step in (pit.give, pit.give, pit.fail, pit.cancel, pit.drop, pit.look, pit.look)
     ]
     chance.shuffle(work)
-    # Each thread begins with what lets others go on, or all could wait for what comes later.
+    # Each thread begins with the steps that others wait for. Otherwise all might wait for later steps.
     parts = [sorted(work[n::4], key=lambda step: step.__name__ == "look") for n in range(4)]
     values = [[chance.random() for _ in part] for part in parts]
     ready = threading.Barrier(len(parts))
@@ -658,7 +658,7 @@ def test_any_interleaving_has_one_outcome(seed: int) -> None:
         pit.check()
 
 
-def test_settings_do_not_matter() -> None:
+def test_a_promise_works_without_spinning() -> None:
     with configured(spin_us=0):
         promise = Promise[int]()
         thread = in_thread(lambda: promise.set_result(1))
@@ -666,6 +666,6 @@ def test_settings_do_not_matter() -> None:
         thread.join(SOON)
 
 
-def test_the_documented_c_declaration_is_that_of_the_header(page: Callable[[str], str]) -> None:
+def test_the_documented_c_declaration_matches_the_header(page: Callable[[str], str]) -> None:
     declared = page("docs/concepts/promises.md").split("```c\n")[1].split("```")[0]
     assert declared in Path(get_include(), "mesh_core", "promise.h").read_text()

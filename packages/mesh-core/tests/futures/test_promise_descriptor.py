@@ -1,4 +1,4 @@
-"""Promises that are finished by a descriptor: by native threads, child processes, whoever can write (CMP-2, CMP-3)."""
+"""Promises that are finished through a descriptor: by native threads, child processes, anything that can write (CMP-2, CMP-3)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def fill(write: int) -> None:
 
 
 def barrier() -> None:
-    """Whatever was written or closed before has been heard."""
+    """Wait until everything that was written or closed before has been processed."""
     promise = Promise[None]()
     write = promise.descriptor()
     os.close(write)
     promise.future.exception(timeout=SOON)
 
 
-def test_a_status_finishes_it() -> None:
+def test_a_status_finishes_the_promise() -> None:
     promise = Promise[None]("transfer")
     write = promise.descriptor()
     os.write(write, status(0))
@@ -49,7 +49,7 @@ def test_a_status_finishes_it() -> None:
     barrier()
 
 
-def test_finish_makes_the_result_of_the_status() -> None:
+def test_finish_turns_the_status_into_the_result() -> None:
     promise = Promise[str](finish=lambda number: f"status {number}")
     write = promise.descriptor()
     os.write(write, status(-3))
@@ -58,7 +58,7 @@ def test_finish_makes_the_result_of_the_status() -> None:
     barrier()
 
 
-def test_another_status_is_an_error() -> None:
+def test_a_nonzero_status_is_an_error() -> None:
     promise = Promise[None]("transfer")
     write = promise.descriptor()
     os.write(write, status(11))
@@ -69,20 +69,20 @@ def test_another_status_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("sent", range(4))
-def test_closed_before_the_status_is_whole_it_breaks(sent: int) -> None:
+def test_closing_before_a_whole_status_breaks_the_promise(sent: int) -> None:
     promise = Promise[None]("transfer")
     write = promise.descriptor()
     os.write(write, bytes(sent))
     os.close(write)
     with pytest.raises(BrokenPromise, match="promise 'transfer' was dropped before it had a result"):
         promise.future.get(timeout=SOON)
-    # Whoever still has the promise cannot have known.
+    # The holder of the promise could not have known.
     assert promise.set_result(None) is False
     assert promise.set_exception(ValueError("late")) is False
     assert not promise.cancelled
 
 
-def test_a_copy_that_is_open_keeps_it() -> None:
+def test_an_open_copy_keeps_the_promise_open() -> None:
     promise = Promise[None]()
     future = promise.future
     write = promise.descriptor()
@@ -98,7 +98,7 @@ def test_a_copy_that_is_open_keeps_it() -> None:
     barrier()
 
 
-def test_written_twice_the_first_counts_and_nobody_is_killed() -> None:
+def test_of_two_statuses_the_first_counts() -> None:
     promise = Promise[int](finish=lambda number: number)
     write = promise.descriptor()
     os.write(write, status(1) + status(2))
@@ -138,13 +138,13 @@ def test_the_first_of_two_descriptors_counts() -> None:
     assert promise.future.get() == 2
 
 
-def test_a_writer_that_never_ends_delays_nobody() -> None:
+def test_an_endless_writer_delays_nobody() -> None:
     promise = Promise[None]()
     write = promise.descriptor()
     os.write(write, status(0))
     promise.future.get(timeout=SOON)
     fcntl.fcntl(write, fcntl.F_SETFL, os.O_NONBLOCK)
-    # Nobody empties it: it fills.
+    # Nobody reads it, so it fills up.
     with pytest.raises(BlockingIOError):
         fill(write)
     barrier()
@@ -152,7 +152,7 @@ def test_a_writer_that_never_ends_delays_nobody() -> None:
     barrier()
 
 
-def test_no_descriptor_stays() -> None:
+def test_no_descriptor_leaks() -> None:
     before = descriptors()
     for n in range(50):
         promise = Promise[None]()
@@ -165,7 +165,7 @@ def test_no_descriptor_stays() -> None:
     assert len(descriptors()) == len(before)
 
 
-def test_many_and_one_wait() -> None:
+def test_one_wait_for_many_descriptors() -> None:
     promises = [Promise[int](finish=lambda number: number) for _ in range(40)]
     writes = [promise.descriptor() for promise in promises]
 
@@ -183,7 +183,7 @@ def test_many_and_one_wait() -> None:
     barrier()
 
 
-def test_awaited() -> None:
+def test_a_coroutine_awaits_a_status() -> None:
     async def main() -> str:
         promise = Promise[str](finish=lambda number: f"status {number}")
         write = promise.descriptor()
@@ -197,7 +197,7 @@ def test_awaited() -> None:
     barrier()
 
 
-def test_it_is_not_inherited_unless_passed_on() -> None:
+def test_the_descriptor_is_inherited_only_if_passed_on() -> None:
     promise = Promise[None]()
     write = promise.descriptor()
     assert not os.get_inheritable(write)
@@ -205,7 +205,7 @@ def test_it_is_not_inherited_unless_passed_on() -> None:
     promise.future.exception(timeout=SOON)
 
 
-def test_a_child_process_finishes_it() -> None:
+def test_a_child_process_finishes_the_promise() -> None:
     promise = Promise[int](finish=lambda number: number)
     write = promise.descriptor()
     code = f"import os, struct; os.write({write}, struct.pack('=i', 42))"
@@ -216,7 +216,7 @@ def test_a_child_process_finishes_it() -> None:
     barrier()
 
 
-def test_a_child_process_that_is_killed_breaks_it() -> None:
+def test_a_killed_child_process_breaks_the_promise() -> None:
     promise = Promise[None]()
     write = promise.descriptor()
     child = subprocess.Popen(["sleep", "1000"], pass_fds=[write])
@@ -249,14 +249,14 @@ class Waiter(Actor):
         return await promise.future
 
 
-def test_in_a_worker() -> None:
+def test_it_works_in_a_worker() -> None:
     with this_host().spawn_procs() as procs:
         waiter = procs.spawn("waiter", Waiter)
         assert waiter.run.call_one().get(timeout=SOON) == 1
         assert waiter.run_async.call_one().get(timeout=SOON) == 2
 
 
-def test_the_end_of_the_runtime_breaks_it(script: Callable[..., Script]) -> None:
+def test_the_end_of_the_runtime_breaks_the_promise(script: Callable[..., Script]) -> None:
     running = script("""
         import os, struct
         from mesh_core import MeshError, Promise, shutdown
@@ -285,7 +285,7 @@ def test_the_end_of_the_runtime_breaks_it(script: Callable[..., Script]) -> None
     assert running.process.returncode == 0
 
 
-def test_a_forked_child_writes_but_makes_none(script: Callable[..., Script]) -> None:
+def test_a_forked_child_can_write_but_not_open_a_descriptor(script: Callable[..., Script]) -> None:
     running = script("""
         import os, struct
         from mesh_core import MeshError, Promise

@@ -1,4 +1,4 @@
-"""Promises that native code finishes, on threads that never take the interpreter's lock (CMP-2, CMP-3)."""
+"""Promises that native code finishes, on threads that never take the GIL (CMP-2, CMP-3)."""
 
 from __future__ import annotations
 
@@ -82,10 +82,10 @@ __attribute__((destructor)) static void last(void) {
 
 
 class Native:
-    """The C code above, and a pipe to let its threads go on."""
+    """The C code above, and a pipe that lets its threads continue."""
 
     def __init__(self, library: Path) -> None:
-        # PyDLL keeps the interpreter's lock: what `finish` does cannot depend on giving it away.
+        # PyDLL keeps the GIL, so a call of `finish` cannot work only because the GIL was released.
         self.library = ctypes.PyDLL(str(library))
         self.library.keep.argtypes = (ctypes.c_void_p,)
         for function in (self.library.start, self.library.finish):
@@ -99,17 +99,17 @@ class Native:
         self.out = os.pipe()
 
     def start(self, promise: Promise[Any], status: int, finishes: bool = True) -> None:
-        """Start a thread that finishes the promise, or drops its handle, once it is let go on."""
+        """Start a thread that finishes the promise, or drops its handle, once it may continue."""
         capsule = promise.native_handle()
         pointer = self.pointer(capsule, b"mesh_core.promise")
         assert self.library.start(pointer, self.gate[0], status, finishes, self.out[1]) == 0
 
     def go_on(self, count: int = 1) -> None:
-        """Let so many threads go on."""
+        """Let this many threads continue."""
         os.write(self.gate[1], b"x" * count)
 
     def said(self) -> int:
-        """What a thread's `finish` has returned."""
+        """What a thread's `finish` returned."""
         return int.from_bytes(os.read(self.out[0], 4), "little", signed=True)
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ def native(library: Path) -> Iterator[Native]:
 
 
 @pytest.mark.parametrize("name", ["cc -std=c99", "c++ -std=c++11"])
-def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
+def test_the_header_compiles_alone(name: str, tmp_path: Path) -> None:
     compiler, standard = name.split()
     if shutil.which(compiler) is None:
         pytest.skip(f"there is no {compiler}")
@@ -164,7 +164,7 @@ def test_the_header_stands_alone(name: str, tmp_path: Path) -> None:
     )
 
 
-def test_a_native_thread_wakes_who_waits(native: Native) -> None:
+def test_a_native_thread_wakes_the_waiter(native: Native) -> None:
     promise = Promise[None]()
     native.start(promise, 0)
     native.go_on()
@@ -172,17 +172,17 @@ def test_a_native_thread_wakes_who_waits(native: Native) -> None:
     assert native.said() == 0
 
 
-def test_a_native_thread_finishes_while_the_lock_is_held(native: Native) -> None:
+def test_a_native_thread_finishes_while_the_gil_is_held(native: Native) -> None:
     promise = Promise[None]()
     native.start(promise, 0)
-    read = ctypes.PyDLL(None).read  # blocks without giving the lock away
+    read = ctypes.PyDLL(None).read  # blocks without releasing the GIL
     native.go_on()
     said = ctypes.create_string_buffer(4)
     assert read(native.out[0], said, 4) == 4 and said.raw == bytes(4)
     assert promise.future.done()
 
 
-def test_the_value_is_made_once_where_somebody_looks(native: Native) -> None:
+def test_the_value_is_made_once_by_the_thread_that_looks(native: Native) -> None:
     asked = []
 
     def look(status: int) -> str:
@@ -217,7 +217,7 @@ def test_one_of_many_readers_makes_the_value(native: Native) -> None:
     native.said()
 
 
-def test_what_making_the_value_raises_is_raised(native: Native) -> None:
+def test_an_exception_from_finish_is_raised(native: Native) -> None:
     def look(status: int) -> int:
         raise OSError(status, "no such stream")
 
@@ -229,7 +229,7 @@ def test_what_making_the_value_raises_is_raised(native: Native) -> None:
     native.said()
 
 
-def test_making_the_value_cannot_wait_for_it(native: Native) -> None:
+def test_finish_cannot_wait_for_its_own_result(native: Native) -> None:
     promise = Promise[int]("own", finish=lambda _status: promise.future.get())
     native.start(promise, 0)
     native.go_on()
@@ -249,7 +249,7 @@ def test_a_status_without_finish_is_an_error(native: Native) -> None:
     native.said()
 
 
-def test_native_code_is_told_that_it_comes_late(native: Native) -> None:
+def test_native_code_is_told_that_it_is_late(native: Native) -> None:
     kept, cancelled = Promise[int](), Promise[int]()
     for promise in (kept, cancelled):
         native.start(promise, 0)
@@ -272,7 +272,7 @@ def test_a_handle_keeps_the_promise(native: Native) -> None:
     native.said()
 
 
-def test_a_handle_let_go_of_breaks_the_promise(native: Native) -> None:
+def test_dropping_the_handle_breaks_the_promise(native: Native) -> None:
     promise = Promise[None]("transfer")
     future = promise.future
     native.start(promise, 0, finishes=False)
@@ -284,7 +284,7 @@ def test_a_handle_let_go_of_breaks_the_promise(native: Native) -> None:
     native.said()
 
 
-def test_many_native_threads_and_one_wait(native: Native) -> None:
+def test_one_wait_for_many_native_threads(native: Native) -> None:
     promises = [Promise[int](finish=lambda status: status) for _ in range(50)]
     for n, promise in enumerate(promises):
         native.start(promise, n)
@@ -316,7 +316,7 @@ def test_the_interpreter_ends_while_a_native_thread_holds_a_handle(
         print("ends", flush=True)
     """)
     assert running.line() == "ends"
-    # By C, when the interpreter has ended.
+    # By C code, after the interpreter has ended.
     assert running.line() == "finished 0"
     _, errors = running.finish()
     assert running.process.returncode == 0 and not errors

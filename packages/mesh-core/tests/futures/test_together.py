@@ -1,4 +1,4 @@
-"""Several futures at once: gather, wait and as_completed, for futures of every kind."""
+"""Several futures at once: gather, wait and as_completed, for all kinds of futures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def promises(count: int) -> list[Promise[Any]]:
 # gather
 
 
-def test_gather_keeps_the_order_of_what_it_was_given(one: Any, pool: Any) -> None:
+def test_gather_keeps_the_order_of_its_arguments(one: Any, pool: Any) -> None:
     first, second = promises(2)
     given = concurrent.futures.Future[int]()
     both = gather(first.future, one.echo.call_one("call"), given, second.future, pool.submit(abs, -3))
@@ -80,7 +80,7 @@ def test_gather_of_nothing() -> None:
     assert gather().get(timeout=0) == []
 
 
-def test_gather_raises_the_first_failure_while_others_go_on() -> None:
+def test_gather_raises_the_first_failure_at_once() -> None:
     a, b, c = promises(3)
     together = gather(a.future, b.future, c.future)
     c.set_exception(KeyError("c"))
@@ -104,7 +104,7 @@ def test_gather_with_return_exceptions_waits_for_all() -> None:
     assert together.get(timeout=SOON) == [error, 2]
 
 
-def test_gather_cancelled_cancels_what_is_left(pool: Any) -> None:
+def test_cancelling_a_gather_cancels_the_rest(pool: Any) -> None:
     a, b = promises(2)
     foreign = concurrent.futures.Future[int]()
     together = gather(a.future, b.future, foreign)
@@ -125,7 +125,7 @@ def test_cancelling_one_gathering_leaves_the_others(pool: Any) -> None:
     assert other.get(timeout=SOON) == [1]
 
 
-def test_gather_says_what_it_waits_for() -> None:
+def test_a_gather_timeout_says_what_it_waits_for() -> None:
     a, b = promises(2)
     together = gather(a.future, b.future)
     a.set_result(1)
@@ -135,7 +135,7 @@ def test_gather_says_what_it_waits_for() -> None:
     assert together.get() == [1, 2]
 
 
-def test_gathers_of_gathers_and_then() -> None:
+def test_gathers_may_be_nested() -> None:
     a, b, c = promises(3)
     inner = gather(a.future, b.future).then(sum)
     outer = gather(inner, c.future.then(str))
@@ -145,7 +145,7 @@ def test_gathers_of_gathers_and_then() -> None:
     thread.join()
 
 
-def test_an_inner_gather_is_looked_at_after_each_step() -> None:
+def test_an_inner_gather_is_checked_after_each_step() -> None:
     a, b, c = promises(3)
     outer = gather(gather(a.future, b.future), c.future)
     for n, promise in enumerate((a, c, b)):
@@ -180,7 +180,7 @@ def test_gather_awaited() -> None:
     assert asyncio.run(main()) == [0, 1, 2, [3]]
 
 
-def test_a_cancelled_coroutine_cancels_what_it_gathers() -> None:
+def test_cancelling_a_coroutine_cancels_what_it_gathers() -> None:
     async def main() -> tuple[bool, bool]:
         (a,) = promises(1)
         task = asyncio.ensure_future(asyncio.sleep(60))
@@ -206,7 +206,7 @@ def test_awaitables_need_a_loop() -> None:
         gather(3)  # type: ignore[call-overload]
 
 
-def test_the_loop_of_this_thread_is_not_blocked_for_its_own_future() -> None:
+def test_waiting_for_a_future_of_the_own_loop_is_refused() -> None:
     async def main() -> None:
         own = asyncio.get_running_loop().create_future()
         for blocks in (gather(own).get, lambda: wait([own]), lambda: next(as_completed([own]))):
@@ -268,7 +268,7 @@ def test_an_actor_that_gathers_its_own_endpoint_gets_an_error(procs: ProcMesh) -
     mesh.stop().get()
 
 
-def test_a_deadline_of_one_ends_the_gathering(held: Any) -> None:
+def test_a_members_deadline_ends_the_gathering(held: Any) -> None:
     (a,) = promises(1)
     late = held.enter.with_options(timeout=0.05).call_one("x")
     with pytest.raises(ActorTimeout, match=r"held\.enter did not finish within its deadline"):
@@ -286,7 +286,7 @@ def test_a_deadline_of_one_ends_the_gathering(held: Any) -> None:
 # wait
 
 
-def test_wait_gives_what_is_done_in_the_order_in_which_it_was_done() -> None:
+def test_wait_returns_finished_futures_in_order() -> None:
     a, b, c, d = promises(4)
     futures = [each.future for each in (a, b, c, d)]
     assert wait(futures, timeout=0) == ([], futures)
@@ -295,7 +295,7 @@ def test_wait_gives_what_is_done_in_the_order_in_which_it_was_done() -> None:
     rest = [a.future, b.future, d.future]
     d.set_exception(ValueError())
     a.future.cancel()
-    # As they were given: they were done before.
+    # In the order given: they were done before.
     assert wait(rest, count=2, timeout=SOON) == ([a.future, d.future], [b.future])
     del b
     done, pending = wait([rest[1]], timeout=SOON)
@@ -321,7 +321,7 @@ def test_wait_takes_every_kind_of_future(one: Any, held: Any, echo: Any, pool: A
     assert done[0].result() is not None
 
 
-def test_repeated_waits_ignore_what_is_over() -> None:
+def test_repeated_waits_ignore_finished_futures() -> None:
     (a,) = promises(1)
     foreign = concurrent.futures.Future[int]()
     for _ in range(100):
@@ -332,7 +332,7 @@ def test_repeated_waits_ignore_what_is_over() -> None:
     assert len(wait([a.future, foreign])[0]) == 2
 
 
-def test_wait_with_what_it_cannot_take() -> None:
+def test_wait_refuses_invalid_arguments() -> None:
     (a,) = promises(1)
 
     async def nothing() -> None:
@@ -373,7 +373,7 @@ def test_a_dead_rank_is_done() -> None:
         a.set_result(1)
 
 
-def test_thousands_of_promises() -> None:
+def test_wait_for_thousands_of_promises() -> None:
     each = promises(5000)
     futures = [promise.future for promise in each]
     order = list(range(5000))
@@ -389,7 +389,7 @@ def test_thousands_of_promises() -> None:
 # as_completed
 
 
-def test_as_completed_gives_futures_as_they_come() -> None:
+def test_as_completed_yields_futures_as_they_finish() -> None:
     each = promises(3)
     coming = as_completed([promise.future for promise in each], timeout=SOON)
     got = []
@@ -439,7 +439,7 @@ def test_leaving_as_completed_early_stops_listening() -> None:
     assert b.future.get() == 2
 
 
-def test_ctrl_c_leaves_each_wait(script: Callable[..., Script]) -> None:
+def test_ctrl_c_interrupts_each_wait(script: Callable[..., Script]) -> None:
     running = script("""
         from mesh_core import Promise, as_completed, gather, wait
         a, b = Promise(), Promise()
@@ -522,14 +522,14 @@ def test_any_interleaving_ends(seed: int) -> None:
 # wait_async
 
 
-def test_wait_async_gives_what_is_done_while_the_loop_goes_on(one: Any, pool: Any) -> None:
+def test_wait_async_does_not_block_the_loop(one: Any, pool: Any) -> None:
     async def main() -> None:
         first, second, third = promises(3)
         second.set_result(2)
         loop = asyncio.get_running_loop()
         task = loop.create_task(asyncio.sleep(0, "slept"))
         given = [first.future, second.future, third.future, one.echo.call_one(5), pool.submit(abs, -1), task]
-        # Only this very loop can finish it.
+        # Only this loop can finish it.
         loop.call_soon(first.set_result, 1)
         done, pending = await wait_async(given, count=5, timeout=SOON)
         assert done[0] is second.future and set(map(id, [*done, *pending])) == set(map(id, given))
@@ -538,7 +538,7 @@ def test_wait_async_gives_what_is_done_while_the_loop_goes_on(one: Any, pool: An
     asyncio.run(main())
 
 
-def test_wait_async_of_all_of_nothing_and_of_more_than_there_are() -> None:
+def test_wait_async_of_all_of_none_and_of_too_many() -> None:
     async def main() -> None:
         assert await wait_async([]) == ([], [])
         (promise,) = promises(1)
@@ -550,7 +550,7 @@ def test_wait_async_of_all_of_nothing_and_of_more_than_there_are() -> None:
     asyncio.run(main())
 
 
-def test_wait_async_that_takes_too_long_gives_what_there_is() -> None:
+def test_wait_async_returns_what_is_done_after_its_timeout() -> None:
     async def main() -> None:
         late, kept = promises(2)
         kept.set_result(1)
@@ -560,7 +560,7 @@ def test_wait_async_that_takes_too_long_gives_what_there_is() -> None:
     asyncio.run(main())
 
 
-def test_wait_async_cancelled_cancels_nothing() -> None:
+def test_cancelling_wait_async_cancels_no_future() -> None:
     async def main() -> None:
         (promise,) = promises(1)
         task = asyncio.ensure_future(wait_async([promise.future]))
@@ -575,7 +575,7 @@ def test_wait_async_cancelled_cancels_nothing() -> None:
     asyncio.run(main())
 
 
-def test_wait_async_ends_what_is_over_its_deadline() -> None:
+def test_wait_async_ends_futures_at_their_deadlines() -> None:
     async def main() -> None:
         promise = Promise[int](timeout=0.01)
         done, pending = await wait_async([promise.future])
@@ -590,7 +590,7 @@ def test_wait_async_with_an_invalid_count(count: Any) -> None:
         asyncio.run(wait_async([], count=count))
 
 
-def test_wait_async_raises_what_the_script_has_to_hear(procs: ProcMesh) -> None:
+def test_wait_async_raises_a_pending_failure(procs: ProcMesh) -> None:
     async def main() -> None:
         (promise,) = promises(1)
         with this_host().spawn_procs() as other:

@@ -1,4 +1,4 @@
-"""Calls that fail while nobody looks: one line each, and none about those that somebody has looked at (UNS-1)."""
+"""Failed calls that nobody looks at: one line in the log each, and none for those that somebody has looked at (UNS-1)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lines:
         self._count = 0
 
     def so_far(self) -> list[str]:
-        """All lines since the last time: notices come in order, and one of our own is the last."""
+        """All lines since the last time. Notices come in order, so the last one is triggered here, as a marker."""
         self._count += 1
         mark = f"sentinel {self._count}"
         self._sentinel.fail.call_one(LookupError(mark))
@@ -58,11 +58,11 @@ def one(echo: Any) -> Any:
 
 
 def settle(mesh: Any) -> None:
-    """Until everything that was sent before has been answered."""
+    """Wait until everything that was sent before has been answered."""
     mesh.echo.call(0).get(SOON)
 
 
-def test_a_failure_whose_future_was_dropped_before_it_came(one: Any, lines: Lines) -> None:
+def test_a_failure_is_reported_if_its_future_was_dropped_before(one: Any, lines: Lines) -> None:
     one.fail.call_one(ValueError("no such batch\nand more"))
     settle(one)
     (line,) = lines.so_far()
@@ -70,7 +70,7 @@ def test_a_failure_whose_future_was_dropped_before_it_came(one: Any, lines: Line
     assert line.endswith(": ValueError: no such batch")
 
 
-def test_a_failure_whose_future_is_dropped_after_it_came(one: Any, lines: Lines) -> None:
+def test_a_failure_is_reported_if_its_future_is_dropped_after(one: Any, lines: Lines) -> None:
     future = one.fail.call_one(ValueError("no"))
     settle(one)
     assert future.done()
@@ -79,7 +79,7 @@ def test_a_failure_whose_future_is_dropped_after_it_came(one: Any, lines: Lines)
     assert len(lines.so_far()) == 1
 
 
-def test_many_ranks_are_one_line(echo: Any, lines: Lines) -> None:
+def test_failures_of_many_ranks_are_one_line(echo: Any, lines: Lines) -> None:
     echo.fail.call(ValueError("no"))
     settle(echo)
     (line,) = lines.so_far()
@@ -87,7 +87,7 @@ def test_many_ranks_are_one_line(echo: Any, lines: Lines) -> None:
     assert "(and 3 more ranks)" in line
 
 
-def test_some_of_many_ranks(echo: Any, lines: Lines) -> None:
+def test_failures_of_some_ranks_are_one_line(echo: Any, lines: Lines) -> None:
     echo.call.call(fail_on_odd)
     settle(echo)
     (line,) = lines.so_far()
@@ -125,7 +125,7 @@ def test_observed_errors_are_not_reported(echo: Any, one: Any, lines: Lines) -> 
     for future in echo.fail.stream(error):
         assert isinstance(future.exception(SOON), ValueError)
     for future in echo.fail.stream(error):
-        # Whoever has begun to read a stream knows of its failures.
+        # After reading a part of a stream, the reader knows about its failures.
         assert isinstance(future.exception(SOON), ValueError)
         break
     settle(echo)
@@ -151,7 +151,7 @@ def test_successes_and_broadcasts_are_not_reported(one: Any, lines: Lines) -> No
     assert lines.so_far() == []
 
 
-def test_a_result_that_is_looked_at_late(one: Any, lines: Lines) -> None:
+def test_a_result_may_be_looked_at_late(one: Any, lines: Lines) -> None:
     future = one.fail.call_one(ValueError("no"))
     settle(one)
     assert isinstance(future.exception(), ValueError)
@@ -159,7 +159,7 @@ def test_a_result_that_is_looked_at_late(one: Any, lines: Lines) -> None:
     assert lines.so_far() == []
 
 
-def test_a_deadline_that_passed_unseen(procs: ProcMesh, lines: Lines) -> None:
+def test_an_unseen_deadline_is_reported(procs: ProcMesh, lines: Lines) -> None:
     held = procs.slice(hosts=1, gpus=1).spawn("held", Coroutines)
     held.hold.with_options(timeout=0.01).call_one()
     held.cancelled.call_one().get(SOON)
@@ -169,7 +169,7 @@ def test_a_deadline_that_passed_unseen(procs: ProcMesh, lines: Lines) -> None:
     held.stop().get(SOON)
 
 
-def test_calls_that_came_back(procs: ProcMesh, lines: Lines) -> None:
+def test_undelivered_calls_are_reported(procs: ProcMesh, lines: Lines) -> None:
     gone = procs.slice(hosts=1, gpus=1).spawn("gone", Echo)
     gone.stop().get(SOON)
     future = gone.echo.call_one(1)
@@ -180,14 +180,14 @@ def test_calls_that_came_back(procs: ProcMesh, lines: Lines) -> None:
     assert "echo of actor 'gone' on rank 3: the message came back: the actor has stopped" in line
 
 
-def test_combined_replies(echo: Any, lines: Lines) -> None:
+def test_failures_of_combined_calls_are_reported(echo: Any, lines: Lines) -> None:
     echo.fail.with_options(reduce="sum").call(ValueError("no"))
     settle(echo)
     (line,) = lines.so_far()
     assert "fail of actor 'echo'" in line and "ValueError: no" in line
 
 
-def test_a_port_that_was_given_up_says_nothing(lines: Lines) -> None:
+def test_a_dropped_port_reports_nothing(lines: Lines) -> None:
     port, receiver = Channel[int].open()
     port.exception(ValueError("no"))
     receiver.recv()
@@ -221,7 +221,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_nobody_has_looked_at_by_the_end(script: Callable[..., Script]) -> None:
+def test_unseen_failures_are_reported_at_the_end(script: Callable[..., Script]) -> None:
     ended = script(SCRIPT)
     out, err = ended.process.communicate(timeout=60)
     assert ended.process.returncode == 0
@@ -264,7 +264,7 @@ if __name__ == "__main__":
 '''
 
 
-def test_a_wait_that_ctrl_c_ends_is_a_look(script: Callable[..., Script]) -> None:
+def test_a_wait_interrupted_by_ctrl_c_counts_as_looking(script: Callable[..., Script]) -> None:
     ended = script(INTERRUPTED)
     out, err = ended.process.communicate(timeout=60)
     assert (ended.process.returncode, out, err) == (0, "interrupted\n", "")

@@ -1,4 +1,4 @@
-"""Blocking work of a coroutine, done in a thread that ends before the coroutine goes on."""
+"""Run blocking work for a coroutine in a thread that ends before the coroutine continues."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ R = TypeVar("R")
 
 
 async def in_thread(work: Callable[[], R], name: str, interrupt: Callable[[], object]) -> R:
-    """Run ``work`` in a thread of its own, and return or raise its outcome.
+    """Run ``work`` in a new thread, and return or raise its outcome.
 
-    If the coroutine is cancelled, ``interrupt`` is called, which has to end the work soon. The cancellation is raised only
+    If the coroutine is cancelled, ``interrupt`` is called, which must make the work end soon. The cancellation is raised only
     when the thread has ended.
     """
     loop = asyncio.get_running_loop()
@@ -42,10 +42,10 @@ async def in_thread(work: Callable[[], R], name: str, interrupt: Callable[[], ob
                 interrupt()
     finally:
         if not done.done():
-            # The loop does not go on: nothing of the work is to be left.
+            # The loop was stopped: leave nothing of the work behind.
             interrupt()
         thread.join()
     if cancelled is not None:
-        done.exception()  # looked at
+        done.exception()  # counts as retrieved
         raise cancelled
     return done.result()

@@ -1,4 +1,4 @@
-"""Runs other programs under limits, and ends them together with everything that they have started.
+"""Run other programs under limits, and end them together with everything that they started.
 
 TOOL-1: when :func:`run_tool` returns or raises, nothing of the tool still runs, except what was detached.
 TOOL-2: the first process of a tool is waited for last. Until then its pid, which is part of the mark of all its descendants, is
@@ -34,7 +34,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _CHUNK = 1 << 16
 _KEPT_OUTPUT = 1 << 20
 _LOOK_S = 0.02
-# Looking takes at most this fraction (1 / n) of a core.
+# Checking takes at most 1 / n of a core.
 _SHARE = 10
 
 
@@ -48,14 +48,14 @@ class ToolLimit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUsage:
-    """What a tool and everything that it started have used."""
+    """Resources that a tool and everything that it started have used."""
 
     wall_s: float
     """Seconds from start to end."""
     cpu_s: float
     """Processor time in seconds, user and system."""
     peak_memory: int
-    """Bytes: the largest of its processes, or the sum of all at one of the looks, whichever is more. It is never less than
+    """Bytes: the peak of its largest process, or the highest sum of all processes that was measured, whichever is more. Never less than
     the size of the process that started the tool, because the tool begins as a copy of that."""
 
 
@@ -197,7 +197,7 @@ def detach(pid: int) -> None:
     if process_marks.look(pid) is None:
         raise ProcessLookupError(f"there is no process {pid} to detach")
     process_marks.detach_one(pid)
-    # Its descendants have a mark of their own. Those that it starts from here on are detached already.
+    # Its descendants have their own marks. Those that it starts from now on are detached already.
     while True:
         everyone = process_marks.look_at_all(process_marks.all_pids())
         due = [
@@ -213,7 +213,7 @@ def detach(pid: int) -> None:
 
 
 def checked_words(argv: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """The program and its arguments as strings."""
+    """Return the program and its arguments as strings."""
     if isinstance(argv, str | bytes):
         raise TypeError(
             f"argv must be a list of strings, got {argv!r}. No shell is used; to use one, run "
@@ -279,7 +279,7 @@ class _Minding:
         self._tools = 0
 
     def begin(self) -> tuple[int, int] | None:
-        """A tool is about to start. Returns the limits that mark it; its pid has to be added to the first."""
+        """Prepare the start of a tool. Returns the limits that mark it; the tool's pid must be added to the first."""
         process = holder().process
         own = process_marks.read(0)
         worker = process is not None and process.in_charge and not process.identity.is_script
@@ -301,7 +301,7 @@ class _Minding:
         return process_marks.soft_of(0), self._owner
 
     def end(self, mark: tuple[int, int] | None) -> None:
-        """Nothing is left of a tool."""
+        """Note that nothing is left of a tool."""
         with self._lock:
             if mark is None or mark[1] != self._owner or self._pid != os.getpid():
                 return
@@ -381,7 +381,7 @@ class _Run:
             minding.end(mark)
 
     def run_as(self, mark: tuple[int, int] | None) -> ToolResult:
-        """Run the tool with limits that mark it; the tool's pid is added to the first."""
+        """Run the tool with the limits that mark it; its pid is added to the first."""
         self._owner = 0 if mark is None else mark[1]
         fds: list[int] = []
         try:
@@ -457,7 +457,7 @@ class _Run:
                     os.close(fd)
 
     def _look(self, began: float) -> float | None:
-        """Check the limits. Returns after how many milliseconds they have to be checked again."""
+        """Check the limits. Returns the milliseconds until the next check."""
         now = time.monotonic()
         due = []
         request = self._request
@@ -486,7 +486,7 @@ class _Run:
 
     def _compare(self) -> None:
         request = self._request
-        # Count first, which is quick: a fork bomb goes on forking meanwhile. Some of these may have ended already.
+        # Count first, which is fast, because a fork bomb keeps forking meanwhile. The count may include processes that have ended.
         if (
             request.pids is not None
             and process_marks.count(self._matches) <= request.pids

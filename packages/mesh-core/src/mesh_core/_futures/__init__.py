@@ -1,4 +1,4 @@
-"""Results that are on their way: futures and promises, waiting for several, deadlines, event loops, and waits that can never end.
+"""Results that are on their way: futures, promises, waiting for several at once, deadlines, event loops, and deadlock checks.
 
 It imports `_common` and `_serialize`.
 """

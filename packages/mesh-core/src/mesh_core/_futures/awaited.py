@@ -1,4 +1,4 @@
-"""What a future stands on."""
+"""What a future waits for."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ class Coming(Protocol):
     """Something that an event loop can wait for."""
 
     def look(self, seen: int | None = None) -> bool:
-        """Wait until it is done or has progressed, or until that would block; true in the first case."""
+        """Poll briefly until it is done or has progressed; false if waiting longer would block."""
 
     def tell(self, waker: Waker, token: int, seen: int = ...) -> None:
-        """Give an event loop ``token`` when it is done, or has progressed."""
+        """Give ``token`` to an event loop when it is done or has progressed."""
 
     def is_local(self) -> bool:
-        """Whether it is for an actor of this process."""
+        """Whether it is for an actor in this process."""
 
     @property
     def actor(self) -> int:
-        """The actor that it is for; 0 for none."""
+        """The actor that it is for; 0 if there is none."""
 
 
 class Awaited(Coming, Protocol):
-    """Something that is going to be done: a call, a promise, or several futures together.
+    """Something that will be done: a call, a promise, or several futures together.
 
-    It may progress before it is done. Its waiters say how much of that they have ``seen``.
+    It may progress before it is done. Waiters pass how much progress they have ``seen``.
     """
 
     def done(self) -> bool:
-        """Whether the outcome is there."""
+        """Whether the outcome is available."""
 
     def wait(self, timeout: float | None = None, seen: int | None = None, heed: bool = True) -> bool:
-        """Block until it is done, or has progressed; false if ``timeout`` came first."""
+        """Block until it is done or has progressed; false if ``timeout`` passed first."""
 
     def note(self, listener: Completion, token: int, seen: int = ...) -> None:
-        """The same for a list of what is waited for together."""
+        """Put ``token`` into the list ``listener`` when it is done or has progressed."""
 
     def forget(self, listener: Completion) -> None:
         """Undo :meth:`note`."""
@@ -47,10 +47,10 @@ class Awaited(Coming, Protocol):
         """Give it up; false if it is done."""
 
     def look_away(self) -> None:
-        """Report no failure of it that nobody has looked at."""
+        """Do not report a failure of it that nobody has looked at."""
 
     def asked_by(self, actor: int) -> None:
-        """Say which actor is about to wait for it."""
+        """Note which actor is about to wait for it."""
 
     def missing(self) -> list[int]:
-        """Who has not answered, of those that were asked."""
+        """The indices of those receivers that have not answered."""

@@ -1,10 +1,10 @@
-"""Functions that are called when a future is done.
+"""Functions that are called when a future is done (:meth:`Future.add_done_callback`).
 
-CBK-1: each is called once, however the future ends, also if it was done before.
-CBK-2: to be called is not to look: a failure that the function does not ask for is reported as any that nobody has seen.
+CBK-1: each is called once, however the future ends, and also if it was done already.
+CBK-2: a call does not count as looking at the future: a failure that the function does not ask for is reported as unseen.
 
-One thread of a process, ``mesh-callbacks``, sleeps until one of the futures that have such functions is done. It is
-started with the first of them, and never reads what comes for the process.
+Each process has one thread for this, ``mesh-callbacks``. It starts with the first function, sleeps until one of the futures is
+done, and never reads incoming messages.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from mesh_core._futures.future import Future
     from mesh_core._process.process import Process
 
-# The number by which the thread is woken for nothing in particular.
+# The token that wakes the thread without a future.
 _WAKE = 0
 
-# How many deadlines are kept without checking whether their futures are done.
+# The number of deadlines that are kept without checking whether their futures are done.
 _FEW = 64
 
-# How long the end of the runtime waits for functions that are under way.
+# How long the end of the runtime waits for functions that are running.
 _MOMENT = 1.0
 
 
 def add(future: Future[Any], function: Callable[[Any], object]) -> None:
-    """Have ``function`` called with ``future`` when that is done."""
+    """Call ``function`` with ``future`` when it is done."""
     if not callable(function):
         raise TypeError(f"add_done_callback() must be given a function of the future, got {function!r}")
     if future.done():
         try:
             function(future)
-        except Exception as error:  # noqa: BLE001 - the same wherever it runs
+        except Exception as error:  # noqa: BLE001 - logged, as on the other thread
             _log(error, future)
         return
     process = future._process
@@ -49,38 +49,38 @@ def add(future: Future[Any], function: Callable[[Any], object]) -> None:
 def _log(error: BaseException, future: Future[Any]) -> None:
     from mesh_core._serialize.exceptions import format_traceback
 
-    # Text only: a record that held the error would hold the future.
+    # Text only: a log record that held the error would keep the future alive.
     logging.getLogger("mesh").error(
-        "a done-callback of %s has raised; the future is not affected:\n%s",
+        "a done-callback of %s raised an exception; the future is not affected:\n%s",
         future._what(),
         format_traceback(error),
     )
 
 
 class Callbacks:
-    """Those of one process, in its slots."""
+    """The done-callbacks of one process; an instance is kept in its slots."""
 
     def __init__(self, process: Process) -> None:
         self._list = process.runtime.completion()
         self._pid = process.pid
-        # What is done already: it puts a number into the list whenever it is asked to.
+        # Already done: it puts a token into the list whenever it is asked to.
         self._wake = process.runtime.completion()
         self._wake.set(None, False, 0)
-        # No code of others runs under it, but for what the garbage collector runs anywhere.
+        # Reentrant: a garbage collection may run other code while it is held.
         self._lock = threading.RLock()
         self._waiting: dict[int, tuple[Future[Any], Callable[[Any], object]]] = {}
         self._last = _WAKE
         self._deadlines: list[tuple[float, int]] = []
         self._thread: threading.Thread | None = None
         self._ending = process.closed
-        """Whether the thread ends as soon as nothing is waited for."""
+        """Whether the thread ends as soon as no callback is left."""
         process.hooks.closed.append(self._end)
 
     def add(self, future: Future[Any], function: Callable[[Any], object]) -> None:
         if os.getpid() != self._pid:
-            # A forked copy, whose lock nobody may ever release: this says so.
+            # In a forked copy, the lock may never be released. This call raises an error there.
             future._listen(self._list, _WAKE)
-        # Not under the lock: a gathering takes one of its own, under which code of others may run.
+        # Without the lock: a gathering takes its own lock, under which other code may run.
         due = future._due()
         with self._lock:
             self._last += 1
@@ -93,10 +93,10 @@ class Callbacks:
                 self._thread.start()
 
     def _note(self, due: float | None, token: int) -> None:
-        """Have :meth:`_expire` look at a future then."""
+        """Make :meth:`_expire` check a future at the time ``due``."""
         if due is not None:
             if len(self._deadlines) > _FEW + 2 * len(self._waiting):
-                # Most are of futures that were done long before.
+                # Most of them are of futures that have been done for a while.
                 self._deadlines = [each for each in self._deadlines if each[1] in self._waiting]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (due, token))
@@ -132,11 +132,11 @@ class Callbacks:
         del found
         try:
             function(future)
-        except BaseException as error:  # noqa: BLE001 - somebody else's code, and the others are to be told too
+        except BaseException as error:  # noqa: BLE001 - the user's code; the other callbacks must still run
             _log(error, future)
 
     def _expire(self) -> float | None:
-        """End those whose deadline has passed; returns the seconds until the next one does."""
+        """End futures whose deadline has passed; returns the seconds until the next deadline."""
         while True:
             with self._lock:
                 if not self._deadlines:
@@ -147,18 +147,18 @@ class Callbacks:
                     return due - now
                 heapq.heappop(self._deadlines)
             if found is not None:
-                # It tells the list, as whatever ends it does. A gathering may have further deadlines.
+                # This puts its token into the list, like any other end. A gathering may have further deadlines.
                 found[0]._expire()
                 due_next = None if found[0].done() else found[0]._due()
                 with self._lock:
                     self._note(due_next, token)
 
     def _end(self) -> None:
-        """The runtime is closed, and what still waited for it is done."""
+        """The runtime was closed: end the thread when all callbacks have run."""
         with self._lock:
             self._ending = True
             thread, idle = self._thread, not self._waiting
         self._wake.note(self._list, _WAKE)
         if thread is not None and thread is not threading.current_thread():
-            # A promise may still be kept, and its function is called then; nobody waits for that here.
+            # A promise may still be kept and its function called. That is not waited for.
             thread.join(_MOMENT if idle else 0.0)

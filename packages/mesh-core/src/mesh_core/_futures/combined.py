@@ -1,7 +1,7 @@
-"""Several futures at once: :func:`gather`, :func:`wait`, :func:`wait_async`, :func:`as_completed`.
+"""Waiting for several futures: :func:`gather`, :func:`wait`, :func:`wait_async`, :func:`as_completed`.
 
-Whatever is waited for puts its number into one list when it is done (``Completion`` in Rust): one wait for all of them,
-without a thread or a look for each.
+Each future puts a token into one shared list when it is done (``Completion`` in Rust). So one wait is enough for all of them,
+without a thread or a poll for each.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 R = TypeVar("R")
-# Unbound: a list of several kinds of futures would otherwise be a list of objects, and refused by type checkers.
+# Not bound to Future: type checkers would infer `object` for a list with several kinds of futures, and reject it.
 F = TypeVar("F")
 
 
@@ -38,12 +38,12 @@ F = TypeVar("F")
 
 
 class _Adopted(Future[R]):
-    """A future of another library, as one of ours."""
+    """A future of another library, wrapped as one of ours."""
 
     __slots__ = ("_given", "_loop")
 
     def __init__(self, given: Any, process: Process, call: Completion) -> None:
-        super().__init__(process, call, _result_of(given), lambda: _shown(given))
+        super().__init__(process, call, lambda _call: given.result(), lambda: _shown(given))
         self._given = given
         self._loop = given.get_loop() if hasattr(given, "get_loop") else None
 
@@ -61,18 +61,14 @@ class _Adopted(Future[R]):
         return super()._wait(timeout, heed)
 
     def cancel(self) -> bool:
-        """Ask for its cancellation where it is from, which decides; false if it was done."""
+        """Ask the library to cancel it, which may refuse; false if it was done."""
         if self.done():
             return False
         if self._loop is None or running_loop() is self._loop:
             return bool(self._given.cancel())
-        with contextlib.suppress(RuntimeError):  # its loop is closed, and never ends it
+        with contextlib.suppress(RuntimeError):  # its loop is closed, so it will never be done
             self._loop.call_soon_threadsafe(self._given.cancel)
         return True
-
-
-def _result_of(given: Any) -> Callable[[Completion], Any]:
-    return lambda _call: given.result()
 
 
 def _shown(given: Any) -> str:
@@ -81,10 +77,10 @@ def _shown(given: Any) -> str:
 
 
 def adopt(given: Any, process: Process, where: str) -> Future[Any]:
-    """Whatever can be waited for, as a future of ours. ``where`` it was given is named in errors."""
+    """Return anything that can be waited for as a :class:`Future`. Errors name ``where`` it was passed."""
     if isinstance(given, Future):
         return given
-    # Nobody has made such a future where these were never imported.
+    # If a module was never imported, nobody has made one of its futures.
     threads, asyncio = sys.modules.get("concurrent.futures"), sys.modules.get("asyncio")
     if threads is not None and isinstance(given, threads.Future):
         return _Adopted(given, process, _completion_of(given, process, given.add_done_callback))
@@ -103,7 +99,7 @@ def adopt(given: Any, process: Process, where: str) -> Future[Any]:
 def _completion_of(
     given: Any, process: Process, listen: Callable[[Callable[[Any], object]], object]
 ) -> Completion:
-    """What is done when ``given`` is; one for each, as not every library takes callbacks back."""
+    """Return a completion that is done when ``given`` is; one per future, because some libraries cannot remove callbacks."""
     adopted = process.slots.of(Promises).adopted
     found = adopted.get(given)
     if found is None:
@@ -137,14 +133,14 @@ def _listen_on_loop(given: Any) -> Callable[[Callable[[Any], object]], object]:
 
 
 def all_done(process: Process, members: Sequence[Future[Any]], what: str) -> Future[None]:
-    """What is done when all are, and fails with the first that does."""
+    """Return a future that is done when all members are, and fails as soon as one does."""
     gathered: Any = _AllDone(process, members, each=False)
     gathered._what = lambda: what
     return gathered  # type: ignore[no-any-return]
 
 
 class _Watch:
-    """Futures that somebody waits for together, and the order in which they are done."""
+    """A set of futures that are waited for together, in the order in which they finish."""
 
     __slots__ = ("_deadlines", "_members", "_pending", "done", "list", "lock", "taken")
 
@@ -152,11 +148,11 @@ class _Watch:
         self._members = members
         self._pending = dict.fromkeys(range(len(members)))
         self.done: list[int] = []
-        """Places, in the order in which they were done."""
+        """Indices, in the order in which the futures finished."""
         self.list = process.runtime.completion()
         self.taken = 0
-        """How much of the list was looked at."""
-        # Looking at a future may run the user's code, which may look at this one.
+        """How many tokens of the list were processed."""
+        # Reentrant: checking a future may run the user's code, which may check this one.
         self.lock = threading.RLock()
         self._deadlines = [
             (member._deadline, place)
@@ -168,7 +164,7 @@ class _Watch:
             member._listen(self.list, place)
 
     def take(self) -> None:
-        """Look at all that have progressed."""
+        """Check all futures that have progressed."""
         with self.lock:
             while (place := self.list.token(self.taken)) is not None:
                 self.taken += 1
@@ -181,27 +177,27 @@ class _Watch:
                     self._members[place]._listen(self.list, place)
 
     def pending(self) -> list[int]:
-        """Places of those that were not done, in order."""
+        """Indices of the futures that are not done, in order."""
         with self.lock:
             return list(self._pending)
 
     def parted(self, given: Sequence[F]) -> tuple[list[F], list[F]]:
-        """What was given: that which is done, as it came to be, and the rest."""
+        """Split ``given`` into what is done, in the order in which it finished, and the rest."""
         with self.lock:
             return [given[place] for place in self.done], [given[place] for place in self._pending]
 
     def check(self, *, awaited: bool) -> None:
-        """Raise where waiting could never end."""
+        """Raise if waiting could never end."""
         for place in self.pending():
             self._members[place]._check_wait(awaited=awaited)
 
     def due(self) -> float | None:
-        """When :meth:`expire` is to be called next."""
+        """When to call :meth:`expire` next."""
         with self.lock:
             return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self) -> float | None:
-        """End those whose deadline has passed; returns the seconds until the next one does."""
+        """End futures whose deadline has passed; returns the seconds until the next deadline."""
         if not self._deadlines:
             return None
         with self.lock:
@@ -216,7 +212,7 @@ class _Watch:
         return None
 
     def wait(self, count: int, until: float | None, heed: bool = True) -> bool:
-        """Block until ``count`` are done, or the list is given up; false if ``until`` came first."""
+        """Block until ``count`` are done or the list is cancelled; false if the time ``until`` came first."""
         while True:
             left = self.expire()
             self.take()
@@ -230,7 +226,7 @@ class _Watch:
             self.list.wait(left, self.taken, heed)
 
     async def wait_async(self, process: Process, count: int) -> None:
-        """Wait until ``count`` are done, or the list is given up."""
+        """Wait until ``count`` are done or the list is cancelled."""
         bridge = process.bridge()
         while True:
             left = self.expire()
@@ -253,7 +249,7 @@ class _Watch:
 
 
 class _Gathered(Future[list[Any]]):
-    """What :func:`gather` returns."""
+    """The result of :func:`gather`."""
 
     __slots__ = ("_each", "_first", "_looked", "_members", "_watch")
 
@@ -270,7 +266,7 @@ class _Gathered(Future[list[Any]]):
         super().__init__(process, self._watch.list, _unused, lambda: f"a gathering of {count} futures")
 
     def _look(self) -> bool:
-        """Look at those that are done; true once the outcome is known."""
+        """Check the futures that are done; true once the outcome is known."""
         if self._state != _PENDING:
             return True
         watch = self._watch
@@ -287,7 +283,7 @@ class _Gathered(Future[list[Any]]):
                 self._looked = len(watch.done)
             known = self._first is not None or self._looked == len(self._members)
         if known and not self._call.done():
-            # Wake other waiters of this one.
+            # Wake other threads that wait for this future.
             self._call.set(None, False, 0)
         return known or self._call.done()
 
@@ -300,7 +296,7 @@ class _Gathered(Future[list[Any]]):
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._watch.taken)
 
-    # Its members have the deadlines.
+    # The deadlines are those of its members.
 
     def _due(self) -> float | None:
         return None if self._state != _PENDING else self._watch.due()
@@ -339,11 +335,11 @@ class _Gathered(Future[list[Any]]):
                     if member._state == _FAILED:
                         member._tell()
         with self._process.settling:
-            # If it was given up, it has its outcome already.
+            # If it was cancelled, it already has its outcome.
             if self._state == _PENDING:
                 self._value = value
                 self._state = _DONE if self._first is None else _FAILED
-        # Not under the lock, which those take who hold the watch's.
+        # Without the `settling` lock, which is taken by threads that hold the lock of the watch.
         watch.close()
 
     def _trace(self) -> TracebackType | None:
@@ -366,7 +362,7 @@ class _Gathered(Future[list[Any]]):
 
 
 class _AllDone(_Gathered):
-    """What :func:`all_done` returns."""
+    """The result of :func:`all_done`."""
 
     __slots__ = ()
 
@@ -391,11 +387,11 @@ def gather(
 def gather(*futures: Any, return_exceptions: bool = False) -> Future[Any]:
     """Return a future of the list of all results, in the order of ``futures``.
 
-    The first failure, in order of time, is raised at once; the others go on. With ``return_exceptions`` nothing is
-    raised, and the list holds exceptions where futures have failed. ``cancel()`` cancels those that are not done.
+    The first failure, in order of time, is raised at once; the other futures go on. With ``return_exceptions``, nothing is
+    raised, and the list contains exceptions for futures that failed. ``cancel()`` cancels the futures that are not done.
 
-    Futures may be of calls, of promises, ``concurrent.futures`` and asyncio futures. Other awaitables are run in the
-    event loop of the calling thread, and so can only be given, and awaited, in a coroutine.
+    Futures may be of calls, of promises, ``concurrent.futures`` and asyncio futures. Other awaitables run in the event loop of
+    the calling thread, so they can be passed, and the result awaited, only in a coroutine.
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> from mesh_core import Promise, gather
@@ -412,12 +408,12 @@ def gather(*futures: Any, return_exceptions: bool = False) -> Future[Any]:
 
 
 def _members_of(futures: Iterable[Any], process: Process, name: str) -> tuple[list[Any], list[Future[Any]]]:
-    """What was given, each once, and the futures of it."""
+    """Return the given objects without duplicates, and a :class:`Future` for each."""
     if hasattr(futures, "__await__") or not hasattr(futures, "__iter__"):
         raise TypeError(f"{name}() must be given an iterable of futures, got {futures!r}")
     given = list({id(each): each for each in futures}.values())
     for each in given:
-        # Who gets it back could not ask it for its result.
+        # The caller gets it back, and could not ask it for its result.
         if not hasattr(each, "result"):
             raise TypeError(
                 f"{name}() must be given futures, got {each!r}. Make a future of an awaitable with "
@@ -429,11 +425,11 @@ def _members_of(futures: Iterable[Any], process: Process, name: str) -> tuple[li
 def wait(
     futures: Iterable[F], *, count: int | None = None, timeout: float | None = None
 ) -> tuple[list[F], list[F]]:
-    """Block until ``count`` of the futures are done, by default all; return those that are done, and the others.
+    """Block until ``count`` of the futures are done (by default, all of them); return those that are done, and the others.
 
-    Done are those with a result, an exception, or given up; nothing is raised. Those that were done before come first, as
-    they were given; the others follow in the order in which they finish. After ``timeout`` seconds it returns what there is. It takes what :func:`gather` takes, save for awaitables that are no
-    futures, and gives back the objects it was given.
+    A future is done when it has a result, an exception, or was cancelled; nothing is raised. Futures that were done before come
+    first, in the order given; the others follow in the order in which they finish. After ``timeout`` seconds, it returns what is
+    done by then. It takes what :func:`gather` takes, except awaitables that are not futures, and returns the same objects.
 
     >>> from mesh_core import Promise, wait
     >>> one, two = Promise[str](), Promise[str]()
@@ -465,9 +461,9 @@ async def wait_async(
     count: int | None = None,
     timeout: float | None = None,  # noqa: ASYNC109 - it raises nothing, unlike asyncio.timeout
 ) -> tuple[list[F], list[F]]:
-    """As :func:`wait`, for coroutines: the event loop goes on meanwhile.
+    """Like :func:`wait`, for coroutines: the event loop continues meanwhile.
 
-    To cancel the wait cancels none of the futures.
+    Cancelling the wait cancels none of the futures.
 
     >>> import asyncio
     >>> from mesh_core import Promise, wait_async
@@ -499,7 +495,7 @@ async def wait_async(
 
 
 def _count(count: int | None, members: Sequence[Future[Any]], name: str) -> int:
-    """How many are to be waited for."""
+    """Return how many futures to wait for."""
     if count is None:
         return len(members)
     if not is_whole(count, 1):
@@ -513,7 +509,7 @@ def _heed_alarm(process: Process, members: Sequence[Future[Any]]) -> None:
 
 
 class _Completed(Generic[F]):
-    """What :func:`as_completed` returns."""
+    """The result of :func:`as_completed`."""
 
     __slots__ = ("_given", "_limit", "_members", "_n", "_process", "_until", "_watch")
 
@@ -529,7 +525,7 @@ class _Completed(Generic[F]):
         self._watch = _Watch(process, members)
 
     def __len__(self) -> int:
-        """How many are still to come."""
+        """How many have not been returned yet."""
         return len(self._given) - self._n
 
     def _next(self) -> F:
@@ -578,7 +574,7 @@ class _Completed(Generic[F]):
         return self._next()
 
     def __del__(self) -> None:
-        # The remaining futures must not go on adding to a list that nobody reads.
+        # The remaining futures must not keep adding to a list that nobody reads.
         watch = getattr(self, "_watch", None)
         if watch is not None:
             watch.close()
@@ -587,8 +583,8 @@ class _Completed(Generic[F]):
 def as_completed(futures: Iterable[F], *, timeout: float | None = None) -> _Completed[F]:
     """Iterate over futures in the order in which they finish, with ``for`` or, in a coroutine, ``async for``.
 
-    Those that were done before come first, as they were given. It takes what :func:`wait` takes and gives back the objects it was given. What has not come ``timeout`` seconds after
-    this call is an :class:`ActorTimeout`.
+    Futures that were done before come first, in the order given. It takes what :func:`wait` takes, and returns the same objects.
+    A future that is not done ``timeout`` seconds after this call makes the loop raise :class:`ActorTimeout`.
 
     >>> from mesh_core import Promise, as_completed
     >>> one, two = Promise[str](), Promise[str]()

@@ -1,4 +1,4 @@
-"""Deadlines: what a call hands on to the calls made while it is handled, and who is late."""
+"""Deadlines: how calls inherit them, and which receivers have not answered in time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 _LEAST_S = 0.001
 _NAMED = 8
-# At most this many ranks are looked at to find their hosts.
+# To name the hosts, at most this many ranks are examined.
 _LOOKED_AT = 1000
 
 
 def inherited(limit: float | None) -> float | None:
-    """The time that a call has: its own limit, or what is left to the message that is being handled, if that is less."""
+    """Return the time limit of a call: its own, or what is left of the deadline of the message being handled, whichever is less."""
     message = current_message()
     left = None if message is None else message.left
     if left is None:
         return limit
-    # One that is over already is sent all the same: it times out like any other.
+    # A call whose time has run out is sent anyway: it times out like any other.
     left = max(left, _LEAST_S)
     return left if limit is None else min(limit, left)
 
 
 def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, Any]]:
-    """Say who has not answered a call: words for its error, and the error's fields."""
+    """Describe which receivers have not answered: text for the error, and the error's fields."""
     who: Addressee | None = getattr(owner, "_who", None)
     missing = call.missing()
     if who is None or not missing:
@@ -51,7 +51,7 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
         text = f"actors {who.name!r} on ranks {ranks}{more}, {_hosts(missing, who)}, have not answered"
     from mesh_core._native import locate
 
-    # A message of an extension to one process names no mesh.
+    # A message that an extension sends to one process names no mesh.
     for index in [] if who.mesh is None else missing[:_NAMED]:
         first = who.location.addr(who.mesh._procs_id, who.view.rank_at(index))
         pid = process.runtime.pid_of(*locate(process.runtime, *first))
@@ -63,7 +63,7 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
 
 
 def _hosts(missing: list[int], who: Addressee) -> str:
-    # As many as there are names for; counting all of a large mesh is not worth it.
+    # A few names are enough; counting the hosts of a large mesh is not worth the time.
     names = list(dict.fromkeys(who.host(index) for index in missing[:_LOOKED_AT]))
     if len(names) == 1:
         return f"host {names[0]}"
@@ -71,7 +71,7 @@ def _hosts(missing: list[int], who: Addressee) -> str:
 
 
 def is_stopped(pid: int | None) -> bool:
-    """Whether a signal has stopped a process of this host, so that it cannot answer."""
+    """Whether a signal has stopped a process of this host."""
     if pid is None:
         return False
     from pathlib import Path
@@ -83,7 +83,7 @@ def is_stopped(pid: int | None) -> bool:
 
 
 def expired(message: Message) -> ActorTimeout:
-    """What is said of a message whose deadline has passed."""
+    """Return the error of a message whose deadline has passed."""
     return ActorTimeout(
-        f"the deadline of {message.name} passed before it had returned; it was not run to its end"
+        f"the deadline of {message.name} passed before it returned; it was not run to its end"
     )

@@ -1,4 +1,4 @@
-"""Waits that can never end, refused where they begin.
+"""Waits that can never end are refused when they begin.
 
 WAIT-1: an actor that handles one message at a time does not wait for its own mailbox while it handles one.
 WAIT-2: the thread of a process's event loop does not block for an answer that this loop has to give.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: bool) -> MeshError | None:
-    """The error of a wait that cannot end; ``None`` for all others. Called where a process has actors of its own."""
+    """Return the error of a wait that can never end; ``None`` for other waits. Called in processes that host actors."""
     actor_host = process._actor_host
     if actor_host is None or not call.is_local():
         return None
@@ -32,7 +32,7 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
         assert actor is not None
         return MeshError(
             f"deadlock: actor {actor.instance.name!r} is waiting for its own endpoint: {what} would wait "
-            "forever, since an actor handles one message at a time. Call the method itself "
+            "forever, because an actor handles one message at a time. Call the method itself "
             "(self.method(...)), do not wait here, or mark the waiting endpoint "
             "@endpoint(concurrent=True)"
         )
@@ -40,8 +40,8 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
         if actor is not None and not actor.needs_loop(getattr(owner, "_name", "")):
             return None
         return MeshError(
-            f"deadlock: {what} is waited for with get() on the thread of the event loop that has to "
-            "answer it, which would wait forever. Await it (`await future`), or make the endpoint a "
-            "plain function, which has a thread of its own"
+            f"deadlock: get() on {what} would block the thread of the event loop that has to answer it, and "
+            "wait forever. Await it (`await future`), or make the endpoint a "
+            "plain function, which runs on another thread"
         )
     return None

@@ -1,4 +1,4 @@
-"""Results that are on their way."""
+"""Futures: results that are on their way."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PENDING, _DONE, _FAILED = 0, 1, 2
 
 
 class Future(Generic[R]):
-    """The result of a call or a :class:`Promise`, for scripts, threads, notebooks and coroutines alike.
+    """The result of a call or a :class:`Promise`, which may not be there yet. Works in scripts, threads, notebooks and coroutines.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> class Adder(Actor):
@@ -67,7 +67,7 @@ class Future(Generic[R]):
         self._state = _PENDING
         self._value: Any = None
 
-    # Stream futures look at one outcome of a call instead of all of them.
+    # Overridden by stream futures, which wait for one outcome of a call instead of all of them.
 
     def _wait(self, timeout: float | None, heed: bool = True) -> bool:
         return self._call.wait(timeout, None, heed)
@@ -78,7 +78,7 @@ class Future(Generic[R]):
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call)
 
-    # Who waits for several futures listens to each, and asks those that have progressed whether they are done.
+    # To wait for several futures, listen to each; when one has progressed, ask it whether it is done.
 
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token)
@@ -87,23 +87,23 @@ class Future(Generic[R]):
         self._call.forget(listener)
 
     def _progress(self) -> bool:
-        """Whether it is done now that something has arrived; if not, the caller listens again."""
+        """Whether it is done, after something has arrived; if not, the caller listens again."""
         return self.done()
 
     def _due(self) -> float | None:
-        """When :meth:`_expire` is to be called, if it is not done by then."""
+        """When to call :meth:`_expire` if it is not done by then."""
         return None if self._state != _PENDING else self._deadline
 
     def _check_wait(self, *, awaited: bool) -> None:
-        """Raise where waiting for it could never end."""
+        """Raise if waiting for it could never end."""
         if self._process._actor_host is not None and not self._arrived():
             self._refuse_wait(awaited=awaited)
 
     def get(self, timeout: float | None = None) -> R:
-        """Wait for the result and return it, or raise what the endpoint raised.
+        """Wait for the result and return it, or raise the exception of the endpoint.
 
-        After ``timeout`` seconds it raises :class:`ActorTimeout`; the call goes on, and can be waited for again. To end
-        the call itself by a deadline use ``with_options(timeout=)``.
+        After ``timeout`` seconds, raise :class:`ActorTimeout`. The call goes on, and you can wait for it again. To end the call itself
+        at a deadline, use ``with_options(timeout=)``.
         """
         if self._state == _PENDING:
             self._come(timeout)
@@ -115,7 +115,7 @@ class Future(Generic[R]):
     result = get
 
     def _come(self, timeout: float | None, heed: bool = True) -> None:
-        """Wait for the outcome; unless ``heed`` is false, what else has failed may be raised meanwhile."""
+        """Wait for the outcome. Unless ``heed`` is false, another failure may be raised meanwhile."""
         wait, last = timeout, False
         if self._deadline is not None:
             left = self._deadline - time.monotonic()
@@ -129,7 +129,7 @@ class Future(Generic[R]):
             came = self._wait(wait, heed)
         except BaseException as error:
             if not isinstance(error, Exception):
-                # Ctrl-C: what becomes of the call is nobody's concern any more.
+                # Ctrl-C: nobody is interested in the outcome of the call any more.
                 self._call.look_away()
             raise
         if not came:
@@ -139,11 +139,11 @@ class Future(Generic[R]):
         self._settle()
 
     def _has_news(self) -> bool:
-        """Whether it has an outcome to tell, which goes before what else has failed."""
+        """Whether it has an outcome, which takes precedence over other failures."""
         return self._arrived()
 
     def _raise_failure(self) -> None:
-        """Raise the failure that is due: this is the script's next call that waits."""
+        """Raise the failure that is pending for the script, in its next call that waits."""
         error = self._process.supervision.alarm()
         if error is not None:
             raise error
@@ -158,7 +158,7 @@ class Future(Generic[R]):
         return (f" ({said}{chain})" if said else ""), fields
 
     def _chain(self, waited: float | None) -> str:
-        """What those do who have not answered, and for whom they wait. Blocks a little; not on an event loop."""
+        """Describe what the receivers without an answer do and wait for. Blocks for a short time, except on an event loop."""
         from mesh_core._futures.wait_chain import chain
 
         return chain(self._process, self._call, getattr(self._what, "__self__", None), waited)
@@ -179,19 +179,19 @@ class Future(Generic[R]):
             **fields,
         )
 
-    # A future has one outcome, whichever threads wait for it, cancel it and see its deadline pass: the first to hold
-    # the lock decides, and gives the call up, if need be, while it holds it.
+    # A future has one outcome, even if several threads wait for it, cancel it and see its deadline pass. The first one to
+    # take the lock decides. It cancels the call, if necessary, while it holds the lock.
 
     def _is_pending(self) -> bool:
         return self._state == _PENDING
 
     def _fail(self, error: BaseException) -> None:
-        # The value first: other threads look at the state without the lock.
+        # The value first: other threads read the state without the lock.
         self._value = error
         self._state = _FAILED
 
     def _give_up(self, error: BaseException) -> bool:
-        """End the call with this error; false if it has its outcome."""
+        """Cancel the call, with this error as the outcome; false if it already has an outcome."""
         with self._process.settling:
             if self._state != _PENDING or not self._call.cancel():
                 return False
@@ -199,11 +199,11 @@ class Future(Generic[R]):
             return True
 
     def _expire(self, chain: str | None = "") -> None:
-        # Before the call is given up, and with it the list of those that are missing.
+        # Make the error first: cancelling the call clears its list of missing receivers.
         self._give_up(self._too_late(chain))
 
     def _refuse_wait(self, *, awaited: bool) -> None:
-        """Raise, and give the call up, where waiting for it could never end."""
+        """Raise, and cancel the call, if waiting for it could never end."""
         from mesh_core._common.context import current_instance
         from mesh_core._futures.deadlocks import refused
 
@@ -216,7 +216,7 @@ class Future(Generic[R]):
             raise error
 
     def _settle(self) -> None:
-        # A call gives its outcomes away once, and several threads may wait for it.
+        # A call returns its outcomes only once, but several threads may wait for it.
         with self._process.settling:
             if self._state != _PENDING:
                 return
@@ -231,7 +231,7 @@ class Future(Generic[R]):
                 self._state = _DONE
 
     def _in_own_words(self, error: BaseException) -> BaseException:
-        """The receiver noticed first that the deadline has passed; this process can say more about it."""
+        """Return a more detailed error if the receiver was the first to notice that the deadline has passed."""
         if (
             self._deadline is None
             or not isinstance(error, ActorTimeout)
@@ -249,19 +249,19 @@ class Future(Generic[R]):
             try:
                 raise self._value.with_traceback(self._trace())
             finally:
-                # The raised error refers to this frame, which refers to the error through `self` otherwise.
+                # Otherwise the raised error would refer to this frame, which refers to the error through `self`.
                 del self
         value: R = self._value
         return value
 
     def _trace(self) -> TracebackType | None:
-        """What the error's traceback begins with, each time it is raised."""
+        """The traceback to start from each time the error is raised."""
         return None
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return what the call raised; ``None`` if it succeeded. After ``timeout`` it is an :class:`ActorTimeout`.
+        """Wait, and return what the call raised; ``None`` if it succeeded. After ``timeout`` seconds, raise :class:`ActorTimeout`.
 
-        What else has failed meanwhile, and ``get`` would raise, is left to the next ``get``.
+        Other failures that ``get`` would raise meanwhile are left to the next ``get``.
         """
         if self._state == _PENDING:
             self._come(timeout, heed=False)
@@ -272,23 +272,23 @@ class Future(Generic[R]):
         return error
 
     def _tell(self) -> None:
-        """Note that the script has this error."""
+        """Note that the script has been told of this error."""
         if isinstance(self._value, MeshError):
             self._process.told(self._value)
 
     def unseen(self) -> BaseException | None:
-        """The error that is there and that nobody has been told of."""
+        """Return the error if there is one and nobody has been told of it."""
         if self._state != _PENDING or not self._arrived():
             return None
         self._settle()
         return self._value if self._state == _FAILED else None
 
     def done(self) -> bool:
-        """Say whether the result is there; never waits."""
+        """Whether the result is there; never waits."""
         return self._state != _PENDING or self._arrived()
 
     def cancel(self) -> bool:
-        """Give up the call; false if it was done. The coroutine that works on it is cancelled, its reply dropped."""
+        """Cancel the call; false if it was done. Its coroutine is cancelled, and its reply is dropped."""
         if self._state != _PENDING or self._call.done():
             return False
         import asyncio
@@ -299,11 +299,11 @@ class Future(Generic[R]):
         return given_up
 
     def _take_back(self, *, begun: bool) -> None:
-        """Of a task: have it not begun, or, with ``begun``, its coroutine cancelled. The outcome tells what became of it."""
-        self._call.take_back(begun)  # type: ignore[attr-defined]  # a promise's future is no task
+        """Ask that the task not be begun or, with ``begun``, that its coroutine be cancelled. The outcome says what happened."""
+        self._call.take_back(begun)  # type: ignore[attr-defined]  # never called for the future of a promise
 
     def _let_go(self) -> None:
-        """It was given up; so is what it waited for. Not under the lock: that may run the user's code."""
+        """Called after it was cancelled, to cancel what it waited for. Without the lock: this may run the user's code."""
 
     def __await__(self) -> Generator[Any, None, R]:
         if self._state == _PENDING:
@@ -323,7 +323,7 @@ class Future(Generic[R]):
             if self._deadline is None:
                 await self._arrive()
             else:
-                self._process.bridge()  # explains itself where there is no such loop
+                self._process.bridge()  # raises a clear error if no asyncio event loop runs here
                 async with asyncio.timeout(self._deadline - time.monotonic()):
                     await self._arrive()
         except TimeoutError:
@@ -336,7 +336,7 @@ class Future(Generic[R]):
             raise
 
     def as_asyncio(self) -> asyncio.Future[R]:
-        """Return this as a future of the running event loop, for ``asyncio.wait`` and its like."""
+        """Return this as a future of the running event loop, for ``asyncio.wait`` and similar functions."""
         import asyncio
 
         async def wait() -> R:
@@ -347,20 +347,20 @@ class Future(Generic[R]):
                 self.cancel()
 
         waiting = asyncio.ensure_future(wait())
-        # A task that is cancelled before its first step never comes to what would give up the call.
+        # A task that is cancelled before its first step never runs the code that would cancel the call.
         waiting.add_done_callback(ended)
         return waiting
 
     def then(self, change: Callable[[R], S]) -> Future[S]:
-        """Return a future of ``change(result)``; ``change`` runs where that future is waited for."""
+        """Return a future of ``change(result)``; ``change`` runs in the thread or coroutine that waits for that future."""
         return _Changed(self, change)
 
     def add_done_callback(self, function: Callable[[Future[R]], object]) -> None:
-        """Have ``function(future)`` called once when this is done: with a result, an exception, or given up.
+        """Call ``function(future)`` once when this future is done: with a result, with an exception, or cancelled.
 
-        It runs on the thread ``mesh-callbacks``, one after the other; where this is done already, here and now. It should
-        be short. What it raises is logged. An exception that it does not look at (``future.exception()``) is reported
-        as one that nobody has looked at. The future is kept until then.
+        Functions run one after the other on the thread ``mesh-callbacks``; if the future is done already, the function runs at once,
+        here. It should be short. Exceptions that it raises are logged. If it does not look at the future's exception
+        (``future.exception()``), that is reported as one that nobody has looked at. The future is kept until then.
 
         >>> import threading
         >>> from mesh_core import Promise
@@ -375,8 +375,8 @@ class Future(Generic[R]):
 
     def __reduce__(self) -> Any:
         raise Unsendable(
-            "cannot pickle a future, which belongs to the process that made the call",
-            f"Wait for it first, and send its value: future.get(), or await future ({self!r}).",
+            "cannot pickle a future, because it belongs to the process that made the call",
+            f"Wait for it first, and send its value: future.get() or await future ({self!r}).",
         )
 
     def __repr__(self) -> str:
@@ -387,7 +387,7 @@ class Future(Generic[R]):
 
 
 class _Changed(Future[S]):
-    """What :meth:`Future.then` returns: another future's result, changed."""
+    """The result of :meth:`Future.then`."""
 
     __slots__ = ("_change", "_source")
 
@@ -426,7 +426,7 @@ class _Changed(Future[S]):
 
     def _settle(self) -> None:
         self._source._settle()
-        # Not under the lock: this is the user's code, and may wait for other calls.
+        # Without the lock: this is the user's code, and may wait for other calls.
         try:
             value: Any = self._change(self._source._outcome())
             state = _DONE
@@ -438,7 +438,7 @@ class _Changed(Future[S]):
 
 
 class StreamFuture(Future[R]):
-    """One outcome of a streamed call: the one that arrived as number ``n``."""
+    """One outcome of a streamed call: the ``n``-th to arrive."""
 
     __slots__ = ("_n",)
 
@@ -460,8 +460,8 @@ class StreamFuture(Future[R]):
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._n)
 
-    # For streams whose length is not known: wait, and say whether the stream has ended instead. A deadline that
-    # passes meanwhile is the future's to raise.
+    # For streams of unknown length: wait, and return whether the stream has ended instead. If a deadline passes
+    # meanwhile, the future raises that.
 
     def _is_last(self) -> bool:
         left = None if self._deadline is None else self._deadline - time.monotonic()
@@ -481,10 +481,10 @@ class StreamFuture(Future[R]):
 
 
 class Stream(Generic[R]):
-    """The results of a call to many, in the order in which they arrive.
+    """The results of a call to several actors, or of a generator, in the order in which they arrive.
 
-    Iterate with ``for``, which gives futures whose ``get`` returns at once or waits for the next to arrive; or with
-    ``async for``, which gives futures to be awaited.
+    Iterate with ``for``, to get futures whose ``get`` returns the next result as soon as it arrives, or with
+    ``async for``, to get futures to await.
     """
 
     __slots__ = ("_call", "_closes", "_make", "_open_ended", "_read")
@@ -499,11 +499,11 @@ class Stream(Generic[R]):
         self._call = call
         self._make = make
         self._closes = closes
-        """Whether to leave the loop is to have read enough: what generators yield nobody else waits for."""
+        """Whether leaving the loop cancels the call. It does for generators, whose values nobody else waits for."""
         self._open_ended = open_ended
-        """Whether each rank may give any number of results, which is known only at the end."""
+        """Whether a rank may give any number of results, which is known only at the end."""
         self._read = 0
-        """How many of a generator's items were given; a second loop goes on there."""
+        """How many values of a generator were read; a second loop continues there."""
 
     def __len__(self) -> int:
         return len(self._call)
@@ -529,7 +529,7 @@ class Stream(Generic[R]):
                 self.cancel()
 
     def _hand_out(self, n: int) -> None:
-        # From here on it is the reader's: its sender may send as much again.
+        # From here on it counts as read, so its sender may send more.
         self._call.hand_out(n)
         if self._closes:
             self._read = n + 1
@@ -547,12 +547,12 @@ class Stream(Generic[R]):
 
     def __reduce__(self) -> Any:
         raise Unsendable(
-            "cannot pickle a stream, which belongs to the process that made the call",
-            "Read it here, and send what it gives; to have values sent elsewhere pass a Port.",
+            "cannot pickle a stream, because it belongs to the process that made the call",
+            "Read it here and send its values, or pass a Port to have values sent elsewhere.",
         )
 
     def cancel(self) -> bool:
-        """Give up what has not arrived yet."""
+        """Cancel what has not arrived yet."""
         return self._call.cancel()
 
 
@@ -561,5 +561,5 @@ def _interrupted(what: str) -> MeshError:
 
 
 def not_here() -> MeshError:
-    """The error of a call whose caller gave it up."""
+    """Return the error of a call that its caller has cancelled."""
     return MeshError("the call was cancelled by its caller; there is no result")

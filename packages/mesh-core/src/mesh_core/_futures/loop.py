@@ -1,4 +1,4 @@
-"""How an event loop learns that a call has progressed: one descriptor a loop, read once a burst."""
+"""How event loops learn that a call has progressed: one file descriptor per loop, read once per burst."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from mesh_core._native import Runtime
 
 _ALL = 2**63 - 1
-# The standard library's loops show what they run next; other loops do not.
+# The standard library's loops have a queue of what they run next, ``_ready``; other loops may not.
 _NOTHING: deque[object] = deque()
 
 
 class ActorSelector(selectors.EpollSelector):
-    """How the loop that runs actors waits: in the runtime, as one of those that may read the links themselves.
+    """The selector of the loop that runs actors: it waits inside the runtime, where the loop's thread may read connections itself.
 
-    A message for an actor then wakes the loop's thread directly. ``on_ready`` is what the loop would call for the
-    waker's descriptor, which in this way is rarely written.
+    A message for an actor then wakes the loop's thread directly. If the waker has tokens, its descriptor is reported as readable,
+    although it is rarely written.
     """
 
     def __init__(self, runtime: Runtime, waker: Waker) -> None:
@@ -37,7 +37,7 @@ class ActorSelector(selectors.EpollSelector):
         self._mesh_waker = waker
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Wait for descriptors, and for messages."""
+        """Wait for descriptors and for messages."""
         waker = self._mesh_waker
         if timeout is None or timeout > 0:
             self._runtime.wait_loop(waker, self.fileno(), timeout)
@@ -50,7 +50,7 @@ class ActorSelector(selectors.EpollSelector):
 
 
 class Bridge:
-    """One event loop's end of the runtime; the loop keeps it, as its reader."""
+    """The connection between one event loop and the runtime; the loop keeps it alive, as its reader."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, failure: Callable[[], BaseException | None]) -> None:
         self.loop = weakref.ref(loop)
@@ -67,10 +67,10 @@ class Bridge:
                 waiting.set_result(None)
 
     def alarm(self) -> None:
-        """Have everything that waits here raise the script's failure; called from any thread."""
+        """Raise the script's failure in everything that waits here; may be called from any thread."""
         loop = self.loop()
         if loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile: nobody waits there
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits there
                 loop.call_soon_threadsafe(self._on_alarm)
 
     def _on_alarm(self) -> None:
@@ -81,8 +81,8 @@ class Bridge:
                 each.set_exception(error)
 
     async def wait(self, call: Coming, seen: int = _ALL) -> None:
-        """Return once the call is complete; a streamed one, once it has more than ``seen`` outcomes."""
-        # With nothing else to run, looking for the answer a moment beats going to sleep.
+        """Return once the call is complete or, for a streamed call, has more than ``seen`` outcomes."""
+        # If the loop has nothing else to run, polling for a moment is faster than going to sleep.
         if not self._waiting and getattr(self.loop(), "_ready", True) == _NOTHING and call.look(seen):
             return
         token = next(self._tokens)
@@ -96,7 +96,7 @@ class Bridge:
 
 
 def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-    """Set an errand's result; on the loop."""
+    """Complete a future with a result or an error, unless it is done already. Call this on its loop."""
     if not answer.done():
         if error is None:
             answer.set_result(result)

@@ -1,6 +1,6 @@
-"""Results that anybody can give: the other end of a future that no call stands behind.
+"""Promises: futures whose result is set by any code instead of a call.
 
-CMP-1..3 in ``crates/mesh-runtime/src/completion.rs`` say what holds whoever finishes a promise, and where.
+CMP-1..3 in ``crates/mesh-runtime/src/completion.rs`` say what holds for a promise, whichever code finishes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# What `Completion.outcome` calls them.
+# The kinds of outcomes, as `Completion.outcome` returns them.
 _VALUE, _ERROR, _CANCELLED, _BROKEN, _STATUS = range(5)
 
 _LONGEST = 500
@@ -36,7 +36,7 @@ _NONE: tuple[int, Any] = (_CANCELLED, None)
 
 
 class Promise(Generic[R]):
-    """A result that anybody can give: this end is kept by who gives it, ``future`` by those who wait for it.
+    """The writing end of a future: whoever holds the promise sets the result, and others wait for its ``future``.
 
     >>> import threading
     >>> from mesh_core import Promise
@@ -48,30 +48,30 @@ class Promise(Generic[R]):
     All methods may be called from any thread of the process that made the promise.
 
     Args:
-        name: what errors, the log and traces call the promise. ``inspect`` shows those that have one while somebody waits.
-        finish: for promises that native code finishes, see :meth:`native_handle` and :meth:`descriptor`: called with
-            the status that it gave, once, where somebody first looks at the result. What it returns is the result; what it raises is raised.
-        timeout: seconds after which the future fails with :class:`ActorTimeout`, as a call with a deadline does.
+        name: the name of the promise in errors, logs and traces. ``inspect`` shows promises with a name while somebody waits for them.
+        finish: for promises that native code finishes (see :meth:`native_handle` and :meth:`descriptor`): a function that is called
+            once, with the status, when somebody first looks at the result. It returns the result, or raises an exception.
+        timeout: seconds after which the future fails with :class:`ActorTimeout`, like a call with a deadline.
     """
 
     __slots__ = ("__weakref__", "_call", "_finisher", "future")
 
     future: Future[R]
-    """Whatever the promise becomes, for those who wait; always the same object."""
+    """The future of the promise; always the same object."""
     _kind: ClassVar[type[_Promised[Any]]]
-    """What ``future`` is, if no ``finish`` is given."""
+    """The class of ``future`` if there is no ``finish``."""
 
     def __init__(
         self, name: str = "", *, finish: Callable[[int], R] | None = None, timeout: float | None = None
     ) -> None:
         process = current()
         call = process.runtime.completion()
-        # The future must not refer to the promise: with that the promise would never be dropped.
+        # The future must not refer to the promise, or the promise would never be freed.
         what = partial(_named, name) if name else _unnamed
         limit = None
         if timeout is not None or process.deadlines:
             limit = _limit(timeout)
-        # A task of a pool has the span of the call that it becomes.
+        # A task of a pool has the span of its call instead.
         if process.tracer is not None and self._kind is _Promised:
             span = process.tracer.promise(call, name)
             self.future = (
@@ -89,19 +89,19 @@ class Promise(Generic[R]):
         self._finisher = call.finisher()
 
     def set_result(self, value: R) -> bool:
-        """Keep the promise: ``value`` is the result. Returns false, and drops it, where the future was cancelled or broken.
+        """Set the result to ``value``. Returns false, and drops it, if the future was cancelled or the promise broken.
 
-        A promise has one outcome: to set a second is a :class:`MeshError`, which says who has set the first.
+        A promise has one outcome: setting another raises a :class:`MeshError` that says which thread set the first.
         """
         return self._call.set(value, False, get_ident()) or self._was_late("set_result")
 
     def set_exception(self, error: BaseException) -> bool:
-        """Break the promise: its waiters raise ``error``. Otherwise like :meth:`set_result`. If nobody ever looks, it is logged."""
+        """Set the outcome to ``error``, which waiters raise; otherwise like :meth:`set_result`. It is logged if nobody ever looks at it."""
         if not isinstance(error, BaseException):
             raise TypeError(f"set_exception() must be given an exception, got {error!r}")
         if isinstance(error, StopIteration):
             raise TypeError(
-                "set_exception() cannot take a StopIteration, which a coroutine that awaits would mistake for its own "
+                "set_exception() cannot take a StopIteration: an awaiting coroutine would mistake it for its own "
                 "end. Raise another exception from it."
             )
         future = self.future
@@ -116,8 +116,8 @@ class Promise(Generic[R]):
         return True
 
     def _was_late(self, method: str) -> bool:
-        kind, value = self._call.outcome() or (_CANCELLED, None)
-        # The caller cannot know of either: the other end of a descriptor may be closed at any time.
+        kind, value = self._call.outcome() or _NONE
+        # The caller cannot foresee either: a descriptor may be closed at any time.
         if kind in (_CANCELLED, _BROKEN):
             return False
         what = self.future._what()
@@ -136,33 +136,33 @@ class Promise(Generic[R]):
 
     @property
     def cancelled(self) -> bool:
-        """Whether the future was given up, by ``cancel()``, a cancelled coroutine or the deadline: no result is wanted."""
+        """Whether no result is wanted: the future or a coroutine that awaited it was cancelled, or the deadline has passed."""
         return self._call.cancelled
 
     def native_handle(self) -> object:
-        """Return a capsule by which native code can finish the promise from any thread, without the interpreter's lock.
+        """Return a capsule with which native code can finish the promise from any thread, without the GIL.
 
         The capsule is named ``mesh_core.promise`` and holds a ``struct mesh_promise *``; the page "Futures and promises"
-        has it in C. Status 0 is a result of ``None``, any other a :class:`MeshError`, unless ``finish=`` was given.
+        shows it in C. Status 0 means a result of ``None``, any other a :class:`MeshError`, unless ``finish=`` was given.
         """
         return self._finisher.handle()
 
     def descriptor(self) -> int:
-        """Return a descriptor by which the promise can be finished: the write end of a new pipe.
+        """Return a file descriptor with which the promise can be finished: the write end of a new pipe.
 
-        For native threads and child processes that can only write: a status, as an ``int32_t`` in the byte
-        order of the machine, which means what it means for :meth:`native_handle`. To close all copies of the descriptor
-        before that breaks the promise (:class:`BrokenPromise`). A status that comes late, or second, is dropped.
+        For native threads and child processes that can only write. Write a status, as an ``int32_t`` in the machine's byte order;
+        it means the same as for :meth:`native_handle`. If all copies of the descriptor are closed before that, the promise is
+        broken (:class:`BrokenPromise`). A status that comes late, or a second one, is dropped.
 
-        The descriptor is the caller's to close. It keeps the promise, is not inherited by programs that are started
-        unless it is passed on, and may be written to in a forked child.
+        The caller must close the descriptor. It keeps the promise open. Child programs inherit it only if it is passed to
+        them; a forked child may write to it.
 
         >>> import os, subprocess, sys
         >>> promise = Promise[None]("build")
         >>> write = promise.descriptor()
         >>> code = f"import os, struct; os.write({write}, struct.pack('=i', 0))"
         >>> child = subprocess.Popen([sys.executable, "-c", code], pass_fds=[write])
-        >>> os.close(write)  # so that the child has the only one
+        >>> os.close(write)  # so that only the child has it
         >>> promise.future.get(timeout=30), child.wait()
         (None, 0)
         """
@@ -170,8 +170,8 @@ class Promise(Generic[R]):
 
     def __reduce__(self) -> Any:
         raise Unsendable(
-            "cannot pickle a promise, which belongs to the process that made it",
-            "Send a port instead (port, receiver = Channel.open(once=True)): receiver.recv() is a future as well.",
+            "cannot pickle a promise, because it belongs to the process that made it",
+            "Send a port instead (port, receiver = Channel.open(once=True)): receiver.recv() is a future, too.",
         )
 
     def __repr__(self) -> str:
@@ -204,7 +204,7 @@ class _Promised(Future[R]):
                 self._settle_rest(kind, value)
 
     def _trace(self) -> TracebackType | None:
-        # Where it was raised before it was set, if it was.
+        # Where the error was raised before it was set, if it was.
         raised: TracebackType | None = getattr(self, "_raised", None)
         return raised
 
@@ -230,7 +230,7 @@ Promise._kind = _Promised
 
 
 class _Native(_Promised[R]):
-    """The future of a promise that native code finishes: its value is made by who first looks."""
+    """The future of a promise that native code finishes. The first thread that looks makes its value."""
 
     __slots__ = ("_look", "_once")
 
@@ -244,7 +244,7 @@ class _Native(_Promised[R]):
     ) -> None:
         super().__init__(process, call, _unused, what, limit)
         self._look: Callable[[int], R] | None = look
-        # Of its own: `look` is the user's, and may wait for other futures.
+        # Not the `settling` lock: `look` is the user's code, and may wait for other futures.
         self._once = threading.RLock()
 
     def _settle(self) -> None:
@@ -256,7 +256,7 @@ class _Native(_Promised[R]):
             look, self._look = self._look, None
             if look is None:
                 raise MeshError(
-                    f"finish= of {self._what()} asks for the promise's own result, which it is to make"
+                    f"finish= of {self._what()} asks for the promise's own result, which it should make"
                 )
             value: Any
             try:
@@ -275,36 +275,36 @@ class _Native(_Promised[R]):
                 self._state = state
 
 
-class _Traced(_Promised[R]):
-    """The future of a promise that has a span."""
+class _Spanned(_Promised[R]):
+    """Ends a span together with the promise."""
 
-    __slots__ = ("_span",)
+    __slots__ = ()
+
+    _span: Span
 
     def __init__(self, span: Span, *args: Any) -> None:
         super().__init__(*args)
-        self._span = span
+        self._span = span  # type: ignore[misc]  # the slot is in the subclasses
 
     def _settle(self) -> None:
         super()._settle()
         self._span.end(self._value if self._state == _FAILED else None)
 
 
-class _TracedNative(_Native[R]):
-    """The same, for one that native code finishes."""
+class _Traced(_Spanned[R]):
+    """The future of a promise, with a span."""
 
     __slots__ = ("_span",)
 
-    def __init__(self, span: Span, *args: Any) -> None:
-        super().__init__(*args)
-        self._span = span
 
-    def _settle(self) -> None:
-        super()._settle()
-        self._span.end(self._value if self._state == _FAILED else None)
+class _TracedNative(_Spanned[R], _Native[R]):
+    """The future of a promise that native code finishes, with a span."""
+
+    __slots__ = ("_span",)
 
 
 class _Failure:
-    """An exception on its way to who waits for a promise. If it is dropped before, it is logged (UNS-1)."""
+    """An exception on its way to those who wait for a promise. If it is dropped before anyone looks at it, it is logged (UNS-1)."""
 
     __slots__ = ("__weakref__", "_pid", "_what", "error", "looked")
 
@@ -315,7 +315,7 @@ class _Failure:
         self._pid = os.getpid()
 
     def tell(self) -> None:
-        """Log it, unless somebody has looked or this is a forked copy."""
+        """Log it, unless somebody has looked at it or this is a forked copy."""
         if self.looked or self._pid != os.getpid():
             return
         self.looked = True

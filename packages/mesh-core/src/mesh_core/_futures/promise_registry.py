@@ -1,4 +1,4 @@
-"""What a process keeps for promises, and for futures of other libraries."""
+"""What a process keeps for promises and for futures of other libraries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class Promises:
-    """One in each process, in its slots."""
+    """One instance for each process, kept in its slots."""
 
     __slots__ = ("adopted", "failures")
 
     def __init__(self) -> None:
         self.adopted: weakref.WeakKeyDictionary[Any, Completion] = weakref.WeakKeyDictionary()
-        """By a future of another library: what is done when that is."""
+        """By future of another library: a completion that is done when the future is."""
         self.failures: weakref.WeakSet[Any] = weakref.WeakSet()
-        """Exceptions of promises that nobody has looked at so far."""
+        """Exceptions of promises that nobody has looked at yet."""

@@ -1,4 +1,4 @@
-"""What sending returns where nobody answers: something to await while the receiver lags behind."""
+"""The result of sending a message that has no reply: awaiting it applies back-pressure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Sending:
-    """A message that is sent once its receivers have room; ``broadcast``, ``send`` and ``Port.send`` return it.
+    """A message that is sent once its receivers have room; returned by ``broadcast``, ``send`` and ``Port.send``.
 
-    Awaiting it waits until the message is on its way, so that a coroutine sends no faster than its receivers handle what
-    they get. It may be ignored: the message is sent all the same. On a plain thread sending has waited already, and it
-    is done.
+    Awaiting it waits until the message has left, so a coroutine sends no faster than its receivers handle messages. You may
+    ignore it: the message is sent anyway. On a plain thread, sending blocks until then, so the message has left when it
+    returns.
 
     >>> import asyncio
     >>> from mesh_core import Actor, endpoint, this_host
@@ -51,7 +51,7 @@ class Sending:
         return self._deferral is None or self._deferral.done()
 
     def cancel(self) -> bool:
-        """Give the message up; false if it was sent. So does cancelling a task that awaits it."""
+        """Give the message up; false if it was sent. Cancelling a task that awaits it does the same."""
         return self._deferral is not None and self._deferral.cancel()
 
     def __await__(self) -> Generator[Any, None, None]:
@@ -81,7 +81,7 @@ class Sending:
 
     def __reduce__(self) -> Any:
         raise Unsendable(
-            "cannot pickle a message that is being sent, which belongs to the process that sends it",
+            "cannot pickle a message that is being sent, because it belongs to the process that sends it",
             f"Await it here ({self!r}).",
         )
 
@@ -93,4 +93,4 @@ class Sending:
 
 
 SENT: Final = Sending(None, None, "message")
-"""What was sent at once."""
+"""The result of a send that did not have to wait."""

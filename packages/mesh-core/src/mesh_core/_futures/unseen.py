@@ -1,6 +1,6 @@
-"""Calls that have failed without anybody having looked: one line each, as a failure without a witness is a riddle later.
+"""Log failed calls whose futures nobody has looked at, one line each.
 
-The runtime knows them (``crates/mesh-runtime/src/unseen.rs``) and sends the process a notice; here it becomes a line.
+The runtime detects them (``crates/mesh-runtime/src/unseen.rs``) and sends the process a notice, which is logged here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LONGEST = 500
 
 
 def report(notice: Message) -> None:
-    """Log that a call has failed and that nobody has looked at its future."""
+    """Log that a call failed and that nobody has looked at its future."""
     endpoint, actor, (_, rank, _), others = (
         notice.name.lstrip(".!>+"),
         notice.shape,
@@ -49,7 +49,7 @@ def report(notice: Message) -> None:
 
 
 def report_left(process: Process) -> None:
-    """Log the failures of calls that somebody still holds and has not looked at; the script has come to its end."""
+    """Log failures that nobody has looked at although their futures still exist, at the end of the script."""
     for notice in process.runtime.unseen():
         report(notice)
     if (promises := process.slots.find(Promises)) is not None:

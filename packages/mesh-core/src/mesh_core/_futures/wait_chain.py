@@ -1,6 +1,6 @@
-"""Why a call has no answer yet: what those do who were asked, and for whom they wait in turn.
+"""Why a call has no answer yet: what its receivers are doing, and what they wait for in turn.
 
-The runtimes of their processes tell (``crates/mesh-runtime/src/waits.rs``), so this works while actors and loops are stuck.
+The runtimes of their processes report this (``crates/mesh-runtime/src/waits.rs``), so it works even while actors and loops are stuck.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 Addr = tuple[int, int, int]
 
 _LEAST_S: Final = 1.0
-"""After shorter waits nobody is asked: polling in short steps is normal."""
+"""No explanation is sought for shorter waits: polling in short steps is normal."""
 _MOST_S: Final = 0.25
 _PAUSE_S: Final = 1.0
 _MOST_LINKS: Final = 8
 
 
 class _Asking:
-    """One look at a time in a process, and not more than one a second."""
+    """The process looks for one explanation at a time, and at most once a second."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -37,7 +37,7 @@ class _Asking:
 
 
 def is_wanted(process: Process, waited: float | None) -> bool:
-    """Whether a caller that has waited this long gets an explanation."""
+    """Whether a caller that has waited this long should get an explanation."""
     return (
         waited is not None
         and waited >= _LEAST_S
@@ -46,9 +46,9 @@ def is_wanted(process: Process, waited: float | None) -> bool:
 
 
 def chain(process: Process, call: Awaited, owner: Any, waited: float | None) -> str:
-    """What the first that has not answered does, and for whom it waits, to the end; empty if that is not known.
+    """Describe what the first receiver without an answer is doing, what it waits for, and so on; empty if that is not known.
 
-    Takes a quarter of a second at most, and nothing on the thread of a running event loop.
+    Takes at most a quarter of a second; returns at once on the thread of a running event loop.
     """
     who: Addressee | None = getattr(owner, "_who", None)
     if who is None or who.mesh is None or not call.actor or not is_wanted(process, waited):
@@ -64,7 +64,7 @@ def chain(process: Process, call: Awaited, owner: Any, waited: float | None) -> 
             return ""
         first = locate(process.runtime, *who.location.addr(who.mesh._procs_id, who.view.rank_at(missing[0])))
         return "".join(f"; {link}" for link in _links(process, first, call.actor))
-    except Exception:  # noqa: BLE001 - it is only what an error says besides
+    except Exception:  # noqa: BLE001 - only an addition to another error
         return ""
     finally:
         asking.last = time.monotonic()
@@ -122,13 +122,13 @@ def _ask(process: Process, addr: Addr, deadline: float) -> dict[str, Any] | None
 
 
 def name_of(actor: dict[str, Any]) -> str:
-    """What people call an actor."""
+    """Return an actor's name as it is shown to users."""
     name, _, shape = actor["title"].partition("\0")
     return f"{name}[{actor['rank']}]" if shape.partition("\0")[0] else str(name)
 
 
 def wanted(wait: dict[str, Any], whom: str | None = None) -> str:
-    """For what somebody waits; ``whom`` names those of a call who have not answered."""
+    """Describe what somebody waits for; ``whom`` names the receivers of a call that have not answered."""
     kind = wait["kind"]
     if kind == "promise":
         return f"for {wait['name']}"

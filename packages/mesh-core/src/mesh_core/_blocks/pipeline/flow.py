@@ -8,8 +8,8 @@ ordered results, the oldest item. So there is no deadlock, neither with items la
 an older one.
 PIP-4: with ordered results, a result is given only when nothing older is in flight.
 PIP-5: with ordered results, the last turn of a stage of generators goes to an item that no older item can follow: the older one
-would wait for a turn whose owner may not yield. If such an item has a turn anyway (a replica was lost), it is read on, however
-much is held.
+would wait for a turn whose owner may not yield. If such an item has a turn anyway (a replica was lost), it continues to be read,
+however much is held.
 
 An item is identified by its key: its index in the source, followed by the index of each value that a generator has yielded.
 """
@@ -75,7 +75,7 @@ class Flow(Generic[T]):
         return found
 
     def begin(self, stage: int, *, last: bool = False) -> Item[T] | None:
-        """The next item that a stage may start, if any; ``last`` for the last turn of a stage of generators."""
+        """Return the next item that a stage may start, if any; ``last`` for the last turn of a stage of generators."""
         waiting = self._waiting[stage]
         if not waiting:
             return None
@@ -165,7 +165,7 @@ class Flow(Generic[T]):
         self._put(stage + 1, Item((*item.key, n), size, value))
 
     def again(self, stage: int, item: Item[T], *, opened: bool) -> None:
-        """An item has to be started again. If it was for a generator, nothing was read from that."""
+        """Put an item back that must be started again. ``opened`` if its generator was started, of which nothing was read."""
         if opened:
             self._live[stage].discard((*item.key, 0))
             self._lives(stage, item.key)

@@ -18,7 +18,7 @@ _ITSELF = 256
 
 
 class Packed:
-    """A pickled value. When it is sent as an argument, the value itself arrives."""
+    """A pickled value. Sent as an argument, it arrives as the value itself."""
 
     __slots__ = ("_buffers", "_data", "_refs", "size")
 
@@ -38,13 +38,13 @@ class Packed:
 
     @classmethod
     def come(cls, message: Message) -> Packed:
-        """A stage's reply. Raises if it contains references and cannot be unpickled here."""
+        """Wrap a stage's reply. Raises if it contains references and cannot be unpickled here."""
         if message.has_refs:
             return cls.of(load(message))  # this takes the references out of the message
         return cls(*message.raw(), [])
 
     def load(self) -> Any:
-        """The value."""
+        """Return the value."""
         return loads(self._data, self._buffers)
 
     def __reduce_ex__(self, _: Any) -> Any:

@@ -44,7 +44,7 @@ class Replicas:
         self._runs.add(run)
 
     def endpoint(self, place: int, replica: ActorMesh[Any]) -> Endpoint[..., Any]:
-        """The stage's endpoint at one replica."""
+        """Return the stage's endpoint at one replica."""
         found = self._endpoints.get(place)
         if found is None or found[0] is not replica:
             given = self._stage.endpoint
@@ -56,5 +56,5 @@ class Replicas:
         return found[1]
 
     def close(self) -> None:
-        """Failures of the actors go to their owner again."""
+        """Leave failures of the actors to their owner again."""
         self.turns.close()

@@ -53,7 +53,7 @@ class Running:
 class Job:
     """One item at one stage: it asks for a turn, and then calls the replica."""
 
-    __slots__ = ("_future", "_held", "_n", "_place", "_stream", "core", "item", "stage", "stuck_since")
+    __slots__ = ("_future", "_held", "_place", "_stream", "core", "item", "read", "stage", "stuck_since")
 
     def __init__(self, core: Core, stage: Running, item: Item[Packed]) -> None:
         self.core = core
@@ -62,16 +62,11 @@ class Job:
         self._place: int | None = None
         self._future: Future[Any] | None = None
         self._stream: Stream[Any] | None = None
-        self._n = 0
+        self.read = 0
         """How many of its generator's values were read."""
         self.stuck_since = 0.0
         self._held = 0.0
         """How many seconds its generator has waited for room; its deadline is extended by that."""
-
-    @property
-    def read(self) -> int:
-        """How many values of its generator were read."""
-        return self._n
 
     @property
     def streams(self) -> bool:
@@ -152,7 +147,7 @@ class Job:
         while True:
             future = self._future
             assert future is not None
-            if future._is_pending() and stream._call.arrived() <= self._n:
+            if future._is_pending() and stream._call.arrived() <= self.read:
                 if not stream._call.done():
                     core.following.follow(future, self._came)
                     return
@@ -167,7 +162,7 @@ class Job:
                 core.finished(self, error, None)
                 return
             # Replace the future first: nothing may refer to the value that was read.
-            self._future = stream._make(self._n + 1)
+            self._future = stream._make(self.read + 1)
             if self._future._deadline is not None:
                 self._future._deadline += self._held
             core.has_read(self, packed)
@@ -179,10 +174,6 @@ class Job:
         if self._future is not None and self._future._deadline is not None:
             self._future._deadline += held
         self.go_on()
-
-    def counted(self) -> None:
-        """A value was read."""
-        self._n += 1
 
     # The end.
 
@@ -224,7 +215,7 @@ def _message(outcome: Any, index: int, who: Any) -> Message:
 
 
 def _streamed(endpoint: Endpoint[..., Any]) -> Callable[..., Stream[Any]]:
-    """Like the endpoint's own streams, but of messages instead of values."""
+    """Like the endpoint's own streams, but with messages instead of values."""
 
     def streamed(
         process: Any, call: Call, _finish: None, what: Callable[[], str], limit: float | None
@@ -290,7 +281,7 @@ class Core:
     # What is done next.
 
     def tick(self, stage: Running) -> None:
-        """Call this before anything that is measured changes."""
+        """Count the time up to now. Call this before anything that is measured changes."""
         stage.meter.tick(time.monotonic())
 
     def pump(self) -> None:
@@ -371,7 +362,7 @@ class Core:
                 self.flow.read(job.stage.number, job.item, job.read, packed.size, packed)
                 job.stage.meter.made += 1
                 self._most_held = max(self._most_held, self.flow.held)
-            job.counted()
+            job.read += 1
         self.pump()
 
     # Outcomes.
@@ -415,19 +406,12 @@ class Core:
         self._retries.pop(at, None)
         self.flow.over(stage.number, item, job.read if job.streams else None)
         stage.meter.quarantined += self.rules.quarantine
-        self._set_aside(stage.name, item.value, item.key[0], error, attempts + 1)
+        self._stop(self._set_aside(stage.name, item.value, item.key[0], error, attempts + 1))
 
     def _set_aside(
         self, stage: str, packed: Packed | None, index: int, error: BaseException, attempts: int
-    ) -> None:
-        ends = self._aside(stage, packed, index, error, attempts)
-        if ends is not None:
-            self._stop(ends)
-
-    def _aside(
-        self, stage: str, packed: Packed | None, index: int, error: BaseException, attempts: int
     ) -> StageError | None:
-        """Set an item aside; returns the error that ends the run, if it has to end."""
+        """Set an item aside; returns the error that ends the run, if it must end."""
         size = 0 if packed is None else packed.size
         keep = self._kept + size <= self.rules.max_bytes
         bad = quarantined(stage, packed, index, error, attempts=attempts, keep=keep)
@@ -470,7 +454,7 @@ class Core:
         except MeshError as error:
             with self.lock:
                 if not self.is_over:
-                    self._set_aside(SOURCE, None, number, error, 0)
+                    self._stop(self._set_aside(SOURCE, None, number, error, 0))
             self.pump()
             return
         with self.lock:
@@ -513,23 +497,24 @@ class Core:
         with self.lock:
             self._taken -= 1
             # This may end the run.
-            ends = self._aside(RESULTS, item.value, item.key[0], error, 1)
+            ends = self._set_aside(RESULTS, item.value, item.key[0], error, 1)
         if ends is not None:
             raise ends
 
     # The end.
 
     def _stop(self, error: BaseException | None) -> None:
-        if not self.is_over:
+        """End the run with this error, if there is one and the run has not ended before."""
+        if error is not None and not self.is_over:
             self._error = error
-        self.is_over = True
+            self.is_over = True
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self) -> None:
         """Cancel the remaining items."""
         with self.lock:
             for stage in self.stages:
                 self.tick(stage)
-            self._stop(error)
+            self.is_over = True
             jobs = list(self.jobs)
             stuck = [job for stage in self.stages for job in stage.stuck]
             for stage in self.stages:

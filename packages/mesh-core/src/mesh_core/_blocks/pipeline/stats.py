@@ -121,7 +121,7 @@ class Meter:
         self._at = now
 
     def tick(self, now: float) -> None:
-        """Call this before any of these changes."""
+        """Count the time up to now. Call this before any of the counters changes."""
         passed, self._at = now - self._at, now
         turns = max(self.turns, self.running)
         self._all += passed * turns

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _BUSY_S = 0.001
 _IDLE_S = 0.02
-"""How long the dedicated thread leaves the work to a waiting thread before it looks again; the second once nothing has happened for as long."""
+"""How long the dedicated thread leaves the work to waiting threads before it checks again; the second once they are gone for that long."""
 _HANDOVER_S = 0.005
-"""How long a thread that has to wait gives the dedicated thread to hand the work over."""
+"""How long a waiting thread waits for the dedicated thread to hand over the work."""
 _LINGER_S = 0.05
 """How long the dedicated thread stays when there is no work."""
 _LONGEST = 50_000
@@ -126,7 +126,7 @@ class Followers:
                 future._listen(self.list, token)
 
     def take(self) -> int | None:
-        """The next token. Only one thread at a time calls this."""
+        """Return the next token. Only one thread at a time calls this."""
         token = self.list.token(self.taken)
         if token is not None:
             self.taken += 1
@@ -151,7 +151,7 @@ class Following:
 
     @classmethod
     def of(cls, process: Process) -> Following:
-        """The one of this process."""
+        """Return this process's instance."""
         return process.slots.of(cls, lambda: cls(process))
 
     def __init__(self, process: Process) -> None:
@@ -218,7 +218,7 @@ class Following:
         self.follow(self._done, then)
 
     def _end(self) -> None:
-        """The process leaves the mesh: what was followed has ended, or never will."""
+        """The process leaves the mesh: followed futures are done by now, or will never be."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -261,14 +261,11 @@ class Following:
             if not came and not self._then:
                 return True
 
-    def help(self, coming: Completion, seen: int | None = None, steps: Steps | None = None) -> bool:
+    def help(self, coming: Completion, seen: int | None, steps: Steps) -> bool:
         """Do the work on this thread until ``coming`` is done or has progressed; false if another thread does it.
 
-        ``steps`` is the block that this belongs to.
+        ``steps`` is the block that this runs in.
         """
-        if steps is None:
-            with Steps() as own:
-                return self.help(coming, seen, own)
         if self._closed or not self._take_duty():
             return False
         try:

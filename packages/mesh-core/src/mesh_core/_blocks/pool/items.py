@@ -48,7 +48,7 @@ class Arrivals:
             bell.set(None, False, get_ident())
 
     def bell(self) -> Completion:
-        """A promise that is kept at the next arrival. Look for earlier arrivals after this call."""
+        """Return a completion that is done at the next arrival. Look for earlier arrivals after this call."""
         bell = self._bell
         if bell is None or bell.done():
             bell = self._process.runtime.completion()
@@ -65,7 +65,7 @@ class Arrivals:
 
 
 class Item(Work):
-    """A task whose outcome is taken by somebody who already refers to it, so it needs no promise."""
+    """A task whose outcome is taken by code that already refers to it, so it needs no promise."""
 
     __slots__ = ("_arrivals", "_error", "_value", "is_over", "number")
 

@@ -20,7 +20,7 @@ from mesh_core._common.checks import one_of, seconds, whole
 from mesh_core._common.context import running_loop
 from mesh_core._common.current import current
 from mesh_core._common.errors import ActorTimeout, MeshError, Unsendable
-from mesh_core._futures.promise import Promise, _Promised
+from mesh_core._futures.promise import Promise
 from mesh_core._meshes.actors import ActorMesh
 from mesh_core._meshes.adverbs import Endpoint, ItemsEndpoint
 
@@ -135,7 +135,7 @@ class Pool(Generic[A]):
         self._own = own
         # Weakly, so that a pool is freed as soon as nothing refers to it.
         resized = weakref.WeakMethod(self._resized)
-        own.resized = lambda: (heard := resized()) and heard()
+        own.resized = lambda: (notify := resized()) and notify()
         self._shared = Shared(self, _revive)
 
     @classmethod
@@ -204,15 +204,11 @@ class Pool(Generic[A]):
             await self._await_room_async(room)
         return self._submit(call)
 
-    def _help(self, future: Future[Any], steps: Steps | None = None) -> None:
-        """Do the work of this process's pools until a future is done, unless another thread does it."""
-        if not future.done():
-            assert isinstance(future, _Promised)
-            self._runner.following.help(future._call, None, steps)
-
     def _await_room(self, room: Future[bool], steps: Steps) -> None:
         try:
-            self._help(room, steps)
+            if not room.done():
+                call: Any = room._call
+                self._runner.following.help(call, None, steps)
             steps.wait(room.get)
         except BaseException:
             self._runner.leave_room(room)

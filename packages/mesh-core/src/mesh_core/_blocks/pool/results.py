@@ -77,7 +77,7 @@ class Results(Closing, ABC, Generic[R]):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make what collects the results."""
+        """Create what collects the results."""
 
     @abstractmethod
     def _begin(self, value: tuple[Any, ...], call: Call) -> None:
@@ -89,7 +89,7 @@ class Results(Closing, ABC, Generic[R]):
 
     @abstractmethod
     def _wait(self, steps: Steps) -> None:
-        """Wait until it is, or until all tasks are cancelled."""
+        """Wait until it is available, or until all tasks are cancelled."""
 
     @abstractmethod
     async def _wait_async(self) -> None:
@@ -109,7 +109,7 @@ class Results(Closing, ABC, Generic[R]):
         return self._ahead or _AHEAD * self._pool._turns or 1
 
     def _draw(self, limit: int) -> bool:
-        """Whether, as far as is known, there are a value and room for another task; also true if no task is in progress."""
+        """Read the next value; true if there is one and, as far as is known, room for its task, or no task is in progress."""
         if self._held is _END:
             if self._ended or len(self._open) >= limit:
                 return False
@@ -287,7 +287,7 @@ class _Items(Results[R]):
                 await bridge.wait(bell)
 
     def _want(self) -> None:
-        """The task that is being awaited."""
+        """Note which task is awaited, if it is a particular one."""
 
     def _cancel(self) -> None:
         left, self._open = self._open, {}

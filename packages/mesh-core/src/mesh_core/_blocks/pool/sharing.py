@@ -1,4 +1,4 @@
-"""A pool that other processes use too: an actor in the pool's own process hands out its turns, and watches who has them.
+"""Sharing a pool with other processes: an actor in the pool's process hands out turns, and watches the processes that have them.
 
 SHR-1: a turn that was given to another process comes back exactly once: when that process returns it, or when it ends.
 """
@@ -42,7 +42,7 @@ Addr = tuple[int, int, int]
 
 
 class Pools:
-    """The pools of a process that others may use."""
+    """The pools of a process that are shared with others."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -188,11 +188,11 @@ class Shared:
         pools = self._process.slots.of(Pools)
         self._number = next(pools.numbers)
         pools.made[self._number] = pool
-        # The actor is owned by the one who made the pool, whoever sends it.
+        # The actor is owned by the code that made the pool, whichever code sends it.
         self._context = contextvars.copy_context()
 
     def reduce(self) -> Any:
-        """What the pool is pickled as."""
+        """Return what the pool is pickled as."""
         pool = self._pool()
         assert pool is not None
         if pool._runner.closed:
@@ -272,7 +272,7 @@ class FarTurns:
         if isinstance(error, SupervisionError):
             lost = PoolLost(
                 f"{self._name} is lost with the process that made it: {first_line(error)}. Make another pool of "
-                "its actors, if they live",
+                "its actors, if they are alive",
                 failure=error.failure,
             )
             lost.__cause__ = error

@@ -59,7 +59,7 @@ class Call(NamedTuple):
 
 
 class _Outcome(_Promised[Any]):
-    """The future of a task. Giving up the future gives up the task."""
+    """The future of a task. Cancelling the future cancels the task."""
 
     __slots__ = ("task",)
 

@@ -45,7 +45,7 @@ class Asker(Protocol):
         ...
 
     def got(self, place: int, replica: ActorMesh[Any], *, ahead: bool = False) -> None:
-        """It has got a turn, and must give it back when it is done. With ``ahead`` it will get it after another one's turn."""
+        """It has a turn, and must give it back when done. With ``ahead``, it will have it once the asker before it gives it back."""
         ...
 
     def take_back(self) -> None:
@@ -95,14 +95,14 @@ class Member(NamedTuple):
 
 
 _TRIES = 3
-"""After how many failed attempts in a row to respawn a replica it is given up."""
+"""The number of failed attempts in a row to respawn a replica after which it is given up."""
 _SHORT_S = 0.004
-"""Shorter tasks are short. For longer ones, the time to reach the replica does not matter."""
+"""Tasks up to this time count as short. For longer ones, the time to reach the replica does not matter."""
 _SURE = 16
 _RATHER = 8
 _LONG_AGO = 100
-"""Short tasks seen, minus long ones: the most that is counted; from where on tasks are sent ahead; and how far it is set back
-after a replica has returned one."""
+"""For a counter of short tasks, minus long ones: its maximum; the value from which tasks are sent ahead; and its negative value
+after a replica has returned a task."""
 
 
 class _Users(weakref.WeakSet["OwnTurns"]):
@@ -159,10 +159,7 @@ class OwnTurns:
 
     def back(self, place: int, lost: BaseException | None) -> None:
         if lost is not None:
-            member = self._members.get(place)
-            # Others may have reported it already, and it may have been respawned meanwhile.
-            if member is not None and _is_lost(member.replica):
-                self.lose(place, lost)
+            self._check(place, lost)
         now = time.monotonic()
         with self._lock:
             is_short = now - self._since.get(place, now) < _SHORT_S
@@ -183,9 +180,7 @@ class OwnTurns:
             if was_ahead:
                 self._taking_back.discard(place)
         if was_ahead and lost is not None:
-            member = self._members.get(place)
-            if member is not None and _is_lost(member.replica):
-                self.lose(place, lost)
+            self._check(place, lost)
         return was_ahead
 
     def sent_back(self) -> None:
@@ -265,7 +260,7 @@ class OwnTurns:
         failure = self._last.failure if isinstance(self._last, SupervisionError) else None
         because = "" if self._last is None else f"; the last one: {first_line(self._last)}"
         error = SupervisionError(
-            f"{self.name} has lost all of its {len(self._places)} replicas{because}. Make them again with respawn() and add() "
+            f"{self.name} has lost all of its {len(self._places)} replicas{because}. Respawn them with respawn() and add() "
             'them, or use on_crash="respawn"',
             failure=failure,
         )
@@ -300,7 +295,7 @@ class OwnTurns:
         at = locate(runtime, *member.replica._location.addr(member.replica._procs_id, member.rank))
         if self.per_rank > 1 or at[2] != runtime.me[2]:
             self._part(place)
-            # Several tasks run there anyway; or it is on another host, and if that dies nobody knows which tasks had begun.
+            # Several tasks run there anyway; or it is on another host, and if that dies, nobody knows which tasks had begun.
             return
         replicas = member.replica._process.slots.of(_Replicas)
         users = self._users[place] = replicas.users.setdefault(_key(member), _Users())
@@ -319,12 +314,11 @@ class OwnTurns:
             )
         return [place for place in found if place is not None]
 
-    def drain(self, places: Collection[int], idle: Callable[[], object]) -> int:
-        """Give these places no more tasks, and call ``idle`` for each when it has none left. Returns how many places these are."""
-        now = count = 0
+    def drain(self, places: Collection[int], idle: Callable[[], object]) -> None:
+        """Give these places no more tasks, and call ``idle`` for each when it has none left."""
+        now = 0
         with self._lock:
             for place in places:
-                count += 1
                 if self._places.state(place) is State.READY:
                     self._places.set(place, State.DRAINING)
                 if self._places.busy(place):
@@ -339,7 +333,6 @@ class OwnTurns:
             asker.take_back()
         for _ in range(now):
             idle()
-        return count
 
     def resume(self, places: Iterable[int]) -> None:
         """Give these places tasks again."""
@@ -399,8 +392,8 @@ class OwnTurns:
             self._policies.append((holding, holding.policy))
         elif self.on_crash is OnCrash.RESPAWN and all(run is not holding.policy for _, run in self._policies):
             raise ValueError(
-                f'{mesh!r} has a policy of its own (supervise=), so that a pool with on_crash="respawn" cannot decide about '
-                'its failures; use on_crash="retry", and have the policy make actors again'
+                f'{mesh!r} has its own policy (supervise=), so a pool with on_crash="respawn" cannot handle '
+                'its failures; use on_crash="retry", and let the policy respawn actors'
             )
 
     def failed(self, rank: int | None, error: BaseException) -> None:
@@ -408,10 +401,14 @@ class OwnTurns:
         with self._lock:
             places = [place for place, member in self._members.items() if member.rank == rank]
         for place in places:
-            member = self._members.get(place)
-            if member is not None and _is_lost(member.replica):
-                self.lose(place, error)
+            self._check(place, error)
         self._give()
+
+    def _check(self, place: int, error: BaseException) -> None:
+        """Note the loss of a replica, unless it was noted before and the replica has been respawned meanwhile."""
+        member = self._members.get(place)
+        if member is not None and _is_lost(member.replica):
+            self.lose(place, error)
 
     def lose(self, place: int, error: BaseException | None) -> None:
         """A replica is lost."""
@@ -527,13 +524,9 @@ def _key(member: Member) -> tuple[int, int, int]:
     return member.replica._procs_id, member.replica._actor_id, member.rank
 
 
-def _lives(replica: ActorMesh[Any]) -> bool:
-    location, rank = replica._location, replica._view.rank_at(0)
-    return not replica._process.runtime.is_gone(*location.addr(replica._procs_id, rank))
-
-
 def _is_lost(replica: ActorMesh[Any]) -> bool:
-    return not _lives(replica) or bool(replica._lost())
+    addr = replica._location.addr(replica._procs_id, replica._view.rank_at(0))
+    return replica._process.runtime.is_gone(*addr) or bool(replica._lost())
 
 
 def _nothing() -> None:

@@ -194,8 +194,8 @@ class Queues(Extension):
                 if not client.waiting:
                     continue  # the queue has refused them; the promise of their batch says so
                 logging.getLogger("mesh").error(  # noqa: TRY400 - where it was noticed says nothing
-                    "%d items that were put into %s are lost, as the process ends before there was room for them (%s). Wait for "
-                    "flush() before that",
+                    "%d items that were put into %s are lost: the process ended before there was room for them (%s). Wait for "
+                    "flush() first",
                     client.waiting,
                     client.name,
                     first_line(error),
@@ -206,7 +206,7 @@ _END_S = 1.0
 
 
 def client_of(process: Process, server: Any, name: str) -> Client:
-    """The client of a queue in this process."""
+    """Return this process's client of a queue."""
     process.extensions.ensure(Queues)
     queues = process.extensions.find(Queues.name)
     assert isinstance(queues, Queues)

@@ -261,7 +261,7 @@ class Queue(Generic[T]):
         for item in [items] if isinstance(items, QueueItem) else items:
             if item._lease is None:
                 raise ValueError(
-                    f"{item!r} was not leased; take items with lease= to keep them until they are done with"
+                    f"{item!r} was not leased; take items with lease= to keep them until they are acknowledged"
                 )
             numbers.setdefault(item._lease, []).append(item._number)
         return cast("Future[int]", getattr(self._server, what).call_one(self._client.owner, numbers))
@@ -363,7 +363,7 @@ class _Coming:
         given: list[Given] | None = self._call._finish(call)
         queue = self._queue
         if given is None:
-            raise QueueClosed(f"queue {queue._name!r} is closed, and empty")
+            raise QueueClosed(f"queue {queue._name!r} is closed and empty")
         if not given:
             raise QueueEmpty(f"nothing could be taken from queue {queue._name!r} within the timeout")
         if not self._leased:
@@ -413,7 +413,7 @@ class _Coming:
 
 
 class _Taking(Future[Any]):
-    """The future of items."""
+    """The future of a take call."""
 
     __slots__ = ("_coming",)
 

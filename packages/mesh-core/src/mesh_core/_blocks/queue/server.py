@@ -1,4 +1,4 @@
-"""The actor that a queue lives in: the store, the clock, and notifications of the ends of its users.
+"""The actor that contains a queue: the store, the clock, and notifications when users of the queue end.
 
 QSV-1: the end of a user takes effect after all of its earlier messages: a taker that has confirmed its items keeps them.
 """

@@ -30,7 +30,7 @@ from mesh_core._system.process_marks import Found, Hunt
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _KEPT = 16 << 10
 _BUSY_LOOK_S, _IDLE_LOOK_S = 0.02, 0.25
-# Looking takes at most this fraction (1 / n) of a core.
+# Checking takes at most 1 / n of a core.
 _SHARE = 10
 
 
@@ -53,7 +53,7 @@ class Keeper:
         self._alone = Isolation.PROCESSES in isolation
         self._output = b""
         self._limit = ""
-        # As /proc has it, which may not be that of this namespace.
+        # Its pid as /proc has it, which may be that of another namespace.
         self._me = int(os.readlink("/proc/self"))  # noqa: PTH115 - a number
 
     def run(self, connection: socket.socket, folder: str) -> NoReturn:
@@ -76,11 +76,11 @@ class Keeper:
         self._finish(worker, status, output)
 
     def _keep(self, worker: int, ended: int, output: int) -> int | None:
-        """Returns the worker's status, or ``None`` if the box has to be ended."""
+        """Return the worker's status, or ``None`` if the box must be ended."""
         poll = select.poll()
         for fd in (ended, output, self._told.fileno()):
             poll.register(fd, select.POLLIN)
-        pause: float | None = None  # until it is taken
+        pause: float | None = None  # no checks until the box is taken
         due = 0.0
         while True:
             left = None if pause is None else max(0.0, due - time.monotonic()) * 1000 + 1
@@ -139,7 +139,7 @@ class Keeper:
                 os.waitpid(ended.si_pid, 0)
 
     def _finish(self, worker: int, status: int | None, output: int) -> NoReturn:
-        """End what is left, report, and end."""
+        """End what is left of the box, report, and exit."""
         if not self._alone:
             Hunt(self._below, grace=0.0).run(lambda: self._reap(worker))
         while self._read(output):
@@ -186,7 +186,7 @@ def work(
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _seed()
         _limit(limits)
-        # A rehearsal: most of the time of a first call is spent on touching memory for the first time.
+        # A rehearsal: most of the time of a first call goes into touching memory for the first time.
         _answer([bytearray(part) for part in _serialize.dumps(("call", len, ("",), {}))[:1]], limits)
         gc.enable()
         serve = connection.detach()

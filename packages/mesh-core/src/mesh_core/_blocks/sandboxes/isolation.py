@@ -1,6 +1,6 @@
 """Isolation of boxes by the kernel. All of it is optional, because many containers forbid it.
 
-ISO-1: whether a kind of isolation is available is found out by trying it, in processes that exit with the answer.
+ISO-1: whether a kind of isolation is available is determined by trying it, in processes that exit with the answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ EVERYTHING = Isolation.PROCESSES | Isolation.FILES | Isolation.NETWORK | Isolati
 
 
 class Seclusion:
-    """Isolates guard, template and boxes; each step runs in the process that it is for."""
+    """Isolates guard, template and boxes; each step runs in the process that it is named after."""
 
     def __init__(self, kinds: Isolation, keep: list[str], size: int | None, pids: int | None) -> None:
         self.kinds = kinds
@@ -155,7 +155,7 @@ class Seclusion:
 
 
 def _bind(fd: int, target: str, clear: int) -> None:
-    """Mount what a descriptor refers to at another place, without those attributes."""
+    """Mount what a descriptor refers to at another place, and clear these attributes there."""
     mount(f"/proc/self/fd/{fd}", target, None, _BIND, None)
     if clear:
         change_mount(target, 0, clear, False)
@@ -173,8 +173,8 @@ def _raise_loopback() -> None:
         fcntl.ioctl(any_socket, set_flags, struct.pack("16sh14x", b"lo", flags | up))
 
 
-def what_can_be_had(wanted: Isolation) -> Isolation:
-    """Find out how much of this the kernel allows (ISO-1). The process must have a single thread."""
+def available(wanted: Isolation) -> Isolation:
+    """Return the part of ``wanted`` that the kernel allows (ISO-1). The process must have a single thread."""
     if not wanted or _works(wanted):
         return wanted
     found = Isolation.NONE

@@ -13,7 +13,7 @@ from mesh_core._common.errors import MeshError
 from mesh_core._serialize.exceptions import in_user_code
 
 _LONGEST_TEXT = 64 << 10
-# These have a special meaning when they leave a generator or a coroutine.
+# Python gives these a special meaning when they leave a generator or a coroutine.
 _NOT_RAISED = (StopIteration, StopAsyncIteration, SystemError)
 
 
@@ -131,7 +131,7 @@ def _remake(module: str, name: str, args: Any, fields: dict[str, Any]) -> Except
         else:
             error = _native_base(found).__new__(found, *args)
             error.args = args
-    except Exception:  # noqa: BLE001 - other arguments than it wants
+    except Exception:  # noqa: BLE001 - it does not accept these arguments
         return None
     with suppress(AttributeError):
         error.__dict__.update((key, value) for key, value in fields.items() if key != "__notes__")
@@ -139,5 +139,5 @@ def _remake(module: str, name: str, args: Any, fields: dict[str, Any]) -> Except
 
 
 def _native_base(kind: type) -> type:
-    """The first of its base classes that is built in."""
+    """Return the first of its base classes that is built in."""
     return next(each for each in kind.__mro__ if each.__module__ == "builtins")

@@ -1,6 +1,6 @@
-"""Plain data to bytes and back, for what comes from a process that is not trusted: reading never runs anything (BOX-1).
+"""Convert plain data to bytes and back, for data from an untrusted process: reading never runs anything (BOX-1).
 
-Plain are ``None``, booleans, numbers, text, bytes, and lists, tuples, dictionaries and sets of these.
+Plain data is ``None``, booleans, numbers, text, bytes, and lists, tuples, dictionaries and sets of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CODES = {kind: code for code, kind in _CONTAINERS.items()}
 
 
 class NotPlain(TypeError):
-    """There is something in it that is not plain data."""
+    """A value contains something that is not plain data."""
 
 
 class Garbage(ValueError):
@@ -31,7 +31,7 @@ class Garbage(ValueError):
 
 
 def encode(value: object, name: str = "result") -> bytes:
-    """Turn plain data into bytes; an error calls it ``name``.
+    """Turn plain data into bytes; ``name`` is what errors call it.
 
     >>> decode(encode({"a": [1, (2.5, None)], b"b": {True}}))
     {'a': [1, (2.5, None)], b'b': {True}}
@@ -46,7 +46,7 @@ def encode(value: object, name: str = "result") -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """Undo :func:`encode`; ``Garbage`` for anything else."""
+    """Undo :func:`encode`; raise :class:`Garbage` for any other bytes."""
     reader = _Reader(memoryview(data))
     try:
         value = reader.value(0)
@@ -114,7 +114,7 @@ class _Reader:
 
     def _size(self) -> int:
         size: int = _SIZE.unpack(self._take(8))[0]
-        # Each member takes a byte at least: what would need more than there is need not be begun.
+        # Each member takes at least one byte, so a size beyond the end of the data is invalid.
         if size > len(self._data) - self.at:
             raise Garbage("the data ends too soon")
         return size

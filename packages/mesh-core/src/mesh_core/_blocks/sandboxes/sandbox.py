@@ -27,9 +27,9 @@ from mesh_core._failures.failure import signal_name
 R = TypeVar("R")
 
 _KEPT_OUTPUT = 1 << 20
-# A worker whose tool has had its time says so, unless something is wrong with it.
+# A worker reports the timeout of its tool by itself, unless something is wrong with it.
 _TOOL_GRACE_S = 5.0
-# Shorter than the pause between two looks of a keeper.
+# Shorter than the pause between two checks by a keeper.
 _SHORT_S = 0.01
 _SOON_S, _REPORT_S = 0.2, 2.0
 _SIGXCPU, _SIGXFSZ = 24, 25
@@ -54,8 +54,7 @@ class Sandbox:
         self._closing = threading.Lock()
         self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._died: SandboxError | None = None
-        self._what = ""  # what runs
-        self._watched = False  # whether the keeper looks at it now and then
+        self._watched = False  # whether the keeper checks its limits
         self._given_back = False
         self._finalizer = weakref.finalize(self, _drop, stock, box, self._stop, os.getpid())
         self._finalizer.atexit = False
@@ -103,7 +102,26 @@ class Sandbox:
             SandboxDied: the process has ended; the sandbox can no longer be used.
             SerializationError: the function has returned something other than plain data.
         """
-        return self._call(timeout, function, args, kwargs)
+        name = getattr(function, "__qualname__", repr(function))
+        data, buffers = _serialize.dumps(("call", function, args, dict(kwargs)), root=f"the call of {name}")
+        answer = self._ask([data, *buffers], timeout, timeout, f"{name}()", watch=True)
+        try:
+            kind, value = answer
+            if kind == "value":
+                return value  # type: ignore[no-any-return]
+            if kind == "refused":
+                error: Exception = SerializationError(
+                    f"{name}() cannot return this from a sandbox of {self._stock.name!r}: {value}. What comes from a "
+                    f"sandbox must be plain data of up to {wire.LONGEST_ANSWER >> 20} MiB: numbers, text, bytes, and lists, "
+                    "tuples, dictionaries or sets of these"
+                )
+            elif kind == "raised":
+                error = rebuild_exception(value, self._stock.name, f"{name}()")
+            else:
+                raise self._garbage()
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise self._garbage() from None
+        raise error
 
     async def call_async(
         self,
@@ -115,7 +133,7 @@ class Sandbox:
     ) -> R:
         """Like :meth:`call`, without blocking the event loop. If this is cancelled, the sandbox is ended."""
         return await in_thread(
-            lambda: self._call(timeout, function, args, kwargs), "mesh-sandbox", self._interrupt
+            lambda: self.call(function, *args, timeout=timeout, **kwargs), "mesh-sandbox", self._interrupt
         )
 
     def run(
@@ -137,7 +155,30 @@ class Sandbox:
 
         A program that exceeds a limit is ended, and the result says so; the sandbox can still be used.
         """
-        return self._run(argv, timeout, input, env, max_output)
+        words = checked_words(argv)
+        options = {
+            "argv": words,
+            "timeout": timeout,
+            "data": input,
+            "cwd": None,
+            "env": None if env is None else dict(env),
+            "max_output": max_output,
+        }
+        part, buffers = _serialize.dumps(("tool", options))
+        limit = None if timeout is None else timeout + _TOOL_GRACE_S
+        answer = self._ask(
+            [part, *buffers], limit, timeout, f"the program {words[0] if words else ''!r}", watch=False
+        )
+        try:
+            kind, told = answer
+            if kind == "tool":
+                return _tool_result(told)
+            if kind != "raised":
+                raise self._garbage()
+            error = rebuild_exception(told, self._stock.name, "run()")
+        except (TypeError, ValueError, KeyError, AttributeError):
+            raise self._garbage() from None
+        raise error
 
     async def run_async(
         self,
@@ -150,7 +191,9 @@ class Sandbox:
     ) -> ToolResult:
         """Like :meth:`run`, without blocking the event loop. If this is cancelled, the sandbox is ended."""
         return await in_thread(
-            lambda: self._run(argv, timeout, input, env, max_output), "mesh-sandbox", self._interrupt
+            lambda: self.run(argv, timeout=timeout, input=input, env=env, max_output=max_output),
+            "mesh-sandbox",
+            self._interrupt,
         )
 
     def give_back(self) -> None:
@@ -178,73 +221,12 @@ class Sandbox:
         state = "given back" if self._given_back else "ended" if self._died is not None else "taken"
         return f"<Sandbox {self._box.number} of {self._stock.name!r}: {state}>"
 
-    # --- how
+    # --- internals
 
     def _interrupt(self) -> None:
         with self._closing:
             if self._finalizer.alive:
                 os.eventfd_write(self._stop, 1)
-
-    def _call(
-        self,
-        timeout: float | None,
-        function: Callable[..., R],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-    ) -> R:
-        name = getattr(function, "__qualname__", repr(function))
-        data, buffers = _serialize.dumps(("call", function, args, dict(kwargs)), root=f"the call of {name}")
-        answer = self._ask([data, *buffers], timeout, timeout, f"{name}()", watch=True)
-        try:
-            kind, value = answer
-            if kind == "value":
-                return value  # type: ignore[no-any-return]
-            if kind == "refused":
-                error: Exception = SerializationError(
-                    f"{name}() cannot return this from a sandbox of {self._stock.name!r}: {value}. What comes from a "
-                    f"sandbox is plain data of up to {wire.LONGEST_ANSWER >> 20} MiB: numbers, text, bytes, and lists, tuples, "
-                    "dictionaries or sets of these"
-                )
-            elif kind == "raised":
-                error = rebuild_exception(value, self._stock.name, f"{name}()")
-            else:
-                raise self._garbage()
-        except (TypeError, ValueError, KeyError, AttributeError):
-            raise self._garbage() from None
-        raise error
-
-    def _run(
-        self,
-        argv: Sequence[str | os.PathLike[str]],
-        timeout: float | None,
-        data: bytes | str | None,
-        env: Mapping[str, str | None] | None,
-        max_output: int,
-    ) -> ToolResult:
-        words = checked_words(argv)
-        options = {
-            "argv": words,
-            "timeout": timeout,
-            "data": data,
-            "cwd": None,
-            "env": None if env is None else dict(env),
-            "max_output": max_output,
-        }
-        part, buffers = _serialize.dumps(("tool", options))
-        limit = None if timeout is None else timeout + _TOOL_GRACE_S
-        answer = self._ask(
-            [part, *buffers], limit, timeout, f"the program {words[0] if words else ''!r}", watch=False
-        )
-        try:
-            kind, told = answer
-            if kind == "tool":
-                return _tool_result(told)
-            if kind != "raised":
-                raise self._garbage()
-            error = rebuild_exception(told, self._stock.name, "run()")
-        except (TypeError, ValueError, KeyError, AttributeError):
-            raise self._garbage() from None
-        raise error
 
     def _ask(
         self, parts: Sequence[Any], limit: float | None, timeout: float | None, what: str, *, watch: bool
@@ -260,7 +242,6 @@ class Sandbox:
             if self._died is not None:
                 raise self._died.with_traceback(None)
             until = None if limit is None else time.monotonic() + limit
-            self._what = what
             try:
                 if self._stock.watched and not self._watched:
                     self._watch(b"idle")
@@ -307,7 +288,7 @@ class Sandbox:
                 raise self._ended(what)
             events = ready.get(connection.fileno(), 0)
             if events & select.POLLIN:
-                found = self._receive(connection, answer)
+                found = self._receive(connection, answer, what)
                 if found is not None:
                     if watching:
                         self._watch(b"idle")
@@ -323,7 +304,7 @@ class Sandbox:
             elif until is not None and time.monotonic() >= until:
                 raise self._too_late(what, timeout)
 
-    def _receive(self, connection: socket.socket, answer: wire.Answer) -> bytes | None:
+    def _receive(self, connection: socket.socket, answer: wire.Answer, what: str) -> bytes | None:
         try:
             data = connection.recv(1 << 18)
         except BlockingIOError:
@@ -331,7 +312,7 @@ class Sandbox:
         except OSError:
             data = b""
         if not data:
-            raise self._dead(self._what)
+            raise self._dead(what)
         return answer.feed(data)
 
     def _report(self, *, ask: bool) -> dict[str, Any]:
@@ -369,9 +350,8 @@ class Sandbox:
             how = f"was killed by signal {-status} ({signal_name(-status)})"
         else:
             how = f"ended with exit status {status}"
-        tail = f"\nIt has written:\n{output.strip()}" if output.strip() else ""
         return SandboxDied(
-            f"a sandbox of {self._stock.name!r} {how} while {what} ran; take another one{tail}",
+            f"a sandbox of {self._stock.name!r} {how} while {what} ran; take another one{_tail(output)}",
             sandboxes=self._stock.name,
             exitcode=status,
             limit=limit,
@@ -380,10 +360,9 @@ class Sandbox:
 
     def _too_late(self, what: str, timeout: float | None) -> SandboxTimeout:
         output = str(self._report(ask=True).get("output", ""))
-        tail = f"\nIt has written:\n{output.strip()}" if output.strip() else ""
         return SandboxTimeout(
             f"{what} did not return within {timeout} s in a sandbox of {self._stock.name!r}, which was ended; take another "
-            f"one{tail}",
+            f"one{_tail(output)}",
             sandboxes=self._stock.name,
             timeout=timeout or 0.0,
             output=output,
@@ -397,7 +376,7 @@ class Sandbox:
         )
 
     def _garbage(self) -> SandboxDied:
-        """It has sent something that no worker sends. It must not be used again."""
+        """Return the error for something that no worker sends. The sandbox must not be used again."""
         self._died = SandboxDied(
             f"a sandbox of {self._stock.name!r} has sent something that is not an answer: code in it has written to its "
             "connection. It was ended; take another one",
@@ -407,13 +386,17 @@ class Sandbox:
         return self._died
 
 
+def _tail(output: str) -> str:
+    return f"\nIts output ends with:\n{output.strip()}" if output.strip() else ""
+
+
 def _send(connection: socket.socket, due: list[memoryview]) -> list[memoryview]:
     try:
         sent = connection.send(due[0][: 1 << 20])
     except BlockingIOError:
         return due
     except OSError:
-        return []  # it reads no more; what it has said is read next
+        return []  # it no longer reads; what it sent before is read next
     rest = due[0][sent:]
     return [rest, *due[1:]] if rest else [part for part in due[1:] if part.nbytes]
 

@@ -75,7 +75,7 @@ class Stock:
         self._lock = threading.RLock()  # a collection while it is held may end a box
         self._ready: deque[Box] = deque()
         self._making: dict[int, Box] = {}
-        self._out: dict[int, Box] = {}  # taken, and not gone yet
+        self._out: dict[int, Box] = {}  # taken, and not ended yet
         self._waiting: deque[Future[Box]] = deque()
         self._due: deque[dict[str, Any]] = deque()
         self._numbers = 0
@@ -175,7 +175,7 @@ class Stock:
         self._waiting = deque(each for each in self._waiting if not each.cancelled())
         there = len(self._ready) + len(self._making)
         room = self._most - len(self._out) - there
-        # Making more at once would make none of them earlier, and delay the first.
+        # Making more at once would finish none of them earlier, and delay the first.
         hands = self._hands - len(self._making)
         return max(0, min(len(self._waiting) + self._ready_wanted - there, room, hands))
 
@@ -195,7 +195,7 @@ class Stock:
                 atexit.unregister(self.close)
 
     def _await_need(self) -> None:
-        """Wait until somebody wants a box, after a healthy template has ended."""
+        """After a healthy template has ended, wait until somebody wants a box."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         while not (self._closed or self._waiting or self._error is not None):
@@ -363,7 +363,8 @@ class Stock:
             said = f"the process that forks them has ended while it started, with status {status}"
         tail = os.pread(log, 4096, max(0, os.fstat(log).st_size - 4096)).decode(errors="replace").strip()
         self._fail(
-            f"sandboxes {self.name!r} cannot be made: {said}" + (f"\nIt has written:\n{tail}" if tail else "")
+            f"sandboxes {self.name!r} cannot be made: {said}"
+            + (f"\nIts output ends with:\n{tail}" if tail else "")
         )
 
     def _fail(self, said: str) -> None:
@@ -378,7 +379,7 @@ class Stock:
             self.started.set_exception(error)
 
     def _bury(self, process: subprocess.Popen[bytes] | None, mark: int) -> None:
-        """The template is to end, or has ended: nothing of it and its boxes is left after this."""
+        """Wait for the end of the template, and end everything that is left of it and its boxes."""
         self._up = False
         if process is not None:
             try:
@@ -399,7 +400,7 @@ class Stock:
 
 
 def plain_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The environment of a box, without any variables of the owner that may be secret."""
+    """Return the environment of a box, without those of the owner's variables that may be secret."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -419,6 +420,6 @@ _KEPT = frozenset(
 
 
 def folders_to_keep(path: list[str]) -> list[str]:
-    """The folders that code in boxes is imported from, even if they are among temporary files."""
+    """Return the folders that code in boxes is imported from, even if they are among temporary files."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return sorted({os.path.abspath(each) for each in [*path, *prefixes] if os.path.isdir(each)})  # noqa: PTH100, PTH112

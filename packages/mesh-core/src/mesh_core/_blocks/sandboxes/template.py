@@ -1,7 +1,7 @@
 """The processes between an owner and its boxes: the guard, and the template, which is its fork.
 
-The guard waits for the end of the owner or of the template, ends what is left, and removes the folders. The template imports what
-boxes are to find imported, and forks them; it has one thread (NUR-1).
+The guard waits for the end of the owner or of the template, ends what is left, and removes the folders. The template imports modules
+for the boxes, and forks them; it has one thread (NUR-1).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any, NoReturn
 
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.box import Keeper, Limits
-from mesh_core._blocks.sandboxes.isolation import EVERYTHING, Isolation, Seclusion, what_can_be_had
+from mesh_core._blocks.sandboxes.isolation import EVERYTHING, Isolation, Seclusion, available
 from mesh_core._native import adopt_orphans, ask_to_die_with_parent, die_with_parent, name_process
 from mesh_core._system import process_marks
 from mesh_core._system.descendants import Brood
 from mesh_core._system.process_marks import Found, Hunt
 from mesh_core._system.scratch import Scratch
 
-# Nearly all folders have fewer: removing them takes less time than a fork.
+# Nearly all folders have fewer entries; removing those takes less time than a fork.
 _FEW = 32
 _SHARED = (
     "mesh_core._blocks.tools",
@@ -46,11 +46,11 @@ _SHARED = (
 
 
 class Unfit(Exception):
-    """There can be no boxes; the text says why."""
+    """Boxes cannot be made; the text says why."""
 
 
 def main(control: int, plan: dict[str, Any]) -> NoReturn:
-    """Entry of a guard; its owner starts it with these arguments."""
+    """Entry point of a guard, which its owner starts with these arguments."""
     os.set_inheritable(control, False)
     end = socket.socket(fileno=control)
     scratch = None
@@ -100,16 +100,16 @@ def _isolation(plan: dict[str, Any]) -> Isolation:
     wanted = EVERYTHING if plan["isolate"] is not False else Isolation.NONE
     if plan["network"] is True:
         wanted &= ~Isolation.NETWORK
-    had = what_can_be_had(wanted)
+    had = available(wanted)
     if plan["isolate"] is True and had != wanted:
         raise Unfit(
-            f"isolate=True, but this system does not let a program be kept apart from {_words(wanted & ~had)}: it forbids "
-            "namespaces, as containers often do. Allow user namespaces, or use isolate=None for what can be had"
+            f"isolate=True, but this system cannot isolate programs from {_words(wanted & ~had)}: it forbids "
+            "namespaces, as many containers do. Allow user namespaces, or use isolate=None for what is available"
         )
     if plan["network"] is False and Isolation.NETWORK not in had:
         raise Unfit(
-            "network=False, but this system does not let a program be kept from the network: it forbids namespaces, as "
-            "containers often do. Allow user namespaces, or use network=None to go on with the network"
+            "network=False, but this system cannot isolate programs from the network: it forbids namespaces, as "
+            "many containers do. Allow user namespaces, or use network=None to continue with the network"
         )
     return had
 
@@ -125,7 +125,7 @@ def _why(error: BaseException) -> str:
 
 
 def _stand_guard(template: int, fds: list[int]) -> None:
-    """Wait for a reason to end, and end all that there is."""
+    """Wait until the owner or the template ends, or SIGTERM arrives, and end everything that is left."""
     poll = select.poll()
     for fd in fds:
         poll.register(fd, select.POLLIN)
@@ -152,7 +152,7 @@ def _reap() -> None:
 
 
 def remove(folder: str) -> None:
-    """Remove a folder, whatever modes there are in it."""
+    """Remove a folder, whatever permissions there are in it."""
 
     def again(function: Any, path: str, _error: object) -> None:
         with suppress(OSError):
@@ -168,7 +168,7 @@ def remove(folder: str) -> None:
 
 
 class Template:
-    """The loop that turns orders into boxes."""
+    """The template process: it makes and ends boxes as its owner orders."""
 
     def __init__(
         self, control: socket.socket, seclusion: Seclusion, plan: dict[str, Any], limits: Limits, scratch: str
@@ -179,20 +179,20 @@ class Template:
         self._limits = limits
         self._scratch = scratch
         self._alone = Isolation.PROCESSES in seclusion.kinds
-        self._boxes: dict[int, tuple[int, int]] = {}  # by pid: which box, and its number among the marks
+        self._boxes: dict[int, tuple[int, int]] = {}  # by pid: the box, and its number among the marks
         self._pids: dict[int, int] = {}  # by box
-        self._clearing: dict[int, int] = {}  # by the pid of who removes it: whose folder
-        self._hunted: dict[int, int] = {}  # by number: the box that has left something
+        self._clearing: dict[int, int] = {}  # by pid of the process that removes a folder: the box
+        self._hunted: dict[int, int] = {}  # by number among the marks: boxes that left processes behind
         self._epoll = select.epoll()
 
     def run(self, guard: int) -> NoReturn:
-        """Get ready, and serve until the owner is gone."""
+        """Prepare, and serve until the owner is gone."""
         try:
             ask_to_die_with_parent()
             ends = select.poll()
             ends.register(guard, select.POLLIN)
             if ends.poll(0):
-                os._exit(1)  # it had ended before
+                os._exit(1)  # the guard had ended before
             os.close(guard)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             name_process(f"mesh: template of sandboxes {self._plan['name']!r}", "mesh-template")
@@ -225,8 +225,7 @@ class Template:
             try:
                 found = preload(names)
             except BaseException as error:
-                text = "".join(traceback.format_exception_only(error)).strip()
-                raise Unfit(f"a module of preload={names!r} cannot be imported: {text}") from error
+                raise Unfit(f"a module of preload={names!r} cannot be imported: {_why(error)}") from error
         if found is not None:
             what, it = found
             raise Unfit(
@@ -265,7 +264,7 @@ class Template:
         if "end" in order:
             pid = self._pids.get(order["end"])
             if pid is not None:
-                # Not waited for yet: the pid is still its own.
+                # It has not been reaped yet, so its pid was not reused.
                 os.kill(pid, signal.SIGKILL)
             return
         self._make(order["make"], *fds)
@@ -332,7 +331,7 @@ class Template:
                 self._hunted[number] = box
 
     def _clear(self, box: int) -> None:
-        """Remove the folder of a box of which nothing else is left."""
+        """Remove the folder of a box that has no processes left."""
         folder = f"{self._scratch}/{box}"
         few = False
         with suppress(OSError), os.scandir(folder) as entries:
@@ -352,7 +351,7 @@ class Template:
         self._say({"gone": box})
 
     def _leave(self) -> NoReturn:
-        """End, and all boxes with it; the guard does the rest."""
+        """End all boxes and this process; the guard does the rest."""
         if not self._alone:
             for pid in self._boxes:
                 os.kill(pid, signal.SIGKILL)
@@ -360,7 +359,7 @@ class Template:
 
 
 def start(control: int, plan: int) -> NoReturn:
-    """Read the plan, and be a guard."""
+    """Read the plan, and become a guard."""
     with os.fdopen(plan, "rb") as file:
         told = json.loads(file.read())
     main(control, told)

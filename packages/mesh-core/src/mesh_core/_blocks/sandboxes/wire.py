@@ -1,4 +1,4 @@
-"""How owner, template and boxes talk: packets of JSON between those that trust each other, frames to and from the worker."""
+"""The protocol between owner, template and boxes: JSON packets between processes that trust each other, frames to and from workers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SMALL = 1 << 16
 
 
 def send_packet(to: socket.socket, told: dict[str, Any], fds: Sequence[int] = ()) -> None:
-    """Send one packet; its sender keeps its own descriptors."""
+    """Send one packet, with copies of these descriptors."""
     socket.send_fds(to, [json.dumps(told).encode()], fds)
 
 
 def receive_packet(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """The next packet, or ``None`` at the end."""
+    """Wait for the next packet; ``None`` at the end."""
     try:
         data, fds, _, _ = socket.recv_fds(source, LONGEST_PACKET, 4, socket.MSG_CMSG_CLOEXEC)
     except ConnectionError:
@@ -31,7 +31,7 @@ def receive_packet(source: socket.socket) -> tuple[dict[str, Any] | None, list[i
 
 
 def next_packet(source: socket.socket) -> dict[str, Any] | None:
-    """The next packet if there is one, ``None`` if not, nothing in it at the end. No descriptors come with it."""
+    """Return the next packet: ``None`` if there is none yet, an empty one at the end. It has no descriptors."""
     try:
         data = source.recv(LONGEST_PACKET, socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -43,7 +43,7 @@ def next_packet(source: socket.socket) -> dict[str, Any] | None:
 
 
 def pack(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
-    """A frame to the worker: the number of parts, their sizes, and they themselves."""
+    """Make a frame for the worker: the number of parts, their sizes, and the parts."""
     sizes = [memoryview(part).nbytes for part in parts]
     head = b"".join(map(_HEAD.pack, [len(parts), *sizes]))
     # Each send may wake the other side.
@@ -51,7 +51,7 @@ def pack(parts: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
 
 
 def read_parts(fd: int) -> list[bytearray] | None:
-    """The next frame that the owner has sent, or ``None`` at the end; waits for it."""
+    """Wait for the next frame from the owner; ``None`` at the end."""
     head = _read(fd, _HEAD.size)
     if head is None:
         return None
@@ -86,7 +86,7 @@ class Answer:
         self.too_long = False
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take what has come; returns the answer once it is complete."""
+        """Add data; return the answer once it is complete."""
         self._data += data
         if len(self._data) < _HEAD.size:
             return None
