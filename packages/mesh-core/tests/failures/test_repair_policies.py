@@ -160,7 +160,7 @@ def test_a_failure_that_cannot_be_repaired_is_passed_on(told: Told) -> None:
         failure = told.next()
         assert (failure.mesh_name, failure.rank) == ("counters", 1)
         assert failure.chain[-1].startswith(
-            "the policy of 'counters': Respawn did not succeed: Respawn(ranks=None) is for processes"
+            "the policy of 'counters': Respawn did not succeed: Respawn(ranks=None) cannot repair actors"
         )
 
 

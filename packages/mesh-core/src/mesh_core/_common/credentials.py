@@ -121,8 +121,8 @@ class Credentials:
 
     @property
     def owner(self) -> bool:
-        """Whether the job's authority is here, which can issue and revoke."""
         """Whether this folder has the job's authority, which can issue and revoke certificates."""
+        return self._owner
 
     @property
     def job(self) -> str:
@@ -203,4 +203,6 @@ def _time(seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError) as error:
-        raise AuthenticationError(f"a certificate has an invalid date: {seconds} s since the epoch") from error
+        raise AuthenticationError(
+            f"a certificate has an invalid date: {seconds} s since the epoch"
+        ) from error
