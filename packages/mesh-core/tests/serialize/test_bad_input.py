@@ -289,7 +289,7 @@ def test_concurrent_is_for_coroutines() -> None:
     ids=["equals", "empty", "int", "key", "nul"],
 )
 def test_an_environment_that_cannot_be(env: Any) -> None:
-    with pytest.raises(ValueError, match="names and values are strings"):
+    with pytest.raises(ValueError, match="names and values must be strings"):
         this_host().spawn_procs(env=env)
 
 
