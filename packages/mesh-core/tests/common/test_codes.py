@@ -1,4 +1,4 @@
-"""Enums that Python and the native layer share: both sides have the same members, and hand out the very same objects."""
+"""Enums shared by Python and the native layer: both sides have the same members, and return the same objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = {
 
 @pytest.fixture
 def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
-    """What the script's fault handler is given."""
+    """What the script's fault handler receives."""
     failures: queue.Queue[MeshFailure] = queue.Queue()
     before = set_fault_handler(failures.put)
     yield failures
@@ -39,7 +39,7 @@ def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
 
 
 def sent(request: Any, name: str = "") -> Any:
-    """Send something to an actor that is not there, and return the outcome."""
+    """Send something to an actor that does not exist, and return the outcome."""
     call = current().runtime.sender(HERE, 77, name, request).call(None)
     assert call.wait(WITHIN)
     return call.outcomes()[0]
@@ -49,7 +49,7 @@ def sent(request: Any, name: str = "") -> Any:
 def test_both_sides_name_the_same_members(name: str) -> None:
     native = dict(_native.codes())
     assert native.keys() == ALL.keys()
-    # That an actor has failed while its process lives on is Python's alone to know.
+    # Only Python knows that an actor failed in a running process.
     assert set(native[name]) == {member.name for member in ALL[name]} - {"ACTOR_FAILED"}
     assert len(set(native[name])) == len(native[name])
 

@@ -1,4 +1,4 @@
-"""Credentials as scripts and the command line make them. What they are worth is tested beside the code that checks them."""
+"""Credentials as created by scripts and the command line. What they protect is tested beside the code that checks them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from mesh_core import AuthenticationError, Credentials, MeshError
 from mesh_core.cli._credentials import CredentialsCommand
 
 STRANGER = 54321
-"""A user id that nobody here has."""
+"""A user id that nobody has here."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
-    """A job's credentials, for tests that only look."""
+    """A job's credentials, for tests that only read them."""
     return Credentials.new(tmp_path_factory.mktemp("credentials") / "job")
 
 
 def files(path: Path) -> dict[str, int]:
-    """Every file below, and its mode."""
+    """Every file in the folder, and its mode."""
     return {
         str(each.relative_to(path)): stat.S_IMODE(each.stat().st_mode)
         for each in path.rglob("*")
@@ -98,7 +98,7 @@ def test_a_failure_leaves_nothing_half_made(tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("there", [False, True])
 def test_a_full_disk_leaves_nothing_half_made(tmp_path: Path, there: bool) -> None:
-    """A process that may write no long file stands for a disk that is full, some files in."""
+    """A process with a limit on file size stands in for a full disk."""
     job = tmp_path / "job"
     credentials = Credentials.new(tmp_path / "other")
     issued = len(credentials.certificates)
@@ -115,7 +115,7 @@ for make in (lambda: Credentials.new(sys.argv[1]), lambda: Credentials.load(sys.
     except AuthenticationError as error:
         print(error)
 """
-    # Nothing fits; or keys do, and certificates do not.
+    # Nothing fits; or keys fit, and certificates do not.
     for limit in (0, 300):
         command = [sys.executable, "-c", code, str(job), str(tmp_path / "other"), str(limit)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -160,7 +160,7 @@ def test_an_empty_folder_is_taken_and_closed_to_others(made: Credentials, tmp_pa
 @pytest.mark.once
 @needs_root
 def test_a_folder_whose_name_is_fixed_is_filled_in_place(tmp_path: Path) -> None:
-    """As a volume: nothing else can be put in its place."""
+    """For example a volume, which cannot be replaced by renaming."""
     code = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -196,7 +196,7 @@ def test_certificates_hold_as_long_as_was_asked(tmp_path: Path, lifetime: timede
     assert (controller.role, host.role) == ("controller", "host")
     assert timedelta(hours=1, minutes=59) < controller.remaining <= timedelta(hours=2)
     assert timedelta(seconds=30) < host.remaining <= timedelta(seconds=60)
-    # From a little earlier, since clocks differ.
+    # From slightly before now, since clocks differ.
     assert controller.not_before < datetime.now(UTC) - timedelta(minutes=4)
     assert controller.state == host.state == "valid"
 
@@ -290,7 +290,7 @@ def test_revocation_by_every_name(tmp_path: Path) -> None:
     states = {each.serial: each.state for each in Credentials.load(credentials.path).certificates}
     assert [states[each.serial] for each in hosts] == ["revoked"] * 4
     assert sorted(states.values()).count("valid") == 2
-    # What is handed to hosts knows it too.
+    # The list that hosts get contains it too.
     assert (credentials.path / "crl.pem").read_bytes() == (credentials.host_path / "crl.pem").read_bytes()
 
 
@@ -310,7 +310,7 @@ def test_a_key_that_was_shut_out_has_no_certificate_left_and_gets_none(tmp_path:
     older = credentials.renew(tmp_path / "b7")
     assert len(older) == 1
     credentials.revoke(tmp_path / "b7" / "host.pem")
-    # Whoever holds b7's key may have kept any certificate that was ever made for it.
+    # The holder of b7's key may have kept any certificate that was ever issued for it.
     assert [each.state for each in credentials.certificates].count("revoked") == 2
     with pytest.raises(AuthenticationError, match=r"host\.key was revoked.*mesh credentials issue"):
         credentials.renew(tmp_path / "b7")

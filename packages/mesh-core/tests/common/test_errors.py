@@ -1,4 +1,4 @@
-"""The tree of errors, and exceptions that cross processes."""
+"""The error classes, and exceptions that cross processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHERE: dict[str, Any] = {"actor": "trainer", "rank": 3, "point": {"gpus": 3}, "h
 
 
 def deliver(exc: BaseException, **where: Any) -> Any:
-    """Raise ``exc`` in an actor, as it were, and return what the caller catches."""
+    """Encode ``exc`` as if raised in an actor, and return what the caller catches."""
     try:
         raise exc
     except BaseException as raised:
@@ -82,7 +82,7 @@ def test_a_supervision_error_without_words_tells_its_failure() -> None:
 
 
 class Signature(Exception):
-    """Its constructor wants something else than its args."""
+    """Its constructor takes other arguments than those in its args."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(f"code {code}")
@@ -161,7 +161,7 @@ def test_an_error_is_both_types_and_keeps_everything(
     exc: Exception, message: str, fields: dict[str, Any]
 ) -> None:
     error = deliver(exc)
-    # Once more, as when an actor sends on what it caught.
+    # Once more, as if an actor passed on what it caught.
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert isinstance(one, ActorError)
         assert isinstance(one, type(exc))

@@ -1,4 +1,4 @@
-"""Whatever a message does, it is answered (STG-2), and so is everything behind it (STG-3)."""
+"""Whatever a message does, it is answered (STG-2), and so are all messages behind it (STG-3)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def own(runtime: None) -> Iterator[ProcMesh]:
-    """A process that a test may do anything to."""
+    """A process of its own for a test that may break it."""
     with this_host().spawn_procs(name="mortal") as procs:
         procs.initialized.get(WITHIN)
         yield procs
 
 
 class Str(str):
-    """A text that cannot be used as one."""
+    """A str subclass that cannot be used as text."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Str(str):
 
 
 def hostile(name: str) -> BaseException:
-    """An exception whose own code does harm; made where it is raised."""
+    """An exception whose own code does harm; created where it is raised."""
 
     def harm(*_: Any) -> Any:
         raise {"interrupts": KeyboardInterrupt, "cancels": asyncio.CancelledError}.get(how, SystemExit)
@@ -64,7 +64,7 @@ def hostile(name: str) -> BaseException:
 
 
 class Thrower(Actor):
-    """Raises what harms; on a thread of its own."""
+    """Raises harmful exceptions, on its own thread."""
 
     @endpoint
     def throw(self, name: str) -> None:
@@ -128,7 +128,7 @@ def test_failures_that_nobody_waits_for_are_reported(own: ProcMesh, told: Told, 
 
 
 class Exits:
-    """What leaves the process where it is unpacked."""
+    """Exits the process when it is unpickled."""
 
     def __init__(self, kind: type[BaseException] = SystemExit) -> None:
         self.kind = kind
@@ -188,7 +188,7 @@ def test_an_actor_for_which_there_is_no_thread_says_so(runtime: None) -> None:
         with pytest.raises(SpawnError, match="no thread can be started for actor 'threaded'"):
             threaded.initialized.get(WITHIN)
         assert isinstance(threaded.pid.call_one().exception(WITHIN), SpawnError)
-        # The loop has its thread already, and constructs what it works for if need be.
+        # The loop already has its thread, and if necessary runs the constructor itself.
         assert soft.pid.call_one().get(WITHIN) == procs.pids[0]
         threaded.stop().get(WITHIN)
 

@@ -1,4 +1,4 @@
-"""How processes belong to a job of several hosts, as packages that open connections of their own are told."""
+"""How processes belong to a job of several hosts, as reported to packages that open their own connections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_each_is_told_its_own_credentials(hosts: HostMesh, cluster: LocalCluster
     mine = membership()
     assert mine is not None and mine is membership()
     assert (mine.credentials, mine.revocations) == (Path(cluster.credentials).absolute(), None)
-    # They all listen on this machine alone.
+    # They all listen on this machine only.
     assert mine.addresses == ("127.0.0.1",)
     with hosts.spawn_procs() as procs:
         for rank, (told, same) in enumerate(

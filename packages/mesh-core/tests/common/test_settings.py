@@ -1,4 +1,4 @@
-"""Settings: where a value comes from, and what is refused."""
+"""Settings: where a value comes from, and which are refused."""
 
 import asyncio
 import pickle
@@ -103,7 +103,7 @@ def test_numbers_and_words_are_made_uniform():
 
 
 def test_unknown_name_names_the_nearest():
-    """SET-2, of an argument."""
+    """SET-2, for an argument."""
     with pytest.raises(
         SettingsError, match=r"^configure\(\): no setting is called 'spin'; did you mean 'spin_us'\?$"
     ):
@@ -174,7 +174,7 @@ def test_bad_variable_is_named(variable, text, said):
 
 @pytest.mark.parametrize("variable", ["MESH_SPIN_USS", "MESH_SPIN_MS", "MESH_LOG_LEVLE", "MESH_SHM_BUGDET"])
 def test_misspelt_variable_is_an_error(variable):
-    """SET-2, of a variable of the environment."""
+    """SET-2, for an environment variable."""
     with pytest.raises(SettingsError, match=rf"^environment variable {variable}: .*did you mean MESH_"):
         Settings.from_env({variable: "1"})
 

@@ -1,4 +1,4 @@
-"""What extensions hear of actors' exceptions, and which class they have spawned."""
+"""How extensions see exceptions of actors, and replace the classes that are spawned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _uninstalled() -> Any:
 
 
 class Hearing(Extension):
-    """Notes what actors raise, and on which thread."""
+    """Records what actors raise, and on which thread."""
 
     name = "hearing"
 
@@ -45,7 +45,7 @@ class Hearing(Extension):
 
 
 class Deaf(Extension):
-    """Cannot bear what it hears."""
+    """Raises when it is notified."""
 
     name = "deaf"
 
@@ -93,7 +93,7 @@ class Odd(Actor):
 
 
 class Untidy(Actor):
-    """Raises at its end."""
+    """Raises in its cleanup."""
 
     def __cleanup__(self, error: BaseException | None) -> None:
         raise ValueError("cleanup")
@@ -117,7 +117,7 @@ def test_exceptions_are_heard_of_before_the_caller_has_them() -> None:
                     if name in ("items", "more")
                     else ask.call_one().get(30)
                 )
-            # It was told of before the answer was sent, so that there is nothing to wait for.
+            # It was notified before the answer was sent, so there is nothing to wait for.
             assert heard()[-1] == ("odd", "Odd", 0, name, f"ValueError: {name.replace('_', ' ')}")
         assert len(heard()) == 5
         port, receiver = Channel[Any].open()
@@ -142,7 +142,7 @@ def test_a_generator_that_nobody_listens_to_any_more_has_not_raised() -> None:
         for item in odd.endless.stream():
             assert item.get(timeout=30) == 1
             break
-        # It runs once the generator has ended.
+        # It runs after the generator ended.
         odd.well.call_one().get(timeout=30)
         assert hearing.call(procs, "heard").get(timeout=30).item() == []
 
@@ -182,7 +182,7 @@ class Other(Actor):
 
 
 class Swap(Extension):
-    """Spawns what its payload says instead of ``Real``."""
+    """Spawns the class in its payload instead of ``Real``."""
 
     name = "swap"
 

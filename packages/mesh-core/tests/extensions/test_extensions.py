@@ -1,4 +1,4 @@
-"""Process extensions: what is carried along, started, told, stopped; and watches."""
+"""Process extensions: how they are carried, started, notified and stopped; and watches."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_worker_sends_to_the_script() -> None:
 
 
 def test_messages_come_in_order_on_one_thread() -> None:
-    """EXT-2, of a plain ``receive``."""
+    """EXT-2, for a plain ``receive``."""
     notes = install(Notes)
     with this_host().spawn_procs() as procs:
         for number in range(500):
@@ -205,7 +205,7 @@ def test_it_is_notified_of_the_ends_of_actors() -> None:
 
 
 class Listens(Extension):
-    """Puts what it hears into a channel."""
+    """Puts what it is notified of into a channel."""
 
     name = "notes"
 
@@ -228,7 +228,7 @@ RELEASED = threading.Event()
 
 
 class Holds(Actor):
-    """Holds up the event loop of its process, which its neighbour does without."""
+    """Blocks the event loop of its process, which its neighbour does not use."""
 
     @endpoint
     async def hold(self, begun: Any) -> None:
@@ -243,7 +243,7 @@ class Releases(Actor):
 
 
 def test_it_has_heard_of_the_end_before_the_stop_returns() -> None:
-    """Whatever the event loop is busy with: the answer to the stop does not overtake it."""
+    """Whatever the event loop is busy with: the answer to the stop does not overtake the notification."""
     port, heard = Channel[tuple[str, str]].open()
     begins, begun = Channel[str].open()
     install(Listens, payload=port)
@@ -267,7 +267,7 @@ def test_processes_that_run_already_can_be_given_it() -> None:
         first = notes.install_on(procs.slice(gpus=0))
         assert notes.call(procs.slice(gpus=0), 5).get(timeout=30).values() == [1]
         first.get(timeout=30)
-        # One keeps what it has.
+        # One already has it, and keeps it.
         notes.install_on(procs)
         assert notes.call(procs, "said").get(timeout=30).values() == [[5], []]
         assert notes.call(procs, "payload").get(timeout=30).values() == ["late", "late"]
@@ -312,17 +312,17 @@ class Slow(Extension):
 
 
 def test_coroutines_overlap_and_are_cancelled_with_their_call() -> None:
-    """EXT-2, of an ``async receive``: messages begin in the order sent."""
+    """EXT-2, for an ``async receive``: messages begin in the order sent."""
     slow = install(Slow)
     with this_host().spawn_procs() as procs:
         first = slow.call(procs, "wait")
         slow.call(procs, "release").get(timeout=30)
         assert first.get(timeout=30).values() == [7]
         second = slow.call(procs, "wait")
-        # Behind its beginning.
+        # After it began.
         assert slow.call(procs, "cancelled").get(timeout=30).values() == [0]
         assert second.cancel()
-        # Behind the cancellation.
+        # After the cancellation.
         assert slow.call(procs, "cancelled").get(timeout=30).values() == [1]
 
 
@@ -366,7 +366,7 @@ def test_one_that_cannot_start_here_is_not_installed() -> None:
 
 
 class Traced(Extension):
-    """Leaves a file when it starts and when it stops."""
+    """Writes to a file when it starts and when it stops."""
 
     name = "notes"
     after: ClassVar = ("second",)
@@ -411,7 +411,7 @@ class Cleans(Actor):
 
 
 def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path) -> None:
-    """EXT-1: they start before the actors are made, and stop after these have ended."""
+    """EXT-1: they start before the actors are created, and stop after these ended."""
     install(Traced, str(tmp_path))
     install(TracedSecond, str(tmp_path))
     with this_host().spawn_procs() as procs:
@@ -494,7 +494,7 @@ class Known(Actor):
 
 
 def test_the_address_is_that_of_the_life_that_has_ended() -> None:
-    """And not of its rank, which may have been respawned."""
+    """It is not that of the rank, which may have been respawned."""
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs:
         for life in range(3):
             known = procs.slice(gpus=1).spawn("known", Known, supervise=lambda _: True)
@@ -562,7 +562,7 @@ def test_watch_lists_what_it_accepts() -> None:
 
 
 class Farewell(Extension):
-    """Tells the process that has installed it goodbye, when it is stopped."""
+    """Says goodbye, when stopped, to the process that installed it."""
 
     name = "farewell"
 
@@ -599,7 +599,7 @@ def test_messages_can_be_sent_and_answered_while_an_extension_stops() -> None:
 
 
 class Relying(Extension):
-    """Needs another extension to the end."""
+    """Needs another extension until its end."""
 
     name = "relying"
     after = ("farewell",)

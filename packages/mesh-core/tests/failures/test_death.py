@@ -1,4 +1,4 @@
-"""Processes that die: who hears of it, how fast, and what goes on."""
+"""Processes that die: who is notified, how fast, and what continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def own(runtime: None, fault_tolerant: None) -> Any:
-    """Four processes that a test may do anything to."""
+    """Four processes of its own for a test that may break them."""
     with this_host().spawn_procs(per_host={"gpus": 4}, name="mortal") as procs:
         procs.initialized.get()
         yield procs
@@ -87,7 +87,7 @@ def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
     with pytest.raises(ActorTimeout, match="has not finished within 0 s"):
         waiting.get(timeout=0, return_exceptions=True)
     gates.slice(gpus=0).open.call_one("door").get()
-    # Another one fails that is before the first in the order of ranks.
+    # Another rank fails that comes before the first one.
     kill(own, 1)
     gates.slice(gpus=3).open.call_one("door").get()
     results = waiting.get(timeout=30, return_exceptions=True)
@@ -134,7 +134,7 @@ def test_a_rank_that_has_answered_may_die(own: ProcMesh) -> None:
     waiting = gates.enter.call("door")
     gates.slice(gpus=2).open.call_one("other").get()  # behind the call
     kill(own, 2)
-    # Once a call fails by it, the death is known here.
+    # Once a call fails because of it, the death is known here.
     with pytest.raises(SupervisionError):
         gates.slice(gpus=2).open.call_one("other").get()
     with pytest.raises(ActorTimeout):
@@ -207,7 +207,7 @@ def test_a_caller_that_is_an_actor_is_notified(own: ProcMesh) -> None:
     gate.initialized.get()
     kill(own, 0)
     assert waiting.get() == "SupervisionError 9"
-    # And of one that was dead before it asked.
+    # An actor that calls it after its death is notified as well.
     assert caller.watch.call_one(gate).get() == "SupervisionError 9"
 
 
@@ -251,7 +251,7 @@ def test_a_stopped_process_is_not_dead(own: ProcMesh) -> None:
 
 
 def test_the_fork_server_dies(own: ProcMesh) -> None:
-    """Its workers die with it; everything that waits hears so, and the next spawn works."""
+    """Its workers die with it; every waiting call is notified, and the next spawn works."""
     gates = own.spawn("gates", Gate)
     gates.initialized.get()
     waiting = gates.block.call()
@@ -288,7 +288,7 @@ CONTROLLER = """
 @pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_die_with_their_controller(script: Any, start: str, stopped: bool) -> None:
-    """Whatever they are doing: blocked in an endpoint, nested, or stopped by a signal."""
+    """Whatever they are doing: blocked in an endpoint, in a nested call, or stopped by a signal."""
     run = script(CONTROLLER, start, *(["stop"] if stopped else []))
     assert [run.line() for _ in range(3)] == ["[1, 1, 1]", "2", "ready"]
     watch = run.watch()

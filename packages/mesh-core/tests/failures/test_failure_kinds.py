@@ -1,4 +1,4 @@
-"""What kind of failure it is, and which: fields that programs decide by."""
+"""The kind and id of a failure: fields that programs decide by."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITHIN = 30
 
 @pytest.fixture
 def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
-    """What the script's fault handler hears."""
+    """The failures that the script's fault handler receives."""
     failures: queue.Queue[MeshFailure] = queue.Queue()
     before = set_fault_handler(failures.put)
     yield failures
@@ -92,7 +92,7 @@ def test_a_killed_process_is_the_same_failure_for_everybody_notified(
     assert {failure.kind for failure in (told, *failures)} == {FailureKind.KILLED}
     assert {failure.id for failure in failures} == {told.id} != {""}
     assert told.id in told.report()
-    # Another process hears of the same one.
+    # Another process is notified of the same failure.
     with pytest.raises(ActorError) as caught:
         own.slice(gpus=0).spawn("caller", Caller).ask_one.call_one(first.slice(gpus=1), 1).get(WITHIN)
     assert isinstance(caught.value, SupervisionError)

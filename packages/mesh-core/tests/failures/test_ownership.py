@@ -1,4 +1,4 @@
-"""Whoever spawns, owns: what an actor has spawned ends with the actor's process."""
+"""Ownership: what an actor spawned ends with the actor's process."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ def test_children_of_a_killed_process_end_too(pair: ProcMesh) -> None:
     wait_for_ends(watched)
 
     assert isinstance(owners.slice(gpus=0).pid.call_one().exception(timeout=WITHIN), SupervisionError)
-    # Nobody else's have ended.
+    # Other processes are still running.
     assert owners.slice(gpus=1).pid.call_one().get(timeout=WITHIN)
     for pid in others:
         os.kill(pid, 0)
@@ -158,7 +158,7 @@ def test_an_owner_that_ends_in_a_process_that_lives_takes_what_it_owns(
         failure = told.next()
         assert failure.mesh_name == "owner"
         assert "was killed: enough" in failure.report()
-    # What its neighbour owns lives.
+    # What its neighbour owns is still running.
     assert placed.pid.call_one().get(WITHIN) == pair.pids[1]
     assert told.empty()
 
@@ -204,7 +204,7 @@ def test_nothing_is_spawned_by_an_actor_that_has_ended(pair: ProcMesh, tmp_path:
 
 
 class Late(Actor):
-    """Spawns when its time is over."""
+    """Spawns after its end."""
 
     def __init__(self) -> None:
         import builtins
@@ -224,7 +224,7 @@ class Late(Actor):
 
 
 class Opener(Actor):
-    """Shares a process with the above."""
+    """Shares a process with the class above."""
 
     @endpoint
     async def open(self) -> None:

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.python
 
 
 def loss(rank: int = 0) -> Failed:
-    """A failure like no other."""
+    """A failure that differs from all others."""
     return Failed("workers", rank, "killed", MeshFailure(mesh_name="workers", rank=rank, signal=9))
 
 
@@ -93,7 +93,7 @@ class TestGrace(TestTolerate):
 
 def test_the_suite_fails_for_a_policy_that_breaks_its_promises() -> None:
     class Counting:
-        """Changes itself, and says nothing about some failures."""
+        """Changes itself, and returns no actions for some failures."""
 
         def __init__(self) -> None:
             self.asked = 0
@@ -331,7 +331,7 @@ def test_the_event_has_the_kind_of_the_failure(failure: MeshFailure) -> None:
 
 
 class Chaos:
-    """Answers at random; raises at times."""
+    """Answers at random; sometimes raises."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -354,7 +354,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_every_failure_is_handled_passed_on_or_put_off_once(seed: int) -> None:
-    """POL-1, on random schedules with timers by a clock that is told."""
+    """POL-1, on random schedules, with timers on a simulated clock."""
     chance, clock = random.Random(seed), FakeClock()
     run = run_of(Chaos(chance))
     logging.getLogger("mesh").disabled = True

@@ -1,4 +1,4 @@
-"""Policies that have ranks made again: real processes die, and others take their places."""
+"""Policies that respawn ranks: real processes die and are replaced."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Waiter(Actor):
 
 @pytest.fixture(scope="module")
 def awaited(runtime: None) -> None:
-    """The event loop of the script's own actors has waited before, as it does in every repair."""
+    """Makes the event loop of the script's actors wait once before, as every repair does."""
     with this_host().spawn_procs() as procs:
         counter: Any = procs.spawn("counter", Counter)
         this_proc().spawn("waiter", Waiter).wait.call_one(counter).get(timeout=WITHIN)
 
 
 class Answering:
-    """Answers failures as a function says, and hands them to the test."""
+    """Answers failures with a function, and passes them to the test."""
 
     def __init__(self, answer: Callable[[Failed], Sequence[Action]]) -> None:
         self._answer = answer
@@ -165,7 +165,7 @@ def test_a_failure_that_cannot_be_repaired_is_passed_on(told: Told) -> None:
 
 
 class Boss(Actor):
-    """Owns processes and actors, whose policies make them again."""
+    """Owns processes and actors whose policies respawn them."""
 
     def __init__(self) -> None:
         self.told: list[MeshFailure] = []
@@ -209,7 +209,7 @@ def test_an_actor_s_policies_make_what_it_owns_again() -> None:
 
 
 class Mending(Answering):
-    """As :class:`Answering`, and asked after each repair."""
+    """Like :class:`Answering`, and also asked after each repair."""
 
     def __init__(
         self,
@@ -236,12 +236,12 @@ class Mending(Answering):
         return self.repairs.get(timeout=WITHIN)
 
 
-# What is not for a mesh of actors, and so cannot succeed.
+# Respawn is not for a mesh of actors, and so cannot succeed.
 WRONG = Respawn()
 
 
 class Fragile(Actor):
-    """Cannot be constructed while there is a file."""
+    """Cannot be constructed while a file exists."""
 
     def __init__(self, obstacle: Path) -> None:
         if obstacle.exists():
@@ -265,7 +265,7 @@ def test_a_policy_is_told_that_its_repair_is_done(told: Told) -> None:
         event = policy.after()
         assert event == Repaired("counters", (Restart(),))
         assert [failure.rank for failure in event.failures] == [1]
-        # At once, without a look at what has failed.
+        # At once, without checking what failed.
         assert len(who(counters)) == 2
     assert told.empty()
 
@@ -351,7 +351,7 @@ def test_a_policy_that_raises_after_a_repair_changes_nothing(
 
 
 class Mender(Actor):
-    """Owns actors whose policy hears of its repairs in this process."""
+    """Owns actors whose policy is told about its repairs in this process."""
 
     def __init__(self) -> None:
         self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -379,7 +379,7 @@ def test_an_actors_policy_is_notified_of_its_repairs(told: Told) -> None:
 
 
 class Living(Actor):
-    """Says which life of its rank this is."""
+    """Returns the incarnation of its rank."""
 
     @endpoint
     def life(self) -> int:

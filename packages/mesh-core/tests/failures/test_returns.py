@@ -1,4 +1,4 @@
-"""Who comes back, as the owner tells it: every order of events, without processes."""
+"""Whether a rank is respawned, as its owner reports it: every order of events, without processes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def restart(returns: Returns, *places: int) -> None:
 
 
 def test_a_later_life_is_the_answer_at_once_or_when_it_is_there() -> None:
-    """RTN-1: the answer comes once, however many lives follow."""
+    """RTN-1: there is one answer, however many incarnations follow."""
     returns = Returns(1)
     first = asked(returns)
     returns.struck(0)
@@ -48,7 +48,7 @@ def test_a_later_life_is_the_answer_at_once_or_when_it_is_there() -> None:
     restart(returns, 0)
     assert first == second == [1]
     assert asked(returns) == [1]
-    # The life that is there may be over already, and its end not told here.
+    # The current incarnation may have ended already without that being known here.
     assert (third := asked(returns, life=1)) == []
     returns.struck(0)
     restart(returns, 0)
@@ -80,7 +80,7 @@ def test_what_is_passed_on_is_gone_until_somebody_makes_it_again() -> None:
 
 
 def test_what_was_ignored_is_gone_once_nothing_is_to_come() -> None:
-    """RTN-2: there is no verdict while something is put off, due, or under repair."""
+    """RTN-2: there is no verdict while something is put off, due, or being repaired."""
     for still in ({"put_off": True}, {"timers": ("later",)}, {"repairs": True}):
         returns = Returns(1)
         returns.struck(0)

@@ -1,4 +1,4 @@
-"""Messages to bytes and back: what travels beside the stream, what stays the same, what errors say."""
+"""Messages to bytes and back: what is sent beside the stream, what is preserved, what errors say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = 100_000
 
 
 def arrive(obj: object) -> Any:
-    """Send ``obj`` the way the runtime does: the buffers come out as writable memory of the receiver's own."""
+    """Send ``obj`` as the runtime does: the buffers arrive as the receiver's own writable memory."""
     data, buffers = dumps(obj)
     return loads(data, [bytearray(buffer) for buffer in buffers])
 
@@ -154,7 +154,7 @@ def test_buffers_of_all_kinds_keep_their_order() -> None:
 
 
 def test_a_frame_that_ends_like_a_header_is_not_taken_for_one() -> None:
-    # A float whose encoding ends with what announces 65,536 bytes, at every place near a frame's end.
+    # A float whose encoding ends like the header of 65,536 bytes, at every position near the end of a frame.
     import struct
 
     header = b"B" + (65536).to_bytes(4, "little")
@@ -203,7 +203,7 @@ def test_a_result_outlives_the_message_and_is_writable() -> None:
 
 
 def test_one_object_stays_one_object() -> None:
-    """SER-1, on each road."""
+    """SER-1, for each way."""
     for shared in (
         ["list"],
         bytearray(10),
@@ -321,7 +321,7 @@ def test_an_array_that_occurs_twice_is_sent_once() -> None:
 
 
 def run(code: str, *, stdin: bytes = b"") -> bytes:
-    """Run a script of its own, with its own ``__main__``, and return what it writes."""
+    """Run a separate script with its own ``__main__``, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], input=stdin, capture_output=True, timeout=50
     )
@@ -341,7 +341,7 @@ def test_functions_without_a_module_go_by_value() -> None:
 
 
 def test_code_that_goes_by_value_keeps_its_file_and_line() -> None:
-    """Tracebacks, debuggers and `inspect.getsource` find source by them; cloudpickle 3.1.3 leaves the file out."""
+    """Tracebacks, debuggers and `inspect.getsource` need them to find the source; cloudpickle 3.1.3 omits the file."""
 
     def outer() -> Any:
         return lambda: None
@@ -535,7 +535,7 @@ def test_a_memoryview_that_cannot_be_rebuilt_is_refused() -> None:
 
 
 class Lazy(types.ModuleType):
-    """Like torch.ops: a module of a class of its own, which makes what it does not have."""
+    """Like torch.ops: a module with its own class, which creates missing attributes on demand."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

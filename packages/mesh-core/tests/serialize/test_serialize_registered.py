@@ -1,4 +1,4 @@
-"""Types whose authors say how they are sent: reducers, and handlers of large data."""
+"""Types with registered ways to be sent: reducers, and handlers of large data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGE = 1_000_000
 
 
 class Frame:
-    """Owns memory; pickle knows no way in."""
+    """Owns memory that pickle cannot reach."""
 
     def __init__(self, label: str, memory: Any) -> None:
         self.label = label
@@ -85,7 +85,7 @@ def frames() -> Iterator[Frames]:
 
 
 class Camera(Actor):
-    """Gives and takes frames."""
+    """Returns and takes frames."""
 
     @endpoint
     def shoot(self, value: int) -> Frame:
@@ -121,7 +121,7 @@ def test_an_object_that_occurs_twice_is_one_and_its_memory_lives_as_long_as_it()
     assert first is second
 
     class Memory(bytearray):
-        """It can be referred to weakly."""
+        """Supports weak references."""
 
     memory = Memory(buffers[0])
     rebuilt = loads(data, [memory])
@@ -179,7 +179,7 @@ def test_a_missing_handler_is_an_error(handler: Registration) -> None:
             caught.value
         )
         assert "Call register_handler() here too" in str(caught.value)
-        # Nor can it send one; the caller goes on, and so does the actor.
+        # Nor can it send one; the caller and the actor both continue.
         with pytest.raises(TypeError, match="lock"):
             camera.shoot.call_one(1).get(timeout=30)
 
@@ -301,7 +301,7 @@ def test_registering_while_others_send() -> None:
 
 
 class Parcel:
-    """Arrives after the message that it is in."""
+    """Arrives later than the message that contains it."""
 
 
 class Post(Extension):

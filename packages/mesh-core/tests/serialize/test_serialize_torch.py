@@ -1,4 +1,4 @@
-"""Tensors in messages: no copy, no loss, and what a tensor leaves behind."""
+"""Tensors in messages: no copies, no losses, and what is not sent with a tensor."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_buffers_keep_a_temporary_copy_alive() -> None:
 
 @pytest.mark.parametrize("size", [10, BIG])
 def test_a_tensor_that_occurs_twice_is_one(size: int) -> None:
-    """SER-1; two tensors on one storage are two."""
+    """SER-1; two tensors with the same storage arrive as two."""
     tensor = torch.zeros(size)
     data, buffers = dumps([tensor, tensor, tensor[:]])
     first, second, other = loads(data, [bytearray(b) for b in buffers])

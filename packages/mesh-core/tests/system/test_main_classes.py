@@ -122,7 +122,7 @@ def test_a_script_without_a_main_guard_does_not_spawn_forever(script: Any) -> No
 
 
 def test_a_notebook(script: Any) -> None:
-    """Cells are executed one after the other in one namespace, and a cell may define a class again."""
+    """Cells are executed one after the other in one namespace, and a cell may redefine a class."""
     assert lines(
         script,
         '''

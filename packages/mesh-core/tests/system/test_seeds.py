@@ -1,4 +1,4 @@
-"""Random numbers of processes: different on every rank, and the same again where a seed says so."""
+"""Random numbers of processes: different on every rank, and reproducible with a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start = pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pyt
 
 
 def ask(procs: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What a function says in every process."""
+    """Call a function in every process, and return the results."""
     values: list[Any] = procs.spawn("echo", Echo).call.call(function, *args).get().values()
     return values
 
@@ -89,7 +89,7 @@ def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
     assert len(set(first)) == 2
     assert numbers(seed=7, preload=preload) == first
     assert numbers(seed=8, preload=preload) != first
-    # Imported there, after the process has begun.
+    # Imported there after the process started.
     assert numbers(seed=7) == first
 
 
