@@ -76,20 +76,20 @@ def test_choose_avoids_the_busy(procs: ProcMesh) -> None:
     pair.stop().get()
 
 
-def test_broadcast_reaches_everyone_and_gives_no_result(procs: ProcMesh) -> None:
+def test_broadcast_reaches_everyone_and_returns_no_result(procs: ProcMesh) -> None:
     mesh = procs.spawn("mixed", Mixed)
     assert mesh.note.broadcast("one").done()
     assert mesh.notes.call().get().values() == [["one"]] * 4
     mesh.stop().get()
 
 
-def test_stream_gives_every_result_once(procs: ProcMesh, echo: Any) -> None:
+def test_stream_yields_every_result_once(procs: ProcMesh, echo: Any) -> None:
     futures = list(echo.call.stream(os.getpid))
     assert len(futures) == 4
     assert {future.get() for future in futures} == set(procs.pids)
 
 
-def test_stream_gives_the_first_before_the_last_has_answered(procs: ProcMesh) -> None:
+def test_stream_yields_the_first_before_the_last_has_answered(procs: ProcMesh) -> None:
     mesh = procs.spawn("coroutines", Coroutines)
     results = iter(mesh.enter.stream("door"))
     open_first = mesh.slice(hosts=1, gpus=1).open.call_one("door")
@@ -127,7 +127,7 @@ def test_a_stream_raises_the_error_of_a_rank_at_that_rank(procs: ProcMesh) -> No
     mesh.stop().get()
 
 
-def test_keywords_travel(echo: Any) -> None:
+def test_keyword_arguments_are_sent(echo: Any) -> None:
     one = echo.slice(hosts=0, gpus=0)
     assert one.keywords.call_one(1, c=3).get() == (1, 2, (), 3, {})
     assert one.keywords.call_one(1, 5, 6, 7, c=3, d=4).get() == (1, 5, (6, 7), 3, {"d": 4})

@@ -142,7 +142,7 @@ def throw(kind: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
-def test_an_argument_that_exits_is_the_spawners_alone(own: ProcMesh, kind: type[BaseException]) -> None:
+def test_an_argument_that_exits_affects_only_the_spawner(own: ProcMesh, kind: type[BaseException]) -> None:
     neighbour: Any = own.spawn("neighbour", Leaf)
     pid = neighbour.pid.call_one().get(WITHIN)
     broken: Any = own.spawn("broken", Leaf, Exits(kind))
@@ -152,7 +152,7 @@ def test_an_argument_that_exits_is_the_spawners_alone(own: ProcMesh, kind: type[
     assert behind.pid.call_one().get(WITHIN) == neighbour.pid.call_one().get(WITHIN) == pid
 
 
-def test_a_name_that_cannot_travel_is_refused_at_the_call(own: ProcMesh) -> None:
+def test_an_unsendable_name_is_refused_at_the_call(own: ProcMesh) -> None:
     for name in ("a\0b", "two\nlines", "\x1b[31m"):
         with pytest.raises(ValueError, match="control characters"):
             own.spawn(name, Leaf)
@@ -165,7 +165,7 @@ def test_a_name_that_cannot_travel_is_refused_at_the_call(own: ProcMesh) -> None
             this_host().spawn_procs({label: 2})
 
 
-def test_a_spawn_that_cannot_be_read_is_answered_and_so_is_what_follows(
+def test_an_unreadable_spawn_and_later_messages_are_answered(
     own: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mesh_core._meshes.procs.check_name", lambda name: None)
@@ -221,7 +221,7 @@ def test_a_thread_that_dies_is_the_actors_failure(own: ProcMesh, told: Told, tmp
     assert lines(log) == ["it SystemExit"]
 
 
-def test_a_module_that_exits_is_the_spawners_alone(own: ProcMesh, tmp_path: Any) -> None:
+def test_a_module_that_exits_affects_only_the_spawner(own: ProcMesh, tmp_path: Any) -> None:
     (tmp_path / "exits_at_its_end.py").write_text(
         "import os, sys\nfrom mesh_core import Actor, endpoint\nclass A(Actor):\n"
         "    @endpoint\n    def f(self): pass\nif os.getpid() != int(os.environ['TEST_PID']): sys.exit(3)\n"

@@ -34,7 +34,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_one_machine_is_no_job_of_several() -> None:
+def test_a_job_on_one_machine_has_no_membership() -> None:
     with this_host().spawn_procs() as procs:
         assert membership() is None
         assert procs.spawn("members", Member).told.call_one().get(timeout=SOON) == (None, True)

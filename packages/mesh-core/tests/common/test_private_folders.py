@@ -100,7 +100,7 @@ def test_only_links_of_our_own_are_followed(shared: Path, precious: Path) -> Non
 
 
 @needs_root
-def test_a_safe_parent_is_sticky_or_nobody_elses(shared: Path) -> None:
+def test_a_safe_parent_is_sticky_or_not_writable_by_others(shared: Path) -> None:
     assert is_safe_parent(str(shared))
     assert not is_safe_parent(str(shared / "nothing"))
     shared.chmod(0o777)
@@ -161,7 +161,7 @@ def test_forgetting_a_job_unlinks_its_sockets_only(runtime_folder: Path, preciou
     assert names(kept) == before
 
 
-def test_sockets_of_killed_processes_go_with_their_job(runtime_folder: Path) -> None:
+def test_sockets_of_killed_processes_are_removed_with_their_job(runtime_folder: Path) -> None:
     for _ in range(2):
         listener, path = _places.listen(7)
         listener.close()
@@ -175,7 +175,7 @@ def test_sockets_of_killed_processes_go_with_their_job(runtime_folder: Path) -> 
     assert not runtime_folder.exists()
 
 
-def test_a_folder_that_others_can_enter_is_passed_over(
+def test_a_folder_that_others_can_enter_is_skipped(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "next").mkdir()
@@ -208,7 +208,7 @@ def temporary(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return shared
 
 
-def test_a_jobs_directory_is_private_and_goes_with_it(temporary: Path) -> None:
+def test_a_jobs_directory_is_private_and_removed_with_it(temporary: Path) -> None:
     scratch = Scratch()
     path = Path(scratch.path)
     assert path.parent == temporary
@@ -220,7 +220,7 @@ def test_a_jobs_directory_is_private_and_goes_with_it(temporary: Path) -> None:
     scratch.close()
 
 
-def test_what_lies_in_the_place_of_a_jobs_directory_stays(temporary: Path, precious: Path) -> None:
+def test_a_folder_that_replaced_a_jobs_directory_is_not_removed(temporary: Path, precious: Path) -> None:
     """If others can rename entries of the folder for temporary files."""
     scratch = Scratch()
     path = Path(scratch.path)

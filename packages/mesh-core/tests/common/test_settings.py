@@ -40,7 +40,7 @@ def test_defaults():
     }
 
 
-def test_settings_are_frozen_and_travel():
+def test_settings_are_frozen_and_picklable():
     settings = Settings(spin_us=1)
     with pytest.raises(FrozenInstanceError):
         settings.spin_us = 2  # type: ignore[misc]
@@ -96,7 +96,7 @@ def test_wrong_type_or_range_names_setting_value_and_source(name, value):
     assert current_settings() == Settings()
 
 
-def test_numbers_and_words_are_made_uniform():
+def test_numbers_and_words_are_normalized():
     settings = Settings(spin_us=0, log_level="debug")
     assert type(settings.spin_us) is float
     assert settings.log_level == "DEBUG"
@@ -114,7 +114,7 @@ def test_unknown_name_names_the_nearest():
         configure(zzz=1)
 
 
-def test_error_travels():
+def test_error_can_be_pickled():
     with pytest.raises(SettingsError) as caught:
         Settings(spin_us=-1)
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -179,7 +179,7 @@ def test_misspelt_variable_is_an_error(variable):
         Settings.from_env({variable: "1"})
 
 
-def test_variables_of_others_are_left_alone():
+def test_unrelated_variables_are_ignored():
     others = {
         "MESH_PORT": "tcp://10.0.0.1:80",
         "MESH_SERVICE_HOST": "10.0.0.1",
@@ -271,7 +271,7 @@ def test_concurrent_changes_are_not_lost():
         assert [getattr(current_settings(), name) for name in names] == [199.0] * 3
 
 
-def test_block_that_raises_leaves_nothing_behind():
+def test_block_that_raises_restores_settings():
     before = current_settings()
 
     def fail():

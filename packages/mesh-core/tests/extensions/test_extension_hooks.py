@@ -99,7 +99,7 @@ class Untidy(Actor):
         raise ValueError("cleanup")
 
 
-def test_exceptions_are_heard_of_before_the_caller_has_them() -> None:
+def test_extensions_are_notified_of_exceptions_before_the_caller() -> None:
     hearing = install(Hearing)
     with this_host().spawn_procs() as procs:
         odd: Any = procs.spawn("odd", Odd)
@@ -135,7 +135,7 @@ def test_exceptions_are_heard_of_before_the_caller_has_them() -> None:
         assert "mesh-ext-hearing" not in hearing.call(procs, "threads").get(timeout=30).item()
 
 
-def test_a_generator_that_nobody_listens_to_any_more_has_not_raised() -> None:
+def test_an_abandoned_generator_has_not_raised() -> None:
     hearing = install(Hearing)
     with this_host().spawn_procs() as procs:
         odd: Any = procs.spawn("odd", Odd)
@@ -201,7 +201,7 @@ def test_an_extension_says_which_class_is_spawned() -> None:
         assert real.spawn.call_one().get(timeout=60) == "real"
 
 
-def test_processes_that_carry_it_spawn_by_it_too() -> None:
+def test_actor_class_applies_in_processes_that_carry_the_extension() -> None:
     with this_host().spawn_procs() as bare:
         install(Swap, Other)
         with this_host().spawn_procs() as procs:
@@ -230,7 +230,7 @@ def test_a_patch_outlives_the_runtime() -> None:
         assert procs.spawn("one", Real).who.call_one().get(timeout=30) == "real"
 
 
-def test_a_slot_is_made_once() -> None:
+def test_a_slot_is_created_once() -> None:
     made: list[int] = []
     begin = threading.Barrier(8)
     slots = Slots()

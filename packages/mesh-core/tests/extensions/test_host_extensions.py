@@ -278,7 +278,7 @@ def test_a_dead_process_is_restarted_with_its_state() -> None:
         assert procs.failed() == []
 
 
-def test_a_process_that_keeps_dying_is_the_scripts_to_hear() -> None:
+def test_a_process_that_keeps_dying_is_reported_to_the_script() -> None:
     heard: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     before = set_fault_handler(heard.put)
     try:
@@ -415,7 +415,7 @@ def test_a_host_asks_its_processes() -> None:
         assert asking.call(this_host(), "double").get(timeout=SOON).item() == 42
 
 
-def test_a_stopped_extension_goes_to_no_further_host() -> None:
+def test_a_stopped_extension_is_installed_on_no_more_hosts() -> None:
     plain = install(Plain)
     plain.install_on(this_host()).get(timeout=SOON)
     uninstall("plain")
@@ -431,7 +431,7 @@ def _dies(policy: Any, now: float, kind: FailureKind = FailureKind.KILLED) -> tu
     return policy, [type(each).__name__ for each in actions]
 
 
-def test_the_fourth_death_within_a_minute_is_one_too_many() -> None:
+def test_the_fourth_death_within_a_minute_is_escalated() -> None:
     policy: Any = Again()
     for now in (0.0, 10.0, 20.0):
         policy, actions = _dies(policy, now)

@@ -61,7 +61,7 @@ def test_a_waiting_call_fails_at_once(own: ProcMesh) -> None:
     assert isinstance(values[2], SupervisionError)
 
 
-def test_a_death_is_what_exception_returns_while_others_work(own: ProcMesh) -> None:
+def test_exception_returns_a_death_while_others_work(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     waiting = gates.enter.call("door")
     gates.open.call("other").get()
@@ -75,7 +75,7 @@ def test_a_death_is_what_exception_returns_while_others_work(own: ProcMesh) -> N
     assert waiting.exception(timeout=30) is error
 
 
-def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
+def test_get_raises_the_same_error_again(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     waiting = gates.enter.call("door")
     changed = waiting.then(len)
@@ -102,7 +102,7 @@ def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
     assert not waiting.cancel()
 
 
-def test_after_a_death_was_raised_the_others_can_be_given_up(own: ProcMesh) -> None:
+def test_a_call_can_be_cancelled_after_a_death_was_raised(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     waiting = gates.enter.call("door")
     gates.open.call("other").get()
@@ -143,7 +143,7 @@ def test_a_rank_that_has_answered_may_die(own: ProcMesh) -> None:
     assert waiting.get(timeout=30).values() == ["door"] * 4
 
 
-def test_a_call_to_the_one_that_dies(own: ProcMesh) -> None:
+def test_a_call_to_a_dying_actor(own: ProcMesh) -> None:
     one = own.slice(gpus=1).spawn("one", Gate)
     one.initialized.get()
     waiting = one.block.call_one()
@@ -154,7 +154,7 @@ def test_a_call_to_the_one_that_dies(own: ProcMesh) -> None:
     assert caught.value.failure.signal == signal.SIGTERM
 
 
-def test_the_others_go_on_and_later_calls_fail_at_once(own: ProcMesh) -> None:
+def test_other_ranks_continue_and_later_calls_fail_at_once(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     assert len(echo.echo.call(1).get()) == 4
     kill(own, 0)
@@ -189,7 +189,7 @@ def test_a_reply_that_was_sent_before_the_end_counts(own: ProcMesh) -> None:
     assert [reply.get() for reply in replies] == list(range(200))
 
 
-def test_a_stream_ends_with_the_error_of_the_dead(own: ProcMesh) -> None:
+def test_a_stream_ends_with_the_error_of_a_dead_rank(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     stream = iter(gates.enter.stream("door"))
     kill(own, 1)
@@ -220,7 +220,7 @@ def test_a_broadcast_to_the_dead_is_no_error(own: ProcMesh) -> None:
     assert echo.slice(gpus=1).echo.call_one("alive").get() == "alive"
 
 
-def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
+def test_choose_skips_dead_ranks(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     echo.echo.call(0).get()
     for rank in (0, 1, 3):
@@ -232,7 +232,7 @@ def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
     assert isinstance(echo.echo.choose(1).exception(), SupervisionError)
 
 
-def test_meshes_of_the_dead_die_with_it(own: ProcMesh) -> None:
+def test_meshes_of_a_dead_process_die_with_it(own: ProcMesh) -> None:
     caller = own.slice(gpus=2).spawn("caller", Caller)
     inner = Watch(caller.adopt.call_one(3).get())
     kill(own, 2)

@@ -88,7 +88,7 @@ KEY = (7, 1, 0)
 
 @pytest.mark.parametrize("notice_first", [True, False])
 @pytest.mark.parametrize("awaited", [True, False])
-def test_a_death_that_a_call_has_raised_is_not_reported_again(notice_first: bool, awaited: bool) -> None:
+def test_a_death_raised_by_a_call_is_not_reported_again(notice_first: bool, awaited: bool) -> None:
     """SUP-1: whichever of the two reports comes first."""
     script, held = AtScript(), holding()
     tellings: list[Event] = [died(KEY[:2], (0, held, 1), awaited=awaited), Raised(KEY, 1)]
@@ -107,7 +107,7 @@ def test_a_death_that_a_call_waits_for_is_left_to_that_call() -> None:
     assert script.on(ScriptEnds()) == []
 
 
-def test_all_threads_that_wait_raise_what_is_due_once() -> None:
+def test_all_waiting_threads_raise_a_due_failure_once() -> None:
     script = AtScript()
     script.on(died(KEY[:2], (0, holding(), 1)))
     assert (script.interrupts, script.ledger.due) == (1, True)
@@ -117,7 +117,7 @@ def test_all_threads_that_wait_raise_what_is_due_once() -> None:
     assert script.on(ScriptEnds()) == []
 
 
-def test_a_thread_that_was_woken_raises_it_though_a_call_elsewhere_was_first() -> None:
+def test_a_woken_thread_raises_a_failure_that_another_call_raised_first() -> None:
     script = AtScript()
     script.on(died(KEY[:2], (0, holding(), 1)))
     script.on(Raised(KEY, 1))
@@ -125,7 +125,7 @@ def test_a_thread_that_was_woken_raises_it_though_a_call_elsewhere_was_first() -
     assert [[each._key for each in script.on(Waits(thread))] for thread in (1, 2, 2)] == [[], [KEY], []]
 
 
-def test_of_two_that_are_due_each_thread_raises_at_least_the_last() -> None:
+def test_each_thread_raises_at_least_the_last_of_two_due_failures() -> None:
     script, held = AtScript(), holding()
     for rank in (1, 2):
         script.on(died((7, rank), (0, held, rank)))
@@ -155,7 +155,7 @@ def test_a_death_is_reported_once_for_each_incarnation() -> None:
     assert [each._key[:2] for each in script.on(ScriptEnds())] == [(7, 1), (8, 0)]
 
 
-def test_a_late_notice_of_an_earlier_life_does_not_lose_the_rank() -> None:
+def test_a_late_notice_of_an_earlier_incarnation_does_not_lose_the_rank() -> None:
     held = holding()
     event = died((7, 1), (0, held, 1))._replace(replaced=True)
     assert [type(each) for each in FailureLedger(at_script=True).on(event)] == [Ask]

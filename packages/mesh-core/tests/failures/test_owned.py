@@ -125,7 +125,7 @@ def test_children_of_a_living_worker_survive(own: ProcMesh, tree: Pipe, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["session", "daemon"])
-def test_a_detached_process_lives_on(own: ProcMesh, tree: Pipe, kind: str) -> None:
+def test_a_detached_process_keeps_running(own: ProcMesh, tree: Pipe, kind: str) -> None:
     """And so does everything it started before."""
     trees = own.slice(gpus=0).spawn("trees", Trees)
     first = plant(trees, kind, tree)

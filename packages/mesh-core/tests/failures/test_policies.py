@@ -68,7 +68,7 @@ def test_third_failure_within_the_period_stops_and_escalates() -> None:
     assert actions == [Stop(), Escalate("3 failures within 30.0 s")]
 
 
-def test_failures_of_long_ago_do_not_count() -> None:
+def test_old_failures_do_not_count() -> None:
     policy = Tolerate(most=1, period=30.0)
     for now in (0.0, 31.0, 62.0):
         policy, actions = policy.on(loss(), now)
@@ -110,7 +110,7 @@ def test_the_suite_fails_for_a_policy_that_breaks_its_promises() -> None:
             getattr(Suite(), f"test_{promise}")()
 
 
-def test_actions_that_cannot_be_are_refused() -> None:
+def test_invalid_actions_are_refused() -> None:
     for seconds in (-1.0, float("nan"), float("inf"), "1"):
         with pytest.raises(ValueError, match="seconds of Later must be a finite number from 0"):
             Later(seconds, Due())  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_a_repair_is_about_all_that_was_put_off() -> None:
     ],
     ids=str,
 )
-def test_what_an_answer_to_a_failure_means(actions: list[Action], fate: str, stops: bool) -> None:
+def test_the_meaning_of_each_answer_to_a_failure(actions: list[Action], fate: str, stops: bool) -> None:
     run, event = run_of(lambda _: actions), loss()
     decision = run.decide(event, 0.0, _now)
     fates = {"handled": decision.handled, "passed_on": decision.passed_on, "put_off": run.put_off}
@@ -256,7 +256,7 @@ def decide_async(run: PolicyRun, event: Event) -> Any:
 @pytest.mark.parametrize(
     "answer", [None, [Ignore()], (Tolerate(1, 1.0), None), (Tolerate(1, 1.0), ["stop"]), ("x", [])], ids=str
 )
-def test_a_policy_that_returns_what_it_may_not_passes_on(
+def test_a_policy_that_returns_something_invalid_passes_on(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong:

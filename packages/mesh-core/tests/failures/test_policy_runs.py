@@ -142,7 +142,7 @@ def test_a_timer_brings_its_event_and_what_was_put_off_is_decided_then(own: Proc
     assert fence(told, own) == []
 
 
-def test_a_failure_comes_back_by_a_timer(own: ProcMesh, told: Told) -> None:
+def test_a_timer_can_bring_a_failure_back(own: ProcMesh, told: Told) -> None:
     seen: list[Event] = []
     done = threading.Event()
 
@@ -231,7 +231,7 @@ def test_a_policy_that_raises_is_reported_and_the_failure_passed_on(
     assert "LookupError: a bad policy" in caplog.text
 
 
-def test_what_is_put_off_when_the_script_ends_is_reported(script: Any) -> None:
+def test_failures_put_off_at_the_end_of_the_script_are_reported(script: Any) -> None:
     done = script(
         """
         import threading

@@ -72,7 +72,7 @@ def who(mesh: Any) -> list[int]:
     return [pid for *_, pid in mesh.who.call().get(timeout=WITHIN).values()]
 
 
-def test_restart_makes_a_failed_actor_again() -> None:
+def test_restart_respawns_a_failed_actor() -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 3}) as procs:
         counters: Any = procs.spawn("counters", Counter, 4, supervise=policy)
@@ -83,7 +83,7 @@ def test_restart_makes_a_failed_actor_again() -> None:
         assert counters.begun_with.call().get(timeout=WITHIN).values() == [4] * 3
 
 
-def test_restart_makes_the_process_again_below_its_actor() -> None:
+def test_restart_respawns_the_process_of_its_actor() -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -95,7 +95,7 @@ def test_restart_makes_the_process_again_below_its_actor() -> None:
             assert procs.incarnations == [0, 0, life]
 
 
-def test_restart_mends_several_losses_at_once_and_passes_none_on(told: Told) -> None:
+def test_restart_repairs_several_losses_at_once_and_passes_none_on(told: Told) -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 5}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -110,7 +110,7 @@ def test_restart_mends_several_losses_at_once_and_passes_none_on(told: Told) -> 
         assert told.empty()
 
 
-def test_restart_leaves_alone_what_was_taken_away() -> None:
+def test_restart_leaves_removed_ranks_alone() -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -137,7 +137,7 @@ def test_respawn_and_restart_of_two_policies_go_together() -> None:
         assert procs.incarnations == [1, 0]
 
 
-def test_restart_of_all_ranks_begins_with_those_that_live() -> None:
+def test_restart_of_all_ranks_stops_the_running_ones_first() -> None:
     policy = Answering(lambda event: [Restart(ranks=(0, 1, 2))])
     with this_host().spawn_procs({"gpus": 3}) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -193,7 +193,7 @@ class Boss(Actor):
         return [failure.headline() for failure in self.told]
 
 
-def test_an_actor_s_policies_make_what_it_owns_again() -> None:
+def test_an_actors_policies_respawn_what_it_owns() -> None:
     with this_host().spawn_procs(name="bosses") as bosses:
         boss: Any = bosses.spawn("boss", Boss)
         workers = boss.workers.call_one().get(timeout=WITHIN)
@@ -386,7 +386,7 @@ class Living(Actor):
         return current_proc().incarnation
 
 
-def test_a_process_knows_which_life_it_is(told: Told) -> None:
+def test_a_process_knows_its_incarnation(told: Told) -> None:
     ends: queue.SimpleQueue[ProcEnd] = queue.SimpleQueue()
     policy = Mending(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:

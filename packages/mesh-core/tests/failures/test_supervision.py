@@ -244,7 +244,7 @@ def test_a_suspended_process_is_not_dead(own: ProcMesh, told: Told) -> None:
 
 @pytest.mark.parametrize("cls", [Bedlam, SoftBedlam])
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_an_exception_in_cleanup_goes_to_whoever_stops_only(
+def test_an_exception_in_cleanup_is_raised_only_by_the_stop(
     own: ProcMesh, told: Told, cls: type[Any], what: str
 ) -> None:
     neighbour: Any = one(own).spawn("neighbour", Leaf)
@@ -398,7 +398,7 @@ def test_a_call_that_nobody_waits_for_does_not_notify_its_owner(own: ProcMesh, t
     assert fence(told, own) == []
 
 
-def test_three_owners_one_above_the_other(own: ProcMesh, told: Told) -> None:
+def test_three_levels_of_owners(own: ProcMesh, told: Told) -> None:
     top: Any = one(own, 0).spawn("top", Guard, "pass")
     (middle, _) = top.place.call_one(one(own, 1), Guard, "pass").get(WITHIN)
     (bottom, _) = middle.place.call_one(one(own, 2), Guard, "pass").get(WITHIN)
@@ -415,7 +415,7 @@ def test_three_owners_one_above_the_other(own: ProcMesh, told: Told) -> None:
     assert fence(told, own, 0) == []
 
 
-def test_the_one_in_the_middle_handles_it(own: ProcMesh, told: Told) -> None:
+def test_an_owner_in_the_middle_handles_a_failure(own: ProcMesh, told: Told) -> None:
     top: Any = one(own, 0).spawn("top", Guard, "pass")
     (middle, _) = top.place.call_one(one(own, 1), SoftGuard, "handle").get(WITHIN)
     (bottom, _) = middle.place.call_one(one(own, 2), Owner).get(WITHIN)
@@ -463,7 +463,7 @@ def test_it_is_asked_there_too_while_the_loop_works_for_the_actor(own: ProcMesh,
     assert fence(told, own) == []
 
 
-def test_the_error_of_a_failed_actor_tells_its_story_once(own: ProcMesh, told: Told) -> None:
+def test_the_error_of_a_failed_actor_shows_its_traceback_once(own: ProcMesh, told: Told) -> None:
     actor: Any = one(own).spawn("actor", Leaf)
     actor.instance.call_one("kill", "because").exception(WITHIN)
     told.next()
@@ -625,7 +625,7 @@ def test_a_fault_handler_may_be_a_coroutine(own: ProcMesh) -> None:
         set_fault_handler(None)
 
 
-def test_a_fault_handler_may_spawn_anew_and_wait(own: ProcMesh) -> None:
+def test_a_fault_handler_may_spawn_and_wait(own: ProcMesh) -> None:
     told = Told()
 
     def handler(failure: MeshFailure) -> None:

@@ -67,7 +67,7 @@ def test_a_failure_is_raised_by_the_call_that_waits_whatever_it_waits_for(own: P
     assert own.slice(gpus=1).spawn("more", Leaf).pid.call_one().get(WITHIN) == own.pids[1]
 
 
-def test_the_same_in_a_coroutine(own: ProcMesh) -> None:
+def test_a_failure_is_raised_by_a_waiting_coroutine(own: ProcMesh) -> None:
     async def main() -> None:
         held = kept_waiting(own, 0)
         actor: Any = own.slice(gpus=1).spawn("actor", Leaf)
@@ -108,7 +108,7 @@ def test_an_error_that_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> N
         kept_waiting(own, 0).get(0.05)
 
 
-def test_results_that_hold_the_dead_come_whichever_is_first_the_call_or_the_notice(own: ProcMesh) -> None:
+def test_results_include_deaths_whether_the_call_or_the_notice_is_first(own: ProcMesh) -> None:
     """SUP-1: the call reports its own ranks, even if their ends are due to be raised already."""
     actors: Any = own.spawn("actors", Leaf)
     actors.pid.call().get(WITHIN)
@@ -155,7 +155,7 @@ def fail_in(procs: ProcMesh, name: str, watches: list[Watch]) -> None:
     actor.fail.broadcast(ValueError("no"))
 
 
-def test_an_async_block_does_the_same(runtime: None) -> None:
+def test_an_async_block_raises_what_failed_in_it(runtime: None) -> None:
     async def raise_own() -> None:
         async with this_host().spawn_procs() as procs:
             actor: Any = procs.spawn("actor", Leaf)
@@ -189,7 +189,7 @@ def drain() -> None:
                 continue
 
 
-def test_exception_leaves_what_else_has_failed_to_the_next_get(own: ProcMesh) -> None:
+def test_exception_leaves_other_failures_to_the_next_get(own: ProcMesh) -> None:
     healthy: Any = own.slice(gpus=0).spawn("healthy", Leaf)
     waiting = kept_waiting(own, 0)
     slay(own, 2)
@@ -364,7 +364,9 @@ def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int
         assert "handled this failure" not in errors
 
 
-def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: Callable[..., Script]) -> None:
+def test_a_failure_caught_by_an_actor_in_the_scripts_process_is_passed_on(
+    script: Callable[..., Script],
+) -> None:
     """SUP-2: an actor's calls are not the script's, in its process as in any other."""
     run = script(
         """
@@ -407,7 +409,7 @@ def test_output_of_a_script_is_kept(script: Callable[..., Script], tmp_path: Any
     assert path.read_text() == "data"
 
 
-def test_a_later_runtime_knows_nothing_of_failures_before(script: Callable[..., Script]) -> None:
+def test_a_later_runtime_does_not_know_earlier_failures(script: Callable[..., Script]) -> None:
     run = script(
         HEADER + "first.fail.broadcast(ValueError('no'))\nhear(first.pid.call_one())\n"
         "os.kill(pids[1], 9)\nshutdown()\n"

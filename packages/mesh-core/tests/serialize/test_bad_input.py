@@ -69,7 +69,7 @@ def test_a_field_of_a_mesh_is_not_assigned(echo: Any) -> None:
     assert "rate" not in vars(echo)
 
 
-def test_marks_that_do_not_make_an_endpoint() -> None:
+def test_invalid_endpoint_marks() -> None:
     with pytest.raises(TypeError, match=r"got the static method .*; remove @staticmethod"):
 
         class Static(Actor):
@@ -276,7 +276,7 @@ def test_classes_that_are_not_actors(procs: ProcMesh) -> None:
             procs.spawn("wrong", wrong)
 
 
-def test_concurrent_is_for_coroutines() -> None:
+def test_only_coroutines_can_be_concurrent() -> None:
     with pytest.raises(TypeError, match="define it with 'async def'"):
 
         @endpoint(concurrent=True)
@@ -288,7 +288,7 @@ def test_concurrent_is_for_coroutines() -> None:
     [{"A=B": "x"}, {"": "x"}, {"A": 1}, {1: "x"}, {"A": "x\0y"}],
     ids=["equals", "empty", "int", "key", "nul"],
 )
-def test_an_environment_that_cannot_be(env: Any) -> None:
+def test_an_invalid_environment(env: Any) -> None:
     with pytest.raises(ValueError, match="names and values must be strings"):
         this_host().spawn_procs(env=env)
 
@@ -700,6 +700,6 @@ def test_a_users_own_signal_handler_runs_while_waiting(script: Any) -> None:
     assert run.finish()[0] == "door\n"
 
 
-def test_errors_of_the_mesh_are_one_family() -> None:
+def test_all_errors_derive_from_mesh_error() -> None:
     for kind in (ActorError, SerializationError, SpawnError, SupervisionError, Undeliverable):
         assert issubclass(kind, MeshError)

@@ -144,7 +144,7 @@ def test_small_and_read_only_memory(memory: Any) -> None:
 
 
 @pytest.mark.usefixtures("handler")
-def test_classes_that_go_by_value_may_hold_one() -> None:
+def test_classes_sent_by_value_may_contain_registered_objects() -> None:
     class Local:
         def __init__(self, frame: Frame) -> None:
             self.frame = frame
@@ -184,7 +184,7 @@ def test_a_missing_handler_is_an_error(handler: Registration) -> None:
             camera.shoot.call_one(1).get(timeout=30)
 
 
-def test_a_caller_that_lacks_it_says_so() -> None:
+def test_a_caller_without_the_handler_says_so() -> None:
     frames = install(Frames)
     try:
         with this_host().spawn_procs() as procs:
@@ -211,7 +211,7 @@ def test_a_caller_that_lacks_it_says_so() -> None:
         (lambda frame: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_a_handler_that_does_it_wrong(wrong: Callable[[Frame], Any], said: str) -> None:
+def test_an_incorrect_handler_is_reported(wrong: Callable[[Frame], Any], said: str) -> None:
     registration = register_handler(Frame, wrong, make)
     try:
         with pytest.raises(SerializationError, match=said):

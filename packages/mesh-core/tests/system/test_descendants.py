@@ -11,7 +11,7 @@ import pytest
 from mesh_core._system import process_marks
 
 
-def test_a_pid_that_means_another_process_by_now_is_not_signalled() -> None:
+def test_a_reused_pid_is_not_signalled() -> None:
     """MRK-2: the process that was looked at had another start time."""
     with subprocess.Popen(["sleep", "1000"]) as child:
         seen = process_marks.look(child.pid)

@@ -194,7 +194,7 @@ with this_host().spawn_procs(per_host={"gpus": 2}, start=sys.argv[1]) as procs:
 """
 
 
-def test_equal_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_lines_of_many_ranks_are_merged(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(warm_up).get()
@@ -209,7 +209,7 @@ def test_equal_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]
     assert lines(capfd.readouterr().out) == [f"[trainers gpus=3] step {step}" for step in range(3)]
 
 
-def test_lines_with_other_numbers_are_each_rank_s_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_with_different_numbers_are_shown_separately(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(say_ranks, "a").get()
@@ -219,7 +219,7 @@ def test_lines_with_other_numbers_are_each_rank_s_own(capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("how", ["option", "setting"])
-def test_lines_with_other_numbers_come_as_one_where_that_is_asked_for(
+def test_lines_with_different_numbers_are_merged_on_request(
     capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
     with (
@@ -290,7 +290,7 @@ def test_equal_tracebacks_are_one(capfd: pytest.CaptureFixture[str]) -> None:
     assert all(len(set(labels[at : at + 12])) == 1 for at in range(0, len(labels), 12)), shown
 
 
-def test_what_mesh_says_of_one_process_is_shown_for_each(capfd: pytest.CaptureFixture[str]) -> None:
+def test_notices_of_mesh_are_shown_for_each_process(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 3}, name="three") as procs:
         t = procs.spawn("t", Echo)
         t.call.call(notice_of_mesh).get()
@@ -326,7 +326,7 @@ def test_without_a_window_every_line_is_shown(capfd: pytest.CaptureFixture[str])
     assert sorted(lines(capfd.readouterr().out)) == [f"[pair gpus={n}] hello" for n in range(2)]
 
 
-def test_not_streamed_is_not_shown_but_kept_for_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_not_streamed_is_kept_for_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(name="quiet") as procs:
         procs.logging_option(stream_to_client=False)
         one = procs.spawn("one", Echo)
@@ -488,7 +488,7 @@ def test_only_the_last_lines_are_kept(one: Any, capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_another_worker_hears_the_last_words_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_worker_gets_the_last_lines_too(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}, name="two") as procs:
         victim = procs.slice(gpus=0).spawn("victim", Echo)
         asker = procs.slice(gpus=1).spawn("asker", Asker)
@@ -521,13 +521,13 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr().err == "[broken] no such library\n"
 
 
-def test_a_fresh_interpreter_says_who_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_new_interpreter_identifies_itself(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}, name="fresh", start="exec") as procs:
         procs.slice(gpus=1).spawn("one", Echo).call.call_one(say, "hello").get()
     assert capfd.readouterr().out == "[one] hello\n"
 
 
-def test_a_grandchild_that_stays_delays_no_notice(one: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_surviving_grandchild_delays_no_notice(one: Any, capfd: pytest.CaptureFixture[str]) -> None:
     """It keeps the pipes open, and what it writes later still arrives."""
     pid = one.call.call_one(start_sleeper).get()
     watch = Watch([pid])
@@ -678,7 +678,7 @@ def test_nothing_is_lost_when_a_script_just_ends(script: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_stdout_holds_back_those_who_print_and_nobody_else(script: Any) -> None:
+def test_a_full_stdout_blocks_only_workers_that_print(script: Any) -> None:
     """The script's own stdout is not read: its workers' prints wait, calls to others do not, and nothing is lost."""
     started = script(
         HEADER

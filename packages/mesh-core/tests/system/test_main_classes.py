@@ -180,7 +180,7 @@ def test_python_dash_c() -> None:
     assert (done.stdout, done.stderr) == ("42\n", "")
 
 
-def test_lambdas_and_closures_travel(echo: Any) -> None:
+def test_lambdas_and_closures_can_be_sent(echo: Any) -> None:
     offset = 5
     assert echo.call.call(lambda n: n + offset, 1).get().values() == [6] * 4
 

@@ -76,7 +76,7 @@ def test_classes_and_functions_of_the_script(script: Any, method: str) -> None:
 
 
 @pytest.mark.once
-def test_in_a_process_of_its_own_interpreter(script: Any) -> None:
+def test_in_a_process_with_its_own_interpreter(script: Any) -> None:
     out, err = (run := script(SCRIPT, "exec", "spawn")).finish()
     assert run.process.returncode == 0, err
     assert [line.split()[0] for line in out.splitlines()] == ["True", "True"]

@@ -77,7 +77,7 @@ def test_a_seed_the_script_has_set_is_not_inherited_by_preloading(tmp_path: Any,
 
 
 @pytest.mark.parametrize("library", ["random", pytest.param("numpy", marks=pytest.mark.beside)])
-def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
+def test_a_seed_reproduces_each_ranks_own_numbers(library: str) -> None:
     needs(library)
 
     def numbers(**options: Any) -> list[float]:
@@ -95,7 +95,7 @@ def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.beside
-def test_a_seed_holds_for_torch_preloaded_or_not() -> None:
+def test_a_seed_applies_to_torch_preloaded_or_not() -> None:
     needs("torch")
     numbers = []
     for preload in ([], ["torch"]):
@@ -107,7 +107,7 @@ def test_a_seed_holds_for_torch_preloaded_or_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.beside
-def test_a_seed_holds_for_exec_too() -> None:
+def test_a_seed_applies_to_exec_too() -> None:
     needs("numpy")
 
     def numbers(start: Any) -> list[list[float]]:
@@ -156,7 +156,7 @@ def three_seeds() -> tuple[int, int, int]:
     return rank_seed(), rank_seed(), rank_seed("other")
 
 
-def test_a_bootstrap_may_seed_what_mesh_does_not_know() -> None:
+def test_a_bootstrap_may_seed_other_libraries() -> None:
     def prepare() -> None:
         import os
 

@@ -90,7 +90,7 @@ def test_a_result_outlives_its_process() -> None:
     assert array.sum() == MIB
 
 
-def test_what_is_sent_to_many_is_private_to_each(echo: Any) -> None:
+def test_data_sent_to_many_is_private_to_each(echo: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(2 * MIB, dtype="uint8")
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_what_is_sent_to_many_is_private_to_each(echo: Any) -> None:
     assert not data.any()
 
 
-def test_what_is_sent_to_one_is_its_own(one: Any) -> None:
+def test_data_sent_to_one_actor_is_private(one: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(2 * MIB, dtype="uint8")
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_tensors(one: Any) -> None:
 # Memory comes back.
 
 
-def test_round_trips_need_no_more_memory_with_time(one: Any) -> None:
+def test_round_trips_do_not_grow_memory(one: Any) -> None:
     data = bytearray(4 * MIB)
     for _ in range(10):
         one.echo.call_one(data).get()
@@ -156,7 +156,7 @@ def test_round_trips_need_no_more_memory_with_time(one: Any) -> None:
     assert (owned(), one.call.call_one(remote_owned).get()) == (here, there)
 
 
-def test_casts_need_no_more_memory_with_time(echo: Any) -> None:
+def test_casts_do_not_grow_memory(echo: Any) -> None:
     data = bytearray(4 * MIB)
     for _ in range(5):
         echo.echo.call(data).get().values()
@@ -166,7 +166,7 @@ def test_casts_need_no_more_memory_with_time(echo: Any) -> None:
     assert owned() == here
 
 
-def test_a_reply_that_nobody_reads_gives_its_memory_back(one: Any) -> None:
+def test_an_unread_reply_releases_its_memory(one: Any) -> None:
     def ask() -> None:
         future = one.call.call_one(bytearray, 4 * MIB)
         one.echo.call_one(0).get()
@@ -180,7 +180,7 @@ def test_a_reply_that_nobody_reads_gives_its_memory_back(one: Any) -> None:
     assert one.call.call_one(remote_owned).get() == there
 
 
-def test_a_reply_to_a_cancelled_call_gives_its_memory_back(procs: ProcMesh, one: Any) -> None:
+def test_a_reply_to_a_cancelled_call_releases_its_memory(procs: ProcMesh, one: Any) -> None:
     def ask() -> None:
         future = one.call.call_one(bytearray, 4 * MIB)
         future.cancel()
@@ -194,7 +194,7 @@ def test_a_reply_to_a_cancelled_call_gives_its_memory_back(procs: ProcMesh, one:
     assert one.call.call_one(remote_owned).get() == there
 
 
-def test_a_message_to_an_actor_that_is_gone_gives_its_memory_back(procs: ProcMesh) -> None:
+def test_a_message_to_a_stopped_actor_releases_its_memory(procs: ProcMesh) -> None:
     mesh = procs.slice(hosts=0, gpus=1).spawn("gone", Coroutines)
     mesh.stop().get()
     data = bytearray(4 * MIB)
@@ -210,7 +210,7 @@ def test_a_message_to_an_actor_that_is_gone_gives_its_memory_back(procs: ProcMes
     assert owned() == here
 
 
-def test_a_dead_receivers_holdings_come_back() -> None:
+def test_memory_held_by_a_dead_receiver_is_recovered() -> None:
     data = bytearray(8 * MIB)
     sizes = []
     for _ in range(6):
@@ -324,7 +324,7 @@ def pages() -> int:
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_what_was_held_for_long_goes_back_when_it_is_dropped(idle: ProcMesh) -> None:
+def test_memory_held_for_long_is_released_when_dropped(idle: ProcMesh) -> None:
     one = idle.slice(gpus=0).spawn("echo", Echo)
     futures = [one.call.call_one(bytes, MIB) for _ in range(80)]
     assert one.call.call_one(remote_owned).get() >= 80 * MIB

@@ -227,7 +227,7 @@ def test_pids_wait_for_the_processes(start: Any) -> None:
         assert procs.pids[:2] == pids == ask(procs, os.getpid)[:2]
 
 
-def test_pids_of_processes_that_cannot_be_made() -> None:
+def test_pids_of_processes_that_cannot_be_spawned() -> None:
     with this_host().spawn_procs({"gpus": 2}, preload=["no_such_module_here"]) as procs:
         assert procs.pids == [None, None]
         with pytest.raises(SpawnError):
