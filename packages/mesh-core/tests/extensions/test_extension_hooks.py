@@ -156,7 +156,7 @@ def test_a_hook_that_raises_is_logged_and_the_answer_is_the_actors(
         with pytest.raises(ActorError, match="plain"):
             odd.plain.call_one().get(timeout=30)
         assert odd.well.call_one().get(timeout=30) == 1
-    assert "what was to hear of the exception of actor 'odd'" in caplog.text
+    assert "a hook raised when notified of the exception of actor 'odd'" in caplog.text
     assert "too loud" in caplog.text
 
 

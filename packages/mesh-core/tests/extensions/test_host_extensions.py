@@ -215,7 +215,7 @@ def test_an_extension_may_decline_hosts() -> None:
         assert declining.call(procs, None).get(timeout=SOON).values() == [(None, False)]
         with pytest.raises(MeshError, match="does not have extension"):
             declining.call(this_host(), None)
-        with pytest.raises(MeshError, match="not meant for hosts"):
+        with pytest.raises(MeshError, match="returned NOT_CARRIED"):
             declining.install_on(this_host())
 
 

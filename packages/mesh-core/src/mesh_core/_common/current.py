@@ -79,7 +79,7 @@ class Holder:
             import logging
 
             for failure in process.supervision.unheard():
-                logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())
+                logging.getLogger("mesh").error("nobody handled this failure:\n%s", failure.report())
 
 
 def _unequipped(*_: object) -> Process:

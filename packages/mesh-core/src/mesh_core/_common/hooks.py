@@ -108,7 +108,7 @@ class Hooks:
                 import logging
 
                 logging.getLogger("mesh").exception(
-                    "what was to hear of the exception of %s raised itself", instance.describe()
+                    "a hook raised when notified of the exception of %s", instance.describe()
                 )
 
 
@@ -137,11 +137,11 @@ def _nothing() -> None:
 
 
 def _no_policy(name: str) -> Policy:
-    raise MeshError(f"cannot find the policy {name!r}: this process looks for no plugins")
+    raise MeshError(f"cannot find policy {name!r}: this process does not load plugins")
 
 
 def _no_sync(*_args: Any, **_kwargs: Any) -> Future[Any]:
-    raise MeshError("this process cannot copy directories to hosts: no feature does that here")
+    raise MeshError("cannot copy directories to hosts: this process does not have the workspace feature")
 
 
 def _no_pids(_addrs: Iterable[Addr], _timeout: float) -> dict[Addr, int]:

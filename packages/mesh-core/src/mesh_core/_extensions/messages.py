@@ -65,7 +65,7 @@ def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
     carried = pack(extension, Spawning(to.name, to.extent, hosts, is_local))
     if carried is None:
         raise MeshError(
-            f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
+            f"cannot install extension {extension.name!r} in these processes: its for_spawn() returned NOT_CARRIED"
         )
     sender = process.runtime.sender(
         to._location.target(to._procs_id, to._view), 0, Control.INSTALL, Request.EXTENSION
@@ -79,7 +79,9 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
     numbers = hosts._numbers
     carried = process.host_procs.packed(extension, numbers)
     if carried is None:
-        raise MeshError(f"extension {extension.name!r} is not meant for hosts: its for_spawn() declines")
+        raise MeshError(
+            f"cannot install extension {extension.name!r} on hosts: its for_spawn() returned NOT_CARRIED"
+        )
     process.notices.start()
     process.host_procs.order(numbers, carried, tell=False)
     target, who = _of_hosts(extension, hosts)

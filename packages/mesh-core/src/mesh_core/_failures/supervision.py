@@ -413,7 +413,7 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
 def leave_with(unheard: list[str], status: int | None) -> None:
     """Report failures that nobody was notified of, and set the exit status if given (SUP-2)."""
     for report in unheard:
-        sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
+        sys.stderr.write(f"mesh: nobody handled this failure:\n{report}\n")
     if status is not None:
         # The interpreter ends as usual but can no longer change the status.
         exit_with(status)

@@ -43,7 +43,7 @@ def explain_load_failure(error: Exception) -> SerializationError:
             "actor's module imports, in a bootstrap, or in the start() of an extension that these processes carry."
         )
     else:
-        advice = "Its class must be able to rebuild what its __reduce__ or __getstate__ gives."
+        advice = "Its class must be able to rebuild the result of its __reduce__ or __getstate__."
     return SerializationError(f"cannot rebuild a message: {_reason(error)}. {advice}")
 
 
