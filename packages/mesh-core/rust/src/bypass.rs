@@ -1,4 +1,4 @@
-//! A way past the gateways for large parts of messages, which another package offers in a capsule.
+//! A way around the gateways for large parts of messages, which another package provides in a capsule.
 
 use crate::runtime::PyRuntime;
 use mesh_runtime::{BYPASS_VERSION, Bypass, RawBypass};
@@ -6,7 +6,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-/// Sends parts of `from_bytes` and more past the gateways, by the functions in the capsule; none do without one.
+/// Sends parts of at least `from_bytes` bytes around the gateways, using the functions in the capsule; without one, none.
 #[pyfunction]
 #[pyo3(signature = (runtime, capsule, from_bytes))]
 pub(crate) fn set_bypass(
@@ -19,7 +19,7 @@ pub(crate) fn set_bypass(
         return Ok(());
     };
     let raw = capsule.pointer_checked(Some(c"mesh_core.bypass"))?.cast::<RawBypass>();
-    // SAFETY: what a capsule of this name points to begins with the version.
+    // SAFETY: the contents of a capsule with this name begin with the version.
     let version = unsafe { raw.cast::<u32>().read() };
     if version != BYPASS_VERSION {
         return Err(PyRuntimeError::new_err(format!(
@@ -27,7 +27,7 @@ pub(crate) fn set_bypass(
              matching versions of both"
         )));
     }
-    // SAFETY: it has this version, and the header demands that it stays until the process ends.
+    // SAFETY: it has this version, and the header requires that it stays valid until the process ends.
     runtime.0.set_bypass(Some((unsafe { Bypass::new(raw) }, from_bytes)));
     Ok(())
 }

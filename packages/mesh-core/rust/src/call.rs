@@ -1,4 +1,4 @@
-//! A call that waits for its replies.
+//! Calls that wait for their replies.
 
 use crate::completion::PyCompletion;
 use crate::door::{self, outside};
@@ -13,14 +13,14 @@ use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
-/// A call from its sending to its last reply.
+/// A call, from sending it to its last reply.
 #[pyclass(name = "Call", module = "mesh_core._native", frozen)]
 pub(crate) struct PyCall {
     runtime: Arc<Runtime>,
     pub(crate) call: Arc<Call>,
     target: Arc<Target>,
     actor: ActorId,
-    /// Where the one value comes from, if this waits for a port rather than for replies.
+    /// The source of the one value, if this waits for a port rather than for replies.
     port: Option<(Arc<Mailbox>, Arc<Receive>)>,
 }
 
@@ -60,7 +60,7 @@ impl PyCall {
         self.target.place(index).unwrap_or(self.runtime.me())
     }
 
-    /// An outcome as Python sees it: a message, a loss, or `None` for a call that was cancelled.
+    /// Converts an outcome for Python: a message, a loss, or `None` for a call that was cancelled.
     fn outcome(&self, py: Python<'_>, index: usize, outcome: Outcome) -> PyResult<Py<PyAny>> {
         Ok(match outcome {
             Outcome::Replied(message) => Py::new(py, PyMessage::shared(&self.runtime, message))?.into_any(),
@@ -73,7 +73,7 @@ impl PyCall {
 
 #[pymethods]
 impl PyCall {
-    /// Whether all outcomes are there.
+    /// Whether all outcomes have arrived.
     fn done(&self) -> bool {
         self.call.is_done()
     }
@@ -83,8 +83,8 @@ impl PyCall {
         self.call.arrived()
     }
 
-    /// Waits until all outcomes are there (or, with `seen`, more than so many); false if `timeout` came first. Failures
-    /// that the script has to be told are raised meanwhile, unless `heed` says that another wait does so.
+    /// Waits until all outcomes have arrived (or, with `seen`, more than that many); false if `timeout` passed first. Failures
+    /// that the script must be notified of are raised meanwhile, unless `heed` is false because another wait does so.
     #[pyo3(signature = (timeout=None, seen=None, heed=true))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>, heed: bool) -> PyResult<bool> {
         door::enter(py);
@@ -96,24 +96,24 @@ impl PyCall {
         door::wait(py, &self.runtime, |look, signals| wait.step(look, signals), until)
     }
 
-    /// Whoever waited was interrupted: a failure is not reported to anybody.
+    /// Marks the waiter as interrupted: a failure is not reported to anybody.
     fn look_away(&self) {
         self.call.look_away();
     }
 
-    /// Waits as long as that is cheaper than sleeping; true if the call has progressed.
+    /// Spins as long as that is cheaper than sleeping; true if the call has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
         outside(py, || self.runtime.wait_call(&self.call, seen, None, true, false)) == Waited::Ready
     }
 
-    /// All outcomes in the order of the target. They can be taken once.
+    /// Takes all outcomes, in the order of the target. Works once.
     fn outcomes(&self, py: Python<'_>) -> PyResult<Vec<Py<PyAny>>> {
         let all = self.call.take_outcomes().unwrap_or_default();
         all.into_iter().enumerate().map(|(index, one)| self.outcome(py, index, one)).collect()
     }
 
-    /// The first rank whose process has died, while others have not answered.
+    /// The first rank whose process died while others have not answered.
     fn lost(&self) -> Option<(usize, PyLost)> {
         match self.call.lost()? {
             (index, Outcome::Lost(ended)) => Some((index, PyLost::called(ended, self.place(index)))),
@@ -128,12 +128,12 @@ impl PyCall {
         nth.map(|(index, one)| Ok((index, self.outcome(py, index, one)?))).transpose()
     }
 
-    /// The reader of the stream has reached its `n`th outcome.
+    /// Notes that the reader of the stream reached its `n`th outcome.
     fn hand_out(&self, n: usize) {
         self.call.hand_out(n);
     }
 
-    /// As `nth`, but the outcome cannot be had again.
+    /// Like `nth`, but removes the outcome.
     fn take_nth(&self, py: Python<'_>, n: usize) -> PyResult<Option<(usize, Py<PyAny>)>> {
         let nth = self.call.take_nth(n);
         nth.map(|(index, one)| Ok((index, self.outcome(py, index, one)?))).transpose()
@@ -153,7 +153,7 @@ impl PyCall {
         Ok(())
     }
 
-    /// The list is no longer told.
+    /// Stops notifying the list.
     fn forget(&self, listener: &PyCompletion) {
         if self.runtime.original().is_ok() {
             self.call.forget(&listener.core);
@@ -170,7 +170,7 @@ impl PyCall {
         self.runtime.waits_here(self.call.id)
     }
 
-    /// The places in the target of those that have not answered.
+    /// The places in the target that have not answered.
     fn missing(&self) -> Vec<usize> {
         self.call.missing()
     }
@@ -186,7 +186,7 @@ impl PyCall {
         self.target.index_of(self.runtime.me()).is_some()
     }
 
-    /// Gives the call up; false if it was complete.
+    /// Cancels the call; false if it was complete.
     fn cancel(&self, py: Python<'_>) -> bool {
         if let Some((mailbox, receive)) = &self.port {
             return mailbox.cancel(receive);
@@ -194,12 +194,12 @@ impl PyCall {
         outside(py, || self.runtime.cancel(&self.call, &self.target, self.actor))
     }
 
-    /// Takes a task back. If it has begun it goes on, unless it is a coroutine and `begun` says to cancel it.
+    /// Takes a task back. If it has begun, it continues unless it is a coroutine and `begun` says to cancel it.
     fn take_back(&self, py: Python<'_>, begun: bool) {
         outside(py, || self.runtime.take_back_task(&self.call, &self.target, self.actor, begun));
     }
 
-    /// When the last outcome came, in nanoseconds since the epoch; only if the call notes it.
+    /// When the last outcome arrived, in nanoseconds since the epoch, if the call records it.
     fn finished(&self) -> Option<u64> {
         self.call.finished()
     }
@@ -212,7 +212,7 @@ impl PyCall {
 
 #[pymethods]
 impl PyRuntime {
-    /// Has every call that a thread waits for raise what `Callables::alarm` returns.
+    /// Makes every call that a thread waits for raise the result of `Callables::alarm`.
     fn alarm(&self, py: Python<'_>) {
         outside(py, || self.0.alarm());
     }
@@ -222,7 +222,7 @@ impl PyRuntime {
         self.0.alarms().calm();
     }
 
-    /// Notices of failed calls that somebody holds and nobody has looked at.
+    /// Takes the notices of failed calls that are held by somebody but were never looked at.
     fn unseen(&self) -> Vec<PyMessage> {
         self.0.unseen().into_iter().map(|message| PyMessage::shared(&self.0, Arc::new(message))).collect()
     }

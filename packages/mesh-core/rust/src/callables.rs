@@ -1,12 +1,12 @@
-//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` hands them over as mesh_core is
-//! imported; nothing is looked up by the name of a module afterwards.
+//! The Python functions and classes that this crate calls. `mesh_core._bundle.callables` passes them when mesh_core is
+//! imported; after that nothing is looked up by module name.
 
 use crate::codes;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-/// What each of them does is documented in Python.
+/// Each is documented in Python.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Callables {
@@ -32,7 +32,7 @@ pub(crate) struct Callables {
 
 static CALLABLES: PyOnceLock<Callables> = PyOnceLock::new();
 
-/// Takes what this crate calls, and the enums whose members it hands out. Only the first call has an effect.
+/// Takes what this crate calls, and the enums whose members it returns. Only the first call has an effect.
 #[pyfunction]
 pub(crate) fn hold(py: Python<'_>, callables: Callables, enums: Vec<Bound<'_, PyAny>>) -> PyResult<()> {
     enums.iter().try_for_each(codes::hold)?;
@@ -40,7 +40,7 @@ pub(crate) fn hold(py: Python<'_>, callables: Callables, enums: Vec<Bound<'_, Py
     Ok(())
 }
 
-/// What was handed over.
+/// Returns what was passed.
 pub(crate) fn callables(py: Python<'_>) -> PyResult<&Callables> {
     CALLABLES
         .get(py)

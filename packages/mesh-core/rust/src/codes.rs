@@ -1,7 +1,7 @@
-//! Enums that both sides know: each has its members in Rust and in Python (`mesh_core._common.codes`), which name them alike.
+//! Enums known to both sides: each has its members in Rust and in Python (`mesh_core._common.codes`) under the same names.
 //!
-//! Python hands the classes over when mesh_core is imported ([`crate::callables`]). From then on a member costs a look at a
-//! table, and Python compares by identity. What has no member of its own is `OTHER` or `UNKNOWN`.
+//! Python passes the classes when mesh_core is imported ([`crate::callables`]). From then on a member costs a table look-up,
+//! and Python compares by identity. Values without a member are `OTHER` or `UNKNOWN`.
 
 use mesh_proto::control::Question;
 use mesh_proto::messages::Request;
@@ -39,7 +39,7 @@ impl Members {
     }
 }
 
-/// A function that gives the member for a value of Rust's, and the table of the members that it gives.
+/// Defines a function that returns the member for a Rust value, and the table of the members that it returns.
 macro_rules! gives {
     ($(#[$doc:meta])* $give:ident($type:ty) from $table:ident = $class:literal { $($pattern:pat => $member:ident,)+ }) => {
         static $table: Members = Members::new($class, &[$(stringify!($member)),+]);
@@ -54,7 +54,7 @@ macro_rules! gives {
     };
 }
 
-/// A function that gives what a member stands for in Rust, and the table of the members that it takes.
+/// Defines a function that returns what a member stands for in Rust, and the table of the members that it accepts.
 macro_rules! takes {
     ($(#[$doc:meta])* $take:ident -> $type:ty, from $table:ident = $class:literal { $($member:ident => $value:expr,)+ }) => {
         static $table: Members = Members::new($class, &[$(stringify!($member)),+]);
@@ -185,7 +185,7 @@ gives! {
 
 static ALL: [&Members; 7] = [&KINDS, &REQUESTS, &QUESTIONS, &UNDELIVERED, &HOST_STATES, &ENDS, &ERRORS];
 
-/// Takes a class, whose members are handed out from now on.
+/// Takes a class, whose members are returned from now on.
 pub(crate) fn hold(class: &Bound<'_, PyAny>) -> PyResult<()> {
     let name: String = class.getattr("__name__")?.extract()?;
     let Some(members) = ALL.iter().find(|members| members.class == name) else {
@@ -196,7 +196,7 @@ pub(crate) fn hold(class: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// The classes that are known here, each with the names of its members.
+/// Returns the known classes, each with the names of its members.
 #[pyfunction]
 pub(crate) fn codes() -> Vec<(&'static str, Vec<&'static str>)> {
     ALL.iter().map(|members| (members.class, members.names.to_vec())).collect()

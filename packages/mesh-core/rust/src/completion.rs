@@ -1,4 +1,4 @@
-//! Completions: promises, and lists of what has finished, which any thread can finish.
+//! Completions: promises, and lists of finished things, which any thread can finish.
 
 use crate::door::{self, outside};
 use crate::errors::OrRaise as _;
@@ -13,16 +13,16 @@ use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A promise's state, or a list of what has finished among others.
+/// A promise's state, or a list of which among several things have finished.
 #[pyclass(name = "Completion", module = "mesh_core._native", frozen)]
 pub(crate) struct PyCompletion {
     runtime: Arc<Runtime>,
     pub(crate) core: Arc<Completion>,
-    /// The value, or what stands for the error.
+    /// The value, or what represents the error.
     value: Mutex<Option<Py<PyAny>>>,
-    /// The thread that has set it, as in `threading.get_ident`.
+    /// The thread that set it, as in `threading.get_ident`.
     setter: AtomicU64,
-    /// Whoever waited was interrupted: an error is of no interest any longer.
+    /// Set when the waiter was interrupted: an error no longer matters.
     away: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ impl PyCompletion {
     }
 }
 
-/// A fate as Python reads it, and its status.
+/// Converts a fate for Python, with its status.
 fn described(fate: Fate) -> (u8, i32) {
     match fate {
         Fate::Value => (0, 0),
@@ -79,17 +79,17 @@ impl PyCompletion {
         self.core.token(n)
     }
 
-    /// Shows it to those who inspect this process, while somebody waits for it.
+    /// Shows it to those who inspect this process while somebody waits for it.
     fn show(&self, name: &str) {
         self.runtime.show_promise(name, &self.core);
     }
 
-    /// Has it note when it is finished.
+    /// Makes it record when it is finished.
     fn time(&self) {
         self.core.time();
     }
 
-    /// When it was finished, in nanoseconds since the epoch; `None` if it is not, or if that was not noted.
+    /// When it was finished, in nanoseconds since the epoch; `None` if it is not finished or that was not recorded.
     fn finished(&self) -> Option<u64> {
         self.core.finished()
     }
@@ -99,7 +99,7 @@ impl PyCompletion {
         self.core.take()
     }
 
-    /// Waits until a list has tokens or is done, at most for `timeout`, without reading what arrives for others.
+    /// Waits until a list has tokens or is done, for at most `timeout`, without reading messages that arrive for others.
     #[pyo3(signature = (timeout=None))]
     fn wait_aside(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         door::serves();
@@ -108,8 +108,8 @@ impl PyCompletion {
         Ok(())
     }
 
-    /// Waits until it is done (or, with `seen`, has more than so many tokens); false if `timeout` came first. Failures
-    /// that the script has to be told are raised meanwhile, unless `heed` says that another wait does so.
+    /// Waits until it is done (or, with `seen`, has more than that many tokens); false if `timeout` passed first. Failures
+    /// that the script must be notified of are raised meanwhile, unless `heed` is false because another wait does so.
     #[pyo3(signature = (timeout=None, seen=None, heed=true))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: Option<usize>, heed: bool) -> PyResult<bool> {
         door::enter(py);
@@ -122,7 +122,7 @@ impl PyCompletion {
         door::wait(py, &self.runtime, |look, signals| wait.step(look, signals), until)
     }
 
-    /// Waits as long as that is cheaper than sleeping; true if it has progressed.
+    /// Spins as long as that is cheaper than sleeping; true if it has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
         let step = || self.runtime.wait_completion(&self.core, seen, None, true, false, None);
@@ -145,14 +145,14 @@ impl PyCompletion {
         Ok(())
     }
 
-    /// The list is no longer told.
+    /// Stops notifying the list.
     fn forget(&self, listener: &PyCompletion) {
         if self.runtime.original().is_ok() {
             self.core.forget(&listener.core);
         }
     }
 
-    /// Sets the outcome: a value, or what stands for an error. False if there is one already.
+    /// Sets the outcome: a value, or what represents an error. False if there is one already.
     fn set(&self, py: Python<'_>, value: Py<PyAny>, failed: bool, thread: u64) -> PyResult<bool> {
         self.original(py)?;
         if !self.core.begin(if failed { Fate::Error } else { Fate::Value }) {
@@ -164,7 +164,7 @@ impl PyCompletion {
         Ok(true)
     }
 
-    /// The outcome: 0 with a value, 1 with what stands for an error, 2 cancelled, 3 broken, 4 with a status; `None` if
+    /// The outcome: 0 with a value, 1 with what represents an error, 2 cancelled, 3 broken, 4 with a status; `None` if
     /// there is none.
     fn outcome(&self, py: Python<'_>) -> PyResult<Option<(u8, Py<PyAny>)>> {
         let Some(fate) = self.core.fate() else { return Ok(None) };
@@ -177,19 +177,19 @@ impl PyCompletion {
         Ok(Some((kind, value)))
     }
 
-    /// The thread that has set the outcome; 0 for none.
+    /// The thread that set the outcome; 0 for none.
     #[getter]
     fn setter(&self) -> u64 {
         self.setter.load(Ordering::Relaxed)
     }
 
-    /// Whether whoever waited has given it up.
+    /// Whether the waiter gave it up.
     #[getter]
     fn cancelled(&self) -> bool {
         self.core.fate() == Some(Fate::Cancelled)
     }
 
-    /// Whoever waited was interrupted: an error is of no interest any longer.
+    /// Marks the waiter as interrupted: an error no longer matters.
     fn look_away(&self) {
         self.away.store(true, Ordering::Relaxed);
     }
@@ -199,7 +199,7 @@ impl PyCompletion {
         self.away.load(Ordering::Relaxed)
     }
 
-    /// Gives it up; false if there is an outcome.
+    /// Gives it up; false if it has an outcome.
     fn cancel(&self) -> bool {
         self.core.finish(Fate::Cancelled)
     }
@@ -209,7 +209,7 @@ impl PyCompletion {
         self.core.asked_by(actor);
     }
 
-    /// Nobody in particular is asked, so nobody is missing.
+    /// The ranks that have not answered; none, because no particular rank was asked.
     fn missing(&self) -> Vec<usize> {
         Vec::new()
     }
@@ -223,12 +223,12 @@ impl PyCompletion {
         false
     }
 
-    /// The right to finish it. When that is dropped, there is an outcome.
+    /// The right to finish it. Dropping the right gives it an outcome.
     fn finisher(&self) -> PyFinisher {
         PyFinisher::new(Finisher::new(&self.core))
     }
 
-    /// The write end of a pipe by which the promise can be finished. The caller closes it.
+    /// The write end of a pipe through which the promise can be finished. The caller closes it.
     fn descriptor(&self, py: Python<'_>, finisher: &PyFinisher) -> PyResult<RawFd> {
         let made = self.runtime.finish_by_descriptor(finisher.inner());
         made.map(IntoRawFd::into_raw_fd).or_raise(py)
@@ -251,7 +251,7 @@ impl PyCompletion {
 
 #[pymethods]
 impl PyRuntime {
-    /// A completion that any thread can finish.
+    /// Creates a completion that any thread can finish.
     fn completion(&self, py: Python<'_>) -> PyResult<PyCompletion> {
         self.0.original().or_raise(py)?;
         Ok(PyCompletion::new(&self.0))

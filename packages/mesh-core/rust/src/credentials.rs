@@ -1,4 +1,4 @@
-//! Folders of credentials, as Python makes and reads them.
+//! Folders of credentials, created and read by Python.
 
 use crate::door;
 use crate::errors::raise_credentials;
@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A certificate: its role, job, serial number and fingerprint, from when and until when it is valid, when it was revoked.
+/// A certificate: its role, job, serial number, fingerprint, when its validity begins and ends, and when it was revoked.
 type Told = (&'static str, String, String, String, f64, f64, Option<f64>);
 
 fn seconds(time: SystemTime) -> f64 {
@@ -25,26 +25,26 @@ fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, CredentialErr
     door::outside(py, body).map_err(|error| raise_credentials(py, &error))
 }
 
-/// Makes a folder for a new job. Its controller's and its hosts' certificates are valid for so many seconds.
+/// Creates a folder for a new job. The certificates of its controller and hosts are valid for the given seconds.
 #[pyfunction]
 pub(crate) fn credentials_new(py: Python<'_>, path: PathBuf, lifetime: f64, hosts: f64) -> PyResult<()> {
     let (lifetime, hosts) = (duration(lifetime)?, duration(hosts)?);
     leave(py, || Store::create(&path, lifetime, hosts).map(drop))
 }
 
-/// Whether a folder of credentials has an authority, or is the folder of a member.
+/// Whether a folder of credentials has an authority, or is a member's.
 #[pyfunction]
 pub(crate) fn credentials_owner(py: Python<'_>, path: PathBuf) -> PyResult<bool> {
     leave(py, || Store::is_owners(&path))
 }
 
-/// What a folder's certificates say.
+/// Returns the contents of a folder's certificates.
 #[pyfunction]
 pub(crate) fn credentials_list(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Told>> {
     leave(py, || Ok(tls::certificates_in(&path)?.into_iter().map(tell).collect()))
 }
 
-/// Makes a folder for a host, or for an observer, who may look into jobs and do nothing else.
+/// Creates a folder for a host, or for an observer, who may look into jobs and do nothing else.
 #[pyfunction]
 pub(crate) fn credentials_issue(
     py: Python<'_>,
@@ -61,7 +61,7 @@ pub(crate) fn credentials_issue(
     })
 }
 
-/// Makes new certificates for the keys of a folder.
+/// Issues new certificates for the keys in a folder.
 #[pyfunction]
 pub(crate) fn credentials_renew(py: Python<'_>, path: PathBuf, out: PathBuf, lifetime: f64) -> PyResult<Vec<Told>> {
     let lifetime = duration(lifetime)?;

@@ -29,7 +29,7 @@ impl PyDeferral {
         self.deferral.done.is_done()
     }
 
-    /// Whether it was sent, not given up or dropped.
+    /// Whether it was sent rather than given up or dropped.
     fn sent(&self) -> bool {
         matches!(self.deferral.done.fate(), Some(Fate::Status(_)))
     }
@@ -39,7 +39,7 @@ impl PyDeferral {
         self.deferral.done.fate() == Some(Fate::Cancelled)
     }
 
-    /// Waits as long as that is cheaper than sleeping; true if the message no longer waits.
+    /// Spins as long as that is cheaper than sleeping; true if the message no longer waits.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
         let step = || self.runtime.wait_completion(&self.deferral.done, seen, None, true, false, None);

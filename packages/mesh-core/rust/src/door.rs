@@ -1,8 +1,8 @@
 //! The ways in and out of the interpreter.
 //!
-//! EXIT-1: a thread that is outside when the interpreter ends does not come back into it. The interpreter ends such threads by
-//! unwinding their stacks, which aborts the whole process if there are frames of Rust on them. Threads of the script that
-//! call or wait while it ends are held until the process is gone instead, like any blocked daemon thread.
+//! EXIT-1: a thread that is outside when the interpreter ends does not return to it. The interpreter ends such threads by
+//! unwinding their stacks, which aborts the whole process if there are Rust frames on them. Threads of the script that
+//! call or wait while it ends are instead held until the process is gone, like any blocked daemon thread.
 
 use crate::callables::callables;
 use crate::errors::raise;
@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Instant;
 
-/// Leaves the interpreter for `body`; the one way out.
+/// Leaves the interpreter to run `body`; the only way out.
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) -> T {
     py.detach(|| {
@@ -34,28 +34,28 @@ const ENDING: u8 = 1;
 const ENDED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(RUNNING);
-/// If the end has not come by then (it may wait for something that a held thread has), held threads go on, to an error.
+/// After this time, held threads continue, with an error: the end may be waiting for something that one of them holds.
 static UNTIL: OnceLock<Instant> = OnceLock::new();
 
 thread_local! {
-    /// This thread works for actors of this process, or for the runtime: last messages are handled while that closes.
+    /// This thread works for this process's actors or for the runtime: last messages are handled while that closes.
     static SERVES: Cell<bool> = const { Cell::new(false) };
     /// This thread ends the interpreter.
     static ENDS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Called by the threads of actors, notices and the console wherever they wait.
+/// Called by the threads of actors, notices and the console at each of their waits.
 pub(crate) fn serves() {
     SERVES.set(true);
 }
 
-/// The same, for Python threads that tell others of the end of the runtime.
+/// The same, for Python threads that notify others of the end of the runtime.
 #[pyfunction]
 pub(crate) fn serve_to_the_end() {
     serves();
 }
 
-/// Holds a thread that has no interpreter to return to. Not to be called inside the interpreter.
+/// Holds a thread that has no interpreter to return to. Must not be called inside the interpreter.
 fn stay_out() {
     let state = STATE.load(Ordering::Relaxed);
     if state == RUNNING || ENDS.get() || (state == ENDING && SERVES.get()) {
@@ -66,7 +66,7 @@ fn stay_out() {
     }
 }
 
-/// The same, for a thread that is inside the interpreter and about to do something here.
+/// The same, for a thread inside the interpreter that is about to do something here.
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn enter(py: Python<'_>) {
     if STATE.load(Ordering::Relaxed) != RUNNING {
@@ -74,8 +74,8 @@ pub(crate) fn enter(py: Python<'_>) {
     }
 }
 
-/// The calling thread ends the interpreter: for at most `limit` seconds, no other thread that comes here returns. Threads that
-/// serve still do until `done`.
+/// Marks that the calling thread ends the interpreter: for at most `limit` seconds, no other thread that comes here returns.
+/// Threads that serve still do, until `done`.
 #[pyfunction]
 pub(crate) fn begin_exit(limit: f64, done: bool) -> PyResult<()> {
     let limit = end_limit(limit)?;
@@ -98,15 +98,15 @@ fn is_main(py: Python<'_>) -> PyResult<bool> {
     Ok(known)
 }
 
-/// An alarm has ended a wait: raises what this thread has to be told, if anything.
+/// After an alarm ended a wait: raises the failure that this thread must be notified of, if any.
 fn alarmed(py: Python<'_>) -> PyResult<()> {
     let told = callables(py)?.alarm.bind(py).call0()?;
     if told.is_none() { Ok(()) } else { Err(PyErr::from_value(told)) }
 }
 
-/// Waits outside the interpreter, by steps that are told whether only to look, and whether signals may end them. On the main
-/// thread a signal ends the wait and its handler runs. What that raises (`KeyboardInterrupt`) is raised here; if it raises
-/// nothing, the wait goes on.
+/// Waits outside the interpreter, in steps that are told whether just to look, and whether signals may end them. On the main
+/// thread a signal ends the wait, and its handler runs. If the handler raises (`KeyboardInterrupt`), that is raised here;
+/// otherwise the wait continues.
 pub(crate) fn wait(
     py: Python<'_>,
     runtime: &Runtime,

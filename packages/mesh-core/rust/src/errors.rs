@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::fmt::Display;
 
-/// The fields of an error, as the exception that stands for it has them.
+/// The fields of an error, named as in its Python exception.
 fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyDict>> {
     let fields = PyDict::new(py);
     match error {
@@ -23,7 +23,7 @@ fn fields<'py>(py: Python<'py>, error: &RuntimeError) -> PyResult<Bound<'py, PyD
     Ok(fields)
 }
 
-/// The exception for an error of the runtime. Python chooses its class by the kind of the error.
+/// Creates the exception for an error of the runtime. Python chooses the class by the kind of the error.
 pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
     let made = fields(py, error).and_then(|fields| {
         let of_native = callables(py)?.of_native.bind(py);
@@ -32,18 +32,18 @@ pub(crate) fn raise(py: Python<'_>, error: &RuntimeError) -> PyErr {
     made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
-/// An exception of a class that Python has handed over.
+/// Creates an exception of a class that Python passed to this crate.
 pub(crate) fn raise_as(py: Python<'_>, class: impl FnOnce(&Callables) -> &Py<PyAny>, text: impl Display) -> PyErr {
     let made = callables(py).and_then(|python| class(python).bind(py).call1((text.to_string(),)));
     made.map_or_else(|failed| failed, PyErr::from_value)
 }
 
-/// The exception for credentials that cannot be used, made or shown.
+/// Creates the exception for credentials that cannot be used, created or shown.
 pub(crate) fn raise_credentials(py: Python<'_>, error: &CredentialError) -> PyErr {
     raise_as(py, |python| &python.authentication_error, error)
 }
 
-/// Turns errors of the runtime into exceptions.
+/// Converts errors of the runtime to exceptions.
 pub(crate) trait OrRaise<T> {
     fn or_raise(self, py: Python<'_>) -> PyResult<T>;
 }

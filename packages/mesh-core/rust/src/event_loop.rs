@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-/// The eventfd by which an event loop learns that something is ready.
+/// The eventfd that tells an event loop that something is ready.
 #[pyclass(name = "Waker", module = "mesh_core._native", frozen)]
 pub(crate) struct PyWaker(pub(crate) Arc<LoopWaker>);
 
@@ -24,7 +24,7 @@ impl PyWaker {
         self.0.fd()
     }
 
-    /// The tokens of what has become ready since the last time.
+    /// Returns the tokens of what has become ready since the last call.
     fn drain(&self, py: Python<'_>) -> Vec<u64> {
         door::enter(py);
         self.0.drain()
@@ -45,7 +45,7 @@ impl PyRuntime {
         let until = deadline(timeout)?;
         door::serves();
         outside(py, || {
-            // SAFETY: the caller, a selector, keeps its own set open during this call.
+            // SAFETY: the caller, a selector, keeps its set open during this call.
             let watched = unsafe { BorrowedFd::borrow_raw(watched) };
             self.0.wait_loop(&waker.0, watched, until);
         });

@@ -1,4 +1,4 @@
-//! The right to finish a promise, and the handle by which native code of other extensions does so.
+//! The right to finish a promise, and the handle by which native code of other extensions finishes it.
 
 use mesh_runtime::{Fate, Finisher};
 use pyo3::exceptions::PyMemoryError;
@@ -9,7 +9,7 @@ use std::ffi::CStr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The right to finish a promise. When the last reference to it goes, native code's included, the promise is broken.
+/// The right to finish a promise. When the last reference is dropped, including those of native code, the promise is broken.
 #[pyclass(name = "Finisher", module = "mesh_core._native", frozen)]
 pub(crate) struct PyFinisher(Arc<Finisher>);
 
@@ -23,8 +23,8 @@ impl PyFinisher {
     }
 }
 
-/// What native code of other extensions finishes a promise by. The fields up to `release` are public: the documentation has
-/// them in C.
+/// The handle by which native code of other extensions finishes a promise. The fields up to `release` are public: the
+/// documentation describes them in C.
 #[repr(C)]
 struct Handle {
     version: u32,
@@ -59,33 +59,33 @@ unsafe extern "C" fn retain(handle: *const Handle) {
 }
 
 unsafe extern "C" fn release(handle: *const Handle) {
-    // SAFETY: handles come from `Arc::into_raw`, and the caller gives away a reference of its own.
+    // SAFETY: handles come from `Arc::into_raw`, and the caller gives away its own reference.
     unsafe { Arc::decrement_strong_count(handle) };
 }
 
 unsafe extern "C" fn drop_capsule(capsule: *mut ffi::PyObject) {
-    // SAFETY: a capsule that is being destroyed is valid, and only capsules of this name have this destructor.
+    // SAFETY: a capsule that is being destroyed is valid, and only capsules with this name have this destructor.
     let handle = unsafe { ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()) };
     if !handle.is_null() {
-        // SAFETY: the capsule has had one reference since it was made.
+        // SAFETY: the capsule has held one reference since it was created.
         unsafe { release(handle.cast_const().cast()) };
     }
 }
 
 #[pymethods]
 impl PyFinisher {
-    /// A capsule with a handle for native code.
+    /// Returns a capsule with a handle for native code.
     fn handle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         let handle = Arc::new(Handle { version: VERSION, finish, retain, release, finisher: Arc::clone(&self.0) });
         let raw = Arc::into_raw(handle);
         let Some(pointer) = NonNull::new(raw.cast_mut().cast()) else {
             return Err(PyMemoryError::new_err("out of memory for a handle of a promise"));
         };
-        // SAFETY: the pointer is valid until its last reference goes. The capsule has one, which `drop_capsule` releases, on
+        // SAFETY: the pointer is valid until its last reference is dropped. The capsule holds one, released by `drop_capsule` on
         // any thread.
         let made = unsafe { PyCapsule::new_with_pointer_and_destructor(py, pointer, NAME, Some(drop_capsule)) };
         if made.is_err() {
-            // SAFETY: no capsule has taken the reference.
+            // SAFETY: no capsule took the reference.
             unsafe { release(raw) };
         }
         made

@@ -1,4 +1,4 @@
-//! Waiting where a receiver lags behind.
+//! Waiting for receivers that lag behind.
 
 use crate::callables::callables;
 use crate::deferral::PyDeferral;
@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How often a thread that waits for a connection looks for signals.
+/// How often a thread that waits for a connection checks for signals.
 const LOOK_AROUND: Duration = Duration::from_millis(100);
 
-/// Whether an event loop runs in this thread, which nothing may block.
+/// Whether an event loop runs in this thread, which must not be blocked.
 pub(crate) fn in_coroutine(py: Python<'_>) -> PyResult<bool> {
     callables(py)?.in_coroutine.bind(py).call0()?.extract()
 }
@@ -23,7 +23,7 @@ fn current_actor(py: Python<'_>) -> PyResult<ActorId> {
     callables(py)?.current_actor.bind(py).call0()?.extract()
 }
 
-/// Lets a message through: whether it is counted, or how it is to be sent later. Errors name `who`.
+/// Lets a message through. Returns whether it was counted, or how to send it later. Errors name `who`.
 pub(crate) fn admit(
     py: Python<'_>,
     gate: &Gate,
@@ -40,7 +40,7 @@ pub(crate) fn admit(
     }
 }
 
-/// Where there is no room for a message a thread waits, at most until its deadline; a coroutine sends it later.
+/// If there is no room for a message, a thread waits, at most until its deadline; a coroutine sends it later.
 #[cold]
 fn wait(py: Python<'_>, gate: &Gate, who: Option<&Py<PyAny>>, bid: Bid<'_>) -> PyResult<Result<bool, Later>> {
     let python = callables(py)?;
@@ -81,7 +81,7 @@ fn wait(py: Python<'_>, gate: &Gate, who: Option<&Py<PyAny>>, bid: Bid<'_>) -> P
     }
 }
 
-/// Waits until the mailbox may have room; false if the deadline came first.
+/// Waits until the mailbox may have room; false if the deadline passed first.
 fn wait_for_room(py: Python<'_>, full: &Full<'_>, bid: Bid<'_>) -> PyResult<bool> {
     let Bid { runtime, cost, until, .. } = bid;
     let _waiting = full.meter.block(current_actor(py)?);
@@ -91,7 +91,7 @@ fn wait_for_room(py: Python<'_>, full: &Full<'_>, bid: Bid<'_>) -> PyResult<bool
     door::wait(py, runtime, step, until)
 }
 
-/// Waits behind messages that coroutines have sent before: whether it is counted; `None` if the deadline came first.
+/// Waits behind messages that coroutines sent before. Returns whether it was counted; `None` if the deadline passed first.
 fn take_turn(py: Python<'_>, gate: &Gate, bid: Bid<'_>) -> PyResult<Option<bool>> {
     let turn = gate.turn(bid).or_raise(py)?;
     let waited = door::wait(py, bid.runtime, |look, signals| turn.wait(look, signals), bid.until);
@@ -99,8 +99,8 @@ fn take_turn(py: Python<'_>, gate: &Gate, bid: Bid<'_>) -> PyResult<Option<bool>
     waited.map(|_| counted)
 }
 
-/// The sender of a message has outrun a connection. A thread waits here, where Ctrl-C still works; for a coroutine there is
-/// something to wait for, behind which waits whatever is sent there next.
+/// Handles a sender that has outrun a connection. A thread waits here, where Ctrl-C still works; a coroutine gets something
+/// to wait for, and later messages to the same place queue behind that.
 #[cold]
 pub(crate) fn hold_back(
     py: Python<'_>,

@@ -23,7 +23,7 @@ fn load(dir: &std::path::Path, role: Role) -> Result<Arc<Identity>, RuntimeError
     Identity::load_as(dir, role).map_err(RuntimeError::from)
 }
 
-/// Refuses an address that cannot be one where it is given.
+/// Rejects an invalid address where it is given.
 fn check(address: &str) -> PyResult<()> {
     split_address(address).map(drop).map_err(|error| PyValueError::new_err(error.to_string()))
 }
@@ -61,14 +61,14 @@ pub(crate) fn place_host(runtime: &PyRuntime, py: Python<'_>, host: u32, address
     Ok(())
 }
 
-/// Says that a host that was attached without an address will have none, and why.
+/// Reports that a host attached without an address will get none, and why.
 #[pyfunction]
 pub(crate) fn displace_host(runtime: &PyRuntime, py: Python<'_>, host: u32, why: &str) {
     let runtime = &runtime.0;
     outside(py, || runtime.displace_host(host, why));
 }
 
-/// Listens for hosts that connect by themselves: the number of the first, and the call that completes as they come.
+/// Listens for hosts that connect by themselves. Returns the number of the first, and the call that completes as they connect.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "called in one place")]
 pub(crate) fn attach_dialers(
@@ -103,7 +103,7 @@ pub(crate) fn interfaces(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(outside(py, mesh_runtime::interfaces)?.iter().map(ToString::to_string).collect())
 }
 
-/// The other hosts: their numbers, whether they are connected, and how many bytes are under way to them.
+/// The other hosts: their numbers, whether they are connected, and how many bytes are in flight to them.
 #[pyfunction]
 pub(crate) fn peers(runtime: &PyRuntime) -> Vec<(u32, bool, u64)> {
     runtime.0.peers()
@@ -115,7 +115,7 @@ pub(crate) fn live_hosts(runtime: &PyRuntime) -> Vec<u32> {
     runtime.0.live_hosts()
 }
 
-/// A host: its number, name, address, the pid of its agent, its state, and why: one word if it is dead, and a text.
+/// A host: its number, name, address, its agent's pid, its state, and why: one word if it is dead, and a text.
 type Entry = (u32, String, String, u64, Py<PyAny>, &'static str, String);
 
 /// All hosts that were ever attached. The controller knows them.
@@ -129,10 +129,10 @@ pub(crate) fn roll(py: Python<'_>, runtime: &PyRuntime) -> PyResult<Vec<Entry>> 
     .collect()
 }
 
-/// What a host has told of itself: CPUs, labels, resources.
+/// What a host reported about itself: CPUs, labels, resources.
 type Said = (u64, Vec<(String, String)>, Vec<(String, f64)>);
 
-/// What these hosts have told of themselves; `None` for those that are not attached. The controller knows it.
+/// What these hosts reported about themselves; `None` for those that are not attached. Known to the controller.
 #[pyfunction]
 pub(crate) fn introductions(runtime: &PyRuntime, hosts: Vec<u32>) -> Vec<Option<Said>> {
     let all = runtime.0.introductions(&hosts).into_iter();
@@ -140,7 +140,7 @@ pub(crate) fn introductions(runtime: &PyRuntime, hosts: Vec<u32>) -> Vec<Option<
         .collect()
 }
 
-/// Releases hosts: what runs there has `within` seconds to end, besides what the calls `ending` stop already. The call
+/// Releases hosts: processes there have `within` seconds to end, besides those that the calls `ending` stop already. The call
 /// completes when they are gone, at the latest after `limit` seconds. A whole mesh of hosts is stopped, a part is detached.
 #[pyfunction]
 pub(crate) fn release_hosts(
@@ -177,7 +177,7 @@ pub(crate) struct PyHost {
 
 #[pymethods]
 impl PyHost {
-    /// Listens at `address`, if that is given, with the credentials in a folder.
+    /// Listens at `address`, if given, with the credentials in a folder.
     #[new]
     #[pyo3(signature = (address, *, credentials, name, labels, resources, python, env, scratch, once, options, standby=None))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
@@ -226,17 +226,17 @@ impl PyHost {
         self.host.jobs()
     }
 
-    /// Waits for the end of the host, at most `limit` seconds. Returns whether it has ended, and what there is to tell people
-    /// since the last time.
+    /// Waits for the end of the host, at most `limit` seconds. Returns whether it ended, and what to tell people
+    /// that is new since the last call.
     fn wait(&self, py: Python<'_>, limit: f64) -> PyResult<(bool, Vec<String>)> {
         let limit = end_limit(limit)?;
         let closed = outside(py, || self.host.wait(limit));
         Ok((closed, std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))))
     }
 
-    /// Offers the host to a controller that listens at `address`, on a thread of its own, until the host is closed.
+    /// Offers the host to a controller that listens at `address`, on a separate thread, until the host is closed.
     fn dial_out(&self, address: String) -> PyResult<()> {
-        // The thread would report it once and try forever.
+        // The thread would report the error once and retry forever.
         check(&address)?;
         let host = Arc::clone(&self.host);
         std::thread::Builder::new()
@@ -246,7 +246,7 @@ impl PyHost {
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// Tells all jobs that the host goes away in so many seconds, and why.
+    /// Tells all jobs that the host goes away in that many seconds, and why.
     fn leave(&self, py: Python<'_>, grace: f64, why: &str) -> PyResult<()> {
         let grace = duration(grace)?;
         outside(py, || self.host.leave(grace, why));

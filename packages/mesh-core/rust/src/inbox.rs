@@ -28,7 +28,7 @@ impl PyInbox {
 
 #[pymethods]
 impl PyInbox {
-    /// The next messages, waiting for the first; empty once the inbox is closed.
+    /// Returns the next messages, waiting for the first; empty once the inbox is closed.
     fn take(&self, py: Python<'_>, limit: usize) -> Vec<PyMessage> {
         loop {
             if self.inbox.is_empty() {
@@ -36,14 +36,14 @@ impl PyInbox {
                 outside(py, || self.runtime.wait_inbox(&self.inbox));
             }
             let burst = self.burst(limit);
-            // A task that had arrived may have been taken back since.
+            // A task that arrived may have been taken back since.
             if !burst.is_empty() || self.inbox.is_closed() || self.runtime.is_closed() {
                 return burst;
             }
         }
     }
 
-    /// The next messages, without waiting.
+    /// Returns the next messages without waiting.
     fn take_nowait(&self, limit: usize) -> Vec<PyMessage> {
         self.burst(limit)
     }
@@ -52,22 +52,22 @@ impl PyInbox {
         self.inbox.len()
     }
 
-    /// Notes that its actor has failed: another one may be made in its place.
+    /// Notes that its actor failed: another one may be created in its place.
     fn retire(&self) {
         self.inbox.retire();
     }
 
-    /// Closes it. Messages that still wait are returned to their senders.
+    /// Closes it. Messages still waiting are returned to their senders.
     fn close(&self) {
         self.runtime.close_inbox(&self.inbox);
     }
 
-    /// Ends it behind what waits already: a last message says so.
+    /// Ends it after the messages that already wait: a last message says so.
     fn finish(&self) {
         self.runtime.finish_inbox(&self.inbox);
     }
 
-    /// Has the executor look up from the inbox: a message of kind `failure` comes before all others.
+    /// Wakes the executor that waits for messages: a message of kind `failure` comes before all others.
     fn nudge(&self) {
         self.runtime.nudge_inbox(&self.inbox);
     }
@@ -83,7 +83,7 @@ impl PyInbox {
         self.inbox.gauge.worked_by(thread);
     }
 
-    /// No loop is told any longer.
+    /// Stops notifying a loop.
     fn detach(&self) {
         self.inbox.detach();
     }
@@ -111,7 +111,7 @@ impl PyRuntime {
         PyInbox::new(&self.0, self.0.notices())
     }
 
-    /// Waits until there are notices, or there will be none, without reading what arrives for others.
+    /// Waits until there are notices, or will be none, without reading messages that arrive for others.
     fn wait_notices(&self, py: Python<'_>) {
         door::serves();
         outside(py, || self.0.notices().wait_apart());

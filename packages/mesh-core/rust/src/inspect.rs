@@ -11,7 +11,7 @@ use pyo3::types::PyTuple;
 use std::os::fd::{BorrowedFd, IntoRawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// While one lasts, the time that actors of this process spend on messages counts as waiting for others.
+/// While one exists, the time that this process's actors spend on messages counts as waiting for others.
 #[pyclass(name = "ClockStop", module = "mesh_core._native", frozen)]
 pub(crate) struct PyClockStop(Mutex<Option<ClockStop>>);
 
@@ -22,7 +22,7 @@ impl PyClockStop {
         Self(Mutex::new(Some(ClockStop::begin())))
     }
 
-    /// Ends it. A second time this does nothing.
+    /// Ends it. A second call does nothing.
     fn end(&self) {
         drop(self.0.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
@@ -37,7 +37,7 @@ impl PyClockStop {
     }
 }
 
-/// A reader of the controller's journal. While one with `actors` lives, processes report what their actors do.
+/// A reader of the controller's journal. While one with `actors` exists, processes report what their actors do.
 #[pyclass(name = "Journal", module = "mesh_core._native", frozen)]
 pub(crate) struct PyJournal(Arc<Runtime>, bool);
 
@@ -52,7 +52,7 @@ impl PyJournal {
         Self(runtime, actors)
     }
 
-    /// The number that the next event will have.
+    /// The number of the next event.
     fn next(&self) -> u64 {
         self.0.next_event()
     }
@@ -62,13 +62,13 @@ impl PyJournal {
         self.0.events_over()
     }
 
-    /// At most `limit` events from number `first` on, where to read on, and how many were dropped before they were read.
+    /// Returns at most `limit` events from number `first` on, where to read on, and how many were dropped before being read.
     fn read(&self, first: u64, limit: usize) -> (Vec<String>, u64, u64) {
         let got = self.0.events(first, limit);
         (got.entries.iter().map(ToString::to_string).collect(), got.next, got.missed)
     }
 
-    /// Waits until there are more events than `seen`, or no more will come; false if `timeout` came first.
+    /// Waits until there are more events than `seen`, or no more will come; false if `timeout` passed first.
     fn wait(&self, py: Python<'_>, timeout: Option<f64>, seen: u64) -> PyResult<bool> {
         let until = deadline(timeout)?;
         let runtime = &*self.0;
@@ -96,26 +96,26 @@ impl Drop for PyJournal {
 
 #[pymethods]
 impl PyRuntime {
-    /// Announces the next connection to the job's inspection socket by a notice. The descriptor is copied.
+    /// Announces the next connection to the job's inspection socket by a notice. The descriptor is duplicated.
     fn watch_inspection(&self, py: Python<'_>, fd: i32) -> PyResult<()> {
-        // SAFETY: the caller keeps its descriptor open during this call; what is kept is a copy.
+        // SAFETY: the caller keeps its descriptor open during this call; only a duplicate is kept.
         let socket = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?;
         leave(py, || self.0.watch_inspection_socket(socket))
     }
 
-    /// The next connection from another machine of somebody who looks into the job; the caller owns the descriptor.
+    /// The next connection from another machine that looks into the job; the caller owns the descriptor.
     fn take_visitor(&self) -> Option<i32> {
         self.0.take_visitor().map(IntoRawFd::into_raw_fd)
     }
 
-    /// Has the handler that is registered for `signal` write stacks to `file`.
+    /// Lets the handler registered for `signal` write stacks to `file`.
     fn catch_dumps(&self, py: Python<'_>, signal: i32, file: i32) -> PyResult<()> {
         // SAFETY: as above.
         let file = unsafe { BorrowedFd::borrow_raw(file) }.try_clone_to_owned()?;
         self.0.catch_dumps(signal, file).or_raise(py)
     }
 
-    /// Puts an event, as JSON, into the controller's journal.
+    /// Adds an event, as JSON, to the controller's journal.
     fn note_text(&self, text: &str, failure: bool) {
         self.0.note_text(text, failure);
     }

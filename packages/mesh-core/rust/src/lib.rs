@@ -1,6 +1,6 @@
-//! The Python face of the runtime: conversions, leaving the interpreter, errors; no decisions.
+//! The Python bindings of the runtime: conversions, leaving the interpreter, errors; no decisions.
 //!
-//! One file per concept. A concept of a process's runtime adds its methods to `Runtime` in a `#[pymethods]` block of its own.
+//! One file per concept. Each file about a process's runtime adds its methods to `Runtime` in its own `#[pymethods]` block.
 
 mod bypass;
 mod call;

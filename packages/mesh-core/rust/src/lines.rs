@@ -1,4 +1,4 @@
-//! Lines that a worker prints, as usual: first the text, then its end. `_system/streams.py` handles everything else.
+//! Lines printed by a worker in the usual way: first the text, then its end. `_system/streams.py` handles everything else.
 
 use crate::door::outside;
 use mesh_runtime::write_whole;
@@ -17,11 +17,11 @@ type Instance = Option<Py<PyAny>>;
 
 #[derive(Default)]
 struct State {
-    /// The beginning of each thread's unfinished line, and the actor that has written it.
+    /// The beginning of each thread's unfinished line, and the actor that wrote it.
     pending: HashMap<ThreadId, (String, Instance)>,
-    /// The actor that has written last, and its mark.
+    /// The actor that wrote last, and its mark.
     last: Option<(Instance, Vec<u8>)>,
-    /// A line was sent in part, so every line goes through Python.
+    /// Set if a line was sent in part; every line then goes through Python.
     begun: bool,
 }
 
@@ -30,11 +30,11 @@ struct State {
 #[pyclass(name = "LineWriter", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLineWriter {
     fd: i32,
-    /// Gives the context, as `ContextVar.get` does.
+    /// Returns the context, as `ContextVar.get` does.
     context: Py<PyAny>,
-    /// Makes the mark of an actor.
+    /// Creates the mark of an actor.
     mark: Py<PyAny>,
-    /// Writes text that is not a single line, after the beginning that waits for it, and its actor.
+    /// Writes text that is not a single line, given the unfinished line before it and its actor.
     other: Py<PyAny>,
     state: Mutex<State>,
     lock: Mutex<Arc<Mutex<()>>>,
@@ -68,7 +68,7 @@ impl PyLineWriter {
                     done += n;
                     py.check_signals()?;
                 }
-                // The controller has gone, and this process will too.
+                // The controller is gone, and this process will end too.
                 Err((_, mesh_runtime::Errno::PIPE)) => return Ok(()),
                 Err((_, errno)) => return Err(PyOSError::new_err((errno.raw_os_error(), errno.to_string()))),
             }
@@ -83,7 +83,7 @@ impl PyLineWriter {
         Self { fd, context, mark, other, state: Mutex::default(), lock: Mutex::default() }
     }
 
-    /// Writes text; the beginning of a line waits for its end.
+    /// Writes text; the beginning of a line is kept until its end comes.
     fn write(&self, py: Python<'_>, text: &Bound<'_, PyString>) -> PyResult<usize> {
         let context = self.context.bind(py).call0()?;
         let instance = if context.is_none() { None } else { Some(context.getattr(intern!(py, "actor_instance"))?) };
@@ -137,12 +137,12 @@ impl PyLineWriter {
         hold(&self.state).pending.insert(current().id(), (text, instance));
     }
 
-    /// Takes the beginning of the line that this thread has written, and its actor.
+    /// Takes the unfinished line of this thread, and its actor.
     fn take(&self) -> Option<(String, Option<Py<PyAny>>)> {
         hold(&self.state).pending.remove(&current().id())
     }
 
-    /// Takes those of all threads.
+    /// Takes the unfinished lines of all threads.
     fn take_all(&self) -> Vec<(String, Option<Py<PyAny>>)> {
         std::mem::take(&mut hold(&self.state).pending).into_values().collect()
     }

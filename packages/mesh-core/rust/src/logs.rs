@@ -1,4 +1,4 @@
-//! What processes print.
+//! The output of processes.
 
 use crate::door::{self, leave, outside};
 use crate::runtime::PyRuntime;
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A record: the name of its actor, its rank, coordinates and host, and what was logged.
+/// A record: its actor's name, rank, coordinates and host, and what was logged.
 type Record = (String, u32, String, String, String);
 
 fn text(bytes: Vec<u8>) -> String {
@@ -23,18 +23,18 @@ fn record(record: mesh_proto::logs::Record) -> Record {
     (text(record.name), record.rank, text(record.point), text(record.host), text(record.json))
 }
 
-/// What all processes of this host print.
+/// The output of all processes of this host.
 #[pyclass(name = "Logs", module = "mesh_core._native", frozen)]
 pub(crate) struct PyLogs(pub(crate) Arc<Logs>);
 
 #[pymethods]
 impl PyLogs {
-    /// Begins to keep lines for `next`; until then they are dropped.
+    /// Starts keeping lines for `next`; until then they are dropped.
     fn watch(&self) {
         self.0.watch();
     }
 
-    /// Waits for lines: whether they are for stderr, their text, and the records that this shows; `None` after the end.
+    /// Waits for lines. Returns whether they are for stderr, their text, and the records in them; `None` after the end.
     fn next(&self, py: Python<'_>) -> Option<Vec<(bool, String, Vec<Record>)>> {
         door::serves();
         outside(py, || {
@@ -52,7 +52,7 @@ impl PyLogs {
         outside(py, || self.0.hand_on_records(wanted));
     }
 
-    /// Waits until everything is shown that was written before; false if `limit` seconds were not enough.
+    /// Waits until everything written before is shown; false if `limit` seconds were not enough.
     fn flush(&self, py: Python<'_>, limit: f64) -> PyResult<bool> {
         let limit = duration(limit)?;
         Ok(outside(py, || self.0.flush(limit)))
@@ -65,13 +65,13 @@ impl PyLogs {
     }
 }
 
-/// Has the C library write its stdout line by line.
+/// Makes the C library's stdout line-buffered.
 #[pyfunction]
 pub(crate) fn line_buffer_stdio() {
     mesh_runtime::line_buffer_stdio();
 }
 
-/// Writes out what the C library has buffered.
+/// Flushes the C library's buffers.
 #[pyfunction]
 pub(crate) fn flush_stdio() {
     mesh_runtime::flush_stdio();
@@ -79,7 +79,7 @@ pub(crate) fn flush_stdio() {
 
 #[pymethods]
 impl PyRuntime {
-    /// What the processes of this host print. Only the controller has it.
+    /// The output of this host's processes. Only the controller has it.
     fn logs(&self, py: Python<'_>) -> PyResult<PyLogs> {
         leave(py, || self.0.logs()).map(PyLogs)
     }

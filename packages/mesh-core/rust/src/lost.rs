@@ -13,17 +13,17 @@ pub(crate) struct PyLost {
     ended: Arc<Ended>,
     /// Its process.
     at: ProcAddr,
-    /// What people call the actor there, if that was not called but had the port of the call.
+    /// The actor's name, if it was not called but had the port of the call.
     holder: Option<Arc<str>>,
 }
 
 impl PyLost {
-    /// One that was called.
+    /// Creates the loss of a rank that was called.
     pub(crate) fn called(ended: Arc<Ended>, at: ProcAddr) -> Self {
         Self { ended, at, holder: None }
     }
 
-    /// One that had the port of a call.
+    /// Creates the loss of a rank that had the port of a call.
     pub(crate) fn holding(lost: Deserter) -> Self {
         Self { ended: lost.ended, at: lost.addr, holder: Some(lost.name) }
     }
@@ -37,7 +37,7 @@ impl PyLost {
         codes::end(py, self.ended.kind())
     }
 
-    /// Whether its process was never made, as far as is known.
+    /// Whether its process was never created, as far as is known.
     #[getter]
     fn never_ran(&self) -> bool {
         self.ended.never_ran()
@@ -75,19 +75,19 @@ impl PyLost {
         self.ended.orderly
     }
 
-    /// What is known beyond the exit status, in words.
+    /// What is known beyond the exit status, as text.
     #[getter]
     fn reason(&self) -> String {
         self.ended.reason.to_string()
     }
 
-    /// The mesh and rank of its process. No other process of the job has both, although a rank may have had several.
+    /// The mesh and rank of its process. No other process of the job has both, although a rank may have had several processes.
     #[getter]
     fn process(&self) -> (u64, u32) {
         (self.at.mesh, self.at.rank)
     }
 
-    /// The mesh, rank and host where it had the port of the call, and the actor's name; `None` if it was called itself.
+    /// The mesh, rank and host where the call's port was, and the actor's name; `None` if it was called itself.
     #[getter]
     fn holder(&self) -> Option<(u64, u32, u32, String)> {
         let name = self.holder.as_ref()?;

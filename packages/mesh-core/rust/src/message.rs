@@ -1,4 +1,4 @@
-//! Messages as Python handles them.
+//! Messages as Python sees them.
 
 use crate::callables::callables;
 use crate::codes;
@@ -31,7 +31,7 @@ enum Held {
 pub(crate) struct PyMessage {
     runtime: Arc<Runtime>,
     held: Held,
-    /// How far it is, while it is an actor's to handle.
+    /// How far its handling is, for a message to an actor.
     handling: Option<Handling>,
 }
 
@@ -40,7 +40,7 @@ impl PyMessage {
         Self { runtime: Arc::clone(runtime), held: Held::Shared(message), handling: None }
     }
 
-    /// One that was just taken from an inbox.
+    /// Wraps a message that was just taken from an inbox.
     pub(crate) fn taken(runtime: &Arc<Runtime>, inbox: &Arc<Inbox>, message: Message) -> Self {
         let handling = Some(Handling::new(inbox, &message));
         Self { runtime: Arc::clone(runtime), held: Held::Own(message), handling }
@@ -52,12 +52,12 @@ impl PyMessage {
         }
     }
 
-    /// Pickles what an endpoint has returned.
+    /// Pickles an endpoint's result.
     fn dump_result<'py>(value: &Bound<'py, PyAny>) -> PyResult<Payload<'py>> {
         Payload::dump(value).or_else(|_| Payload::dump_as(value, "the result"))
     }
 
-    /// More answers may wait for their callers than do if `kept` says so: a thread waits here, a coroutine is given what to
+    /// Called when more answers may be waiting for their callers, as `kept` says: a thread waits here, a coroutine gets what to
     /// wait for before it takes another message.
     fn hold_back(&self, py: Python<'_>, kept: Option<Arc<Completion>>) -> PyResult<Option<PyDeferral>> {
         let Some(kept) = kept else { return Ok(None) };
@@ -70,7 +70,7 @@ impl PyMessage {
         Ok(None)
     }
 
-    /// The one out-of-band part of an answer.
+    /// The only out-of-band part of an answer.
     pub(crate) fn only_part(&self, py: Python<'_>) -> PyResult<Option<PartData>> {
         let (_, parts) = self.message().open().or_raise(py)?;
         Ok(parts.into_iter().next())
@@ -101,19 +101,19 @@ impl PyMessage {
         codes::kind(py, self.header().kind)
     }
 
-    /// The endpoint.
+    /// The name of the endpoint.
     #[getter]
     fn name<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
         PyString::new(py, &String::from_utf8_lossy(Name::what(self.message().name())))
     }
 
-    /// The shape of the slice that was messaged, as `label=size` with commas between; empty for a single actor.
+    /// The shape of the messaged slice, as `label=size` with commas between; empty for a single actor.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
         PyString::new(py, &String::from_utf8_lossy(Name::read(self.message().name()).shape))
     }
 
-    /// The context of the trace that the message is part of, if any.
+    /// The context of the trace that the message belongs to, if any.
     #[getter]
     fn trace<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
         Name::read(self.message().name()).context.map(|text| PyString::new(py, &String::from_utf8_lossy(text)))
@@ -138,13 +138,13 @@ impl PyMessage {
         }
     }
 
-    /// The place of the receiver in the slice that was messaged; for a value for a channel, that of its sender.
+    /// The receiver's place in the messaged slice; for a value for a channel, its sender's place.
     #[getter]
     fn index(&self) -> u32 {
         self.message().meaning().place()
     }
 
-    /// For a share of a combined reply: who has called.
+    /// For a part of a combined reply: the caller.
     #[getter]
     fn caller(&self) -> Option<Addr> {
         Partial::caller_in(self.message().name()).map(addr_tuple)
@@ -156,7 +156,7 @@ impl PyMessage {
         StopProc::of(self.header()).map(|stop| stop.within.as_secs_f64())
     }
 
-    /// For a failure that nobody has looked at: how many other ranks have failed.
+    /// For a failure that nobody has looked at: how many other ranks failed.
     #[getter]
     fn others(&self) -> u64 {
         match self.message().meaning() {
@@ -165,7 +165,7 @@ impl PyMessage {
         }
     }
 
-    /// How many seconds the caller still waits; negative once it no longer does, `None` if it has set no limit.
+    /// How many seconds the caller still waits; negative once it no longer does, `None` if it set no limit.
     #[getter]
     fn left(&self) -> Option<f64> {
         self.message().due().map(left)
@@ -181,28 +181,28 @@ impl PyMessage {
         }
     }
 
-    /// Whether the exception is about the actor itself, rather than this call.
+    /// Whether the exception concerns the actor itself rather than this call.
     #[getter]
     fn is_dead(&self) -> bool {
         matches!(self.message().meaning(), Meaning::Reply(reply) if reply.answer == Answer::Dead)
     }
 
-    /// For a notice that a process has ended: its mesh and rank, how it ended, and how many calls of this process that has cost.
+    /// For a notice that a process ended: its mesh and rank, how it ended, and how many calls of this process were lost by it.
     fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
         let down = self.message().down()?;
-        // Owners know it by the rank that it had.
+        // Owners know it by its original rank.
         let seat = self.runtime.seat(down.who);
         Some((seat.mesh, seat.rank, PyLost::called(Arc::new(down.ended), down.who), down.calls))
     }
 
-    /// Why the message that this answers, or the port of its call, could not be used: a code for programs, and one line for
+    /// Why the answered message, or the port of its call, could not be used: a code for programs, and one line for
     /// people.
     fn undelivered(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>, String)>> {
         let why = self.message().undelivered();
         why.map(|why| Ok((codes::undelivered(py, &why)?, why.to_string()))).transpose()
     }
 
-    /// How many bytes a reply had that its caller's process dropped for lack of room.
+    /// How many bytes a reply had that the caller's process dropped for lack of room.
     fn dropped_bytes(&self) -> u64 {
         match self.message().undelivered() {
             Some(Undelivered::NoRoom(bytes)) => bytes,
@@ -220,8 +220,8 @@ impl PyMessage {
         }
     }
 
-    /// For a cancellation: whether the call itself is given up, whether the gathered shares of a combined reply are, and whether
-    /// the caller waits for an answer all the same.
+    /// For a cancellation: whether it cancels the call itself, whether it cancels the gathered parts of a combined reply, and
+    /// whether the caller waits for an answer all the same.
     #[getter]
     fn cancels(&self) -> (bool, bool, bool) {
         match self.message().meaning() {
@@ -247,7 +247,7 @@ impl PyMessage {
         Ok((PyBytes::new(py, &payload), buffers))
     }
 
-    /// Whether there are references in it.
+    /// Whether it contains references.
     #[getter]
     fn has_refs(&self) -> bool {
         self.message().has_refs()
@@ -270,15 +270,15 @@ impl PyMessage {
             if self.header().kind == Kind::Spawn {
                 return Ok(value);
             }
-            // References among the arguments are replaced by what they refer to.
+            // References among the arguments are replaced by their values.
             return python.arrive.bind(py).call1((value,));
         }
         Ok(value)
     }
 
-    /// Answers with `value`. Returns what a coroutine has to wait for before it takes another message, if anything.
+    /// Answers with `value`. Returns what a coroutine must wait for before it takes another message, if anything.
     fn reply(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
-        // Before the answer: whoever gets it may want to send the next message at once.
+        // Before the answer: its receiver may want to send the next message at once.
         self.message().done();
         if Asked::of(self.header()).is_none() {
             self.end(false);
@@ -294,7 +294,7 @@ impl PyMessage {
         self.hold_back(py, kept)
     }
 
-    /// The port by which this call can be answered later, from elsewhere, or many times.
+    /// The port through which this call can be answered later, from elsewhere, or several times.
     fn outlet(&self) -> PyOutlet {
         let said = self.message().meaning();
         let stream = matches!(said, Meaning::Call(call) if call.stream);
@@ -302,7 +302,7 @@ impl PyMessage {
         PyOutlet::new(self.runtime.outlet(self.header().src, way, true))
     }
 
-    /// Sends this rank's share of a combined reply to the rank above it; returns as `reply` does.
+    /// Sends this rank's part of a combined reply to the rank above it; returns as `reply` does.
     fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: Addr) -> PyResult<Option<PyDeferral>> {
         let payload = Self::dump_result(value)?;
         let parent = proc_addr(to);
@@ -311,7 +311,7 @@ impl PyMessage {
         self.hold_back(py, kept)
     }
 
-    /// Counts the message as handled and failed, without telling anybody how.
+    /// Counts the message as handled and failed, without reporting why.
     fn failed(&self) {
         self.message().done();
         self.end(true);

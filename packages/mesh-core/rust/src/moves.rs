@@ -21,7 +21,7 @@ fn moved(mesh: u64, version: u32, runs: Vec<RunFields>, left: Vec<Addr>) -> Move
     Moved { mesh, version, runs, left }
 }
 
-/// Tells all processes where the ranks of a mesh are that this one has repaired; completes when all hosts know.
+/// Tells all processes where the ranks of a mesh are that this process repaired; completes when all hosts know.
 #[pyfunction]
 pub(crate) fn publish_moves(
     py: Python<'_>,
@@ -36,13 +36,13 @@ pub(crate) fn publish_moves(
     Ok(PyCall::of(&at.0, call, Target::One(ProcAddr::CONTROLLER)))
 }
 
-/// Takes what came with a reference to a mesh.
+/// Takes the moves that came with a reference to a mesh.
 #[pyfunction]
 pub(crate) fn learn_moves(at: &PyRuntime, mesh: u64, version: u32, runs: Vec<RunFields>) {
     at.0.learn(&moved(mesh, version, runs, Vec::new()));
 }
 
-/// What is known of a repaired mesh: how often it was repaired, and its runs; `None` for any other.
+/// What is known about a repaired mesh: how often it was repaired, and its runs; `None` for any other mesh.
 #[pyfunction]
 pub(crate) fn known_moves(at: &PyRuntime, mesh: u64) -> Option<(u32, Vec<RunFields>)> {
     let known = at.0.moved(mesh)?;
@@ -56,14 +56,14 @@ pub(crate) fn locate(at: &PyRuntime, mesh: u64, rank: u32, host: u32) -> Addr {
     addr_tuple(at.0.locate(ProcAddr { mesh, rank, host }))
 }
 
-/// The rank that a process has: the mesh and rank that references name, and its incarnation.
+/// The rank of a process: the mesh and rank that references name, and its incarnation.
 #[pyfunction]
 pub(crate) fn seat(at: &PyRuntime, mesh: u64, rank: u32, host: u32) -> (u64, u32, u32) {
     let seat = at.0.seat(ProcAddr { mesh, rank, host });
     (seat.mesh, seat.rank, seat.incarnation)
 }
 
-/// The present incarnation of a rank.
+/// The current incarnation of a rank.
 #[pyfunction]
 pub(crate) fn incarnation(at: &PyRuntime, mesh: u64, rank: u32) -> u32 {
     at.0.incarnation(mesh, rank)

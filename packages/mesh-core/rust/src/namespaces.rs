@@ -4,13 +4,13 @@ use pyo3::prelude::*;
 use std::ffi::CString;
 use std::os::fd::BorrowedFd;
 
-/// Moves this process into new namespaces. For a namespace of processes, that is its children.
+/// Moves this process into new namespaces. A new pid namespace applies to its children.
 #[pyfunction]
 pub(crate) fn unshare(kinds: i32) -> PyResult<()> {
     Ok(mesh_runtime::unshare(kinds)?)
 }
 
-/// Has the children of this process start in a namespace of processes.
+/// Makes children of this process start in a pid namespace.
 #[pyfunction]
 pub(crate) fn beget_in(pids: i32) -> PyResult<()> {
     // SAFETY: the caller's descriptor stays open during this call.
@@ -29,13 +29,13 @@ pub(crate) fn mount(
     Ok(mesh_runtime::mount(source.as_deref(), &target, kind.as_deref(), flags, data.as_deref())?)
 }
 
-/// Adds and removes attributes of a mount, and of all mounts below it if wanted.
+/// Adds and removes attributes of a mount, optionally also of all mounts below it.
 #[pyfunction]
 pub(crate) fn change_mount(path: CString, add: u64, remove: u64, below: bool) -> PyResult<()> {
     Ok(mesh_runtime::change_mount(&path, add, remove, below)?)
 }
 
-/// Gives up all capabilities, and the means to get any by running a program.
+/// Gives up all capabilities, and the means to gain any by running a program.
 #[pyfunction]
 pub(crate) fn give_up_privileges() -> PyResult<()> {
     Ok(mesh_runtime::give_up_privileges()?)
@@ -47,7 +47,7 @@ pub(crate) fn let_look(allowed: bool) -> PyResult<()> {
     Ok(mesh_runtime::let_look(allowed)?)
 }
 
-/// Has the kernel kill this process when its parent ends. The parent may be in another namespace of processes.
+/// Has the kernel kill this process when its parent ends. The parent may be in another pid namespace.
 #[pyfunction]
 pub(crate) fn ask_to_die_with_parent() -> PyResult<()> {
     Ok(mesh_runtime::ask_to_die_with_parent()?)

@@ -1,4 +1,4 @@
-//! What the objects that a thread is pickling have in them besides bytes: ports of calls, and references.
+//! What the objects that a thread is pickling contain besides bytes: ports of calls, and references.
 
 use mesh_proto::Ticket;
 use mesh_runtime::{Hold, Kept, Outlet, Packed};
@@ -11,30 +11,30 @@ thread_local! {
     static PACKING: RefCell<Option<Packs>> = const { RefCell::new(None) };
 }
 
-/// What a pickled object has in it.
+/// What a pickled object contains.
 #[derive(Default)]
 pub(crate) struct Packs {
     /// The ports of calls.
     pub(crate) ports: Vec<Packed>,
-    /// What holds the values that references point to, each once.
+    /// Keeps the values that references point to, each once.
     pub(crate) refs: Vec<Arc<Hold>>,
-    /// Whether there are references at all: those to small values need no holding.
+    /// Whether there are references at all: small values need not be kept.
     pub(crate) has_refs: bool,
     /// Where these values are.
     pub(crate) kept: Vec<Kept>,
-    /// Whether it is to be kept, for receivers that are not known yet, rather than sent.
+    /// Whether it is to be kept, for receivers not yet known, rather than sent.
     loose: bool,
 }
 
-/// Makes the port of a call part of what is being pickled. Returns the ticket under which it travels.
+/// Adds the port of a call to what is being pickled. Returns the ticket under which it travels.
 pub(crate) fn pack_port(outlet: &Outlet) -> Ticket {
     PACKING.with_borrow_mut(|packing| {
         let Some(Packs { ports, loose: false, .. }) = packing else {
-            // Pickled by other hands, or to be kept: nobody knows who will have it.
+            // Pickled by other code, or to be kept: the receiver is not known.
             outlet.hand_on();
             return outlet.new_ticket();
         };
-        // In one message it travels under one ticket, however often it is in it or is pickled.
+        // Within a message it travels under one ticket, however often it occurs or is pickled.
         if let Some(port) = ports.iter().find(|port| port.is_of(outlet)) {
             return port.ticket();
         }
@@ -45,7 +45,7 @@ pub(crate) fn pack_port(outlet: &Outlet) -> Ticket {
     })
 }
 
-/// Makes a reference part of what is being pickled; false if it could not be counted there.
+/// Adds a reference to what is being pickled; false if it could not be counted there.
 pub(crate) fn pack_ref(held: Option<(&Arc<Hold>, &Kept)>) -> bool {
     PACKING.with_borrow_mut(|packing| {
         let Some(packs) = packing else { return held.is_none() };
@@ -59,13 +59,13 @@ pub(crate) fn pack_ref(held: Option<(&Arc<Hold>, &Kept)>) -> bool {
     })
 }
 
-/// Whether this thread is pickling a message, rather than something of the user's own.
+/// Whether this thread is pickling a message, rather than an object for the user's own purposes.
 #[pyfunction]
 pub(crate) fn packing() -> bool {
     PACKING.with_borrow(|packing| packing.as_ref().is_some_and(|packs| !packs.loose))
 }
 
-/// While it lives, ports and references that this thread pickles are part of one message, or of something that is kept.
+/// While it exists, ports and references that this thread pickles belong to one message, or to a value that is kept.
 pub(crate) struct Packing(Option<Packs>);
 
 impl Packing {

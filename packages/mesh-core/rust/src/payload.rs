@@ -1,4 +1,4 @@
-//! Pickled objects on their way out.
+//! Pickled objects to be sent.
 
 use crate::callables::callables;
 use crate::door::outside;
@@ -13,19 +13,19 @@ use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict as _, PyBytes};
 use std::sync::Arc;
 
-/// Messages with this much out of band are copied outside the interpreter.
+/// Messages with at least this many bytes out of band are copied outside the interpreter.
 const LARGE: usize = 256 * 1024;
 
-/// Out-of-band buffers of one message; the envelope is a part too, and a frame counts its parts in 16 bits.
+/// Maximum out-of-band buffers of a message: the envelope is a part too, and a frame counts its parts in 16 bits.
 const MOST_BUFFERS: usize = u16::MAX as usize - 1;
 
-/// A pickled object: its envelope and the buffers beside it, which stay the caller's memory.
+/// A pickled object: its envelope, and buffers that remain the caller's memory.
 pub(crate) struct Payload<'py> {
     envelope: Bound<'py, PyBytes>,
     buffers: Vec<PyBuffer<u8>>,
-    /// The ports of calls in it.
+    /// The ports of calls that it contains.
     ports: Vec<Packed>,
-    /// What holds the values that its references point to; `None` without references.
+    /// Keeps the values that its references point to; `None` without references.
     refs: Option<Vec<Arc<Hold>>>,
 }
 
@@ -48,18 +48,18 @@ impl<'py> Payload<'py> {
         Ok(Self { envelope, buffers, ports: Vec::new(), refs: None })
     }
 
-    /// Pickles `value` to be sent.
+    /// Pickles `value` for sending.
     pub(crate) fn dump(value: &Bound<'py, PyAny>) -> PyResult<Self> {
         let dumps = callables(value.py())?.dumps.bind(value.py());
         Self::pack(false, || dumps.call1((value,)))
     }
 
-    /// Pickles `value`, which an error is to call `root`.
+    /// Pickles `value`, which errors call `root`.
     pub(crate) fn dump_as(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
         Self::dump_named(value, root, false)
     }
 
-    /// Pickles `value`, which is to be kept.
+    /// Pickles `value` for keeping.
     pub(crate) fn dump_kept(value: &Bound<'py, PyAny>, root: &str) -> PyResult<Self> {
         Self::dump_named(value, root, true)
     }
@@ -79,18 +79,18 @@ impl<'py> Payload<'py> {
         Ok(Self { ports, refs, ..Self::new(envelope, &buffers)? })
     }
 
-    /// Its envelope and buffers, and what holds the values that its references point to.
+    /// Returns its envelope and buffers, and what keeps the values that its references point to.
     pub(crate) fn into_parts(self) -> (Bound<'py, PyBytes>, Vec<PyBuffer<u8>>, Vec<Arc<Hold>>) {
         (self.envelope, self.buffers, self.refs.unwrap_or_default())
     }
 
-    /// How many bytes it has.
+    /// Its size in bytes.
     pub(crate) fn len(&self) -> usize {
         let refs = Body { refs: self.refs.as_deref(), ..Body::default() }.len();
         self.envelope.as_bytes().len() + refs + self.buffers.iter().map(|buffer| buffer.len_bytes()).sum::<usize>()
     }
 
-    /// Sends it by `send` to `to`, which people call `who`.
+    /// Sends it to `to` with `send`; errors name `who`.
     pub(crate) fn ship<T: Send>(
         &self,
         py: Python<'py>,
@@ -107,7 +107,7 @@ impl<'py> Payload<'py> {
         sent.or_raise(py)
     }
 
-    /// As [`Self::ship`], for a message that is sent later: `send` is told what is to be done then.
+    /// Like [`Self::ship`], for a message that is sent later: `send` is told what to do then.
     pub(crate) fn entrust<T: Send>(
         mut self,
         py: Python<'py>,
@@ -123,7 +123,7 @@ impl<'py> Payload<'py> {
         self.send(py, |body| send(body, later)).or_raise(py)
     }
 
-    /// Hands the bytes to `send`, outside the interpreter if there are many.
+    /// Passes the bytes to `send`, outside the interpreter if there are many.
     pub(crate) fn send<T: Send>(&self, py: Python<'py>, send: impl FnOnce(Body<'_>) -> T + Send) -> T {
         // SAFETY: the buffers are contiguous, checked above, and are not used beyond this function.
         let buffers: Vec<&[u8]> = self.buffers.iter().map(|buffer| unsafe { bytes_of(buffer) }).collect();

@@ -1,4 +1,4 @@
-//! Ports: what sends to them and what receives.
+//! Ports: their sending and receiving ends.
 
 use crate::call::PyCall;
 use crate::deferral::PyDeferral;
@@ -36,18 +36,18 @@ impl PyMailbox {
         PyOutlet::new(self.runtime.outlet(self.runtime.me(), way, false))
     }
 
-    /// The wait for the next value.
+    /// Returns the wait for the next value.
     fn receive(&self, py: Python<'_>) -> PyResult<PyCall> {
         let receive = self.mailbox.receive().or_raise(py)?;
         Ok(PyCall::receive(&self.runtime, &self.mailbox, receive, &self.target))
     }
 
-    /// Takes no more values, and drops those that nobody has received.
+    /// Stops accepting values, and drops those that nobody received.
     fn close(&self) {
         self.mailbox.close();
     }
 
-    /// Whether nothing can be received any longer.
+    /// Whether nothing more can be received.
     #[getter]
     fn is_over(&self) -> bool {
         self.mailbox.is_over()
@@ -58,7 +58,7 @@ impl PyMailbox {
     }
 }
 
-/// A port as it travels: its owner's mesh, rank and host, then what `Way` holds; for the port of a call, its ticket.
+/// A port as it is sent: its owner's mesh, rank and host, then the contents of `Way`; for the port of a call, its ticket.
 #[derive(FromPyObject, IntoPyObject)]
 pub(crate) enum PyAddress {
     Channel(u64, u32, u32, u64, bool),
@@ -121,7 +121,7 @@ impl PyOutlet {
 #[pymethods]
 impl PyOutlet {
     /// Sends a value, with the sender's rank and the shape of its mesh if `place` is given. Returns what to wait for if it
-    /// could not be sent at once. `own` says that Mesh itself sends it, and waits for it.
+    /// could not be sent at once. With `own`, Mesh itself sends it, and waits for it.
     #[pyo3(signature = (value, place=None, own=false))]
     fn send(
         &self,
@@ -134,7 +134,7 @@ impl PyOutlet {
         self.post(py, payload, false, place, own)
     }
 
-    /// Sends an encoded exception; as `send`.
+    /// Sends an encoded exception, like `send`.
     #[pyo3(signature = (data, buffers, place=None))]
     fn send_error(
         &self,
@@ -152,7 +152,7 @@ impl PyOutlet {
         self.outlet.end();
     }
 
-    /// Whether a message would still be sent.
+    /// Whether messages would still be sent.
     #[getter]
     fn is_open(&self) -> bool {
         self.outlet.is_open()
@@ -170,7 +170,7 @@ impl PyOutlet {
         !matches!(self.outlet.way(), Way::Response { call: 0, .. })
     }
 
-    /// What another process makes the same port from. Once that is sent, the port does not end with this one.
+    /// Returns what another process recreates the port from. Once that is sent, the port outlives this object.
     fn hand_on(&self) -> PyAddress {
         let owner = self.outlet.owner();
         match self.outlet.way() {
@@ -192,7 +192,7 @@ impl PyRuntime {
         Ok(PyMailbox::new(&self.0, mailbox))
     }
 
-    /// The sending end of a port that came from another process.
+    /// Returns the sending end of a port that came from another process.
     fn outlet(&self, address: PyAddress) -> PyOutlet {
         PyOutlet::from_address(&self.0, address)
     }

@@ -7,13 +7,13 @@ use std::ffi::OsString;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
-/// Has the kernel kill this process when its parent ends; at once if its parent is no longer `parent`.
+/// Has the kernel kill this process when its parent ends; exits at once if its parent is no longer `parent`.
 #[pyfunction]
 pub(crate) fn die_with_parent(parent: u32) {
     mesh_runtime::die_with_parent(parent);
 }
 
-/// Has this process exit with `status`, whatever status the interpreter ends with.
+/// Makes this process exit with `status`, whatever status the interpreter ends with.
 #[pyfunction]
 pub(crate) fn exit_with(status: i32) {
     mesh_runtime::exit_with(status);
@@ -31,7 +31,7 @@ pub(crate) fn adopt_orphans() -> PyResult<()> {
     Ok(mesh_runtime::adopt_orphans()?)
 }
 
-/// Starts a program in a session of its own and returns its pid; `mark` is the soft limit, to which the pid is added, and
+/// Starts a program in its own session and returns its pid. `mark` is the soft limit, to which the pid is added, and
 /// the hard one.
 #[pyfunction]
 pub(crate) fn start_marked(
@@ -48,7 +48,7 @@ pub(crate) fn start_marked(
     let stdio = stdio.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) });
     outside(py, || mesh_runtime::start_marked(program, stdio)).map_err(|error| {
         let text = error.to_string();
-        // The interpreter chooses the class by the number, and appends the number itself.
+        // The interpreter chooses the class by the number, and adds the number itself.
         let said = text.split(" (os error").next().unwrap_or_default().to_owned();
         PyOSError::new_err((error.raw_os_error(), said, name))
     })

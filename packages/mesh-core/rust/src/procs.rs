@@ -1,4 +1,4 @@
-//! Processes of meshes: made, stopped and watched.
+//! Processes of meshes: spawning, stopping and watching them.
 
 use crate::call::PyCall;
 use crate::door::leave;
@@ -14,7 +14,7 @@ use std::ffi::OsString;
 
 #[pymethods]
 impl PyRuntime {
-    /// Makes a mesh of processes; the call completes as they come up.
+    /// Spawns a mesh of processes; the call completes as they come up.
     #[pyo3(signature = (mesh, region, placement, *, argv, env, plan, fresh, config, within, title=""))]
     #[expect(clippy::too_many_arguments, reason = "keyword-only, and called in one place")]
     fn spawn_procs(
@@ -43,7 +43,7 @@ impl PyRuntime {
         Ok(PyCall::of(&self.0, call, Target::Many(mesh, region.clone(), placement.clone())))
     }
 
-    /// Asks processes to end, and kills those that have not after `within` seconds; completes when all have ended.
+    /// Asks processes to end, and kills those still running after `within` seconds; completes when all have ended.
     fn stop_procs(&self, py: Python<'_>, target: &PyTarget, within: f64) -> PyResult<PyCall> {
         let within = duration(within)?;
         let target = self.0.resolve(&target.target);
@@ -51,7 +51,7 @@ impl PyRuntime {
         Ok(PyCall::of(&self.0, call, target))
     }
 
-    /// Has this process notified when others end; at once, of those that have ended.
+    /// Notifies this process of the ends of others; at once for those that have ended.
     fn watch_procs(&self, target: &PyTarget) {
         self.0.watch_procs(&self.0.resolve(&target.target));
     }
@@ -66,7 +66,7 @@ impl PyRuntime {
         self.0.pid_of(self.0.locate(ProcAddr { mesh, rank, host }))
     }
 
-    /// The meshes of processes that this one has spawned and that have not all ended, with their sizes and places.
+    /// The meshes of processes that this process spawned and that have not all ended, with their sizes and placements.
     fn live_meshes(&self) -> Vec<(u64, usize, PyPlacement)> {
         self.0.live().into_iter().map(|(mesh, n, placement)| (mesh, n, PyPlacement(placement))).collect()
     }

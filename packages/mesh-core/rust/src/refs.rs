@@ -1,4 +1,4 @@
-//! Values that stay where they were made, and references to them.
+//! Values that stay where they were created, and references to them.
 
 use crate::call::PyCall;
 use crate::callables::callables;
@@ -24,18 +24,18 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A value that is no longer than this, packed, travels with its references: nobody has to keep it.
+/// A packed value up to this size travels with its references: no process has to keep it.
 const SMALL: usize = 4096;
 
 thread_local! {
-    /// The kept value that this thread is unpickling: references in it are held as long as it is.
+    /// The kept value that this thread is unpickling; it lives as long as the references in it.
     static WITHIN: RefCell<Option<Arc<Hold>>> = const { RefCell::new(None) };
 }
 
 /// Where a value is on its owner's host: process, descriptor, slab, offset, chunk, turn.
 type At = (u32, u32, u64, u64, u32, u32);
 
-/// A reference as it travels: its owner's mesh, rank and host, the value's number, length and place; or the value itself.
+/// A reference as it is sent: its owner's mesh, rank and host, the value's number, length and place; or the value itself.
 #[derive(FromPyObject, IntoPyObject)]
 pub(crate) enum PyRefAddress {
     Kept(u64, u32, u32, u64, u64, Option<At>),
@@ -44,7 +44,7 @@ pub(crate) enum PyRefAddress {
 
 enum Place {
     Kept(Kept, Arc<Hold>),
-    /// The value, packed, and a number of its own.
+    /// The packed value, and its own number.
     Small(u64, Bytes),
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct PyKept {
     place: Place,
 }
 
-/// Part of a kept value, as a buffer that its reader may write to. It keeps the value as long as anything refers to it.
+/// Part of a kept value, as a buffer that its reader may write to. It keeps the value while anything refers to it.
 #[pyclass(name = "RefPart", module = "mesh_core._native", frozen)]
 pub(crate) struct PyRefPart {
     view: Arc<View>,
@@ -112,13 +112,13 @@ impl PyKept {
         }
     }
 
-    /// Whether it is kept by a process, rather than carried along.
+    /// Whether a process keeps it; otherwise it is part of the reference.
     #[getter]
     fn is_kept(&self) -> bool {
         matches!(self.place, Place::Kept(..))
     }
 
-    /// How many bytes it takes, packed.
+    /// Its packed size in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
         match &self.place {
@@ -127,7 +127,7 @@ impl PyKept {
         }
     }
 
-    /// How the process that kept it has ended, if it has.
+    /// How the process that kept it ended, if it did.
     #[getter]
     fn lost(&self) -> Option<PyLost> {
         match &self.place {
@@ -136,7 +136,7 @@ impl PyKept {
         }
     }
 
-    /// Opens it: 0 with the value, 1 if it has to be fetched, 2 if it is lost.
+    /// Opens it: 0 with the value, 1 if it must be fetched, 2 if it is lost.
     fn open<'py>(&self, py: Python<'py>) -> PyResult<(u8, Option<Bound<'py, PyAny>>)> {
         let (view, hold) = match &self.place {
             Place::Kept(kept, hold) => match leave(py, || self.runtime.open_ref(kept, hold))? {
@@ -149,14 +149,14 @@ impl PyKept {
         Ok((0, Some(load(py, view, hold)?)))
     }
 
-    /// Asks its owner for it.
+    /// Asks its owner for the value.
     fn fetch(&self, py: Python<'_>) -> PyResult<Option<PyCall>> {
         let Place::Kept(kept, _) = &self.place else { return Ok(None) };
         let call = self.runtime.fetch_ref(kept.addr).or_raise(py)?;
         Ok(Some(PyCall::of(&self.runtime, call, Target::One(kept.addr.owner))))
     }
 
-    /// The value, from the message by which it was fetched.
+    /// Returns the value from the message by which it was fetched.
     fn fetched<'py>(&self, py: Python<'py>, message: &PyMessage) -> PyResult<Bound<'py, PyAny>> {
         let part = message.only_part(py)?;
         let view = part.and_then(View::of_part).ok_or_else(unreadable)?;
@@ -167,7 +167,7 @@ impl PyKept {
         load(py, view, hold)
     }
 
-    /// Makes it part of what is being pickled; `None` if it could not be counted there.
+    /// Adds it to what is being pickled; `None` if it could not be counted there.
     fn pack(&self) -> Option<PyRefAddress> {
         match &self.place {
             Place::Kept(kept, hold) => pack_ref(Some((hold, kept))).then(|| {
@@ -188,7 +188,7 @@ fn packed(bytes: Bytes) -> PyResult<View> {
     View::of_bytes(bytes).ok_or_else(unreadable)
 }
 
-/// A pickled value that is about to be kept, once there is room.
+/// A pickled value that will be kept once there is room.
 #[pyclass(name = "Putting", module = "mesh_core._native", frozen)]
 pub(crate) struct PyPutting {
     runtime: Arc<Runtime>,
@@ -241,7 +241,7 @@ impl PyPutting {
         self.lens.iter().sum()
     }
 
-    /// Copies the value to where it stays.
+    /// Copies the value to where it is kept.
     fn keep(&self, py: Python<'_>) -> PyResult<PyKept> {
         if self.over.swap(true, Ordering::SeqCst) {
             return Err(PyValueError::new_err("the value has already been kept or given up"));
@@ -260,7 +260,7 @@ impl PyPutting {
     }
 }
 
-/// Pickles a value that is to be kept, and asks for room.
+/// Pickles a value to keep, and asks for room.
 #[pyfunction]
 pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyAny>) -> PyResult<PyPutting> {
     let runtime = Arc::clone(&runtime.0);
@@ -288,7 +288,7 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     })
 }
 
-/// A reference that has arrived, or is in a value that was opened; `None` if it was not counted on its way.
+/// Creates a reference that arrived, or is in a value that was opened; `None` if it was not counted on its way.
 #[pyfunction]
 pub(crate) fn kept(runtime: &PyRuntime, address: PyRefAddress) -> Option<PyKept> {
     let runtime = Arc::clone(&runtime.0);
@@ -304,8 +304,8 @@ pub(crate) fn kept(runtime: &PyRuntime, address: PyRefAddress) -> Option<PyKept>
     Some(PyKept { runtime, place })
 }
 
-/// Calls `dump`, which pickles something that is to be kept for receivers that are not known yet. Returns what that returns,
-/// and the references in it, which have to be kept as long.
+/// Calls `dump`, which pickles something for receivers that are not known yet. Returns its result,
+/// and the references in it, which must be kept as long.
 #[pyfunction]
 pub(crate) fn capture<'py>(
     runtime: &PyRuntime,

@@ -1,4 +1,4 @@
-//! The runtime of a process: how it is made and ended, and what it is.
+//! The runtime of a process: how it is created, closed and identified.
 
 use crate::door::{leave, outside};
 use crate::target::{Addr, addr_tuple, proc_addr};
@@ -47,18 +47,18 @@ impl PyOptions {
 
 #[pymethods]
 impl PyRuntime {
-    /// The runtime of a process that runs a script.
+    /// Creates the runtime of a process that runs a script.
     #[staticmethod]
     fn controller(py: Python<'_>, options: PyOptions) -> PyResult<Self> {
         let options = options.read()?;
         leave(py, || Runtime::controller(options)).map(Self)
     }
 
-    /// The runtime of a worker. It takes ownership of the two descriptors.
+    /// Creates the runtime of a worker. It takes ownership of the two descriptors.
     #[staticmethod]
     fn worker(py: Python<'_>, addr: Addr, link: i32, board: i32, seat: u32, options: PyOptions) -> PyResult<Self> {
         let options = options.read()?;
-        // SAFETY: the caller, a worker's first lines, gives away descriptors that it alone knows of.
+        // SAFETY: the caller, at the start of a worker, gives away descriptors that only it knows of.
         let (link, board) = unsafe { (OwnedFd::from_raw_fd(link), OwnedFd::from_raw_fd(board)) };
         leave(py, || Runtime::worker(proc_addr(addr), link, board, seat, options)).map(Self)
     }
@@ -69,7 +69,7 @@ impl PyRuntime {
         addr_tuple(self.0.me())
     }
 
-    /// An id that no other process makes.
+    /// Returns an id that no other process returns.
     fn new_id(&self) -> u64 {
         self.0.new_id()
     }
@@ -80,7 +80,7 @@ impl PyRuntime {
         self.0.job()
     }
 
-    /// Tells the agent that this worker ends in order, or what its bootstrap has raised, and writes out what is queued.
+    /// Tells the agent that this worker ends in order, or what its bootstrap raised, and sends what is queued.
     #[pyo3(signature = (limit, raised=None))]
     fn goodbye(&self, py: Python<'_>, limit: f64, raised: Option<String>) -> PyResult<()> {
         let limit = duration(limit)?;
@@ -101,7 +101,7 @@ impl PyRuntime {
         self.0.mark_forked();
     }
 
-    /// How much of everything there is in this process.
+    /// Returns how many objects of each kind exist in this process.
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counts = self.0.counts();
         [

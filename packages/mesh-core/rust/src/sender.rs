@@ -24,7 +24,7 @@ use std::time::Instant;
 #[pyclass(name = "Sender", module = "mesh_core._native", frozen)]
 pub(crate) struct PySender {
     sender: Sender,
-    /// What errors are to name; it refers back to this.
+    /// The receiver to name in errors; it refers back to this.
     who: Option<Py<PyAny>>,
 }
 
@@ -41,7 +41,7 @@ impl PySender {
         PyCall::to_actor(self.sender.runtime(), call, Arc::clone(road.target()), self.sender.actor())
     }
 
-    /// Counts the message against its receivers' budgets: whether it is counted, or how it is to be sent later.
+    /// Counts the message against its receivers' budgets. Returns whether it was counted, or how it is to be sent later.
     fn admit(
         &self,
         py: Python<'_>,
@@ -53,7 +53,7 @@ impl PySender {
         gate::admit(py, road.gate(), self.who.as_ref(), admission)
     }
 
-    /// A thread that outruns a connection waits here; a coroutine is given something to wait for.
+    /// A thread that outruns a connection waits here; a coroutine gets something to wait for.
     fn hold_back(&self, py: Python<'_>, road: &Road, queued: usize) -> PyResult<Option<PyDeferral>> {
         if !self.sender.has_outrun(queued) {
             return Ok(None);
@@ -75,7 +75,7 @@ impl PySender {
         Ok(self.begun(road, call))
     }
 
-    /// Where too many arguments of spawns wait to be sent, a thread waits here, and a coroutine is refused.
+    /// If too many arguments of spawns wait to be sent, a thread waits here and a coroutine is refused.
     fn spawn(&self, py: Python<'_>, road: &Road, payload: &Payload<'_>, terms: Terms) -> PyResult<PyCall> {
         let runtime = self.sender.runtime();
         if let Some(sizes) = runtime.spawns_wait()
@@ -104,12 +104,12 @@ impl PySender {
         visit.call(&self.who)
     }
 
-    /// The same, with a trace's context in every message.
+    /// Returns the same sender, with a trace's context in every message.
     fn traced(&self, py: Python<'_>, context: &str) -> PyResult<Self> {
         Ok(self.like(py, self.sender.traced(context).map_err(too_long)?))
     }
 
-    /// The same, for streams whose generators are at most `ahead` bytes ahead of their reader.
+    /// Returns the same sender, for streams whose generators are at most `ahead` bytes ahead of their reader.
     fn reading(&self, py: Python<'_>, ahead: u64) -> Self {
         self.like(py, self.sender.reading(ahead))
     }
@@ -139,7 +139,7 @@ impl PySender {
         Ok(call)
     }
 
-    /// Sends `value`, which is not answered. Returns what to wait for if it could not be sent at once.
+    /// Sends `value` without expecting an answer. Returns what to wait for if it could not be sent at once.
     fn tell(&self, py: Python<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<PyDeferral>> {
         door::enter(py);
         let payload = Payload::dump(value)?;
@@ -160,7 +160,7 @@ impl PySender {
         }
     }
 
-    /// Whether the receivers are at present the region that was named: only those can combine their replies.
+    /// Whether the receivers are still exactly the region that was named: only then can their replies be combined.
     fn is_whole(&self) -> bool {
         self.sender.road().is_whole()
     }
@@ -168,7 +168,7 @@ impl PySender {
 
 #[pymethods]
 impl PyRuntime {
-    /// The way to an endpoint. `who` is what errors are to name; without it, Mesh itself sends.
+    /// Returns the way to an endpoint. Errors name `who`; without it, Mesh itself is the sender.
     #[pyo3(signature = (target, actor, name, request, block=true, who=None))]
     fn sender(
         &self,
@@ -189,7 +189,7 @@ impl PyRuntime {
         Ok(PySender { sender, who: who.map(Bound::unbind) })
     }
 
-    /// The way to a process that is asked about itself.
+    /// Returns a sender of questions to a process about itself.
     fn asker(&self, target: &PyTarget, question: &Bound<'_, PyAny>) -> PyResult<PySender> {
         let question = Inspect::Ask(codes::question(question)?);
         let endpoint = std::str::from_utf8(question.word()).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Who a message is for, and on which hosts that is.
+//! Who a message is for, and on which hosts they are.
 
 use crate::topology::PyRegion;
 use mesh_proto::{ActorId, Joined, Piece, Placement, ProcAddr, Target};
@@ -19,7 +19,7 @@ pub(crate) fn proc_addr((mesh, rank, host): Addr) -> ProcAddr {
     ProcAddr { mesh, rank, host }
 }
 
-/// On which host each rank of a mesh lives.
+/// The host of each rank of a mesh.
 #[pyclass(name = "Placement", module = "mesh_core._native", frozen, eq, hash)]
 #[derive(PartialEq, Eq, Hash)]
 pub(crate) struct PyPlacement(pub(crate) Placement);
@@ -78,7 +78,7 @@ impl PyPlacement {
         PyBytes::new(py, &self.0.to_wire())
     }
 
-    /// From what [`Self::to_wire`] has made.
+    /// Undoes [`Self::to_wire`].
     #[staticmethod]
     fn from_wire(raw: &[u8]) -> PyResult<Self> {
         Placement::from_wire(raw).map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
@@ -94,7 +94,7 @@ impl PyPlacement {
 #[pyclass(name = "Target", module = "mesh_core._native", frozen)]
 pub(crate) struct PyTarget {
     pub(crate) target: Arc<Target>,
-    /// The dimensions of what is messaged, as receivers are told them: `hosts=2,gpus=8`.
+    /// The dimensions of what is messaged, as sent to receivers: `hosts=2,gpus=8`.
     pub(crate) shape: String,
 }
 
@@ -109,7 +109,7 @@ impl PyTarget {
 
 #[pymethods]
 impl PyTarget {
-    /// One process, messaged as such, or as a `view` of one rank, which may have dimensions all the same.
+    /// One process, messaged as such, or as a `view` of one rank, which may still have dimensions.
     #[staticmethod]
     #[pyo3(signature = (mesh, rank, placement, view=None))]
     fn one(mesh: u64, rank: u32, placement: &PyPlacement, view: Option<&PyRegion>) -> Self {
@@ -126,8 +126,8 @@ impl PyTarget {
         Self { target, shape: Self::shape_of(region) }
     }
 
-    /// Other targets joined into a view. Each comes with the place of its first receiver, and the actor's id if it is another
-    /// one there. Places for which no target is given are nobody's.
+    /// Joins other targets into a view. Each comes with the place of its first receiver, and the actor's id if it differs
+    /// there. Places without a target are empty.
     #[staticmethod]
     fn joined(pieces: Vec<(usize, PyRef<'_, Self>, Option<ActorId>)>, view: &PyRegion) -> Self {
         let mut flat = Vec::with_capacity(pieces.len());
@@ -136,7 +136,7 @@ impl PyTarget {
                 flat.push(Piece {
                     first: first + piece.first,
                     target: piece.target.clone(),
-                    // What a target says of its own pieces takes precedence.
+                    // An actor id that the target itself gives takes precedence.
                     actor: piece.actor.or(actor),
                 });
             }

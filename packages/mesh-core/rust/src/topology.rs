@@ -19,10 +19,10 @@ pub(crate) use point::PyPoint;
 pub(crate) use region::PyRegion;
 pub(crate) use slice::PySlice;
 
-/// What `__reduce__` gives: the class, and the arguments that make an equal object.
+/// What `__reduce__` returns: the class, and the arguments that create an equal object.
 type Reduced<'py, Args> = (Bound<'py, PyType>, Args);
 
-/// More ranks than this are iterated, not listed: no mesh has them, so something is wrong already.
+/// More ranks than this are not listed, only iterated: no mesh has as many, so something is already wrong.
 const MOST_LISTED: usize = 1 << 26;
 
 /// Adds the classes to the native module.
@@ -36,7 +36,7 @@ pub(crate) fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     PyMapping::register::<PyPoint>(m.py())
 }
 
-/// The Python exception for a refusal: `IndexError` where something is out of range, else `ValueError`.
+/// Converts an error: `IndexError` if something is out of range, otherwise `ValueError`.
 pub(crate) fn raise(error: TopologyError) -> PyErr {
     use TopologyError::{EmptySpan, IndexOutOfRange, NotInRegion, RankOutOfRange};
     match error {
@@ -47,12 +47,12 @@ pub(crate) fn raise(error: TopologyError) -> PyErr {
     }
 }
 
-/// As [`raise`], for `mapping[label]`, where Python's protocols expect a `KeyError`.
+/// Like [`raise`], for `mapping[label]`, where Python's protocols expect a `KeyError`.
 fn raise_key(error: TopologyError) -> PyErr {
     PyKeyError::new_err(error.to_string())
 }
 
-/// A count that Python gave; negative ones are named in the error.
+/// Checks a count from Python; a negative one is named in the error.
 fn count(what: &str, number: isize) -> PyResult<usize> {
     usize::try_from(number).map_err(|_| PyValueError::new_err(format!("{what} is {number}; it must not be negative")))
 }
@@ -89,7 +89,7 @@ fn by_name<T: Clone>(items: &[(String, T)]) -> Vec<(&str, T)> {
     items.iter().map(|(name, value)| (name.as_str(), value.clone())).collect()
 }
 
-/// Refuses to list what would not fit into memory.
+/// Refuses to list more than fits into memory.
 fn listable(len: usize) -> PyResult<()> {
     if len > MOST_LISTED {
         let message = format!("{len} ranks are too many to list (at most {MOST_LISTED}); iterate over them instead");
@@ -110,7 +110,7 @@ fn hash_of(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Whether a mapping of ours holds the items of another mapping; nothing if the other is no mapping.
+/// Whether one of our mappings has the same items as another mapping; `None` if the other is not a mapping.
 fn same_items<'a>(
     ours: impl ExactSizeIterator<Item = (&'a str, usize)>,
     other: &Bound<'_, PyAny>,

@@ -25,13 +25,13 @@ fn ask<T: Send>(
     })
 }
 
-/// The jobs that a host has a part in.
+/// The jobs that a host takes part in.
 #[pyfunction]
 pub(crate) fn jobs_of_host(py: Python<'_>, address: &str, credentials: PathBuf, timeout: f64) -> PyResult<Vec<u64>> {
     ask(py, &credentials, timeout, |identity, limit| jobs_at(address, identity, limit))
 }
 
-/// A socket that leads into a job, and what tells why it has ended. The caller owns the descriptor.
+/// Opens a socket into a job; also returns what tells why the visit ended. The caller owns the descriptor.
 #[pyfunction]
 pub(crate) fn visit_job(
     py: Python<'_>,
@@ -44,13 +44,13 @@ pub(crate) fn visit_job(
     Ok((visited.socket.into_raw_fd(), PyVisitEnd(visited.end)))
 }
 
-/// Why a visit is over.
+/// Why a visit ended.
 #[pyclass(name = "VisitEnd", module = "mesh_core._native", frozen)]
 pub(crate) struct PyVisitEnd(VisitEnd);
 
 #[pymethods]
 impl PyVisitEnd {
-    /// What has gone wrong; `None` if the job has ended in order, or the visit is not over.
+    /// What went wrong; `None` if the job ended in order, or the visit has not ended.
     #[getter]
     fn why(&self) -> Option<String> {
         self.0.why()

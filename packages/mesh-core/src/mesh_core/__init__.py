@@ -57,7 +57,7 @@ from mesh_core._serialize.exceptions import ActorError
 
 if TYPE_CHECKING:
     _A = TypeVar("_A")
-    # A mesh of actors is typed as their class, so that `trainers.step.call` is known: to a type checker both are one.
+    # A mesh of actors is typed as their class, so that `trainers.step.call` is known; the type checker sees no difference.
     ActorMesh: TypeAlias = Annotated[_A, "a mesh of actors"]
 
     from mesh_core._blocks.pipeline.pipeline import Pipeline, PipelineRun, Stage
@@ -203,7 +203,7 @@ __all__ = [
     "wait_async",
 ]
 
-# Dataclasses take longer to import than all the rest, and most programs never name these.
+# Dataclasses take longer to import than everything else, and most programs never use these.
 _LATER = {
     "Accumulator": "mesh_core._meshes.accumulator",
     "Channel": "mesh_core._meshes.ports",

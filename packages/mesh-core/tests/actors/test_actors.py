@@ -1,4 +1,4 @@
-"""Actors: spawning them, calling them in every way, order, and where they find themselves."""
+"""Actors: spawning them, calling them with every adverb, order, and their context."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_choose_asks_one_and_in_time_everyone(procs: ProcMesh, echo: Any) -> Non
 
 
 def test_choose_avoids_the_busy(procs: ProcMesh) -> None:
-    """Of two picked at random it is the less busy one, so that those who wait are spread evenly."""
+    """It picks the less busy of two random ones, so that waiting messages are spread evenly."""
     pair = procs.slice(hosts=0).spawn("pair", Coroutines)
     waiting = [pair.enter.choose("door") for _ in range(200)]
     pair.open.call("door").get()
@@ -71,25 +71,25 @@ def test_choose_avoids_the_busy(procs: ProcMesh) -> None:
         future.get()
     counts = [sum(1 for entry in seen if entry[0] == "in") for seen in pair.notes.call().get().values()]
     assert sum(counts) == 200
-    # A lead is made up for with every second pick. Left to chance alone the two would differ by 14 on average.
+    # Every second pick evens out a lead. By chance alone the two would differ by 14 on average.
     assert abs(counts[0] - counts[1]) <= 12
     pair.stop().get()
 
 
-def test_broadcast_reaches_everyone_and_gives_no_result(procs: ProcMesh) -> None:
+def test_broadcast_reaches_everyone_and_returns_no_result(procs: ProcMesh) -> None:
     mesh = procs.spawn("mixed", Mixed)
     assert mesh.note.broadcast("one").done()
     assert mesh.notes.call().get().values() == [["one"]] * 4
     mesh.stop().get()
 
 
-def test_stream_gives_every_result_once(procs: ProcMesh, echo: Any) -> None:
+def test_stream_yields_every_result_once(procs: ProcMesh, echo: Any) -> None:
     futures = list(echo.call.stream(os.getpid))
     assert len(futures) == 4
     assert {future.get() for future in futures} == set(procs.pids)
 
 
-def test_stream_gives_the_first_before_the_last_has_answered(procs: ProcMesh) -> None:
+def test_stream_yields_the_first_before_the_last_has_answered(procs: ProcMesh) -> None:
     mesh = procs.spawn("coroutines", Coroutines)
     results = iter(mesh.enter.stream("door"))
     open_first = mesh.slice(hosts=1, gpus=1).open.call_one("door")
@@ -127,7 +127,7 @@ def test_a_stream_raises_the_error_of_a_rank_at_that_rank(procs: ProcMesh) -> No
     mesh.stop().get()
 
 
-def test_keywords_travel(echo: Any) -> None:
+def test_keyword_arguments_are_sent(echo: Any) -> None:
     one = echo.slice(hosts=0, gpus=0)
     assert one.keywords.call_one(1, c=3).get() == (1, 2, (), 3, {})
     assert one.keywords.call_one(1, 5, 6, 7, c=3, d=4).get() == (1, 5, (6, 7), 3, {"d": 4})
@@ -212,7 +212,7 @@ def test_sync_and_async_endpoints_mix_and_exclude_each_other(procs: ProcMesh) ->
 def test_concurrent_endpoints_overlap(procs: ProcMesh) -> None:
     mesh = procs.slice(hosts=0, gpus=0).spawn("coroutines", Coroutines)
     waiting = [mesh.enter.call_one(key) for key in "abc"]
-    # All three are inside at once: none has returned, and `open` was let in besides.
+    # All three are running at once: none has returned, and `open` was let in as well.
     assert mesh.open.call_one("none").get() == [("in", "a"), ("in", "b"), ("in", "c")]
     for key in "cab":
         mesh.open.call_one(key).get()

@@ -25,13 +25,13 @@ def pair(procs: ProcMesh) -> Iterator[tuple[Any, Any]]:
 
 @pytest.fixture
 def plain(procs: ProcMesh) -> Iterator[Any]:
-    """An actor with a thread of its own, in the process of the first."""
+    """An actor with its own thread, in the first one's process."""
     mesh = procs.slice(hosts=0, gpus=0).spawn("plain", Plain)
     yield mesh
     mesh.stop().get(timeout=30)
 
 
-def test_awaiting_oneself_is_refused_at_once(pair: tuple[Any, Any]) -> None:
+def test_an_actor_awaiting_itself_is_refused_at_once(pair: tuple[Any, Any]) -> None:
     """WAIT-1."""
     first, _ = pair
     for name in ("ping", "ping_concurrently"):
@@ -41,7 +41,7 @@ def test_awaiting_oneself_is_refused_at_once(pair: tuple[Any, Any]) -> None:
 
 
 def test_a_sync_actor_that_waits_for_itself_is_refused_at_once(plain: Any) -> None:
-    """WAIT-1, of a sync actor."""
+    """WAIT-1, for a sync actor."""
     with pytest.raises(MeshError, match="actor 'plain' is waiting for its own endpoint"):
         plain.get.call_one(plain, "ping").get(timeout=20)
     assert plain.ping.call_one().get(timeout=20) == "pong"
@@ -53,18 +53,18 @@ def test_a_concurrent_endpoint_may_await_its_actor(pair: tuple[Any, Any]) -> Non
         assert first.wait_for_concurrently.call_one(first, name).get(timeout=20) == "pong"
 
 
-def test_calling_oneself_without_waiting_is_fine(pair: tuple[Any, Any]) -> None:
+def test_an_actor_may_call_itself_without_waiting(pair: tuple[Any, Any]) -> None:
     first, _ = pair
     first.send.call_one(first, "ping").get(timeout=20)
     assert first.collect.call_one().get(timeout=20) == "pong"
 
 
-def test_two_that_call_each_other_when_one_is_concurrent(pair: tuple[Any, Any]) -> None:
+def test_two_actors_may_call_each_other_if_one_is_concurrent(pair: tuple[Any, Any]) -> None:
     first, second = pair
     assert first.back_concurrently.call_one(second, first).get(timeout=20) == "pong"
 
 
-def test_two_that_wait_for_each_other_end_by_their_deadline(pair: tuple[Any, Any]) -> None:
+def test_two_actors_waiting_for_each_other_end_by_their_deadline(pair: tuple[Any, Any]) -> None:
     first, second = pair
     with pytest.raises(ActorTimeout):
         first.back.with_options(timeout=0.3).call_one(second, first).get(timeout=20)
@@ -88,7 +88,7 @@ def test_get_on_the_loop_for_an_answer_of_this_loop_is_refused(
     for local in (neighbour, first):
         with pytest.raises(MeshError, match="Await it"):
             first.get.call_one(local, "ping").get(timeout=20)
-    # Elsewhere somebody else answers.
+    # An answer from elsewhere is fine.
     assert first.get.call_one(second, "ping").get(timeout=20) == "pong"
     neighbour.stop().get(timeout=30)
 

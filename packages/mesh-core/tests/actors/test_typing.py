@@ -53,7 +53,7 @@ async def main(procs: ProcMesh) -> None:
 
 
 def check(tmp_path: Path, body: str) -> list[str]:
-    """Mypy's findings in `body`, as the last part of `main` above."""
+    """Mypy's findings in `body`, appended to `main` above."""
     path = tmp_path / "program.py"
     path.write_text(SOURCE + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
     return [re.sub(r"^.*?program\.py:\d+: ", "", line) for line in mypy(path) if "program.py" in line]
@@ -130,7 +130,7 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
     ]
 
 
-def test_what_an_editor_underlines(tmp_path: Path) -> None:
+def test_what_an_editor_reports_as_errors(tmp_path: Path) -> None:
     found = check(
         tmp_path,
         """

@@ -1,4 +1,4 @@
-"""Enums that Python and the native layer share: both sides have the same members, and hand out the very same objects."""
+"""Enums shared by Python and the native layer: both sides have the same members, and return the same objects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALL = {
 
 @pytest.fixture
 def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
-    """What the script's fault handler is given."""
+    """What the script's fault handler receives."""
     failures: queue.Queue[MeshFailure] = queue.Queue()
     before = set_fault_handler(failures.put)
     yield failures
@@ -39,7 +39,7 @@ def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
 
 
 def sent(request: Any, name: str = "") -> Any:
-    """Send something to an actor that is not there, and return the outcome."""
+    """Send something to an actor that does not exist, and return the outcome."""
     call = current().runtime.sender(HERE, 77, name, request).call(None)
     assert call.wait(WITHIN)
     return call.outcomes()[0]
@@ -49,16 +49,16 @@ def sent(request: Any, name: str = "") -> Any:
 def test_both_sides_name_the_same_members(name: str) -> None:
     native = dict(_native.codes())
     assert native.keys() == ALL.keys()
-    # That an actor has failed while its process lives on is Python's alone to know.
+    # Only Python knows that an actor failed in a running process.
     assert set(native[name]) == {member.name for member in ALL[name]} - {"ACTOR_FAILED"}
     assert len(set(native[name])) == len(native[name])
 
 
-def test_the_words_of_host_states_are_those_of_snapshots() -> None:
+def test_host_states_are_named_as_in_snapshots() -> None:
     assert [state.value for state in HostState] == [state.name.lower() for state in HostState]
 
 
-def test_a_message_that_came_back_has_a_kind_and_a_reason() -> None:
+def test_a_returned_message_has_a_kind_and_a_reason() -> None:
     outcome = sent(Request.CALL, "echo")
     assert isinstance(outcome, Message)
     assert outcome.kind is MessageKind.UNDELIVERABLE
@@ -67,7 +67,7 @@ def test_a_message_that_came_back_has_a_kind_and_a_reason() -> None:
     assert undelivered[0] is Undelivered.NO_ACTOR
 
 
-def test_an_answer_is_of_its_kind() -> None:
+def test_an_answer_has_its_kind() -> None:
     call = current().runtime.asker(HERE, Question.TREE).call(None)
     assert call.wait(WITHIN)
     (outcome,) = call.outcomes()
@@ -77,7 +77,7 @@ def test_an_answer_is_of_its_kind() -> None:
 
 
 @pytest.mark.slow
-def test_the_end_of_a_process_is_of_its_kind(heard: queue.Queue[MeshFailure]) -> None:
+def test_the_end_of_a_process_has_its_kind(heard: queue.Queue[MeshFailure]) -> None:
     with this_host().spawn_procs(name="mortal") as procs:
         procs.initialized.get(WITHIN)
         pid = procs.pids[0]
@@ -99,11 +99,11 @@ def test_invalid_requests_are_not_sent(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["tree", Request.CALL])
-def test_only_questions_are_asked(wrong: Any) -> None:
+def test_invalid_questions_are_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match="expected a Question, got"):
         current().runtime.asker(HERE, wrong)
 
 
-def test_a_callable_that_was_not_handed_over_is_named() -> None:
+def test_a_missing_callable_is_named() -> None:
     with pytest.raises(KeyError, match="dumps"):
         _native.hold({}, [])

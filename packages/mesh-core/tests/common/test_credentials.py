@@ -1,4 +1,4 @@
-"""Credentials as scripts and the command line make them. What they are worth is tested beside the code that checks them."""
+"""Credentials as created by scripts and the command line. What they protect is tested beside the code that checks them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from mesh_core import AuthenticationError, Credentials, MeshError
 from mesh_core.cli._credentials import CredentialsCommand
 
 STRANGER = 54321
-"""A user id that nobody here has."""
+"""A user id that nobody has here."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Credentials:
-    """A job's credentials, for tests that only look."""
+    """A job's credentials, for tests that only read them."""
     return Credentials.new(tmp_path_factory.mktemp("credentials") / "job")
 
 
 def files(path: Path) -> dict[str, int]:
-    """Every file below, and its mode."""
+    """Every file in the folder, and its mode."""
     return {
         str(each.relative_to(path)): stat.S_IMODE(each.stat().st_mode)
         for each in path.rglob("*")
@@ -44,7 +44,7 @@ def files(path: Path) -> dict[str, int]:
 # --- making -------------------------------------------------------------------------------------------------
 
 
-def test_everything_is_the_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_files_are_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         credentials = Credentials.new(tmp_path / "job")
@@ -56,7 +56,7 @@ def test_everything_is_the_owner_s_alone_whatever_the_umask(tmp_path: Path) -> N
     assert set(files(tmp_path).values()) == {0o600}
 
 
-def test_a_host_gets_what_it_needs_and_nothing_that_lets_others_in(made: Credentials, tmp_path: Path) -> None:
+def test_a_host_folder_has_no_authority(made: Credentials, tmp_path: Path) -> None:
     made.issue_host(tmp_path / "b7")
     expected = {"ca.pem", "crl.pem", "host.key", "host.pem"}
     assert set(files(tmp_path / "b7")) == set(files(made.host_path)) == expected
@@ -64,7 +64,7 @@ def test_a_host_gets_what_it_needs_and_nothing_that_lets_others_in(made: Credent
     assert all(authority not in each.read_text() for each in (tmp_path / "b7").iterdir())
 
 
-def test_an_observer_gets_what_it_takes_to_look_and_nothing_else(tmp_path: Path) -> None:
+def test_an_observer_can_only_look(tmp_path: Path) -> None:
     made = Credentials.new(tmp_path / "job")
     certificate = made.issue_observer(tmp_path / "eyes", lifetime=timedelta(hours=1))
     assert set(files(tmp_path / "eyes")) == {"ca.pem", "crl.pem", "observer.key", "observer.pem"}
@@ -80,7 +80,7 @@ def test_an_observer_gets_what_it_takes_to_look_and_nothing_else(tmp_path: Path)
         made.renew(tmp_path / "eyes")
 
 
-def test_nothing_is_written_over(made: Credentials) -> None:
+def test_existing_files_are_not_overwritten(made: Credentials) -> None:
     before = {name: (made.path / name).read_bytes() for name in files(made.path)}
     with pytest.raises(AuthenticationError, match="exists already; nothing was written"):
         Credentials.new(made.path)
@@ -89,7 +89,7 @@ def test_nothing_is_written_over(made: Credentials) -> None:
     assert {name: (made.path / name).read_bytes() for name in files(made.path)} == before
 
 
-def test_a_failure_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_a_failure_leaves_no_partial_folder(tmp_path: Path) -> None:
     with pytest.raises(AuthenticationError, match="cannot make the folder"):
         Credentials.new(tmp_path / "no" / "such" / "folder")
     assert list(tmp_path.iterdir()) == []
@@ -97,8 +97,8 @@ def test_a_failure_leaves_nothing_half_made(tmp_path: Path) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize("there", [False, True])
-def test_a_full_disk_leaves_nothing_half_made(tmp_path: Path, there: bool) -> None:
-    """A process that may write no long file stands for a disk that is full, some files in."""
+def test_a_full_disk_leaves_no_partial_folder(tmp_path: Path, there: bool) -> None:
+    """A process with a limit on file size stands in for a full disk."""
     job = tmp_path / "job"
     credentials = Credentials.new(tmp_path / "other")
     issued = len(credentials.certificates)
@@ -115,7 +115,7 @@ for make in (lambda: Credentials.new(sys.argv[1]), lambda: Credentials.load(sys.
     except AuthenticationError as error:
         print(error)
 """
-    # Nothing fits; or keys do, and certificates do not.
+    # Nothing fits; or keys fit, and certificates do not.
     for limit in (0, 300):
         command = [sys.executable, "-c", code, str(job), str(tmp_path / "other"), str(limit)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -150,7 +150,7 @@ def test_a_link_to_a_folder_is_not_filled(made: Credentials, tmp_path: Path) -> 
     assert list((tmp_path / "folder").iterdir()) == []
 
 
-def test_an_empty_folder_is_taken_and_closed_to_others(made: Credentials, tmp_path: Path) -> None:
+def test_an_empty_folder_is_used_and_made_private(made: Credentials, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir(mode=0o755)
     made.issue_host(tmp_path / "empty")
     assert (tmp_path / "empty").stat().st_mode & 0o777 == 0o700
@@ -160,7 +160,7 @@ def test_an_empty_folder_is_taken_and_closed_to_others(made: Credentials, tmp_pa
 @pytest.mark.once
 @needs_root
 def test_a_folder_whose_name_is_fixed_is_filled_in_place(tmp_path: Path) -> None:
-    """As a volume: nothing else can be put in its place."""
+    """For example a volume, which cannot be replaced by renaming."""
     code = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -190,25 +190,25 @@ def test_two_jobs_have_nothing_in_common(made: Credentials, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lifetime", [timedelta(hours=2), 7200, 7200.0])
-def test_certificates_hold_as_long_as_was_asked(tmp_path: Path, lifetime: timedelta | float) -> None:
+def test_certificates_have_the_requested_lifetime(tmp_path: Path, lifetime: timedelta | float) -> None:
     credentials = Credentials.new(tmp_path / "job", lifetime=lifetime, host_lifetime=60)
     controller, host = sorted(credentials.certificates, key=lambda each: each.role)
     assert (controller.role, host.role) == ("controller", "host")
     assert timedelta(hours=1, minutes=59) < controller.remaining <= timedelta(hours=2)
     assert timedelta(seconds=30) < host.remaining <= timedelta(seconds=60)
-    # From a little earlier, since clocks differ.
+    # From slightly before now, since clocks differ.
     assert controller.not_before < datetime.now(UTC) - timedelta(minutes=4)
     assert controller.state == host.state == "valid"
 
 
 @pytest.mark.parametrize("lifetime", [0, -1, timedelta(0), float("nan")])
-def test_a_lifetime_of_nothing_is_refused(tmp_path: Path, lifetime: float) -> None:
+def test_a_lifetime_must_be_positive(tmp_path: Path, lifetime: float) -> None:
     with pytest.raises(ValueError, match="lifetime must be positive"):
         Credentials.new(tmp_path / "job", lifetime=lifetime)
     assert not (tmp_path / "job").exists()
 
 
-def test_a_very_long_lifetime_is_cut_rather_than_wrapped(tmp_path: Path) -> None:
+def test_a_very_long_lifetime_is_capped(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job", lifetime=1e300)
     assert all(
         timedelta(days=3000) < each.remaining < timedelta(days=4000) for each in credentials.certificates
@@ -218,7 +218,7 @@ def test_a_very_long_lifetime_is_cut_rather_than_wrapped(tmp_path: Path) -> None
 # --- loading ------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_holds_none_says_what_to_do(tmp_path: Path) -> None:
+def test_a_folder_without_credentials_is_an_error_with_advice(tmp_path: Path) -> None:
     with pytest.raises(AuthenticationError, match="mesh credentials new") as raised:
         Credentials.load(tmp_path)
     assert isinstance(raised.value, PermissionError) and isinstance(raised.value, MeshError)
@@ -251,7 +251,7 @@ def test_an_authority_that_others_can_write_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "b8").exists()
 
 
-def test_a_host_s_folder_can_be_looked_at_and_no_more(made: Credentials, tmp_path: Path) -> None:
+def test_a_host_folder_cannot_issue_or_revoke(made: Credentials, tmp_path: Path) -> None:
     shutil.copytree(made.host_path, tmp_path / "copy")
     host = Credentials.load(tmp_path / "copy")
     assert not host.owner and made.owner
@@ -262,7 +262,7 @@ def test_a_host_s_folder_can_be_looked_at_and_no_more(made: Credentials, tmp_pat
             attempt()
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job")
     (credentials.path / "ca.pem").write_text("no certificate")
     with pytest.raises(AuthenticationError, match=r"ca\.(pem|key) is damaged"):
@@ -290,7 +290,7 @@ def test_revocation_by_every_name(tmp_path: Path) -> None:
     states = {each.serial: each.state for each in Credentials.load(credentials.path).certificates}
     assert [states[each.serial] for each in hosts] == ["revoked"] * 4
     assert sorted(states.values()).count("valid") == 2
-    # What is handed to hosts knows it too.
+    # The list that hosts get contains it too.
     assert (credentials.path / "crl.pem").read_bytes() == (credentials.host_path / "crl.pem").read_bytes()
 
 
@@ -303,21 +303,21 @@ def test_revoking_twice_keeps_the_first_time(tmp_path: Path) -> None:
     assert again is not None and abs(again - first) < timedelta(seconds=1)
 
 
-def test_a_key_that_was_shut_out_has_no_certificate_left_and_gets_none(tmp_path: Path) -> None:
+def test_a_revoked_key_keeps_and_gets_no_certificate(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job")
     credentials.issue_host(tmp_path / "b7")
     credentials.issue_host(tmp_path / "b8")
     older = credentials.renew(tmp_path / "b7")
     assert len(older) == 1
     credentials.revoke(tmp_path / "b7" / "host.pem")
-    # Whoever holds b7's key may have kept any certificate that was ever made for it.
+    # The holder of b7's key may have kept any certificate that was ever issued for it.
     assert [each.state for each in credentials.certificates].count("revoked") == 2
     with pytest.raises(AuthenticationError, match=r"host\.key was revoked.*mesh credentials issue"):
         credentials.renew(tmp_path / "b7")
     credentials.renew(tmp_path / "b8")
 
 
-def test_the_controller_is_renewed_where_the_key_of_its_hosts_was_shut_out(tmp_path: Path) -> None:
+def test_the_controller_is_renewed_after_its_hosts_key_was_revoked(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job")
     credentials.revoke(credentials.host_path / "host.pem")
     assert [each.role for each in credentials.renew()] == ["controller"]
@@ -330,7 +330,7 @@ def test_an_unknown_name_revokes_nothing(made: Credentials, which: str) -> None:
     assert {each.state for each in made.certificates} == {"valid"}
 
 
-def test_revocations_at_once_are_all_kept(tmp_path: Path) -> None:
+def test_concurrent_revocations_are_all_kept(tmp_path: Path) -> None:
     credentials = Credentials.new(tmp_path / "job")
     hosts = [credentials.issue_host(tmp_path / f"b{i}") for i in range(8)]
     start = threading.Barrier(len(hosts))
@@ -368,7 +368,7 @@ def test_renewal_keeps_the_key_and_makes_another_certificate(tmp_path: Path) -> 
 # --- secrets ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_shown_or_sent_holds_no_key(made: Credentials) -> None:
+def test_repr_and_pickle_contain_no_key(made: Credentials) -> None:
     keys = [each.read_text().splitlines()[1] for each in made.path.rglob("*.key")]
     assert len(keys) == 3
     shown = [repr(made), str(made), repr(made.certificates), pickle.dumps(made).decode("latin-1")]
@@ -461,7 +461,7 @@ def test_command_refuses_invalid_lifetimes(
     assert not (tmp_path / "job").exists()
 
 
-def test_naming_the_class_is_what_loads_it() -> None:
+def test_credentials_are_imported_lazily() -> None:
     code = (
         "import sys, mesh_core; print('mesh_core._common.credentials' in sys.modules); mesh_core.Credentials"
     )

@@ -1,4 +1,4 @@
-"""The tree of errors, and exceptions that cross processes."""
+"""The error classes, and exceptions that cross processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHERE: dict[str, Any] = {"actor": "trainer", "rank": 3, "point": {"gpus": 3}, "h
 
 
 def deliver(exc: BaseException, **where: Any) -> Any:
-    """Raise ``exc`` in an actor, as it were, and return what the caller catches."""
+    """Encode ``exc`` as if raised in an actor, and return what the caller catches."""
     try:
         raise exc
     except BaseException as raised:
@@ -54,7 +54,7 @@ def deliver(exc: BaseException, **where: Any) -> Any:
         ("SerializationError", TypeError, {"path": "args[0]", "type_name": "lock"}),
     ],
 )
-def test_every_error_has_its_place_its_fields_and_travels(
+def test_every_error_has_bases_and_fields_and_can_be_sent(
     name: str, builtin: type, fields: dict[str, Any]
 ) -> None:
     kind = getattr(errors, name)
@@ -71,7 +71,7 @@ def test_every_error_has_its_place_its_fields_and_travels(
     assert copy.results is None
 
 
-def test_a_supervision_error_without_words_tells_its_failure() -> None:
+def test_a_supervision_error_without_text_shows_its_failure() -> None:
     failure = MeshFailure(mesh_name="m", rank=1, exitcode=3)
     error = errors.SupervisionError(failure=failure)
     assert str(error) == failure.report()
@@ -82,7 +82,7 @@ def test_a_supervision_error_without_words_tells_its_failure() -> None:
 
 
 class Signature(Exception):
-    """Its constructor wants something else than its args."""
+    """Its constructor takes other arguments than those in its args."""
 
     def __init__(self, code: int, *, detail: str) -> None:
         super().__init__(f"code {code}")
@@ -161,7 +161,7 @@ def test_an_error_is_both_types_and_keeps_everything(
     exc: Exception, message: str, fields: dict[str, Any]
 ) -> None:
     error = deliver(exc)
-    # Once more, as when an actor sends on what it caught.
+    # Once more, as if an actor passed on what it caught.
     for one in (error, pickle.loads(pickle.dumps(error))):
         assert isinstance(one, ActorError)
         assert isinstance(one, type(exc))
@@ -180,7 +180,7 @@ def test_an_error_is_both_types_and_keeps_everything(
         assert "\n" not in str(one).split("\n  raised as ")[0]
 
 
-def test_it_is_caught_as_what_was_raised() -> None:
+def test_an_error_is_caught_by_its_original_type() -> None:
     with pytest.raises(KeyError) as caught:
         raise deliver(KeyError("x"))
     shown = "".join(traceback.format_exception(caught.value))
@@ -211,11 +211,11 @@ def test_groups_can_be_split() -> None:
     assert caught == ["d", (1,)]
 
 
-def test_one_type_serves_all_errors_of_a_kind() -> None:
+def test_combined_types_are_cached() -> None:
     assert type(deliver(KeyError(1))) is type(deliver(KeyError(2)))
 
 
-def test_an_error_passed_on_tells_both_stories() -> None:
+def test_an_error_passed_on_shows_both_tracebacks() -> None:
     inner = deliver(Signature(7, detail="d"), actor="leaf", rank=0, host="a1", pid=1)
     error = deliver(inner, actor="root", rank=None, host="b2", pid=2)
     error = pickle.loads(pickle.dumps(error))
@@ -238,7 +238,7 @@ def test_large_fields_travel_beside_the_stream() -> None:
     assert len(deliver(ValueError("x" * 1_000_000)).args[0]) == 1_000_000
 
 
-def test_a_caller_s_point_replaces_the_one_that_came() -> None:
+def test_a_callers_point_replaces_the_received_one() -> None:
     data, buffers = encode_exception(ValueError(), **WHERE)
     assert decode_exception(data, buffers, point={"hosts": 1, "gpus": 2}).point == {"hosts": 1, "gpus": 2}
 
@@ -258,7 +258,7 @@ def test_a_caller_s_point_replaces_the_one_that_came() -> None:
         BaseExceptionGroup("g", [KeyboardInterrupt()]),
     ],
 )
-def test_what_would_end_the_caller_is_an_actor_error_only(exc: BaseException) -> None:
+def test_exceptions_that_end_the_caller_become_plain_actor_errors(exc: BaseException) -> None:
     error = deliver(exc)
     assert type(error) is ActorError
     assert error.cause_type is type(exc)
@@ -324,7 +324,7 @@ def test_a_group_with_a_member_that_cannot_be_sent() -> None:
     assert "lock" in error.exceptions[1].args[0]
 
 
-def test_a_type_that_only_the_actor_s_process_has() -> None:
+def test_a_type_that_only_the_actors_process_has() -> None:
     code = """
         import sys, types
         from mesh_core._serialize.exceptions import encode_exception
@@ -351,7 +351,7 @@ def test_a_type_that_only_the_actor_s_process_has() -> None:
     assert "only_there.Oops: hm" in error.remote_traceback
 
 
-def test_garbage_is_an_error_as_well() -> None:
+def test_garbage_becomes_an_error() -> None:
     error = decode_exception(b"\x00garbage")
     assert type(error) is ActorError
     assert "cannot be read" in str(error)
@@ -370,7 +370,7 @@ def test_an_exception_that_was_never_raised() -> None:
     assert str(error).startswith("made, not raised\n  raised as ValueError by an actor")
 
 
-def test_mesh_s_own_frames_are_left_out() -> None:
+def test_frames_of_mesh_are_left_out() -> None:
     scope: dict[str, Any] = {"__name__": "mesh_core._process.worker"}
     exec(compile("def dispatch(f):\n    f()", "dispatch.py", "exec"), scope)
 
@@ -416,7 +416,7 @@ def test_a_failure_reports_everything_it_knows() -> None:
 NAME = f"{__name__}.Silent"
 
 
-def test_an_actor_fails_where_a_process_dies() -> None:
+def test_an_actor_fails_while_a_process_dies() -> None:
     failure = MeshFailure(mesh_name="m", pid=7, exception=Silent(), reason="of its own accord")
     assert failure.report().splitlines()[:2] == [
         f"mesh 'm' failed in pid 7: raised {NAME}: ({NAME}, whose text is not available)",

@@ -1,4 +1,4 @@
-"""Whatever a message does, it is answered (STG-2), and so is everything behind it (STG-3)."""
+"""Whatever a message does, it is answered (STG-2), and so are all messages behind it (STG-3)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def own(runtime: None) -> Iterator[ProcMesh]:
-    """A process that a test may do anything to."""
+    """A process of its own for a test that may break it."""
     with this_host().spawn_procs(name="mortal") as procs:
         procs.initialized.get(WITHIN)
         yield procs
 
 
 class Str(str):
-    """A text that cannot be used as one."""
+    """A str subclass that cannot be used as text."""
 
     __slots__ = ()
 
@@ -47,7 +47,7 @@ class Str(str):
 
 
 def hostile(name: str) -> BaseException:
-    """An exception whose own code does harm; made where it is raised."""
+    """An exception whose own code does harm; created where it is raised."""
 
     def harm(*_: Any) -> Any:
         raise {"interrupts": KeyboardInterrupt, "cancels": asyncio.CancelledError}.get(how, SystemExit)
@@ -64,7 +64,7 @@ def hostile(name: str) -> BaseException:
 
 
 class Thrower(Actor):
-    """Raises what harms; on a thread of its own."""
+    """Raises harmful exceptions, on its own thread."""
 
     @endpoint
     def throw(self, name: str) -> None:
@@ -128,7 +128,7 @@ def test_failures_that_nobody_waits_for_are_reported(own: ProcMesh, told: Told, 
 
 
 class Exits:
-    """What leaves the process where it is unpacked."""
+    """Exits the process when it is unpickled."""
 
     def __init__(self, kind: type[BaseException] = SystemExit) -> None:
         self.kind = kind
@@ -142,7 +142,7 @@ def throw(kind: type[BaseException]) -> None:
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt, asyncio.CancelledError, GeneratorExit])
-def test_an_argument_that_exits_is_the_spawners_alone(own: ProcMesh, kind: type[BaseException]) -> None:
+def test_an_argument_that_exits_affects_only_the_spawner(own: ProcMesh, kind: type[BaseException]) -> None:
     neighbour: Any = own.spawn("neighbour", Leaf)
     pid = neighbour.pid.call_one().get(WITHIN)
     broken: Any = own.spawn("broken", Leaf, Exits(kind))
@@ -152,7 +152,7 @@ def test_an_argument_that_exits_is_the_spawners_alone(own: ProcMesh, kind: type[
     assert behind.pid.call_one().get(WITHIN) == neighbour.pid.call_one().get(WITHIN) == pid
 
 
-def test_a_name_that_cannot_travel_is_refused_at_the_call(own: ProcMesh) -> None:
+def test_an_unsendable_name_is_refused_at_the_call(own: ProcMesh) -> None:
     for name in ("a\0b", "two\nlines", "\x1b[31m"):
         with pytest.raises(ValueError, match="control characters"):
             own.spawn(name, Leaf)
@@ -165,7 +165,7 @@ def test_a_name_that_cannot_travel_is_refused_at_the_call(own: ProcMesh) -> None
             this_host().spawn_procs({label: 2})
 
 
-def test_a_spawn_that_cannot_be_read_is_answered_and_so_is_what_follows(
+def test_an_unreadable_spawn_and_later_messages_are_answered(
     own: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mesh_core._meshes.procs.check_name", lambda name: None)
@@ -188,7 +188,7 @@ def test_an_actor_for_which_there_is_no_thread_says_so(runtime: None) -> None:
         with pytest.raises(SpawnError, match="no thread can be started for actor 'threaded'"):
             threaded.initialized.get(WITHIN)
         assert isinstance(threaded.pid.call_one().exception(WITHIN), SpawnError)
-        # The loop has its thread already, and constructs what it works for if need be.
+        # The loop already has its thread, and if necessary runs the constructor itself.
         assert soft.pid.call_one().get(WITHIN) == procs.pids[0]
         threaded.stop().get(WITHIN)
 
@@ -221,7 +221,7 @@ def test_a_thread_that_dies_is_the_actors_failure(own: ProcMesh, told: Told, tmp
     assert lines(log) == ["it SystemExit"]
 
 
-def test_a_module_that_exits_is_the_spawners_alone(own: ProcMesh, tmp_path: Any) -> None:
+def test_a_module_that_exits_affects_only_the_spawner(own: ProcMesh, tmp_path: Any) -> None:
     (tmp_path / "exits_at_its_end.py").write_text(
         "import os, sys\nfrom mesh_core import Actor, endpoint\nclass A(Actor):\n"
         "    @endpoint\n    def f(self): pass\nif os.getpid() != int(os.environ['TEST_PID']): sys.exit(3)\n"

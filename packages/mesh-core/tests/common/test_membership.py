@@ -1,4 +1,4 @@
-"""How processes belong to a job of several hosts, as packages that open connections of their own are told."""
+"""How processes belong to a job of several hosts, as reported to packages that open their own connections."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_one_machine_is_no_job_of_several() -> None:
+def test_a_job_on_one_machine_has_no_membership() -> None:
     with this_host().spawn_procs() as procs:
         assert membership() is None
         assert procs.spawn("members", Member).told.call_one().get(timeout=SOON) == (None, True)
@@ -45,7 +45,7 @@ def test_each_is_told_its_own_credentials(hosts: HostMesh, cluster: LocalCluster
     mine = membership()
     assert mine is not None and mine is membership()
     assert (mine.credentials, mine.revocations) == (Path(cluster.credentials).absolute(), None)
-    # They all listen on this machine alone.
+    # They all listen on this machine only.
     assert mine.addresses == ("127.0.0.1",)
     with hosts.spawn_procs() as procs:
         for rank, (told, same) in enumerate(

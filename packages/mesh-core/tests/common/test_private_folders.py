@@ -17,14 +17,14 @@ from mesh_core._features.debug import places as _places
 from mesh_core._system.scratch import Scratch
 
 STRANGER = 54321
-"""A user id that nobody here has."""
+"""A user id that nobody has here."""
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Iterator[Path]:
-    """A place like `/tmp`; whatever a test does there, no descriptor stays open."""
+    """A place like `/tmp`; no test may leave a descriptor open there."""
     place = tmp_path / "shared"
     place.mkdir()
     place.chmod(0o1777)
@@ -34,7 +34,7 @@ def shared(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Path:
-    """A folder with files that nobody may delete."""
+    """A folder with files that must not be deleted."""
     folder = tmp_path / "precious"
     folder.mkdir(mode=0o700)
     for name in ("thesis.tex", "7.sock", ".7-ab"):
@@ -100,7 +100,7 @@ def test_only_links_of_our_own_are_followed(shared: Path, precious: Path) -> Non
 
 
 @needs_root
-def test_a_safe_parent_is_sticky_or_nobody_elses(shared: Path) -> None:
+def test_a_safe_parent_is_sticky_or_not_writable_by_others(shared: Path) -> None:
     assert is_safe_parent(str(shared))
     assert not is_safe_parent(str(shared / "nothing"))
     shared.chmod(0o777)
@@ -116,7 +116,7 @@ def test_a_safe_parent_is_sticky_or_nobody_elses(shared: Path) -> None:
 
 @pytest.fixture
 def runtime_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the debugger's folder is looked for first: `mesh-<uid>` does not exist yet."""
+    """Where the debugger's folder is looked for first; `mesh-<uid>` does not exist yet."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
     return shared / f"mesh-{os.geteuid()}"
 
@@ -124,7 +124,7 @@ def runtime_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_end_of_a_script_deletes_no_file_of_its_user(
     shared: Path, precious: Path, script: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user has made the debugger's folder before this one, and put a link into it."""
+    """Another user created the debugger's folder first, and put a link into it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(shared))
     run = script("from mesh_core import this_host\nthis_host().sizes\nprint('up', flush=True)\ninput()")
     assert run.line() == "up"
@@ -161,12 +161,12 @@ def test_forgetting_a_job_unlinks_its_sockets_only(runtime_folder: Path, preciou
     assert names(kept) == before
 
 
-def test_sockets_of_killed_processes_go_with_their_job(runtime_folder: Path) -> None:
+def test_sockets_of_killed_processes_are_removed_with_their_job(runtime_folder: Path) -> None:
     for _ in range(2):
         listener, path = _places.listen(7)
         listener.close()
         assert Path(path).parent == runtime_folder / "7"
-        # As one that was killed before its socket had its name.
+        # Like a process that was killed before its socket had its name.
         os.rename(path, f"{runtime_folder}/7/.{os.getpid()}-abcd")  # noqa: PTH104
     listener, path = _places.listen(7)
     listener.close()
@@ -175,7 +175,7 @@ def test_sockets_of_killed_processes_go_with_their_job(runtime_folder: Path) -> 
     assert not runtime_folder.exists()
 
 
-def test_a_folder_that_others_can_enter_is_passed_over(
+def test_a_folder_that_others_can_enter_is_skipped(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "next").mkdir()
@@ -203,12 +203,12 @@ def test_the_runtime_folder_of_the_user_before_su_is_not_used(shared: Path, runt
 
 @pytest.fixture
 def temporary(shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where directories of jobs are made."""
+    """Where directories of jobs are created."""
     monkeypatch.setattr(tempfile, "tempdir", str(shared))
     return shared
 
 
-def test_a_jobs_directory_is_private_and_goes_with_it(temporary: Path) -> None:
+def test_a_jobs_directory_is_private_and_removed_with_it(temporary: Path) -> None:
     scratch = Scratch()
     path = Path(scratch.path)
     assert path.parent == temporary
@@ -220,8 +220,8 @@ def test_a_jobs_directory_is_private_and_goes_with_it(temporary: Path) -> None:
     scratch.close()
 
 
-def test_what_lies_in_the_place_of_a_jobs_directory_stays(temporary: Path, precious: Path) -> None:
-    """As where others can rename what is in the folder for temporary files."""
+def test_a_folder_that_replaced_a_jobs_directory_is_not_removed(temporary: Path, precious: Path) -> None:
+    """If others can rename entries of the folder for temporary files."""
     scratch = Scratch()
     path = Path(scratch.path)
     path.rename(temporary / "elsewhere")
@@ -254,7 +254,7 @@ def test_only_abandoned_directories_of_this_user_are_swept(temporary: Path, prec
 
 @needs_root
 def test_another_users_folder_for_temporary_files_is_not_used(temporary: Path) -> None:
-    """As `TMPDIR` after `su`: its owner could put other code in the place of a workspace's."""
+    """Like `TMPDIR` after `su`: its owner could replace the code of a workspace."""
     os.chown(temporary, STRANGER, STRANGER)
     temporary.chmod(0o777)
     scratch = Scratch()

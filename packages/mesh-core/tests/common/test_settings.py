@@ -1,4 +1,4 @@
-"""Settings: where a value comes from, and what is refused."""
+"""Settings: where a value comes from, and which are refused."""
 
 import asyncio
 import pickle
@@ -40,7 +40,7 @@ def test_defaults():
     }
 
 
-def test_settings_are_frozen_and_travel():
+def test_settings_are_frozen_and_picklable():
     settings = Settings(spin_us=1)
     with pytest.raises(FrozenInstanceError):
         settings.spin_us = 2  # type: ignore[misc]
@@ -96,14 +96,14 @@ def test_wrong_type_or_range_names_setting_value_and_source(name, value):
     assert current_settings() == Settings()
 
 
-def test_numbers_and_words_are_made_uniform():
+def test_numbers_and_words_are_normalized():
     settings = Settings(spin_us=0, log_level="debug")
     assert type(settings.spin_us) is float
     assert settings.log_level == "DEBUG"
 
 
 def test_unknown_name_names_the_nearest():
-    """SET-2, of an argument."""
+    """SET-2, for an argument."""
     with pytest.raises(
         SettingsError, match=r"^configure\(\): no setting is called 'spin'; did you mean 'spin_us'\?$"
     ):
@@ -114,7 +114,7 @@ def test_unknown_name_names_the_nearest():
         configure(zzz=1)
 
 
-def test_error_travels():
+def test_error_can_be_pickled():
     with pytest.raises(SettingsError) as caught:
         Settings(spin_us=-1)
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -174,12 +174,12 @@ def test_bad_variable_is_named(variable, text, said):
 
 @pytest.mark.parametrize("variable", ["MESH_SPIN_USS", "MESH_SPIN_MS", "MESH_LOG_LEVLE", "MESH_SHM_BUGDET"])
 def test_misspelt_variable_is_an_error(variable):
-    """SET-2, of a variable of the environment."""
+    """SET-2, for an environment variable."""
     with pytest.raises(SettingsError, match=rf"^environment variable {variable}: .*did you mean MESH_"):
         Settings.from_env({variable: "1"})
 
 
-def test_variables_of_others_are_left_alone():
+def test_unrelated_variables_are_ignored():
     others = {
         "MESH_PORT": "tcp://10.0.0.1:80",
         "MESH_SERVICE_HOST": "10.0.0.1",
@@ -271,7 +271,7 @@ def test_concurrent_changes_are_not_lost():
         assert [getattr(current_settings(), name) for name in names] == [199.0] * 3
 
 
-def test_block_that_raises_leaves_nothing_behind():
+def test_block_that_raises_restores_settings():
     before = current_settings()
 
     def fail():

@@ -1,4 +1,4 @@
-"""Messages of extensions hold a budget: who outruns an extension waits, and its loop does not."""
+"""Budgets of extension messages: a thread that outruns an extension waits, and event loops do not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = 30.0
 
 
 class Taker(Extension):
-    """Takes pieces, once it may."""
+    """Takes pieces once it is allowed to."""
 
     name = "taker"
 
@@ -35,7 +35,7 @@ class Taker(Extension):
 
 
 class Gate(Actor):
-    """Lets the extension of its process go on."""
+    """Lets the extension of its process continue."""
 
     @endpoint
     def open(self) -> None:
@@ -71,7 +71,7 @@ def test_a_thread_that_outruns_an_extension_waits(procs: ProcMesh) -> None:
     thread.start()
     while sent[0] < BUDGET // len(PIECE) // 4:
         os.sched_yield()
-    # Nobody takes anything as long as the gate is shut: what is under way stays below the budgets.
+    # Nothing is taken while the gate is shut: what is in flight stays below the budgets.
     assert sent[0] * len(PIECE) <= 2 * BUDGET
     gate.open.call().get(timeout=SOON)
     thread.join(SOON)

@@ -1,4 +1,4 @@
-"""What extensions hear of actors' exceptions, and which class they have spawned."""
+"""How extensions see exceptions of actors, and replace the classes that are spawned."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _uninstalled() -> Any:
 
 
 class Hearing(Extension):
-    """Notes what actors raise, and on which thread."""
+    """Records what actors raise, and on which thread."""
 
     name = "hearing"
 
@@ -45,7 +45,7 @@ class Hearing(Extension):
 
 
 class Deaf(Extension):
-    """Cannot bear what it hears."""
+    """Raises when it is notified."""
 
     name = "deaf"
 
@@ -93,13 +93,13 @@ class Odd(Actor):
 
 
 class Untidy(Actor):
-    """Raises at its end."""
+    """Raises in its cleanup."""
 
     def __cleanup__(self, error: BaseException | None) -> None:
         raise ValueError("cleanup")
 
 
-def test_exceptions_are_heard_of_before_the_caller_has_them() -> None:
+def test_extensions_are_notified_of_exceptions_before_the_caller() -> None:
     hearing = install(Hearing)
     with this_host().spawn_procs() as procs:
         odd: Any = procs.spawn("odd", Odd)
@@ -117,7 +117,7 @@ def test_exceptions_are_heard_of_before_the_caller_has_them() -> None:
                     if name in ("items", "more")
                     else ask.call_one().get(30)
                 )
-            # It was told of before the answer was sent, so that there is nothing to wait for.
+            # It was notified before the answer was sent, so there is nothing to wait for.
             assert heard()[-1] == ("odd", "Odd", 0, name, f"ValueError: {name.replace('_', ' ')}")
         assert len(heard()) == 5
         port, receiver = Channel[Any].open()
@@ -135,14 +135,14 @@ def test_exceptions_are_heard_of_before_the_caller_has_them() -> None:
         assert "mesh-ext-hearing" not in hearing.call(procs, "threads").get(timeout=30).item()
 
 
-def test_a_generator_that_nobody_listens_to_any_more_has_not_raised() -> None:
+def test_an_abandoned_generator_has_not_raised() -> None:
     hearing = install(Hearing)
     with this_host().spawn_procs() as procs:
         odd: Any = procs.spawn("odd", Odd)
         for item in odd.endless.stream():
             assert item.get(timeout=30) == 1
             break
-        # It runs once the generator has ended.
+        # It runs after the generator ended.
         odd.well.call_one().get(timeout=30)
         assert hearing.call(procs, "heard").get(timeout=30).item() == []
 
@@ -156,7 +156,7 @@ def test_a_hook_that_raises_is_logged_and_the_answer_is_the_actors(
         with pytest.raises(ActorError, match="plain"):
             odd.plain.call_one().get(timeout=30)
         assert odd.well.call_one().get(timeout=30) == 1
-    assert "what was to hear of the exception of actor 'odd'" in caplog.text
+    assert "a hook raised when notified of the exception of actor 'odd'" in caplog.text
     assert "too loud" in caplog.text
 
 
@@ -182,7 +182,7 @@ class Other(Actor):
 
 
 class Swap(Extension):
-    """Spawns what its payload says instead of ``Real``."""
+    """Spawns the class in its payload instead of ``Real``."""
 
     name = "swap"
 
@@ -201,7 +201,7 @@ def test_an_extension_says_which_class_is_spawned() -> None:
         assert real.spawn.call_one().get(timeout=60) == "real"
 
 
-def test_processes_that_carry_it_spawn_by_it_too() -> None:
+def test_actor_class_applies_in_processes_that_carry_the_extension() -> None:
     with this_host().spawn_procs() as bare:
         install(Swap, Other)
         with this_host().spawn_procs() as procs:
@@ -230,7 +230,7 @@ def test_a_patch_outlives_the_runtime() -> None:
         assert procs.spawn("one", Real).who.call_one().get(timeout=30) == "real"
 
 
-def test_a_slot_is_made_once() -> None:
+def test_a_slot_is_created_once() -> None:
     made: list[int] = []
     begin = threading.Barrier(8)
     slots = Slots()

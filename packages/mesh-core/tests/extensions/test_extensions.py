@@ -1,4 +1,4 @@
-"""Process extensions: what is carried along, started, told, stopped; and watches."""
+"""Process extensions: how they are carried, started, notified and stopped; and watches."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_each_process_has_an_instance_with_its_payload() -> None:
         assert who.item(gpus=1) == (f"{procs.name}[1]", "controller")
 
 
-def test_processes_of_processes_carry_it_too() -> None:
+def test_grandchildren_carry_extensions_too() -> None:
     install(Notes, payload="deep")
     with this_host().spawn_procs() as procs:
         spawner = procs.spawn("spawner", Spawner)
@@ -149,8 +149,8 @@ def test_a_worker_sends_to_the_script() -> None:
     assert notes.said == ["hello"]
 
 
-def test_messages_come_in_order_on_one_thread() -> None:
-    """EXT-2, of a plain ``receive``."""
+def test_messages_arrive_in_order_on_one_thread() -> None:
+    """EXT-2, for a plain ``receive``."""
     notes = install(Notes)
     with this_host().spawn_procs() as procs:
         for number in range(500):
@@ -166,7 +166,7 @@ class Selective(Notes):
         return spawning.mesh_name if spawning.mesh_name == "many" else NOT_CARRIED
 
 
-def test_for_spawn_decides_who_has_it_and_what_they_are_told() -> None:
+def test_for_spawn_decides_which_processes_get_it_and_their_payload() -> None:
     notes = install(Selective)
     with this_host().spawn_procs() as without, this_host().spawn_procs({"gpus": 2}, name="many") as procs:
         assert notes.call(procs, "payload").get(timeout=30).values() == ["many", "many"]
@@ -175,7 +175,7 @@ def test_for_spawn_decides_who_has_it_and_what_they_are_told() -> None:
             notes.call(without, "payload").get(timeout=30)
 
 
-def test_what_receive_raises_is_raised_to_the_caller_and_the_next_message_is_handled() -> None:
+def test_an_exception_of_receive_goes_to_the_caller_and_the_next_message_is_handled() -> None:
     notes = install(Notes)
     with this_host().spawn_procs() as procs:
         with pytest.raises(ActorError, match="as told") as caught:
@@ -194,7 +194,7 @@ def test_whatever_receive_does_its_caller_gets_an_answer() -> None:
         assert notes.call(procs, "said").get(timeout=30).values() == [[]]
 
 
-def test_it_is_notified_of_the_ends_of_actors() -> None:
+def test_extensions_are_notified_of_the_ends_of_actors() -> None:
     notes = install(Notes)
     with this_host().spawn_procs({"gpus": 2}) as procs:
         spawner = procs.spawn("short", Spawner)
@@ -205,7 +205,7 @@ def test_it_is_notified_of_the_ends_of_actors() -> None:
 
 
 class Listens(Extension):
-    """Puts what it hears into a channel."""
+    """Puts what it is notified of into a channel."""
 
     name = "notes"
 
@@ -213,7 +213,7 @@ class Listens(Extension):
         self.payload.send((end.name, str(end.error)))
 
 
-def test_it_is_notified_of_failures_of_actors() -> None:
+def test_extensions_are_notified_of_failures_of_actors() -> None:
     port, heard = Channel[tuple[str, str]].open()
     install(Listens, payload=port)
     with this_host().spawn_procs() as procs:
@@ -228,7 +228,7 @@ RELEASED = threading.Event()
 
 
 class Holds(Actor):
-    """Holds up the event loop of its process, which its neighbour does without."""
+    """Blocks the event loop of its process, which its neighbour does not use."""
 
     @endpoint
     async def hold(self, begun: Any) -> None:
@@ -242,8 +242,8 @@ class Releases(Actor):
         RELEASED.set()
 
 
-def test_it_has_heard_of_the_end_before_the_stop_returns() -> None:
-    """Whatever the event loop is busy with: the answer to the stop does not overtake it."""
+def test_extensions_are_notified_before_the_stop_returns() -> None:
+    """Whatever the event loop is busy with: the answer to the stop does not overtake the notification."""
     port, heard = Channel[tuple[str, str]].open()
     begins, begun = Channel[str].open()
     install(Listens, payload=port)
@@ -258,7 +258,7 @@ def test_it_has_heard_of_the_end_before_the_stop_returns() -> None:
         releases.release.call().get(timeout=30)
 
 
-def test_processes_that_run_already_can_be_given_it() -> None:
+def test_extensions_can_be_installed_in_running_processes() -> None:
     with this_host().spawn_procs({"gpus": 2}) as procs:
         procs.initialized.get(timeout=30)
         notes = install(Notes, payload="late")
@@ -267,7 +267,7 @@ def test_processes_that_run_already_can_be_given_it() -> None:
         first = notes.install_on(procs.slice(gpus=0))
         assert notes.call(procs.slice(gpus=0), 5).get(timeout=30).values() == [1]
         first.get(timeout=30)
-        # One keeps what it has.
+        # One already has it, and keeps it.
         notes.install_on(procs)
         assert notes.call(procs, "said").get(timeout=30).values() == [[5], []]
         assert notes.call(procs, "payload").get(timeout=30).values() == ["late", "late"]
@@ -278,7 +278,7 @@ class Unloadable:
         return int, ("no number",)
 
 
-def test_one_that_cannot_be_loaded_is_named() -> None:
+def test_an_extension_that_cannot_be_loaded_is_named() -> None:
     install(Notes, payload=Unloadable())
     procs = this_host().spawn_procs(supervise=lambda _: True)
     with pytest.raises(MeshError, match=r"extension 'notes' could not start: .*ValueError"):
@@ -312,17 +312,17 @@ class Slow(Extension):
 
 
 def test_coroutines_overlap_and_are_cancelled_with_their_call() -> None:
-    """EXT-2, of an ``async receive``: messages begin in the order sent."""
+    """EXT-2, for an ``async receive``: messages begin in the order sent."""
     slow = install(Slow)
     with this_host().spawn_procs() as procs:
         first = slow.call(procs, "wait")
         slow.call(procs, "release").get(timeout=30)
         assert first.get(timeout=30).values() == [7]
         second = slow.call(procs, "wait")
-        # Behind its beginning.
+        # After it began.
         assert slow.call(procs, "cancelled").get(timeout=30).values() == [0]
         assert second.cancel()
-        # Behind the cancellation.
+        # After the cancellation.
         assert slow.call(procs, "cancelled").get(timeout=30).values() == [1]
 
 
@@ -359,14 +359,14 @@ class Here(Extension):
         raise OSError("not here")
 
 
-def test_one_that_cannot_start_here_is_not_installed() -> None:
+def test_an_extension_that_cannot_start_is_not_installed() -> None:
     with pytest.raises(OSError, match="not here"):
         install(Here)
     assert find(Here) is None
 
 
 class Traced(Extension):
-    """Leaves a file when it starts and when it stops."""
+    """Writes to a file when it starts and when it stops."""
 
     name = "notes"
     after: ClassVar = ("second",)
@@ -410,8 +410,8 @@ class Cleans(Actor):
         Path(self.folder, f"{len(left)}-cleanup").touch()
 
 
-def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path) -> None:
-    """EXT-1: they start before the actors are made, and stop after these have ended."""
+def test_extensions_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path) -> None:
+    """EXT-1: they start before the actors are created, and stop after these ended."""
     install(Traced, str(tmp_path))
     install(TracedSecond, str(tmp_path))
     with this_host().spawn_procs() as procs:
@@ -426,7 +426,7 @@ def test_they_start_in_order_and_stop_in_reverse_after_the_actors(tmp_path: Path
     ]
 
 
-def test_names_are_checked() -> None:
+def test_names_of_extensions_are_checked() -> None:
     install(Notes)
     with pytest.raises(MeshError, match="extension 'notes' is installed in this process already"):
         install(Notes)
@@ -439,7 +439,7 @@ def test_names_are_checked() -> None:
         uninstall("notes")
 
 
-def test_a_process_that_dies_is_an_error_of_its_messages() -> None:
+def test_a_dead_process_fails_messages_to_it() -> None:
     slow = install(Slow)
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs:
         waiting = slow.call(procs, "wait")
@@ -450,7 +450,7 @@ def test_a_process_that_dies_is_an_error_of_its_messages() -> None:
             waiting.get(timeout=30)
 
 
-def test_a_class_of_the_script_travels_by_value() -> None:
+def test_a_class_of_the_script_is_sent_by_value() -> None:
     class Local(Notes):
         def receive(self, message: Any, sender: Proc) -> Any:
             return f"local {message}"
@@ -493,8 +493,8 @@ class Known(Actor):
         return current_proc().address
 
 
-def test_the_address_is_that_of_the_life_that_has_ended() -> None:
-    """And not of its rank, which may have been respawned."""
+def test_the_address_is_that_of_the_ended_incarnation() -> None:
+    """It is not that of the rank, which may have been respawned."""
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs:
         for life in range(3):
             known = procs.slice(gpus=1).spawn("known", Known, supervise=lambda _: True)
@@ -529,7 +529,7 @@ class Watcher(Actor):
         return await self.ended.get()
 
 
-def test_a_process_that_owns_nothing_of_them_may_watch() -> None:
+def test_processes_that_do_not_own_a_mesh_may_watch_it() -> None:
     with (
         this_host().spawn_procs({"gpus": 2}, supervise=lambda _: True) as procs,
         this_host().spawn_procs() as own,
@@ -562,7 +562,7 @@ def test_watch_lists_what_it_accepts() -> None:
 
 
 class Farewell(Extension):
-    """Tells the process that has installed it goodbye, when it is stopped."""
+    """Says goodbye, when stopped, to the process that installed it."""
 
     name = "farewell"
 
@@ -599,7 +599,7 @@ def test_messages_can_be_sent_and_answered_while_an_extension_stops() -> None:
 
 
 class Relying(Extension):
-    """Needs another extension to the end."""
+    """Needs another extension until its end."""
 
     name = "relying"
     after = ("farewell",)
@@ -608,7 +608,7 @@ class Relying(Extension):
         Path(self.payload, str(find(Farewell) is not None)).touch()
 
 
-def test_what_starts_before_an_extension_is_found_until_that_has_stopped(tmp_path: Path) -> None:
+def test_an_extension_can_be_found_until_those_after_it_have_stopped(tmp_path: Path) -> None:
     install(Farewell)
     install(Relying, str(tmp_path))
     try:
@@ -670,7 +670,7 @@ class Closes(Extension):
         self.said.append("closed")
 
 
-def test_the_scripts_own_is_told_when_the_runtime_is_closed() -> None:
+def test_extensions_of_the_script_are_notified_of_the_closed_runtime() -> None:
     said = install(Closes).said
     shutdown()
     assert said == ["stop", "closed"]

@@ -1,4 +1,4 @@
-"""The extensions of hosts: the process that they live in, their messages, and what becomes of both (HPR-1, HPR-2); on one host."""
+"""Extensions of hosts: their processes, their messages, and what becomes of both (HPR-1, HPR-2); on one host."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SOON = 30
 
 @pytest.fixture(autouse=True)
 def job() -> Iterator[None]:
-    """A job of its own for each test."""
+    """A separate job for each test."""
     shutdown()
     yield
     shutdown()
@@ -105,7 +105,7 @@ class Clerk(Actor):
 
     @endpoint
     def spawn_with_own(self) -> bool:
-        """Install one of this process's own, and ask from a process below whether the host has it."""
+        """Install one of this process's extensions, and ask from a child process whether the host has it."""
         install(Own)
         with this_host().spawn_procs() as procs:
             return bool(procs.spawn("below", Below).is_on_host.call_one().get(timeout=SOON))
@@ -134,7 +134,7 @@ class Below(Actor):
 
 
 def died(ledger: Any, message: Any = "who") -> Any:
-    """Ask again and again until the process is there again."""
+    """Ask repeatedly until the process is running again."""
     while True:
         try:
             return ledger.call(this_host(), message).get(timeout=SOON).item()
@@ -176,7 +176,7 @@ def test_one_senders_messages_arrive_in_order() -> None:
 
 
 class Plain(Extension):
-    """Wanted where it is installed, and nowhere else."""
+    """Runs only where it is installed explicitly."""
 
     name = "plain"
 
@@ -192,7 +192,7 @@ def test_hosts_get_an_extension_when_it_is_installed_there() -> None:
             plain.call(this_host(), None)
         plain.install_on(this_host()).get(timeout=SOON)
         assert plain.call(this_host(), None).get(timeout=SOON).item() == (7, True)
-        # Once more does nothing, and another one goes to the same process.
+        # Installing it again does nothing, and another one goes to the same process.
         plain.install_on(this_host()).get(timeout=SOON)
         ledger = install(Ledger)
         ledger.install_on(this_host()).get(timeout=SOON)
@@ -215,7 +215,7 @@ def test_an_extension_may_decline_hosts() -> None:
         assert declining.call(procs, None).get(timeout=SOON).values() == [(None, False)]
         with pytest.raises(MeshError, match="does not have extension"):
             declining.call(this_host(), None)
-        with pytest.raises(MeshError, match="not meant for hosts"):
+        with pytest.raises(MeshError, match="returned NOT_CARRIED"):
             declining.install_on(this_host())
 
 
@@ -272,13 +272,13 @@ def test_a_dead_process_is_restarted_with_its_state() -> None:
         assert after.address != before.address
         assert ledger.call(this_host(), "said").get(timeout=SOON).item() == []
         assert plain.call(this_host(), None).get(timeout=SOON).item() == ("kept", True)
-        # Workers find the new one, the old address meets nobody.
+        # Workers find the new process; nobody has the old address.
         assert clerk.ask.call_one("who").get(timeout=SOON)[0] == after
-        # And nobody else has heard of it.
+        # And nobody else was notified.
         assert procs.failed() == []
 
 
-def test_a_process_that_keeps_dying_is_the_scripts_to_hear() -> None:
+def test_a_process_that_keeps_dying_is_reported_to_the_script() -> None:
     heard: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
     before = set_fault_handler(heard.put)
     try:
@@ -291,7 +291,7 @@ def test_a_process_that_keeps_dying_is_the_scripts_to_hear() -> None:
         assert "4 times" in failure.report()
         with pytest.raises(SupervisionError):
             ledger.call(this_host(), "who").get(timeout=SOON)
-        # It may be wanted all the same.
+        # It can still be installed.
         ledger.install_on(this_host()).get(timeout=SOON)
         assert ledger.call(this_host(), "who").get(timeout=SOON).item()[0].is_host
     finally:
@@ -315,7 +315,7 @@ def test_a_host_is_notified_once_of_the_end_of_each_process() -> None:
         again = clerks.respawn()
         again.get(timeout=SOON)
         third = clerks.slice(x=1).here.call_one().get(timeout=SOON)
-        # The host's process is made again, and hears of them as well.
+        # The host's process is respawned, and is notified as well.
         os.kill(ledger.call(this_host(), "who").get(timeout=SOON).item()[0].pid, signal.SIGKILL)
         died(ledger, "tell me of ends")
         procs.stop().get(timeout=SOON)
@@ -383,7 +383,7 @@ def test_an_extension_that_starts_asks_its_host() -> None:
 
 
 class Asking(Extension):
-    """Asks whoever asks it."""
+    """Asks whoever asked it."""
 
     name = "asking"
     on_hosts = True
@@ -415,7 +415,7 @@ def test_a_host_asks_its_processes() -> None:
         assert asking.call(this_host(), "double").get(timeout=SOON).item() == 42
 
 
-def test_a_stopped_extension_goes_to_no_further_host() -> None:
+def test_a_stopped_extension_is_installed_on_no_more_hosts() -> None:
     plain = install(Plain)
     plain.install_on(this_host()).get(timeout=SOON)
     uninstall("plain")
@@ -431,13 +431,13 @@ def _dies(policy: Any, now: float, kind: FailureKind = FailureKind.KILLED) -> tu
     return policy, [type(each).__name__ for each in actions]
 
 
-def test_the_fourth_death_within_a_minute_is_one_too_many() -> None:
+def test_the_fourth_death_within_a_minute_is_escalated() -> None:
     policy: Any = Again()
     for now in (0.0, 10.0, 20.0):
         policy, actions = _dies(policy, now)
         assert actions == ["Respawn"]
     assert _dies(policy, 59.0)[1] == ["Escalate"]
-    # The first is forgotten by then.
+    # The first death no longer counts.
     policy, actions = _dies(policy, 61.0)
     assert actions == ["Respawn"]
     assert _dies(policy, 62.0)[1] == ["Escalate"]

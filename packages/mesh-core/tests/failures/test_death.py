@@ -1,4 +1,4 @@
-"""Processes that die: who hears of it, how fast, and what goes on."""
+"""Processes that die: who is notified, how fast, and what continues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def own(runtime: None, fault_tolerant: None) -> Any:
-    """Four processes that a test may do anything to."""
+    """Four processes of its own for a test that may break them."""
     with this_host().spawn_procs(per_host={"gpus": 4}, name="mortal") as procs:
         procs.initialized.get()
         yield procs
@@ -61,7 +61,7 @@ def test_a_waiting_call_fails_at_once(own: ProcMesh) -> None:
     assert isinstance(values[2], SupervisionError)
 
 
-def test_a_death_is_what_exception_returns_while_others_work(own: ProcMesh) -> None:
+def test_exception_returns_a_death_while_others_work(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     waiting = gates.enter.call("door")
     gates.open.call("other").get()
@@ -75,7 +75,7 @@ def test_a_death_is_what_exception_returns_while_others_work(own: ProcMesh) -> N
     assert waiting.exception(timeout=30) is error
 
 
-def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
+def test_get_raises_the_same_error_again(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     waiting = gates.enter.call("door")
     changed = waiting.then(len)
@@ -87,7 +87,7 @@ def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
     with pytest.raises(ActorTimeout, match="has not finished within 0 s"):
         waiting.get(timeout=0, return_exceptions=True)
     gates.slice(gpus=0).open.call_one("door").get()
-    # Another one fails that is before the first in the order of ranks.
+    # Another rank fails that comes before the first one.
     kill(own, 1)
     gates.slice(gpus=3).open.call_one("door").get()
     results = waiting.get(timeout=30, return_exceptions=True)
@@ -102,7 +102,7 @@ def test_what_get_has_raised_it_raises_again(own: ProcMesh) -> None:
     assert not waiting.cancel()
 
 
-def test_after_a_death_was_raised_the_others_can_be_given_up(own: ProcMesh) -> None:
+def test_a_call_can_be_cancelled_after_a_death_was_raised(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     waiting = gates.enter.call("door")
     gates.open.call("other").get()
@@ -134,7 +134,7 @@ def test_a_rank_that_has_answered_may_die(own: ProcMesh) -> None:
     waiting = gates.enter.call("door")
     gates.slice(gpus=2).open.call_one("other").get()  # behind the call
     kill(own, 2)
-    # Once a call fails by it, the death is known here.
+    # Once a call fails because of it, the death is known here.
     with pytest.raises(SupervisionError):
         gates.slice(gpus=2).open.call_one("other").get()
     with pytest.raises(ActorTimeout):
@@ -143,7 +143,7 @@ def test_a_rank_that_has_answered_may_die(own: ProcMesh) -> None:
     assert waiting.get(timeout=30).values() == ["door"] * 4
 
 
-def test_a_call_to_the_one_that_dies(own: ProcMesh) -> None:
+def test_a_call_to_a_dying_actor(own: ProcMesh) -> None:
     one = own.slice(gpus=1).spawn("one", Gate)
     one.initialized.get()
     waiting = one.block.call_one()
@@ -154,7 +154,7 @@ def test_a_call_to_the_one_that_dies(own: ProcMesh) -> None:
     assert caught.value.failure.signal == signal.SIGTERM
 
 
-def test_the_others_go_on_and_later_calls_fail_at_once(own: ProcMesh) -> None:
+def test_other_ranks_continue_and_later_calls_fail_at_once(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     assert len(echo.echo.call(1).get()) == 4
     kill(own, 0)
@@ -189,7 +189,7 @@ def test_a_reply_that_was_sent_before_the_end_counts(own: ProcMesh) -> None:
     assert [reply.get() for reply in replies] == list(range(200))
 
 
-def test_a_stream_ends_with_the_error_of_the_dead(own: ProcMesh) -> None:
+def test_a_stream_ends_with_the_error_of_a_dead_rank(own: ProcMesh) -> None:
     gates = own.spawn("gates", Coroutines)
     stream = iter(gates.enter.stream("door"))
     kill(own, 1)
@@ -207,7 +207,7 @@ def test_a_caller_that_is_an_actor_is_notified(own: ProcMesh) -> None:
     gate.initialized.get()
     kill(own, 0)
     assert waiting.get() == "SupervisionError 9"
-    # And of one that was dead before it asked.
+    # An actor that calls it after its death is notified as well.
     assert caller.watch.call_one(gate).get() == "SupervisionError 9"
 
 
@@ -220,7 +220,7 @@ def test_a_broadcast_to_the_dead_is_no_error(own: ProcMesh) -> None:
     assert echo.slice(gpus=1).echo.call_one("alive").get() == "alive"
 
 
-def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
+def test_choose_skips_dead_ranks(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     echo.echo.call(0).get()
     for rank in (0, 1, 3):
@@ -232,7 +232,7 @@ def test_choose_passes_over_the_dead(own: ProcMesh) -> None:
     assert isinstance(echo.echo.choose(1).exception(), SupervisionError)
 
 
-def test_meshes_of_the_dead_die_with_it(own: ProcMesh) -> None:
+def test_meshes_of_a_dead_process_die_with_it(own: ProcMesh) -> None:
     caller = own.slice(gpus=2).spawn("caller", Caller)
     inner = Watch(caller.adopt.call_one(3).get())
     kill(own, 2)
@@ -251,7 +251,7 @@ def test_a_stopped_process_is_not_dead(own: ProcMesh) -> None:
 
 
 def test_the_fork_server_dies(own: ProcMesh) -> None:
-    """Its workers die with it; everything that waits hears so, and the next spawn works."""
+    """Its workers die with it; every waiting call is notified, and the next spawn works."""
     gates = own.spawn("gates", Gate)
     gates.initialized.get()
     waiting = gates.block.call()
@@ -288,7 +288,7 @@ CONTROLLER = """
 @pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_die_with_their_controller(script: Any, start: str, stopped: bool) -> None:
-    """Whatever they are doing: blocked in an endpoint, nested, or stopped by a signal."""
+    """Whatever they are doing: blocked in an endpoint, in a nested call, or stopped by a signal."""
     run = script(CONTROLLER, start, *(["stop"] if stopped else []))
     assert [run.line() for _ in range(3)] == ["[1, 1, 1]", "2", "ready"]
     watch = run.watch()

@@ -1,4 +1,4 @@
-"""What kind of failure it is, and which: fields that programs decide by."""
+"""The kind and id of a failure: fields that programs decide by."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WITHIN = 30
 
 @pytest.fixture
 def heard(runtime: None) -> Iterator[queue.Queue[MeshFailure]]:
-    """What the script's fault handler hears."""
+    """The failures that the script's fault handler receives."""
     failures: queue.Queue[MeshFailure] = queue.Queue()
     before = set_fault_handler(failures.put)
     yield failures
@@ -92,7 +92,7 @@ def test_a_killed_process_is_the_same_failure_for_everybody_notified(
     assert {failure.kind for failure in (told, *failures)} == {FailureKind.KILLED}
     assert {failure.id for failure in failures} == {told.id} != {""}
     assert told.id in told.report()
-    # Another process hears of the same one.
+    # Another process is notified of the same failure.
     with pytest.raises(ActorError) as caught:
         own.slice(gpus=0).spawn("caller", Caller).ask_one.call_one(first.slice(gpus=1), 1).get(WITHIN)
     assert isinstance(caught.value, SupervisionError)
@@ -107,7 +107,7 @@ def test_two_deaths_are_two_failures(own: ProcMesh, heard: queue.Queue[MeshFailu
     assert failures[0].id != failures[1].id
 
 
-def test_a_status_of_the_users_is_not_taken_for_a_failed_bootstrap(heard: queue.Queue[MeshFailure]) -> None:
+def test_a_users_exit_status_is_not_mistaken_for_a_failed_bootstrap(heard: queue.Queue[MeshFailure]) -> None:
     with this_host().spawn_procs(name="leaver", bootstrap=_nothing) as procs:
         echo = procs.spawn("echo", Echo)
         failure = failure_of(echo.call.call_one(exit_now, errors.BOOTSTRAP_FAILED))
@@ -125,7 +125,7 @@ def test_a_failed_bootstrap_is_reported(heard: queue.Queue[MeshFailure]) -> None
     assert "its bootstrap raised ValueError: no such device" in failure.headline()
 
 
-def test_kind_and_id_travel_and_show() -> None:
+def test_kind_and_id_are_pickled_and_shown() -> None:
     made = MeshFailure(mesh_name="m", signal=9, _key=(255, 3, 16))
     failure = pickle.loads(pickle.dumps(made))
     assert (failure.kind, failure.id) == (FailureKind.KILLED, "ff.3.10")
@@ -149,7 +149,7 @@ def test_a_kind_that_is_not_given_follows_from_the_fields(fields: dict[str, Any]
     assert (failure.kind, failure.id) == (kind, "")
 
 
-def test_a_message_to_a_stopped_actor_comes_back_with_fields(own: ProcMesh) -> None:
+def test_an_undeliverable_message_has_fields(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     echo.initialized.get(WITHIN)
     echo.stop().get(WITHIN)

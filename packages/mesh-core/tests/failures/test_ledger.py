@@ -1,4 +1,4 @@
-"""The ledger of failures without a process: random schedules of deaths, tellings, repairs, stops and ends."""
+"""The failure ledger without processes: random schedules of deaths, notices, repairs, stops and ends."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def died(process: tuple[int, int], *places: tuple[int, Holding, int], awaited: b
 
 
 class AtScript:
-    """The script's ledger, whose fault handler handles nothing."""
+    """The script's ledger, with a fault handler that handles nothing."""
 
     def __init__(self) -> None:
         self.ledger = FailureLedger(at_script=True)
         self.interrupts = 0
 
     def on(self, event: Event) -> list[MeshFailure]:
-        """What the caller has to raise or to report."""
+        """The failures that the caller must raise or report."""
         told: list[MeshFailure] = []
         for action in self.ledger.on(event):
             if isinstance(action, Ask):
@@ -88,8 +88,8 @@ KEY = (7, 1, 0)
 
 @pytest.mark.parametrize("notice_first", [True, False])
 @pytest.mark.parametrize("awaited", [True, False])
-def test_a_death_that_a_call_has_raised_is_not_reported_again(notice_first: bool, awaited: bool) -> None:
-    """SUP-1: whichever of the two tellings comes first."""
+def test_a_death_raised_by_a_call_is_not_reported_again(notice_first: bool, awaited: bool) -> None:
+    """SUP-1: whichever of the two reports comes first."""
     script, held = AtScript(), holding()
     tellings: list[Event] = [died(KEY[:2], (0, held, 1), awaited=awaited), Raised(KEY, 1)]
     for telling in tellings if notice_first else reversed(tellings):
@@ -99,7 +99,7 @@ def test_a_death_that_a_call_has_raised_is_not_reported_again(notice_first: bool
 
 
 def test_a_death_that_a_call_waits_for_is_left_to_that_call() -> None:
-    """SUP-2: and reported at the end if nobody looks at the call."""
+    """SUP-2: but it is reported at the end if nobody looks at the call."""
     script = AtScript()
     script.on(died(KEY[:2], (0, holding(), 1), awaited=True))
     assert (script.interrupts, script.ledger.due, script.on(Waits(1))) == (0, False, [])
@@ -107,7 +107,7 @@ def test_a_death_that_a_call_waits_for_is_left_to_that_call() -> None:
     assert script.on(ScriptEnds()) == []
 
 
-def test_all_threads_that_wait_raise_what_is_due_once() -> None:
+def test_all_waiting_threads_raise_a_due_failure_once() -> None:
     script = AtScript()
     script.on(died(KEY[:2], (0, holding(), 1)))
     assert (script.interrupts, script.ledger.due) == (1, True)
@@ -117,7 +117,7 @@ def test_all_threads_that_wait_raise_what_is_due_once() -> None:
     assert script.on(ScriptEnds()) == []
 
 
-def test_a_thread_that_was_woken_raises_it_though_a_call_elsewhere_was_first() -> None:
+def test_a_woken_thread_raises_a_failure_that_another_call_raised_first() -> None:
     script = AtScript()
     script.on(died(KEY[:2], (0, holding(), 1)))
     script.on(Raised(KEY, 1))
@@ -125,7 +125,7 @@ def test_a_thread_that_was_woken_raises_it_though_a_call_elsewhere_was_first() -
     assert [[each._key for each in script.on(Waits(thread))] for thread in (1, 2, 2)] == [[], [KEY], []]
 
 
-def test_of_two_that_are_due_each_thread_raises_at_least_the_last() -> None:
+def test_each_thread_raises_at_least_the_last_of_two_due_failures() -> None:
     script, held = AtScript(), holding()
     for rank in (1, 2):
         script.on(died((7, rank), (0, held, rank)))
@@ -143,7 +143,7 @@ def test_exceptions_that_nobody_received_are_reported() -> None:
 
 
 def test_a_death_is_reported_once_for_each_incarnation() -> None:
-    """SUP-3: notices may come twice; a rank that was made again dies anew."""
+    """SUP-3: notices may come twice, and a respawned rank can die again."""
     script, held = AtScript(), holding()
     for _ in range(2):
         script.on(died((7, 1), (0, held, 1)))
@@ -155,7 +155,7 @@ def test_a_death_is_reported_once_for_each_incarnation() -> None:
     assert [each._key[:2] for each in script.on(ScriptEnds())] == [(7, 1), (8, 0)]
 
 
-def test_a_late_notice_of_an_earlier_life_does_not_lose_the_rank() -> None:
+def test_a_late_notice_of_an_earlier_incarnation_does_not_lose_the_rank() -> None:
     held = holding()
     event = died((7, 1), (0, held, 1))._replace(replaced=True)
     assert [type(each) for each in FailureLedger(at_script=True).on(event)] == [Ask]
@@ -182,7 +182,7 @@ def test_an_orderly_end_is_reported_to_policies_only() -> None:
 
 
 class Chance:
-    """A policy that decides by chance; with none it puts off."""
+    """A policy that decides at random; an empty decision puts off."""
 
     def __init__(self, chance: random.Random | None) -> None:
         self._chance = chance
@@ -206,34 +206,34 @@ class Chance:
 
 SCRIPT_THREADS = (1, 2, 3)
 UPPER, LOWER = 5, 6
-"""Actors of one worker: the script owns the upper, and the upper the lower."""
+"""Actors of one worker: the script owns the upper one, which owns the lower one."""
 ABOVE: dict[int, Owner] = {UPPER: SCRIPT, LOWER: ((9, 0, 0), UPPER)}
 
 
 class World:
-    """A script and a worker, each with its ledger; what is under way arrives in any order."""
+    """A script and a worker, each with its ledger; messages between them arrive in any order."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.script, self.worker = FailureLedger(at_script=True), FailureLedger(at_script=False)
         self.under_way: list[partial[None]] = []
         self.later: list[partial[None]] = []
-        """Repairs and timers, which need not come before the end."""
+        """Repairs and timers, which may not finish before the end."""
         self.process = {rank: (PROCS, rank) for rank in range(RANKS)}
         self.lives = 1
         self.numbers = 0
         self.fates: Counter[str] = Counter()
-        """How often each failure has come to an end, by its number."""
+        """By number, how often each failure was settled."""
         self.unhandled: dict[str, Key] = {}
-        """Those that no owner has handled, and that so have come to the script."""
+        """Failures that no owner handled and that reached the script."""
         self.raised: Counter[tuple[Key, int]] = Counter()
-        """What waiting threads were told."""
+        """What waiting threads raised."""
         self.told: set[Key] = set()
-        """What the script knows from calls of its own, or as they waited."""
+        """What the script knows from its own calls, or while they waited."""
         self.alarms: dict[int, int] = dict.fromkeys(SCRIPT_THREADS, 0)
         self.gone: set[int] = set()
         self.asked: set[tuple[str, Key]] = set()
-        """Which mesh was told of which death."""
+        """Which mesh was notified of which death."""
         self.handler = self.chance.random() < 0.3
         self.holdings = [
             (owner, holding(f"{owner}.{actor}", actor, self.chance.choice([None, Chance(self.chance)])))
@@ -242,7 +242,7 @@ class World:
             if self.chance.random() < 0.7
         ]
 
-    # What happens.
+    # Events.
 
     def step(self) -> None:
         steps = [self.kill, self.fail, self.respawn, self.wait, self.end_owner, self.take_back]
@@ -257,7 +257,7 @@ class World:
             self.later.pop(self.chance.randrange(len(self.later)))()
 
     def kill(self) -> None:
-        """A process dies: both hear of it, perhaps twice, and perhaps a call of the script's as well."""
+        """A process dies: both are notified, perhaps twice, and perhaps a call of the script as well."""
         rank = self.chance.randrange(RANKS)
         process, key = self.process[rank], (*self.process[rank], 0)
         awaited = self.chance.random() < 0.3
@@ -274,7 +274,7 @@ class World:
             self.under_way.append(partial(self.call_raises, key))
 
     def fail(self) -> None:
-        """An actor fails while its process lives."""
+        """An actor fails in a running process."""
         rank = self.chance.randrange(RANKS)
         for owner, held in self.holdings:
             if held.actor_id and owner not in self.gone and self.chance.random() < 0.5:
@@ -302,7 +302,7 @@ class World:
                 held.end_policy()
 
     def wait(self) -> None:
-        """A thread of the script waits, or is woken: with something due it raises that."""
+        """A thread of the script waits or is woken, and raises what is due."""
         thread, due = self.chance.choice(SCRIPT_THREADS), self.script.due
         told = self.tell(self.script.on(Waits(thread)))
         assert len(told) <= 1
@@ -316,7 +316,7 @@ class World:
         self.told.add(key)
 
     def take_back(self) -> None:
-        """The script ends as something is raised: nobody could catch it."""
+        """The script ends while an exception is raised that nobody can catch."""
         if self.unhandled and self.told:
             number, key = self.chance.choice(sorted(self.unhandled.items()))
             if key in self.told:
@@ -334,14 +334,14 @@ class World:
         self.numbers += 1
         return failure(key, name, reason=str(self.numbers))
 
-    # What the ledgers say.
+    # Actions of the ledgers.
 
     def tell(self, actions: list[Action]) -> list[MeshFailure]:
         assert all(isinstance(each, Tell) for each in actions), actions
         return [each.failure for each in actions if isinstance(each, Tell)]
 
     def notice(self, ledger: FailureLedger, rank: int, event: Died) -> None:
-        # The rank may have been made again meanwhile.
+        # The rank may have been respawned meanwhile.
         self.on(ledger, event._replace(replaced=self.process[rank] != event.process))
 
     def on(self, ledger: FailureLedger, event: Event) -> None:
@@ -390,7 +390,7 @@ class World:
             handled = self.handler and self.chance.random() < 0.5
             self.on(ledger, Answered(asked, handled, "the fault handler"))
         elif self.chance.random() < 0.1:
-            # It raises: that is a failure of its own, and its owner's to hear.
+            # It raises: that is a failure of its own, of which its owner is notified.
             self.fates[asked.failure.reason] += 1
             self.pass_on(ABOVE[asked.owner], self.numbered((9, 0, 10**6 + self.numbers), "owner"))
         else:
@@ -433,7 +433,7 @@ class World:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Policies that raise say so in the log."""
+    """Policies that raise write to the log."""
     logger = logging.getLogger("mesh")
     logger.disabled = True
     yield
@@ -442,7 +442,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_each_failure_is_reported_once_to_everyone_concerned(quiet: None, seed: int) -> None:
-    """SUP-1, SUP-2, SUP-3: whatever happens in whatever order, until the script ends at any moment."""
+    """SUP-1, SUP-2, SUP-3: in any order of events, with the script ending at any moment."""
     for part in range(50):
         world = World(seed * 1000 + part)
         for _ in range(world.chance.randrange(100)):

@@ -1,4 +1,4 @@
-"""Whatever an actor starts ends with the actor's process, however that ends."""
+"""Everything an actor starts ends with the actor's process, however that ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tree(tmp_path: Path) -> Iterator[Pipe]:
 
 @pytest.fixture
 def own(runtime: None, fault_tolerant: None) -> Iterator[ProcMesh]:
-    """Two processes that a test may do anything to."""
+    """Two processes of its own for a test that may break them."""
     with suppress(MeshError), this_host().spawn_procs({"gpus": 2}, name="mortal") as procs:
         yield procs
 
@@ -112,7 +112,7 @@ def test_a_tree_ends_with_the_script(
 
 
 def test_children_of_a_living_worker_survive(own: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
-    """Its daemon is the fork server's child as those of the dead are."""
+    """Its daemon is a child of the fork server, like those of dead workers."""
     with pipe(tmp_path / "other") as other:
         trees = own.spawn("trees", Trees)
         plant(trees.slice(gpus=0), "daemon", tree)
@@ -125,8 +125,8 @@ def test_children_of_a_living_worker_survive(own: ProcMesh, tree: Pipe, tmp_path
 
 
 @pytest.mark.parametrize("kind", ["session", "daemon"])
-def test_a_detached_process_lives_on(own: ProcMesh, tree: Pipe, kind: str) -> None:
-    """And so does what it has started before."""
+def test_a_detached_process_keeps_running(own: ProcMesh, tree: Pipe, kind: str) -> None:
+    """And so does everything it started before."""
     trees = own.slice(gpus=0).spawn("trees", Trees)
     first = plant(trees, kind, tree)
     daemon = next(
@@ -146,7 +146,7 @@ def test_a_detached_process_lives_on(own: ProcMesh, tree: Pipe, kind: str) -> No
 
 
 def writers(tree: Pipe) -> list[int]:
-    """The processes that have the fifo open, besides this one."""
+    """The processes that have the fifo open, except this one."""
     found = []
     for folder in Path("/proc").glob("[0-9]*/fd"):
         pid = int(folder.parent.name)

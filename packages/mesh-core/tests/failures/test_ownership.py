@@ -1,4 +1,4 @@
-"""Whoever spawns, owns: what an actor has spawned ends with the actor's process."""
+"""Ownership: what an actor spawned ends with the actor's process."""
 
 import asyncio
 import os
@@ -67,7 +67,7 @@ def test_children_of_a_killed_process_end_too(pair: ProcMesh) -> None:
     wait_for_ends(watched)
 
     assert isinstance(owners.slice(gpus=0).pid.call_one().exception(timeout=WITHIN), SupervisionError)
-    # Nobody else's have ended.
+    # Other processes are still running.
     assert owners.slice(gpus=1).pid.call_one().get(timeout=WITHIN)
     for pid in others:
         os.kill(pid, 0)
@@ -81,7 +81,7 @@ def test_children_of_a_stopped_process_end_too(runtime: None) -> None:
     wait_for_ends(watched)
 
 
-def test_messages_after_a_stop_go_back(pair: ProcMesh) -> None:
+def test_messages_after_a_stop_are_returned(pair: ProcMesh) -> None:
     owners: Any = pair.spawn("owners", owner_class())
     owners.pid.call().get(timeout=WITHIN)
     stopped = owners.stop()
@@ -132,7 +132,7 @@ def test_cleanup_of_an_actor_that_fails_is_told_why(
     assert lines(log) == ["it ValueError"]
 
 
-def test_an_owner_that_fails_takes_what_it_owns_with_it(pair: ProcMesh, told: Told, tmp_path: Path) -> None:
+def test_what_a_failed_owner_owns_ends_with_it(pair: ProcMesh, told: Told, tmp_path: Path) -> None:
     log = str(tmp_path / "log")
     owner: Any = pair.slice(gpus=0).spawn("owner", Owner, "owner", log)
     _, pids = owner.hire.call_one(Leaf, 2, "hired", log).get(WITHIN)
@@ -158,7 +158,7 @@ def test_an_owner_that_ends_in_a_process_that_lives_takes_what_it_owns(
         failure = told.next()
         assert failure.mesh_name == "owner"
         assert "was killed: enough" in failure.report()
-    # What its neighbour owns lives.
+    # What its neighbour owns is still running.
     assert placed.pid.call_one().get(WITHIN) == pair.pids[1]
     assert told.empty()
 
@@ -184,7 +184,7 @@ def test_references_own_nothing(pair: ProcMesh) -> None:
     assert mine.pid.call_one().get(WITHIN) == pair.pids[0]
 
 
-def test_names_that_are_dropped_change_nothing(pair: ProcMesh) -> None:
+def test_dropping_references_changes_nothing(pair: ProcMesh) -> None:
     owner: Any = pair.slice(gpus=0).spawn("owner", Owner)
     mesh, pids = owner.hire.call_one(Leaf, 1).get(WITHIN)
     owner.drop.call_one().get(WITHIN)
@@ -204,7 +204,7 @@ def test_nothing_is_spawned_by_an_actor_that_has_ended(pair: ProcMesh, tmp_path:
 
 
 class Late(Actor):
-    """Spawns when its time is over."""
+    """Spawns after its end."""
 
     def __init__(self) -> None:
         import builtins
@@ -224,7 +224,7 @@ class Late(Actor):
 
 
 class Opener(Actor):
-    """Shares a process with the above."""
+    """Shares a process with the class above."""
 
     @endpoint
     async def open(self) -> None:
@@ -233,7 +233,7 @@ class Opener(Actor):
         builtins.__dict__["late_gate"].set()
 
 
-def test_an_actor_knows_who_has_made_it(pair: ProcMesh) -> None:
+def test_an_actor_knows_its_creator(pair: ProcMesh) -> None:
     owner: Any = pair.slice(gpus=0).spawn("owner", Owner)
     assert owner.instance.call_one("creator").get(WITHIN) == "the script"
     beside = owner.beside.call_one(Leaf).get(WITHIN)

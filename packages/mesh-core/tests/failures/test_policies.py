@@ -39,7 +39,7 @@ pytestmark = pytest.mark.python
 
 
 def loss(rank: int = 0) -> Failed:
-    """A failure like no other."""
+    """A failure that differs from all others."""
     return Failed("workers", rank, "killed", MeshFailure(mesh_name="workers", rank=rank, signal=9))
 
 
@@ -68,7 +68,7 @@ def test_third_failure_within_the_period_stops_and_escalates() -> None:
     assert actions == [Stop(), Escalate("3 failures within 30.0 s")]
 
 
-def test_failures_of_long_ago_do_not_count() -> None:
+def test_old_failures_do_not_count() -> None:
     policy = Tolerate(most=1, period=30.0)
     for now in (0.0, 31.0, 62.0):
         policy, actions = policy.on(loss(), now)
@@ -93,7 +93,7 @@ class TestGrace(TestTolerate):
 
 def test_the_suite_fails_for_a_policy_that_breaks_its_promises() -> None:
     class Counting:
-        """Changes itself, and says nothing about some failures."""
+        """Changes itself, and returns no actions for some failures."""
 
         def __init__(self) -> None:
             self.asked = 0
@@ -110,7 +110,7 @@ def test_the_suite_fails_for_a_policy_that_breaks_its_promises() -> None:
             getattr(Suite(), f"test_{promise}")()
 
 
-def test_actions_that_cannot_be_are_refused() -> None:
+def test_invalid_actions_are_refused() -> None:
     for seconds in (-1.0, float("nan"), float("inf"), "1"):
         with pytest.raises(ValueError, match="seconds of Later must be a finite number from 0"):
             Later(seconds, Due())  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_a_repair_is_about_all_that_was_put_off() -> None:
     ],
     ids=str,
 )
-def test_what_an_answer_to_a_failure_means(actions: list[Action], fate: str, stops: bool) -> None:
+def test_the_meaning_of_each_answer_to_a_failure(actions: list[Action], fate: str, stops: bool) -> None:
     run, event = run_of(lambda _: actions), loss()
     decision = run.decide(event, 0.0, _now)
     fates = {"handled": decision.handled, "passed_on": decision.passed_on, "put_off": run.put_off}
@@ -256,7 +256,7 @@ def decide_async(run: PolicyRun, event: Event) -> Any:
 @pytest.mark.parametrize(
     "answer", [None, [Ignore()], (Tolerate(1, 1.0), None), (Tolerate(1, 1.0), ["stop"]), ("x", [])], ids=str
 )
-def test_a_policy_that_returns_what_it_may_not_passes_on(
+def test_a_policy_that_returns_something_invalid_passes_on(
     answer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Wrong:
@@ -331,7 +331,7 @@ def test_the_event_has_the_kind_of_the_failure(failure: MeshFailure) -> None:
 
 
 class Chaos:
-    """Answers at random; raises at times."""
+    """Answers at random; sometimes raises."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -354,7 +354,7 @@ class Chaos:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_every_failure_is_handled_passed_on_or_put_off_once(seed: int) -> None:
-    """POL-1, on random schedules with timers by a clock that is told."""
+    """POL-1, on random schedules, with timers on a simulated clock."""
     chance, clock = random.Random(seed), FakeClock()
     run = run_of(Chaos(chance))
     logging.getLogger("mesh").disabled = True

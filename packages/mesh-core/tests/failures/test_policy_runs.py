@@ -1,4 +1,4 @@
-"""Policies at work: real processes die, and what the policy has said is done."""
+"""Policies at work: real processes die, and the policy's decisions are carried out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 class Asked:
-    """Answers as it is told, and hands every event to the test."""
+    """Answers as the test wants, and passes every event to it."""
 
     def __init__(self, *answers: Sequence[Action]) -> None:
         self.answers = list(answers)
@@ -53,14 +53,14 @@ class Asked:
 
 @pytest.fixture
 def own(runtime: None) -> Iterator[ProcMesh]:
-    """Four processes that a test may do anything to; the script is told of what nobody handles."""
+    """Four processes of its own for a test; the script is notified of what nobody handles."""
     with this_host().spawn_procs(per_host={"gpus": 4}, name="mortal") as procs:
         procs.initialized.get()
         yield procs
 
 
 def fence(told: Told, procs: ProcMesh) -> list[MeshFailure]:
-    """Everything that the script was told before a failure that is caused now."""
+    """Every failure reported to the script before one that is caused now."""
     last: Any = procs.slice(gpus=0).spawn("fence", Leaf)
     last.pid.call_one().get(WITHIN)
     last.fail.broadcast(ValueError("the fence"))
@@ -74,7 +74,7 @@ def fail(actors: Any, rank: int = 0) -> None:
     actors.slice(gpus=rank).fail.broadcast(ValueError(f"rank {rank}"))
 
 
-# Of the script.
+# Policies of the script.
 
 
 def test_an_ignored_failure_is_reported_to_nobody_else(own: ProcMesh, told: Told) -> None:
@@ -87,7 +87,7 @@ def test_an_ignored_failure_is_reported_to_nobody_else(own: ProcMesh, told: Told
     assert isinstance(event, Failed) and isinstance(event.failure.exception, ValueError)
     slay_pid(pids[3])
     assert policy.next() == Failed("workers", 3, FailureKind.KILLED)
-    # A death strikes the mesh of processes as well, which has no policy; one told of its actors is told of all.
+    # A death also affects the mesh of processes, which has no policy; an owner told of the actors is told of everything.
     assert fence(told, own) == []
     assert actors.slice(gpus=1).pid.call_one().get(WITHIN) == pids[1]
 
@@ -111,7 +111,7 @@ def test_a_policy_stops_its_mesh(runtime: None, told: Told, tmp_path: Path) -> N
     slay_pid(pids[0])
     assert policy.next() == Failed("ruled", 0, FailureKind.KILLED)
     assert watch.wait() == []
-    # In order: the living cleaned up. The mesh of actors has no policy, so that its loss came to the script.
+    # In order: the living actors cleaned up. The mesh of actors has no policy, so its loss was reported to the script.
     assert lines(log) == ["leaf None"] * 2
     assert told.next().mesh_name == "leaves"
     assert policy.events.empty()
@@ -124,7 +124,7 @@ def test_a_policy_stops_actors_and_their_processes_live_on(own: ProcMesh, told: 
     pids = actors.pid.call().get(WITHIN).values()
     fail(actors, 1)
     assert told.next().chain == ("the policy of 'workers': all or none",)
-    # Stops of its own follow the policy's in each process.
+    # In each process its own stops come after the policy's.
     again: Any = own.spawn("again", Leaf)
     assert again.pid.call().get(WITHIN).values() == pids
     actors.stop().get(WITHIN)
@@ -142,7 +142,7 @@ def test_a_timer_brings_its_event_and_what_was_put_off_is_decided_then(own: Proc
     assert fence(told, own) == []
 
 
-def test_a_failure_comes_back_by_a_timer(own: ProcMesh, told: Told) -> None:
+def test_a_timer_can_bring_a_failure_back(own: ProcMesh, told: Told) -> None:
     seen: list[Event] = []
     done = threading.Event()
 
@@ -168,14 +168,14 @@ def test_the_timers_of_a_stopped_mesh_are_cancelled(own: ProcMesh, told: Told) -
     run = process.owners.of(0).actors(actors._actor_id).policy
 
     def timers() -> int:
-        """How many run, once the event loop has done what it was asked to before."""
+        """How many timers are running, after the event loop did what it was asked before."""
         passed = threading.Event()
         process.actor_host().loop.call_soon_threadsafe(passed.set)
         assert passed.wait(WITHIN)
         return len(run.timers)
 
     fail(actors)
-    # The fence is another actor, which could be quicker: it is for what becomes of the event.
+    # The fence is another actor and could be faster: it is for what happens to the event.
     assert policy.next() == Failed("workers", 0, FailureKind.ACTOR_FAILED)
     fence(told, own)
     assert timers() == 1
@@ -184,7 +184,7 @@ def test_the_timers_of_a_stopped_mesh_are_cancelled(own: ProcMesh, told: Told) -
     actors.stop().exception(WITHIN)
     assert timers() == 0
     assert timer.cancelled()
-    # Its failure is still to be reported; this test has heard of it.
+    # Its failure would still be reported at the end; mark it as reported.
     process.told(SupervisionError(failure=run.put_off[0]))
 
 
@@ -231,7 +231,7 @@ def test_a_policy_that_raises_is_reported_and_the_failure_passed_on(
     assert "LookupError: a bad policy" in caplog.text
 
 
-def test_what_is_put_off_when_the_script_ends_is_reported(script: Any) -> None:
+def test_failures_put_off_at_the_end_of_the_script_are_reported(script: Any) -> None:
     done = script(
         """
         import threading
@@ -259,7 +259,7 @@ def test_what_is_put_off_when_the_script_ends_is_reported(script: Any) -> None:
     out, err = done.process.communicate(timeout=30)
     assert done.process.returncode == 1, out + err
     text = (out + err) if isinstance(err, str) else (out + err).decode()
-    assert "nobody has handled this failure" in text
+    assert "nobody handled this failure" in text
     assert "put off" in text
 
 
@@ -347,11 +347,11 @@ def test_a_registered_policy_that_cannot_be_used_is_an_error_at_the_spawn(own: P
             own.spawn("workers", Leaf, supervise="wrong")
 
 
-# Of actors.
+# Policies of actors.
 
 
 class Ruler(Owner):
-    """Owns workers by a policy that writes down what it is asked."""
+    """Owns workers with a policy that writes down what it is asked."""
 
     def __init__(self, log: str, kind: str) -> None:
         super().__init__()
@@ -446,7 +446,7 @@ def test_a_policy_of_an_actor_that_raises_passes_on_to_the_actor(
     slay_pid(pids[2])
     assert told.next().chain == ("actor 'ruler' in mortal[0]",)
     assert lines(log) == ["supervise 2 ()"]
-    # It has not failed itself.
+    # The actor itself has not failed.
     assert ruler.pid.call_one().get(WITHIN) == own.pids[0]
 
 
@@ -462,7 +462,7 @@ def test_an_owner_in_the_scripts_process_has_policies_too(told: Told, tmp_path: 
 
 
 class Bystander(Actor):
-    """Has a thread that no actor runs spawn with a policy."""
+    """Spawns with a policy from a thread outside of actors."""
 
     @endpoint
     def spawn_from_a_thread(self, log: str) -> int:

@@ -1,4 +1,4 @@
-"""Policies that have ranks made again: real processes die, and others take their places."""
+"""Policies that respawn ranks: real processes die and are replaced."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class Waiter(Actor):
 
 @pytest.fixture(scope="module")
 def awaited(runtime: None) -> None:
-    """The event loop of the script's own actors has waited before, as it does in every repair."""
+    """Makes the event loop of the script's actors wait once before, as every repair does."""
     with this_host().spawn_procs() as procs:
         counter: Any = procs.spawn("counter", Counter)
         this_proc().spawn("waiter", Waiter).wait.call_one(counter).get(timeout=WITHIN)
 
 
 class Answering:
-    """Answers failures as a function says, and hands them to the test."""
+    """Answers failures with a function, and passes them to the test."""
 
     def __init__(self, answer: Callable[[Failed], Sequence[Action]]) -> None:
         self._answer = answer
@@ -72,7 +72,7 @@ def who(mesh: Any) -> list[int]:
     return [pid for *_, pid in mesh.who.call().get(timeout=WITHIN).values()]
 
 
-def test_restart_makes_a_failed_actor_again() -> None:
+def test_restart_respawns_a_failed_actor() -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 3}) as procs:
         counters: Any = procs.spawn("counters", Counter, 4, supervise=policy)
@@ -83,7 +83,7 @@ def test_restart_makes_a_failed_actor_again() -> None:
         assert counters.begun_with.call().get(timeout=WITHIN).values() == [4] * 3
 
 
-def test_restart_makes_the_process_again_below_its_actor() -> None:
+def test_restart_respawns_the_process_of_its_actor() -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -95,7 +95,7 @@ def test_restart_makes_the_process_again_below_its_actor() -> None:
             assert procs.incarnations == [0, 0, life]
 
 
-def test_restart_mends_several_losses_at_once_and_passes_none_on(told: Told) -> None:
+def test_restart_repairs_several_losses_at_once_and_passes_none_on(told: Told) -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 5}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -110,7 +110,7 @@ def test_restart_mends_several_losses_at_once_and_passes_none_on(told: Told) -> 
         assert told.empty()
 
 
-def test_restart_leaves_alone_what_was_taken_away() -> None:
+def test_restart_leaves_removed_ranks_alone() -> None:
     policy = Answering(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 3}, supervise=lambda failure: True) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -137,7 +137,7 @@ def test_respawn_and_restart_of_two_policies_go_together() -> None:
         assert procs.incarnations == [1, 0]
 
 
-def test_restart_of_all_ranks_begins_with_those_that_live() -> None:
+def test_restart_of_all_ranks_stops_the_running_ones_first() -> None:
     policy = Answering(lambda event: [Restart(ranks=(0, 1, 2))])
     with this_host().spawn_procs({"gpus": 3}) as procs:
         counters: Any = procs.spawn("counters", Counter, supervise=policy)
@@ -160,12 +160,12 @@ def test_a_failure_that_cannot_be_repaired_is_passed_on(told: Told) -> None:
         failure = told.next()
         assert (failure.mesh_name, failure.rank) == ("counters", 1)
         assert failure.chain[-1].startswith(
-            "the policy of 'counters': Respawn did not succeed: Respawn(ranks=None) is for processes"
+            "the policy of 'counters': Respawn did not succeed: Respawn(ranks=None) cannot repair actors"
         )
 
 
 class Boss(Actor):
-    """Owns processes and actors, whose policies make them again."""
+    """Owns processes and actors whose policies respawn them."""
 
     def __init__(self) -> None:
         self.told: list[MeshFailure] = []
@@ -193,7 +193,7 @@ class Boss(Actor):
         return [failure.headline() for failure in self.told]
 
 
-def test_an_actor_s_policies_make_what_it_owns_again() -> None:
+def test_an_actors_policies_respawn_what_it_owns() -> None:
     with this_host().spawn_procs(name="bosses") as bosses:
         boss: Any = bosses.spawn("boss", Boss)
         workers = boss.workers.call_one().get(timeout=WITHIN)
@@ -209,7 +209,7 @@ def test_an_actor_s_policies_make_what_it_owns_again() -> None:
 
 
 class Mending(Answering):
-    """As :class:`Answering`, and asked after each repair."""
+    """Like :class:`Answering`, and also asked after each repair."""
 
     def __init__(
         self,
@@ -236,12 +236,12 @@ class Mending(Answering):
         return self.repairs.get(timeout=WITHIN)
 
 
-# What is not for a mesh of actors, and so cannot succeed.
+# Respawn is not for a mesh of actors, and so cannot succeed.
 WRONG = Respawn()
 
 
 class Fragile(Actor):
-    """Cannot be constructed while there is a file."""
+    """Cannot be constructed while a file exists."""
 
     def __init__(self, obstacle: Path) -> None:
         if obstacle.exists():
@@ -265,7 +265,7 @@ def test_a_policy_is_told_that_its_repair_is_done(told: Told) -> None:
         event = policy.after()
         assert event == Repaired("counters", (Restart(),))
         assert [failure.rank for failure in event.failures] == [1]
-        # At once, without a look at what has failed.
+        # At once, without checking what failed.
         assert len(who(counters)) == 2
     assert told.empty()
 
@@ -351,7 +351,7 @@ def test_a_policy_that_raises_after_a_repair_changes_nothing(
 
 
 class Mender(Actor):
-    """Owns actors whose policy hears of its repairs in this process."""
+    """Owns actors whose policy is told about its repairs in this process."""
 
     def __init__(self) -> None:
         self.told: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -379,14 +379,14 @@ def test_an_actors_policy_is_notified_of_its_repairs(told: Told) -> None:
 
 
 class Living(Actor):
-    """Says which life of its rank this is."""
+    """Returns the incarnation of its rank."""
 
     @endpoint
     def life(self) -> int:
         return current_proc().incarnation
 
 
-def test_a_process_knows_which_life_it_is(told: Told) -> None:
+def test_a_process_knows_its_incarnation(told: Told) -> None:
     ends: queue.SimpleQueue[ProcEnd] = queue.SimpleQueue()
     policy = Mending(lambda event: [Restart()])
     with this_host().spawn_procs({"gpus": 2}, supervise=lambda failure: True) as procs:

@@ -1,4 +1,4 @@
-"""Who comes back, as the owner tells it: every order of events, without processes."""
+"""Whether a rank is respawned, as its owner reports it: every order of events, without processes."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def restart(returns: Returns, *places: int) -> None:
     returns.back(returns.begin(places))
 
 
-def test_a_later_life_is_the_answer_at_once_or_when_it_is_there() -> None:
-    """RTN-1: the answer comes once, however many lives follow."""
+def test_a_later_incarnation_is_the_answer_now_or_once_it_exists() -> None:
+    """RTN-1: there is one answer, however many incarnations follow."""
     returns = Returns(1)
     first = asked(returns)
     returns.struck(0)
@@ -48,7 +48,7 @@ def test_a_later_life_is_the_answer_at_once_or_when_it_is_there() -> None:
     restart(returns, 0)
     assert first == second == [1]
     assert asked(returns) == [1]
-    # The life that is there may be over already, and its end not told here.
+    # The current incarnation may have ended already without that being known here.
     assert (third := asked(returns, life=1)) == []
     returns.struck(0)
     restart(returns, 0)
@@ -67,7 +67,7 @@ def test_a_death_during_the_restart_is_not_forgotten() -> None:
     assert told == [2]
 
 
-def test_what_is_passed_on_is_gone_until_somebody_makes_it_again() -> None:
+def test_a_rank_whose_failure_was_passed_on_is_gone_until_respawned() -> None:
     returns = Returns(1)
     returns.struck(0)
     returns.struck(1)
@@ -79,8 +79,8 @@ def test_what_is_passed_on_is_gone_until_somebody_makes_it_again() -> None:
     assert asked(returns) == [1]
 
 
-def test_what_was_ignored_is_gone_once_nothing_is_to_come() -> None:
-    """RTN-2: there is no verdict while something is put off, due, or under repair."""
+def test_an_ignored_rank_is_gone_once_nothing_is_pending() -> None:
+    """RTN-2: there is no verdict while something is put off, due, or being repaired."""
     for still in ({"put_off": True}, {"timers": ("later",)}, {"repairs": True}):
         returns = Returns(1)
         returns.struck(0)
@@ -94,7 +94,7 @@ def test_what_was_ignored_is_gone_once_nothing_is_to_come() -> None:
         assert told == [None], still
 
 
-def test_what_was_merged_into_the_restart_of_others_comes_back_with_them() -> None:
+def test_a_rank_restarted_with_others_comes_back_with_them() -> None:
     returns = Returns(1)
     returns.struck(0)
     returns.struck(1)
@@ -132,7 +132,7 @@ def test_without_failures_and_actors_the_answer_is_no() -> None:
     assert asked(returns, life=1) == [None]
 
 
-def test_the_end_answers_all() -> None:
+def test_the_end_answers_all_questions() -> None:
     """RTN-3, RTN-1."""
     returns = Returns(1)
     returns.struck(0)

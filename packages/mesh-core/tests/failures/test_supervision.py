@@ -1,4 +1,4 @@
-"""What is a failure, who hears of it, and what it leaves alone."""
+"""What counts as a failure, who is notified of it, and what it does not affect."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def own(runtime: None) -> Iterator[ProcMesh]:
-    """Four processes that a test may do anything to."""
+    """Four processes of its own for a test that may break them."""
     with this_host().spawn_procs(per_host={"gpus": 4}, name="mortal") as procs:
         procs.initialized.get()
         yield procs
@@ -56,7 +56,7 @@ def own(runtime: None) -> Iterator[ProcMesh]:
 
 @pytest.fixture
 def told(runtime: None) -> Iterator[Told]:
-    """What comes to the script's fault handler."""
+    """The failures that reach the script's fault handler."""
     found = Told()
     set_fault_handler(found.put)
     yield found
@@ -68,7 +68,7 @@ def one(procs: ProcMesh, rank: int = 0) -> ProcMesh:
 
 
 def fence(told: Told, procs: ProcMesh, rank: int = 0) -> list[MeshFailure]:
-    """Everything that the script was told before a failure that is caused now in this process."""
+    """Every failure reported to the script before one that is caused now in this process."""
     last: Any = one(procs, rank).spawn("fence", Leaf)
     last.pid.call_one().get(WITHIN)
     last.fail.broadcast(ValueError("the fence"))
@@ -86,7 +86,7 @@ def lost(call: Callable[[], Any]) -> MeshFailure:
     return caught.value.failure
 
 
-# What kills an actor, and what does not.
+# What makes an actor fail, and what does not.
 
 
 @pytest.mark.parametrize("cls", [Leaf, Soft])
@@ -138,10 +138,10 @@ def test_an_exception_in_a_broadcast_is_the_actors_failure(
     report = failure.report()
     for word in ("rank 1 (gpus=1) of mesh 'actors' failed", str(own.pids[1]), type(error).__name__, "since"):
         assert word in report
-    # The dead answers everybody, at once, and the same.
+    # The failed actor answers every caller, at once and with the same error.
     for _ in range(3):
         assert lost(lambda: actors.slice(gpus=1).pid.call_one().get(WITHIN)).rank == 1
-    # Neither the others of its mesh nor its neighbours are touched.
+    # Neither the other ranks of its mesh nor its neighbours are affected.
     assert actors.slice(gpus=0).pid.call_one().get(WITHIN) == own.pids[0]
     assert actors.slice(gpus=slice(2, 4)).pid.call().get(WITHIN).values() == own.pids[2:]
     assert neighbour.pid.call_one().get(WITHIN) == own.pids[1]
@@ -244,7 +244,7 @@ def test_a_suspended_process_is_not_dead(own: ProcMesh, told: Told) -> None:
 
 @pytest.mark.parametrize("cls", [Bedlam, SoftBedlam])
 @pytest.mark.parametrize("what", ["raise", "exit"])
-def test_an_exception_in_cleanup_goes_to_whoever_stops_only(
+def test_an_exception_in_cleanup_is_raised_only_by_the_stop(
     own: ProcMesh, told: Told, cls: type[Any], what: str
 ) -> None:
     neighbour: Any = one(own).spawn("neighbour", Leaf)
@@ -274,7 +274,7 @@ def test_an_exception_in_the_cleanup_of_a_failed_actor_affects_nobody(
 
 @pytest.fixture
 def brief(runtime: None) -> Iterator[ProcMesh]:
-    """A process that is given half a second to stop."""
+    """A process that has half a second to stop."""
     with configured(stop_timeout=0.5), this_host().spawn_procs(name="brief") as procs:
         yield procs
 
@@ -285,7 +285,7 @@ def test_a_cleanup_that_hangs_has_a_deadline(brief: ProcMesh, told: Told, cls: t
     actor.pid.call_one().get(WITHIN)
     with pytest.raises(MeshError, match="__cleanup__ of actor 'actor'"):
         actor.stop().get(WITHIN)
-    # A thread that hangs does so for good; the process ends nonetheless.
+    # A thread that hangs cannot be ended; the process ends nonetheless.
     brief.stop().get(WITHIN)
 
 
@@ -300,7 +300,7 @@ def test_a_failed_actor_whose_cleanup_hangs_can_be_stopped(
     actor.stop().exception(WITHIN)
 
 
-# Owners that are actors.
+# Actors as owners.
 
 
 @pytest.mark.parametrize("cls", [Guard, SoftGuard])
@@ -320,7 +320,7 @@ def test_an_owner_that_handles_a_failure_is_the_last_one_notified(
     assert (failure.rank, failure.pid, failure.signal) == (0, pids[0], None)
     assert isinstance(failure.exception, KeyError)
     assert fence(told, own) == []
-    # Still an actor like any other.
+    # It still works like any other actor.
     assert guard.pid.call_one().get(WITHIN) == own.pids[0]
 
 
@@ -356,7 +356,7 @@ def test_an_owner_whose_supervise_raises_has_failed_itself(
         assert isinstance(failure.exception, LookupError)
     assert str(pids[0]) in failure.report()
     assert "__supervise__" in failure.report() or "'guard'" in failure.report()
-    # What it owned has ended with it; its neighbours have not.
+    # What it owned ended with it; its neighbours did not.
     assert survivor.wait() == []
     assert lost(lambda: guard.pid.call_one().get(WITHIN)).mesh_name == "guard"
     assert neighbour.pid.call_one().get(WITHIN) == own.pids[0]
@@ -369,7 +369,7 @@ def test_an_owner_without_the_method_passes_everything_on(own: ProcMesh, told: T
     slay_pid(pid)
     failure = told.next()
     assert (failure.mesh_name, failure.chain) == ("hired", ("actor 'owner' in mortal[0]",))
-    # Its next call raises: that is an ActorError of its caller's, and nobody else's.
+    # Its next call raises: that is an ActorError for its caller only.
     error = owner.ask.call_one("pid").exception(WITHIN)
     assert isinstance(error, SupervisionError)
     assert isinstance(error, ActorError)
@@ -384,7 +384,7 @@ def test_a_call_by_other_code_in_the_owners_process_does_not_notify_the_owner(
     owner: Any = one(own).spawn("owner", Owner)
     stranger: Any = one(own).spawn("stranger", Owner)
     mesh, (pid,) = owner.hire.call_one(Leaf, 1).get(WITHIN)
-    # Its call is lost with the process, and raised to it alone.
+    # Its call is lost with the process, and raised only to it.
     assert lost(lambda: stranger.ask_other.call_one(mesh, "exit", 4).get(WITHIN)).pid == pid
     assert told.next().pid == pid
     assert fence(told, own) == []
@@ -398,7 +398,7 @@ def test_a_call_that_nobody_waits_for_does_not_notify_its_owner(own: ProcMesh, t
     assert fence(told, own) == []
 
 
-def test_three_owners_one_above_the_other(own: ProcMesh, told: Told) -> None:
+def test_three_levels_of_owners(own: ProcMesh, told: Told) -> None:
     top: Any = one(own, 0).spawn("top", Guard, "pass")
     (middle, _) = top.place.call_one(one(own, 1), Guard, "pass").get(WITHIN)
     (bottom, _) = middle.place.call_one(one(own, 2), Guard, "pass").get(WITHIN)
@@ -415,7 +415,7 @@ def test_three_owners_one_above_the_other(own: ProcMesh, told: Told) -> None:
     assert fence(told, own, 0) == []
 
 
-def test_the_one_in_the_middle_handles_it(own: ProcMesh, told: Told) -> None:
+def test_an_owner_in_the_middle_handles_a_failure(own: ProcMesh, told: Told) -> None:
     top: Any = one(own, 0).spawn("top", Guard, "pass")
     (middle, _) = top.place.call_one(one(own, 1), SoftGuard, "handle").get(WITHIN)
     (bottom, _) = middle.place.call_one(one(own, 2), Owner).get(WITHIN)
@@ -440,7 +440,7 @@ def test_a_plain_method_is_asked_between_two_messages_on_the_actors_thread(
     later = guard.thread.call_one()
     with fifo.open("w") as go_on:
         slay_pid(pids[0])
-        # The guard's process knows by now: the next failure there has come here.
+        # The guard's process knows by now: the next failure there has arrived here.
         fence(told, own)
         assert not later.done()
         go_on.write("now")
@@ -454,7 +454,7 @@ def test_it_is_asked_there_too_while_the_loop_works_for_the_actor(own: ProcMesh,
     guard: Any = one(own).spawn("guard", Guard)
     _mesh, pids = guard.hire.call_one(Leaf, 1).get(WITHIN)
     thread = guard.thread.call_one().get(WITHIN)
-    # A coroutine, so that the loop has the inbox from here on.
+    # A coroutine, so that from here on the loop has the inbox.
     guard.told.call_one(0).get(WITHIN)
     heard = guard.told.call_one(1)
     slay_pid(pids[0])
@@ -463,7 +463,7 @@ def test_it_is_asked_there_too_while_the_loop_works_for_the_actor(own: ProcMesh,
     assert fence(told, own) == []
 
 
-def test_the_error_of_a_failed_actor_tells_its_story_once(own: ProcMesh, told: Told) -> None:
+def test_the_error_of_a_failed_actor_shows_its_traceback_once(own: ProcMesh, told: Told) -> None:
     actor: Any = one(own).spawn("actor", Leaf)
     actor.instance.call_one("kill", "because").exception(WITHIN)
     told.next()
@@ -495,7 +495,7 @@ def test_a_slow_supervise_holds_up_only_its_own_actor(own: ProcMesh, told: Told)
 
 
 class Slow(Owner):
-    """Answers when it is told to."""
+    """Answers when the test tells it to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -535,7 +535,7 @@ def test_a_policy_is_asked_before_the_script(own: ProcMesh, told: Told, on: str,
     failure = asked.next()
     assert (failure.mesh_name, failure.pid) == ("ruled" if on == "procs" else "actors", pid)
     seen = [each.mesh_name for each in fence(told, own)]
-    # Of a mesh of processes with a policy of its own the actors there are told apart.
+    # Owners of actors are notified separately, even if the mesh of processes has its own policy.
     wanted = {"procs": ["actors"], "actors": []}[on] + ([] if answer else [failure.mesh_name])
     assert sorted(seen) == sorted(wanted)
     assert asked.empty()
@@ -563,7 +563,7 @@ def test_a_failure_in_progress_when_its_mesh_is_stopped_is_not_reported(own: Pro
     second: Any = one(own).spawn("second", Leaf, supervise=lambda _: True)
     first.fail.broadcast(ValueError("no"))
     assert entered.wait(WITHIN)
-    # This failure waits behind the policy of the other, while its own mesh is stopped.
+    # This failure waits for the policy of the other one while its own mesh is stopped.
     second.fail.broadcast(ValueError("late"))
     second.stop().get(WITHIN)
     leave.set()
@@ -625,7 +625,7 @@ def test_a_fault_handler_may_be_a_coroutine(own: ProcMesh) -> None:
         set_fault_handler(None)
 
 
-def test_a_fault_handler_may_spawn_anew_and_wait(own: ProcMesh) -> None:
+def test_a_fault_handler_may_spawn_and_wait(own: ProcMesh) -> None:
     told = Told()
 
     def handler(failure: MeshFailure) -> None:

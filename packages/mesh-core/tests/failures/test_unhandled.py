@@ -1,4 +1,4 @@
-"""Failures that no owner has handled: at the script, in its calls, and at its end."""
+"""Failures that no owner handled: in the script, in its calls, and at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def own(runtime: None) -> Iterator[ProcMesh]:
-    """Three processes that a test may do anything to."""
+    """Three processes of its own for a test that may break them."""
     with this_host().spawn_procs(per_host={"gpus": 3}, name="mortal") as procs:
         procs.initialized.get()
         yield procs
@@ -44,13 +44,13 @@ def failure_in(error: BaseException | None) -> MeshFailure:
 
 
 def kept_waiting(procs: ProcMesh, rank: int) -> Any:
-    """A call that does not come back."""
+    """A call that does not return."""
     actor: Any = procs.slice(gpus=rank).spawn("waiting", Soft)
     actor.pid.call_one().get(WITHIN)
     return actor.hold.call_one()
 
 
-# In the calls of the script.
+# In calls of the script.
 
 
 @pytest.mark.slow
@@ -60,14 +60,14 @@ def test_a_failure_is_raised_by_the_call_that_waits_whatever_it_waits_for(own: P
     actor.fail.broadcast(ValueError("nobody waits"))
     failure = hears(waiting)
     assert (failure.mesh_name, failure.pid) == ("actor", own.pids[1])
-    # Once: the call itself goes on, and others work.
+    # Only once: the call itself continues, and others work.
     assert not waiting.done()
     with pytest.raises(ActorTimeout):
         waiting.get(0.01)
     assert own.slice(gpus=1).spawn("more", Leaf).pid.call_one().get(WITHIN) == own.pids[1]
 
 
-def test_the_same_in_a_coroutine(own: ProcMesh) -> None:
+def test_a_failure_is_raised_by_a_waiting_coroutine(own: ProcMesh) -> None:
     async def main() -> None:
         held = kept_waiting(own, 0)
         actor: Any = own.slice(gpus=1).spawn("actor", Leaf)
@@ -89,7 +89,7 @@ def test_a_failure_from_before_is_raised_by_the_next_call_that_has_to_wait(own: 
     actor.pid.call_one().get(WITHIN)
     slay(own, 2)
     actor.fail.broadcast(ValueError("nobody waits"))
-    # Results that are there already are had all the same.
+    # Results that have arrived are returned nonetheless.
     assert ready.get(WITHIN) == pid
     names = {hears(held).mesh_name for _ in range(2)}
     assert names == {"actor", "mortal"}
@@ -108,8 +108,8 @@ def test_an_error_that_a_call_has_raised_is_not_raised_again(own: ProcMesh) -> N
         kept_waiting(own, 0).get(0.05)
 
 
-def test_results_that_hold_the_dead_come_whichever_is_first_the_call_or_the_notice(own: ProcMesh) -> None:
-    """SUP-1: the call tells of its own ranks itself, also where their ends are due to be raised already."""
+def test_results_include_deaths_whether_the_call_or_the_notice_is_first(own: ProcMesh) -> None:
+    """SUP-1: the call reports its own ranks, even if their ends are due to be raised already."""
     actors: Any = own.spawn("actors", Leaf)
     actors.pid.call().get(WITHIN)
     pids = [slay(own, rank) for rank in (1, 2)]
@@ -149,13 +149,13 @@ def test_a_block_raises_its_own_error_first(runtime: None) -> None:
 
 
 def fail_in(procs: ProcMesh, name: str, watches: list[Watch]) -> None:
-    """Have an actor fail where nobody waits."""
+    """Make an actor fail while nobody waits."""
     actor: Any = procs.spawn(name, Leaf)
     watches.append(Watch([actor.pid.call_one().get(WITHIN)]))
     actor.fail.broadcast(ValueError("no"))
 
 
-def test_an_async_block_does_the_same(runtime: None) -> None:
+def test_an_async_block_raises_what_failed_in_it(runtime: None) -> None:
     async def raise_own() -> None:
         async with this_host().spawn_procs() as procs:
             actor: Any = procs.spawn("actor", Leaf)
@@ -180,7 +180,7 @@ def test_an_async_block_does_the_same(runtime: None) -> None:
 
 
 def drain() -> None:
-    """Have what is still unheard of raised."""
+    """Raise the failures that nobody was notified of."""
     with this_host().spawn_procs() as procs:
         while True:
             try:
@@ -189,7 +189,7 @@ def drain() -> None:
                 continue
 
 
-def test_exception_leaves_what_else_has_failed_to_the_next_get(own: ProcMesh) -> None:
+def test_exception_leaves_other_failures_to_the_next_get(own: ProcMesh) -> None:
     healthy: Any = own.slice(gpus=0).spawn("healthy", Leaf)
     waiting = kept_waiting(own, 0)
     slay(own, 2)
@@ -197,7 +197,7 @@ def test_exception_leaves_what_else_has_failed_to_the_next_get(own: ProcMesh) ->
     assert healthy.pid.call_one().exception(WITHIN) is None
     assert isinstance(healthy.fail.call_one(KeyError()).exception(WITHIN), KeyError)
     assert healthy.pid.call().exception(WITHIN) is None
-    # Nor does it say success where there is none.
+    # But it does not report success either.
     with pytest.raises(ActorTimeout):
         waiting.exception(0.01)
     assert hears(waiting).signal == signal.SIGKILL
@@ -223,14 +223,14 @@ def test_a_failure_that_comes_while_exception_waits_does_not_end_the_wait(own: P
 
 
 def wait_for_alarm(procs: ProcMesh) -> None:
-    """Until a failure has come that the script's next wait is to raise."""
+    """Wait for a failure that the script's next wait will raise."""
     until = time.monotonic() + WITHIN
     while not procs._process.alarmed:
         assert time.monotonic() < until
         os.sched_yield()
 
 
-# Many who wait.
+# Many waiters.
 
 
 def test_a_hundred_threads_that_wait_for_the_dead_are_all_notified(own: ProcMesh) -> None:
@@ -286,11 +286,11 @@ def test_a_kill_reaches_the_waiting_caller_soon(own: ProcMesh) -> None:
         os.kill(pid, signal.SIGKILL)
         assert hears(waiting).signal == 9
         taken.append(time.monotonic() - begun)
-    # A few milliseconds in fact; the benchmark holds it to 50. A machine may be busy once, not three times.
+    # In fact a few milliseconds; the benchmark requires 50. A machine may be busy once, but not three times.
     assert min(taken) < 0.5
 
 
-# At the script's end.
+# At the end of the script.
 
 HEADER = """
 import os, signal, sys, time
@@ -355,7 +355,7 @@ def hear(call: Any) -> None:
     ],
 )
 def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int, said: str | None) -> None:
-    """SUP-1, SUP-2: what a call has raised needs no other answer; all else is reported, with status 1."""
+    """SUP-1, SUP-2: what a call raised needs no other handling; everything else is reported, with status 1."""
     run = script(HEADER + body)
     _, errors = run.finish()
     assert run.process.returncode == status, errors
@@ -364,8 +364,10 @@ def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int
         assert "handled this failure" not in errors
 
 
-def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: Callable[..., Script]) -> None:
-    """SUP-2: its calls are not the script's, whose they are in any other process either."""
+def test_a_failure_caught_by_an_actor_in_the_scripts_process_is_passed_on(
+    script: Callable[..., Script],
+) -> None:
+    """SUP-2: an actor's calls are not the script's, in its process as in any other."""
     run = script(
         """
         import asyncio
@@ -390,7 +392,7 @@ def test_what_an_actor_in_the_script_s_process_has_caught_is_passed_on(script: C
         """
     )
     said, errors = run.finish()
-    # Whichever of the two calls the script waits for just then raises it.
+    # Whichever of the two calls the script is waiting for raises it.
     assert run.process.returncode == 1, errors
     assert said in {"caught\n", ""}
     assert "exited with status 5" in errors
@@ -407,7 +409,7 @@ def test_output_of_a_script_is_kept(script: Callable[..., Script], tmp_path: Any
     assert path.read_text() == "data"
 
 
-def test_a_later_runtime_knows_nothing_of_failures_before(script: Callable[..., Script]) -> None:
+def test_a_later_runtime_does_not_know_earlier_failures(script: Callable[..., Script]) -> None:
     run = script(
         HEADER + "first.fail.broadcast(ValueError('no'))\nhear(first.pid.call_one())\n"
         "os.kill(pids[1], 9)\nshutdown()\n"

@@ -96,7 +96,7 @@ def test_ranks_of_a_slice_are_found() -> None:
 def test_sums() -> None:
     assert combine("sum", [1, 2.5, 3]) == 6.5
     assert combine("sum", [{"a": 1, "b": {"c": 2}}, {"b": {"c": 3}, "a": 4}]) == {"a": 5, "b": {"c": 5}}
-    with pytest.raises(ValueError, match="'b' is not in all of them"):
+    with pytest.raises(ValueError, match="'b' is missing from some of them"):
         combine("sum", [{"a": 1}, {"a": 1, "b": 2}])
 
 

@@ -1,4 +1,4 @@
-"""What bad input gets: a clear error at the caller, quickly, with nothing hung, leaked or killed that need not be."""
+"""Bad input: a clear error at the caller, quickly, with nothing hung, leaked or killed unnecessarily."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 @pytest.fixture
 def one(echo: Any) -> Any:
-    """An actor that must still answer after whatever a test did."""
+    """An actor that must still answer after each test."""
     mesh = echo.slice(hosts=0, gpus=0)
     yield mesh
     assert mesh.echo.call_one("still here").get() == "still here"
 
 
-# Habits from elsewhere.
+# Mistakes carried over from other libraries.
 
 
 def test_a_mesh_is_not_indexed_by_number(echo: Any, procs: ProcMesh) -> None:
@@ -69,8 +69,8 @@ def test_a_field_of_a_mesh_is_not_assigned(echo: Any) -> None:
     assert "rate" not in vars(echo)
 
 
-def test_marks_that_do_not_make_an_endpoint() -> None:
-    with pytest.raises(TypeError, match=r"is a static method; remove @staticmethod"):
+def test_invalid_endpoint_marks() -> None:
+    with pytest.raises(TypeError, match=r"got the static method .*; remove @staticmethod"):
 
         class Static(Actor):
             @endpoint
@@ -79,7 +79,7 @@ def test_marks_that_do_not_make_an_endpoint() -> None:
                 return n
 
     for kind in (staticmethod, classmethod):
-        with pytest.raises(TypeError, match=rf"is marked @{kind.__name__} and @endpoint"):
+        with pytest.raises(TypeError, match=rf"is marked both @{kind.__name__} and @endpoint"):
             type("Wrapped", (Actor,), {"f": kind(endpoint(lambda self: 1))})
     for twice in (endpoint(concurrent=True), endpoint):
         with pytest.raises(TypeError, match="is marked @endpoint twice; keep one"):
@@ -125,7 +125,7 @@ class Box(Actor, Generic[T]):
 
     @endpoint
     def get(self) -> T:
-        """Give back what it holds."""
+        """Return what it holds."""
         return self.held
 
     @endpoint
@@ -143,7 +143,7 @@ def test_an_endpoint_shows_the_users_own_docstring_and_signature(procs: ProcMesh
     assert inspect.getdoc(box.get) == "Give back what it holds."
     assert str(inspect.signature(box.undocumented)) == "(n: 'int' = 3) -> 'None'"
     assert "Endpoint undocumented(n=3) of Box" in (inspect.getdoc(box.undocumented) or "")
-    # Of a reference that came from elsewhere without the class, what is known.
+    # A reference from elsewhere, without the class, shows what it knows.
     reference = pickle.loads(pickle.dumps(box))
     assert "Endpoint get() of Box" in (inspect.getdoc(reference.get) or "")
     assert (inspect.getdoc(Endpoint) or "").startswith("An endpoint of some actors")
@@ -229,7 +229,7 @@ def test_a_wrong_signature_with_all_kinds_of_parameters(one: Any) -> None:
         one.keywords.call_one(1)
     with pytest.raises(TypeError, match="missing required argument 'a'"):
         one.keywords.call_one(c=1)
-    # A positional-only name is free for the keywords that are left.
+    # The name of a positional-only parameter may be used as a keyword.
     assert one.keywords.call_one(1, c=3, a=4).get() == (1, 2, (), 3, {"a": 4})
 
 
@@ -266,7 +266,7 @@ def test_an_out_of_range_slice(echo: Any) -> None:
 
 @pytest.mark.parametrize("name", ["stop", "slice", "size", "initialized", "name"])
 def test_an_endpoint_named_like_a_method_of_every_mesh(name: str) -> None:
-    with pytest.raises(TypeError, match=f"has an endpoint named '{name}', which every mesh has"):
+    with pytest.raises(TypeError, match=f"has an endpoint named '{name}', which would be hidden"):
         type("Clash", (Actor,), {name: endpoint(lambda self: None)})
 
 
@@ -276,8 +276,8 @@ def test_classes_that_are_not_actors(procs: ProcMesh) -> None:
             procs.spawn("wrong", wrong)
 
 
-def test_concurrent_is_for_coroutines() -> None:
-    with pytest.raises(TypeError, match="write it with 'async def'"):
+def test_only_coroutines_can_be_concurrent() -> None:
+    with pytest.raises(TypeError, match="define it with 'async def'"):
 
         @endpoint(concurrent=True)
         def plain(self: Any) -> None: ...
@@ -288,8 +288,8 @@ def test_concurrent_is_for_coroutines() -> None:
     [{"A=B": "x"}, {"": "x"}, {"A": 1}, {1: "x"}, {"A": "x\0y"}],
     ids=["equals", "empty", "int", "key", "nul"],
 )
-def test_an_environment_that_cannot_be(env: Any) -> None:
-    with pytest.raises(ValueError, match="names and values are strings"):
+def test_an_invalid_environment(env: Any) -> None:
+    with pytest.raises(ValueError, match="names and values must be strings"):
         this_host().spawn_procs(env=env)
 
 
@@ -309,7 +309,7 @@ def test_a_constructor_that_raises(procs: ProcMesh, cls: Any, args: Any, kind: t
     assert isinstance(caught.value, ActorError)
     assert caught.value.actor == "broken"
     assert "in __init__" in caught.value.remote_traceback
-    # Calls, earlier and later, say why there is nobody to answer.
+    # Earlier and later calls say why nobody answers.
     with pytest.raises(kind):
         waiting.get()
     with pytest.raises(kind):
@@ -506,7 +506,7 @@ def test_use_after_os_fork(one: Any, procs: ProcMesh) -> None:
 
 
 def test_multiprocessing_fork_leaves_the_parent_alone(script: Any) -> None:
-    """A child that ends as Python processes do, exit handlers and all, takes nothing of its parent's along."""
+    """A child that ends normally, with exit handlers, does not affect its parent."""
     run = script(
         """
         import multiprocessing, os
@@ -615,7 +615,7 @@ def test_ctrl_c_at_any_moment(script: Any, moment: str) -> None:
 
 
 def test_ctrl_c_during_shutdown(script: Any) -> None:
-    """Twice: the first is for the script, the second while its processes are stopped, which one of them resists."""
+    """Twice: the first is for the script, the second arrives while a process resists being stopped."""
     run = script(
         """
         from mesh_core import configure, this_host
@@ -700,6 +700,6 @@ def test_a_users_own_signal_handler_runs_while_waiting(script: Any) -> None:
     assert run.finish()[0] == "door\n"
 
 
-def test_errors_of_the_mesh_are_one_family() -> None:
+def test_all_errors_derive_from_mesh_error() -> None:
     for kind in (ActorError, SerializationError, SpawnError, SupervisionError, Undeliverable):
         assert issubclass(kind, MeshError)

@@ -1,4 +1,4 @@
-"""A worker that the kernel kills for lack of memory is told apart from one that somebody has killed."""
+"""A worker killed by the kernel for lack of memory is distinguished from one killed by somebody else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT = 400 << 20
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A memory cgroup of the test's own, with a limit, where this machine lets one be made."""
+    """A memory cgroup for this test, with a limit, if this machine allows one."""
     name = f"mesh-test-{os.getpid()}"
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -51,7 +51,7 @@ def test_a_death_by_lack_of_memory_is_named(group: Path, script: Callable[..., A
         class Hog(Actor):
             @endpoint
             def eat(self):
-                # Written to, as it is the pages that count.
+                # Written to, because only pages in use count.
                 return len(bytearray(b"x") * {2 * LIMIT})
 
             @endpoint

@@ -1,4 +1,4 @@
-"""Messages to bytes and back: what travels beside the stream, what stays the same, what errors say."""
+"""Messages to bytes and back: what is sent beside the stream, what is preserved, what errors say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LARGE = 100_000
 
 
 def arrive(obj: object) -> Any:
-    """Send ``obj`` the way the runtime does: the buffers come out as writable memory of the receiver's own."""
+    """Send ``obj`` as the runtime does: the buffers arrive as the receiver's own writable memory."""
     data, buffers = dumps(obj)
     return loads(data, [bytearray(buffer) for buffer in buffers])
 
@@ -81,7 +81,7 @@ def test_a_value_arrives_equal_and_of_its_own_type(value: object) -> None:
     assert type(result) is type(value)
 
 
-def test_a_small_call_is_exactly_what_c_pickle_makes() -> None:
+def test_a_small_call_is_pickled_by_plain_c_pickle() -> None:
     call = ((1, "two", b"3", [4.0]), {"five": {"six": None}})
     assert dumps(call) == (pickle.dumps(call, 5), [])
 
@@ -113,7 +113,7 @@ def test_plain_messages_do_not_import_cloudpickle() -> None:
 
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 @pytest.mark.parametrize("size", [0, 1, 255, 256, OUT_OF_BAND_BYTES, 65535, 65536, 65537, 1_000_000])
-def test_bytes_of_every_size_arrive_as_they_were(kind: Any, size: int) -> None:
+def test_bytes_of_every_size_arrive_unchanged(kind: Any, size: int) -> None:
     value = kind(i % 251 for i in range(size))
     result = arrive([value, "after", value])
     assert result == [value, "after", value]
@@ -153,8 +153,8 @@ def test_buffers_of_all_kinds_keep_their_order() -> None:
     assert bytes(last) == b"f" * LARGE
 
 
-def test_a_frame_that_ends_like_a_header_is_not_taken_for_one() -> None:
-    # A float whose encoding ends with what announces 65,536 bytes, at every place near a frame's end.
+def test_a_frame_that_ends_like_a_header_is_not_mistaken_for_one() -> None:
+    # A float whose encoding ends like the header of 65,536 bytes, at every position near the end of a frame.
     import struct
 
     header = b"B" + (65536).to_bytes(4, "little")
@@ -203,7 +203,7 @@ def test_a_result_outlives_the_message_and_is_writable() -> None:
 
 
 def test_one_object_stays_one_object() -> None:
-    """SER-1, on each road."""
+    """SER-1, for each way."""
     for shared in (
         ["list"],
         bytearray(10),
@@ -321,7 +321,7 @@ def test_an_array_that_occurs_twice_is_sent_once() -> None:
 
 
 def run(code: str, *, stdin: bytes = b"") -> bytes:
-    """Run a script of its own, with its own ``__main__``, and return what it writes."""
+    """Run a separate script with its own ``__main__``, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], input=stdin, capture_output=True, timeout=50
     )
@@ -329,7 +329,7 @@ def run(code: str, *, stdin: bytes = b"") -> bytes:
     return done.stdout
 
 
-def test_functions_without_a_module_go_by_value() -> None:
+def test_functions_without_a_module_are_sent_by_value() -> None:
     offset = 10
 
     def add(x: int) -> int:
@@ -340,8 +340,8 @@ def test_functions_without_a_module_go_by_value() -> None:
     assert arrive(textwrap.dedent) is textwrap.dedent
 
 
-def test_code_that_goes_by_value_keeps_its_file_and_line() -> None:
-    """Tracebacks, debuggers and `inspect.getsource` find source by them; cloudpickle 3.1.3 leaves the file out."""
+def test_code_sent_by_value_keeps_its_file_and_line() -> None:
+    """Tracebacks, debuggers and `inspect.getsource` need them to find the source; cloudpickle 3.1.3 omits the file."""
 
     def outer() -> Any:
         return lambda: None
@@ -432,7 +432,7 @@ def test_a_class_that_returns_is_the_scripts_own_and_unchanged() -> None:
     assert run(code) == b""
 
 
-def test_a_module_that_the_user_registered_goes_by_value(tmp_path: Any, monkeypatch: Any) -> None:
+def test_a_registered_module_is_sent_by_value(tmp_path: Any, monkeypatch: Any) -> None:
     import cloudpickle
 
     (tmp_path / "only_here.py").write_text("class Thing:\n    value = 4\n")
@@ -492,7 +492,7 @@ def test_the_caller_says_what_the_root_is_called() -> None:
     assert caught.value.path == "the result of 'step'['a']"
 
 
-def test_nesting_without_end_is_an_error() -> None:
+def test_endless_nesting_is_an_error() -> None:
     value: list[Any] = []
     for _ in range(100_000):
         value = [value]
@@ -519,7 +519,7 @@ def test_what_cannot_be_rebuilt_says_why() -> None:
         loads(b"\x80\x05cnot_installed_anywhere\nThing\n.")
 
 
-def test_an_interrupt_is_nobody_s_error() -> None:
+def test_an_interrupt_is_not_turned_into_an_error() -> None:
     class Interrupted:
         def __reduce__(self) -> Any:
             raise KeyboardInterrupt
@@ -535,7 +535,7 @@ def test_a_memoryview_that_cannot_be_rebuilt_is_refused() -> None:
 
 
 class Lazy(types.ModuleType):
-    """Like torch.ops: a module of a class of its own, which makes what it does not have."""
+    """Like torch.ops: a module with its own class, which creates missing attributes on demand."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -545,7 +545,7 @@ class Lazy(types.ModuleType):
         return space
 
 
-def test_modules_of_a_class_of_their_own_go_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_with_their_own_class_are_sent_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ops = Lazy("made_up.ops")
     monkeypatch.setitem(sys.modules, "made_up.ops", ops)
     assert arrive(ops) is ops

@@ -1,4 +1,4 @@
-"""Types whose authors say how they are sent: reducers, and handlers of large data."""
+"""Types with registered ways to be sent: reducers, and handlers of large data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LARGE = 1_000_000
 
 
 class Frame:
-    """Owns memory; pickle knows no way in."""
+    """Owns memory that pickle cannot reach."""
 
     def __init__(self, label: str, memory: Any) -> None:
         self.label = label
@@ -85,7 +85,7 @@ def frames() -> Iterator[Frames]:
 
 
 class Camera(Actor):
-    """Gives and takes frames."""
+    """Returns and takes frames."""
 
     @endpoint
     def shoot(self, value: int) -> Frame:
@@ -121,7 +121,7 @@ def test_an_object_that_occurs_twice_is_one_and_its_memory_lives_as_long_as_it()
     assert first is second
 
     class Memory(bytearray):
-        """It can be referred to weakly."""
+        """Supports weak references."""
 
     memory = Memory(buffers[0])
     rebuilt = loads(data, [memory])
@@ -144,7 +144,7 @@ def test_small_and_read_only_memory(memory: Any) -> None:
 
 
 @pytest.mark.usefixtures("handler")
-def test_classes_that_go_by_value_may_hold_one() -> None:
+def test_classes_sent_by_value_may_contain_registered_objects() -> None:
     class Local:
         def __init__(self, frame: Frame) -> None:
             self.frame = frame
@@ -179,12 +179,12 @@ def test_a_missing_handler_is_an_error(handler: Registration) -> None:
             caught.value
         )
         assert "Call register_handler() here too" in str(caught.value)
-        # Nor can it send one; the caller goes on, and so does the actor.
+        # Nor can it send one; the caller and the actor both continue.
         with pytest.raises(TypeError, match="lock"):
             camera.shoot.call_one(1).get(timeout=30)
 
 
-def test_a_caller_that_lacks_it_says_so() -> None:
+def test_a_caller_without_the_handler_says_so() -> None:
     frames = install(Frames)
     try:
         with this_host().spawn_procs() as procs:
@@ -211,7 +211,7 @@ def test_a_caller_that_lacks_it_says_so() -> None:
         (lambda frame: 1 / 0, "ZeroDivisionError"),
     ],
 )
-def test_a_handler_that_does_it_wrong(wrong: Callable[[Frame], Any], said: str) -> None:
+def test_an_incorrect_handler_is_reported(wrong: Callable[[Frame], Any], said: str) -> None:
     registration = register_handler(Frame, wrong, make)
     try:
         with pytest.raises(SerializationError, match=said):
@@ -301,7 +301,7 @@ def test_registering_while_others_send() -> None:
 
 
 class Parcel:
-    """Arrives after the message that it is in."""
+    """Arrives later than the message that contains it."""
 
 
 class Post(Extension):

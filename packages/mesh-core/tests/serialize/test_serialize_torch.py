@@ -1,4 +1,4 @@
-"""Tensors in messages: no copy, no loss, and what a tensor leaves behind."""
+"""Tensors in messages: no copies, no losses, and what is not sent with a tensor."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_result_is_writable_and_keeps_its_memory(size: int) -> None:
     assert result.sum().item() == size
 
 
-def test_no_copy_where_elements_lie_together() -> None:
+def test_contiguous_elements_are_not_copied() -> None:
     """SER-3."""
     base = torch.arange(4.0 * BIG).reshape(4, BIG)
     images = torch.zeros(2, 3, 64, 64).to(memory_format=torch.channels_last)
@@ -90,7 +90,7 @@ def test_buffers_keep_a_temporary_copy_alive() -> None:
 
 @pytest.mark.parametrize("size", [10, BIG])
 def test_a_tensor_that_occurs_twice_is_one(size: int) -> None:
-    """SER-1; two tensors on one storage are two."""
+    """SER-1; two tensors with the same storage arrive as two."""
     tensor = torch.zeros(size)
     data, buffers = dumps([tensor, tensor, tensor[:]])
     first, second, other = loads(data, [bytearray(b) for b in buffers])
@@ -138,7 +138,7 @@ def test_conjugates_and_negatives_are_resolved() -> None:
         assert not result.is_neg()
 
 
-def test_what_is_not_plain_memory_goes_torch_s_own_way() -> None:
+def test_tensors_without_plain_memory_are_pickled_by_torch() -> None:
     sparse = torch.eye(3).to_sparse()
     assert torch.equal(arrive(sparse).to_dense(), torch.eye(3))
     assert arrive(torch.zeros(3, device="meta")).device.type == "meta"
@@ -149,7 +149,7 @@ def test_what_is_not_plain_memory_goes_torch_s_own_way() -> None:
     ]
 
 
-def test_tensors_in_what_goes_by_value() -> None:
+def test_tensors_in_objects_sent_by_value() -> None:
     weights = torch.arange(float(BIG))
     data, buffers = dumps(lambda: weights)
     assert [buffer.nbytes for buffer in buffers] == [BIG * 4]

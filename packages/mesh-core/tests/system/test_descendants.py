@@ -1,4 +1,4 @@
-"""What ended workers leave behind: who is signalled, and when a worker's number is free again."""
+"""What ended workers leave behind: which processes are signalled, and when a worker's number is free again."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from mesh_core._system import process_marks
 
 
-def test_a_pid_that_means_another_process_by_now_is_not_signalled() -> None:
-    """MRK-2: the one that was looked at had another start."""
+def test_a_reused_pid_is_not_signalled() -> None:
+    """MRK-2: the process that was looked at had another start time."""
     with subprocess.Popen(["sleep", "1000"]) as child:
         seen = process_marks.look(child.pid)
         assert seen is not None
@@ -55,7 +55,7 @@ print(brood.is_free(number), rounds > 0)
 
 @pytest.mark.slow
 def test_a_number_is_free_when_nothing_of_its_worker_is_left() -> None:
-    """BRD-1, where a worker leaves a process behind that does not heed SIGTERM."""
+    """BRD-1, if a worker leaves a process behind that ignores SIGTERM."""
     done = subprocess.run(
         [sys.executable, "-c", LEAVES_ONE_BEHIND], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""What workers print and log: that it arrives, from whom, how often, and what it costs those who do not print."""
+"""Output and logging of workers: that it arrives, from whom, how often, and at what cost to workers that do not print."""
 
 # ruff: noqa: T201 - printing is what is tested
 
@@ -29,7 +29,7 @@ def say(text: str) -> None:
 
 
 def warm_up() -> None:
-    """Have this module imported, which takes longer than equal lines wait for each other."""
+    """Make sure this module is imported, which takes longer than the window for equal lines."""
 
 
 def complain(text: str) -> None:
@@ -60,7 +60,7 @@ def one(runtime: None) -> Any:
 
 
 def run(script: Any, source: str, *args: str) -> tuple[list[str], list[str]]:
-    """Run a script to its end; the lines of its stdout and stderr."""
+    """Run a script to its end; return the lines of its stdout and stderr."""
     started = script(HEADER + source, *args)
     out, err = started.finish()
     assert started.process.returncode == 0, err
@@ -101,7 +101,7 @@ def test_lines_arrive_with_their_actor_and_rank(script: Any) -> None:
     assert err == ["[trainers hosts=0,gpus=1] to stderr"]
 
 
-# Equal lines become one if the second comes before the first is shown, which a busy machine decides.
+# Equal lines are merged if the second comes before the first is shown, which depends on the machine's load.
 HELLO_OF_TWO = {
     "[pair gpus=0-1 x2] hello\n",
     "[pair gpus=0] hello\n[pair gpus=1] hello\n",
@@ -159,7 +159,7 @@ def test_a_stdout_of_ascii_gets_escapes(one: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("start", ["fork", "exec"])
 def test_a_script_without_stdout_and_stderr(tmp_path: Path, start: str) -> None:
-    """Their numbers may be those of other descriptors then, in the script and in the fork server."""
+    """Their descriptor numbers may then belong to other files, in the script and in the fork server."""
     path = tmp_path / "closed.py"
     path.write_text(CLOSED)
     subprocess.run(
@@ -194,7 +194,7 @@ with this_host().spawn_procs(per_host={"gpus": 2}, start=sys.argv[1]) as procs:
 """
 
 
-def test_equal_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]) -> None:
+def test_equal_lines_of_many_ranks_are_merged(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(warm_up).get()
@@ -203,13 +203,13 @@ def test_equal_lines_of_many_ranks_come_as_one(capfd: pytest.CaptureFixture[str]
         some = trainers.slice(gpus=slice(0, 4, 2))
         pair = together(capfd, trainers, lambda attempt: some.call.call(say, f"twice in try {attempt}").get())
         assert re.fullmatch(r"\[trainers gpus=0,2 x2\] twice in try [a-z]+", pair)
-        # Of one rank nothing becomes one.
+        # Lines of a single rank are not merged.
         for step in range(3):
             trainers.slice(gpus=3).call.call(say, f"step {step}").get()
     assert lines(capfd.readouterr().out) == [f"[trainers gpus=3] step {step}" for step in range(3)]
 
 
-def test_lines_with_other_numbers_are_each_rank_s_own(capfd: pytest.CaptureFixture[str]) -> None:
+def test_lines_with_different_numbers_are_shown_separately(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 4}, name="four") as procs:
         trainers = procs.spawn("trainers", Echo)
         trainers.call.call(say_ranks, "a").get()
@@ -219,7 +219,7 @@ def test_lines_with_other_numbers_are_each_rank_s_own(capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("how", ["option", "setting"])
-def test_lines_with_other_numbers_come_as_one_where_that_is_asked_for(
+def test_lines_with_different_numbers_are_merged_on_request(
     capfd: pytest.CaptureFixture[str], how: str
 ) -> None:
     with (
@@ -264,13 +264,13 @@ def test_a_traceback_is_not_torn(capfd: pytest.CaptureFixture[str], kind: str) -
         this_host().spawn_procs(per_host={"gpus": 3}, name="three") as procs,
     ):
         procs.spawn("t", Echo).call.call(fail_alike, kind).get()
-    # Where others have said that before, it may be counted sooner or later.
+    # If others have said that before, it may be counted sooner or later.
     shown = [line for line in lines(capfd.readouterr().err) if "after it" not in line]
     for rank in range(3):
         label = f"[t gpus={rank}] "
         begin = next(n for n, line in enumerate(shown) if line.startswith(label))
         unit = shown[begin : begin + (12 if kind == "printed" else 13)]
-        # Whole, in one piece, and all of it this rank's.
+        # In one piece, and all of it from this rank.
         assert all(line.startswith(label.rstrip()) for line in unit), shown
         assert unit[-2:] == [f"{label}ValueError: bad batch", f"{label}on rank {rank}"]
         assert sum("Traceback" in line for line in unit) == 2
@@ -283,14 +283,14 @@ def test_equal_tracebacks_are_one(capfd: pytest.CaptureFixture[str]) -> None:
         t.call.call(fail_alike, "equal").get()
         flush(t)
     shown = lines(capfd.readouterr().err)
-    # Those that came too late for the first are counted at the end: never line by line.
+    # Those too late for the first are counted at the end, never line by line.
     labels = [line.partition("]")[0] for line in shown if "after it" not in line]
     whole = len([line for line in shown if "on rank 0" in line])
     assert len(labels) == 12 * whole
     assert all(len(set(labels[at : at + 12])) == 1 for at in range(0, len(labels), 12)), shown
 
 
-def test_what_mesh_says_of_one_process_is_shown_for_each(capfd: pytest.CaptureFixture[str]) -> None:
+def test_notices_of_mesh_are_shown_for_each_process(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 3}, name="three") as procs:
         t = procs.spawn("t", Echo)
         t.call.call(notice_of_mesh).get()
@@ -304,8 +304,8 @@ def notice_of_mesh() -> None:
 
 
 def together(capfd: pytest.CaptureFixture[str], mesh: Any, print_all: Callable[[str], Any]) -> str:
-    """What is shown of lines that came together; on a busy machine they may come apart, then they are printed again."""
-    # Letters: numbers make no difference between lines.
+    """What is shown of lines that came together; on a busy machine they may come apart, and then are printed again."""
+    # Letters, because numbers make no difference.
     for attempt in "abcdefghijklmnopqrst":
         print_all(attempt)
         flush(mesh)
@@ -326,7 +326,7 @@ def test_without_a_window_every_line_is_shown(capfd: pytest.CaptureFixture[str])
     assert sorted(lines(capfd.readouterr().out)) == [f"[pair gpus={n}] hello" for n in range(2)]
 
 
-def test_not_streamed_is_not_shown_but_kept_for_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_not_streamed_is_kept_for_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(name="quiet") as procs:
         procs.logging_option(stream_to_client=False)
         one = procs.spawn("one", Echo)
@@ -357,7 +357,7 @@ def test_bad_options_are_refused(procs: ProcMesh, options: dict[str, Any]) -> No
 
 
 def test_records_come_with_their_level(capfd: pytest.CaptureFixture[str]) -> None:
-    # pytest has handlers of its own, which would have them.
+    # pytest has its own handlers, which would receive them.
     with configured(log_records=False), this_host().spawn_procs(name="logged") as procs:
         one = procs.spawn("one", Logging)
         one.log.call_one().get()
@@ -404,7 +404,7 @@ def redirected() -> str:
 
 
 class Logging(Echo):
-    """Logs on every level."""
+    """Logs at every level."""
 
     from mesh_core import endpoint
 
@@ -488,7 +488,7 @@ def test_only_the_last_lines_are_kept(one: Any, capfd: pytest.CaptureFixture[str
 
 
 @pytest.mark.usefixtures("fault_tolerant")
-def test_another_worker_hears_the_last_words_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_worker_gets_the_last_lines_too(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}, name="two") as procs:
         victim = procs.slice(gpus=0).spawn("victim", Echo)
         asker = procs.slice(gpus=1).spawn("asker", Asker)
@@ -496,7 +496,7 @@ def test_another_worker_hears_the_last_words_too(capfd: pytest.CaptureFixture[st
 
 
 class Asker(Echo):
-    """Calls what dies, from a worker."""
+    """Calls an actor that dies, from a worker."""
 
     from mesh_core import endpoint
 
@@ -521,14 +521,14 @@ def test_a_process_that_cannot_start_says_why(tmp_path: Path, capfd: pytest.Capt
     assert capfd.readouterr().err == "[broken] no such library\n"
 
 
-def test_a_fresh_interpreter_says_who_it_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_new_interpreter_identifies_itself(capfd: pytest.CaptureFixture[str]) -> None:
     with this_host().spawn_procs(per_host={"gpus": 2}, name="fresh", start="exec") as procs:
         procs.slice(gpus=1).spawn("one", Echo).call.call_one(say, "hello").get()
     assert capfd.readouterr().out == "[one] hello\n"
 
 
-def test_a_grandchild_that_stays_delays_no_notice(one: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """It keeps the pipes open; what it writes later arrives all the same."""
+def test_a_surviving_grandchild_delays_no_notice(one: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """It keeps the pipes open, and what it writes later still arrives."""
     pid = one.call.call_one(start_sleeper).get()
     watch = Watch([pid])
     with pytest.raises(SupervisionError):
@@ -578,7 +578,7 @@ def test_threads_never_tear_lines(one: Any, capfd: pytest.CaptureFixture[str]) -
 
 
 def test_incomplete_lines_are_kept_apart(capfd: pytest.CaptureFixture[str]) -> None:
-    """Two actors whose coroutines take turns on one thread, each in the middle of a line."""
+    """Two actors whose coroutines alternate on one thread, each in the middle of a line."""
     with this_host().spawn_procs(name="turns") as procs:
         first, second = procs.spawn("first", Halves), procs.spawn("second", Halves)
         for flushed in (False, True):
@@ -639,7 +639,7 @@ def use_streams() -> None:
     os.waitpid(pid, 0)
 
 
-# Much.
+# Large amounts.
 
 
 def flood(count: int, rank: int = 0, more: str = "") -> None:
@@ -678,7 +678,7 @@ def test_nothing_is_lost_when_a_script_just_ends(script: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_stdout_holds_back_those_who_print_and_nobody_else(script: Any) -> None:
+def test_a_full_stdout_blocks_only_workers_that_print(script: Any) -> None:
     """The script's own stdout is not read: its workers' prints wait, calls to others do not, and nothing is lost."""
     started = script(
         HEADER
@@ -686,7 +686,7 @@ def test_a_full_stdout_holds_back_those_who_print_and_nobody_else(script: Any) -
     with this_host().spawn_procs(per_host={"gpus": 2}, name="two") as procs:
         loud, quiet = (procs.slice(gpus=n).spawn(f"a{n}", Echo) for n in range(2))
         quiet.echo.call_one(1).get()
-        # Twice what waits on the way where nobody reads (MOST_WAITING in Rust), and half as much again.
+        # Twice what may wait on the way if nobody reads (MOST_WAITING in Rust), and half as much again.
         flooding = loud.call.call_one(test_logs.flood, 24_000, 0, "x" * 500)
         while procs._process.runtime.logs().flush(0.05):
             pass
@@ -724,7 +724,7 @@ class Owner(Caller):
 
 
 def test_in_a_notebook_lines_are_shown_before_the_cell_ends(script: Any) -> None:
-    """IPython itself is not needed for that: what it calls at the end of a cell is."""
+    """Does not need IPython itself: only what IPython calls at the end of a cell."""
     out, _ = run(
         script,
         """
@@ -766,7 +766,7 @@ def test_lines_after_a_shutdown_and_a_new_beginning(script: Any) -> None:
 
 
 def test_equal_lines_within_the_window_are_counted_at_its_end(capfd: pytest.CaptureFixture[str]) -> None:
-    """Those that come after the first was shown; the clock is the real one, the pure machine's tests have their own."""
+    """Those that come after the first was shown. The clock is real; the state machine has its own tests."""
     with this_host().spawn_procs(per_host={"gpus": 3}, name="late") as procs:
         procs.logging_option(aggregate_window_sec=30)
         trainers = procs.spawn("trainers", Echo)
@@ -774,6 +774,6 @@ def test_equal_lines_within_the_window_are_counted_at_its_end(capfd: pytest.Capt
         trainers.slice(gpus=0).call.call(say, "epoch").get()
         flush(trainers)
         assert capfd.readouterr().out == "[trainers gpus=0] epoch\n"
-        # Within thirty seconds nothing more of that kind is shown, however far apart these three come.
+        # Within thirty seconds nothing more of this kind is shown, however far apart these three come.
         trainers.call.call(say, "epoch").get()
     assert capfd.readouterr().out == "[trainers gpus=0-2 x3] epoch\n"

@@ -122,7 +122,7 @@ def test_a_script_without_a_main_guard_does_not_spawn_forever(script: Any) -> No
 
 
 def test_a_notebook(script: Any) -> None:
-    """Cells are executed one after the other in one namespace, and a cell may define a class again."""
+    """Cells are executed one after the other in one namespace, and a cell may redefine a class."""
     assert lines(
         script,
         '''
@@ -180,7 +180,7 @@ def test_python_dash_c() -> None:
     assert (done.stdout, done.stderr) == ("42\n", "")
 
 
-def test_lambdas_and_closures_travel(echo: Any) -> None:
+def test_lambdas_and_closures_can_be_sent(echo: Any) -> None:
     offset = 5
     assert echo.call.call(lambda n: n + offset, 1).get().values() == [6] * 4
 

@@ -1,4 +1,4 @@
-"""multiprocessing inside actors, with what the script defines."""
+"""multiprocessing in actors, with classes and functions of the script."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_classes_and_functions_of_the_script(script: Any, method: str) -> None:
-    """Python 3.14 takes forkserver where nothing else is asked for."""
+    """Python 3.14 uses forkserver by default."""
     run = script(SCRIPT, "fork", method)
     out, err = run.finish()
     batch = "Batch(n={}, colour=<Colour.RED: 1>)"
@@ -76,7 +76,7 @@ def test_classes_and_functions_of_the_script(script: Any, method: str) -> None:
 
 
 @pytest.mark.once
-def test_in_a_process_of_its_own_interpreter(script: Any) -> None:
+def test_in_a_process_with_its_own_interpreter(script: Any) -> None:
     out, err = (run := script(SCRIPT, "exec", "spawn")).finish()
     assert run.process.returncode == 0, err
     assert [line.split()[0] for line in out.splitlines()] == ["True", "True"]

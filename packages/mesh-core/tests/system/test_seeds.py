@@ -1,4 +1,4 @@
-"""Random numbers of processes: different on every rank, and the same again where a seed says so."""
+"""Random numbers of processes: different on every rank, and reproducible with a seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Start = pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pyt
 
 
 def ask(procs: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What a function says in every process."""
+    """Call a function in every process, and return the results."""
     values: list[Any] = procs.spawn("echo", Echo).call.call(function, *args).get().values()
     return values
 
@@ -77,7 +77,7 @@ def test_a_seed_the_script_has_set_is_not_inherited_by_preloading(tmp_path: Any,
 
 
 @pytest.mark.parametrize("library", ["random", pytest.param("numpy", marks=pytest.mark.beside)])
-def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
+def test_a_seed_reproduces_each_ranks_own_numbers(library: str) -> None:
     needs(library)
 
     def numbers(**options: Any) -> list[float]:
@@ -89,13 +89,13 @@ def test_a_seed_gives_each_rank_its_own_numbers_again(library: str) -> None:
     assert len(set(first)) == 2
     assert numbers(seed=7, preload=preload) == first
     assert numbers(seed=8, preload=preload) != first
-    # Imported there, after the process has begun.
+    # Imported there after the process started.
     assert numbers(seed=7) == first
 
 
 @pytest.mark.slow
 @pytest.mark.beside
-def test_a_seed_holds_for_torch_preloaded_or_not() -> None:
+def test_a_seed_applies_to_torch_preloaded_or_not() -> None:
     needs("torch")
     numbers = []
     for preload in ([], ["torch"]):
@@ -107,7 +107,7 @@ def test_a_seed_holds_for_torch_preloaded_or_not() -> None:
 
 @pytest.mark.slow
 @pytest.mark.beside
-def test_a_seed_holds_for_exec_too() -> None:
+def test_a_seed_applies_to_exec_too() -> None:
     needs("numpy")
 
     def numbers(start: Any) -> list[list[float]]:
@@ -156,7 +156,7 @@ def three_seeds() -> tuple[int, int, int]:
     return rank_seed(), rank_seed(), rank_seed("other")
 
 
-def test_a_bootstrap_may_seed_what_mesh_does_not_know() -> None:
+def test_a_bootstrap_may_seed_other_libraries() -> None:
     def prepare() -> None:
         import os
 

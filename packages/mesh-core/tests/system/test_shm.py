@@ -1,4 +1,4 @@
-"""Large data between processes: through shared memory, without surprises, and given back."""
+"""Large data between processes: through shared memory, without surprises, and released afterwards."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_result_outlives_its_process() -> None:
     assert array.sum() == MIB
 
 
-def test_what_is_sent_to_many_is_private_to_each(echo: Any) -> None:
+def test_data_sent_to_many_is_private_to_each(echo: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(2 * MIB, dtype="uint8")
     for _ in range(3):
@@ -98,7 +98,7 @@ def test_what_is_sent_to_many_is_private_to_each(echo: Any) -> None:
     assert not data.any()
 
 
-def test_what_is_sent_to_one_is_its_own(one: Any) -> None:
+def test_data_sent_to_one_actor_is_private(one: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(2 * MIB, dtype="uint8")
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_tensors(one: Any) -> None:
 # Memory comes back.
 
 
-def test_round_trips_need_no_more_memory_with_time(one: Any) -> None:
+def test_round_trips_do_not_grow_memory(one: Any) -> None:
     data = bytearray(4 * MIB)
     for _ in range(10):
         one.echo.call_one(data).get()
@@ -156,7 +156,7 @@ def test_round_trips_need_no_more_memory_with_time(one: Any) -> None:
     assert (owned(), one.call.call_one(remote_owned).get()) == (here, there)
 
 
-def test_casts_need_no_more_memory_with_time(echo: Any) -> None:
+def test_casts_do_not_grow_memory(echo: Any) -> None:
     data = bytearray(4 * MIB)
     for _ in range(5):
         echo.echo.call(data).get().values()
@@ -166,7 +166,7 @@ def test_casts_need_no_more_memory_with_time(echo: Any) -> None:
     assert owned() == here
 
 
-def test_a_reply_that_nobody_reads_gives_its_memory_back(one: Any) -> None:
+def test_an_unread_reply_releases_its_memory(one: Any) -> None:
     def ask() -> None:
         future = one.call.call_one(bytearray, 4 * MIB)
         one.echo.call_one(0).get()
@@ -180,7 +180,7 @@ def test_a_reply_that_nobody_reads_gives_its_memory_back(one: Any) -> None:
     assert one.call.call_one(remote_owned).get() == there
 
 
-def test_a_reply_to_a_cancelled_call_gives_its_memory_back(procs: ProcMesh, one: Any) -> None:
+def test_a_reply_to_a_cancelled_call_releases_its_memory(procs: ProcMesh, one: Any) -> None:
     def ask() -> None:
         future = one.call.call_one(bytearray, 4 * MIB)
         future.cancel()
@@ -194,7 +194,7 @@ def test_a_reply_to_a_cancelled_call_gives_its_memory_back(procs: ProcMesh, one:
     assert one.call.call_one(remote_owned).get() == there
 
 
-def test_a_message_to_an_actor_that_is_gone_gives_its_memory_back(procs: ProcMesh) -> None:
+def test_a_message_to_a_stopped_actor_releases_its_memory(procs: ProcMesh) -> None:
     mesh = procs.slice(hosts=0, gpus=1).spawn("gone", Coroutines)
     mesh.stop().get()
     data = bytearray(4 * MIB)
@@ -210,7 +210,7 @@ def test_a_message_to_an_actor_that_is_gone_gives_its_memory_back(procs: ProcMes
     assert owned() == here
 
 
-def test_a_dead_receivers_holdings_come_back() -> None:
+def test_memory_held_by_a_dead_receiver_is_recovered() -> None:
     data = bytearray(8 * MIB)
     sizes = []
     for _ in range(6):
@@ -222,7 +222,7 @@ def test_a_dead_receivers_holdings_come_back() -> None:
             for future in waiting:
                 future.exception()
             sizes.append(owned())
-    # Later rounds use what the dead of earlier ones had.
+    # Later rounds use the memory of dead receivers in earlier ones.
     assert sizes[-1] == sizes[2]
 
 
@@ -277,17 +277,17 @@ def test_the_threshold_can_be_set(script: Any) -> None:
     assert run.finish()[0].split() == [str(1 << 22), "0"]
 
 
-# What is not used goes back to the system.
+# Unused memory is released to the system.
 
 
 def kept() -> tuple[int, int]:
-    """Bytes of shared memory that this process owns, and how much it has open of its own and of others."""
+    """Bytes of shared memory that this process owns, and how many pieces it has open, its own and others'."""
     return owned(), slabs()
 
 
 @pytest.fixture
 def idle() -> Iterator[ProcMesh]:
-    """Processes of a runtime that keeps nothing for long."""
+    """Processes of a runtime that releases unused memory quickly."""
     shutdown()
     gc.collect()
     with configured(shm_idle=0.05), this_host().spawn_procs(per_host={"gpus": 2}) as procs:
@@ -304,7 +304,7 @@ def test_after_a_burst_nothing_is_kept(idle: ProcMesh) -> None:
     futures = [one.call.call_one(bytearray, MIB) for _ in range(60)]
     for data in (bytes(MIB), bytes(9 * MIB)):
         echo.echo.call(data).get().values()
-    # What has arrived and was not looked at is held here.
+    # Data that arrived and was not looked at is kept here.
     assert one.call.call_one(remote_owned).get() >= 60 * MIB
     del futures
     until(lambda: kept() == (0, 0))
@@ -312,7 +312,7 @@ def test_after_a_burst_nothing_is_kept(idle: ProcMesh) -> None:
 
 
 def pages() -> int:
-    """Bytes that the shared memory which this process owns takes up."""
+    """Bytes used by the shared memory that this process owns."""
     sizes = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing
@@ -324,25 +324,25 @@ def pages() -> int:
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_what_was_held_for_long_goes_back_when_it_is_dropped(idle: ProcMesh) -> None:
+def test_memory_held_for_long_is_released_when_dropped(idle: ProcMesh) -> None:
     one = idle.slice(gpus=0).spawn("echo", Echo)
     futures = [one.call.call_one(bytes, MIB) for _ in range(80)]
     assert one.call.call_one(remote_owned).get() >= 80 * MIB
     del futures[50:]
     until(lambda: slabs() == 0)
-    # Its owner has fallen idle as well once it has given back what was dropped before; nothing wakes it up again.
+    # Its owner became idle too, after it got back what was dropped before; nothing wakes it up.
     until(lambda: one.call.call_one(pages).get() < 60 * MIB)
     assert one.call.call_one(pages).get() >= 50 * MIB
     assert futures[49].get() == bytes(MIB)
     del futures
-    # At once, or, where its owner was not idle yet, as soon as it is.
+    # At once, or, if its owner was not idle yet, as soon as it is.
     until(lambda: one.call.call_one(pages).get() < 2 * MIB)
-    # What is sent from now on arrives as ever.
+    # Data sent from now on arrives as usual.
     data = bytes(range(256)) * 4096
     assert [one.echo.call_one(data).get() for _ in range(3)] == [data] * 3
 
 
-# What is short.
+# Shortages.
 
 
 @pytest.mark.slow
@@ -358,7 +358,7 @@ def test_a_part_that_cannot_be_opened_names_the_limit_of_files(procs: ProcMesh) 
             echo.call.call_one(len, bytearray(MIB)).get()
         assert not isinstance(caught.value, SpawnError)
         assert "open a large part of a message" in str(caught.value)
-        # Small ones need none, and there is room for large ones again as soon as there is for anything.
+        # Small messages need none, and large ones work again as soon as there are descriptors.
         assert echo.echo.call_one(2).get() == 2
         echo.call.call_one(give_back_files).get()
         assert echo.call.call_one(len, bytearray(MIB)).get() == MIB
@@ -384,7 +384,7 @@ FILES: list[int] = []
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait for what comes about by itself before long."""
+    """Wait for something that happens by itself before long."""
     end = time.monotonic() + 30
     while not true():
         assert time.monotonic() < end

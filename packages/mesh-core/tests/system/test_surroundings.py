@@ -1,4 +1,4 @@
-"""What processes find around them: environment, arguments, devices; and what others see of them."""
+"""The surroundings of processes: environment, arguments, devices; and how other programs see them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = "MESH_CORE_TEST_SECRET"
 
 
 def ask(procs: ProcMesh, function: Callable[..., Any], *args: Any) -> list[Any]:
-    """What a function says in every process."""
+    """Call a function in every process, and return the results."""
     values: list[Any] = procs.spawn("echo", Echo).call.call(function, *args).get().values()
     return values
 
@@ -41,7 +41,7 @@ def test_nothing_of_the_environment_is_in_arguments(start: Any, monkeypatch: Any
     options: dict[str, Any] = {"preload": ["json"]} if start == "fork" else {}
     with this_host().spawn_procs(start=start, env={"MORE": "hunter2-of-the-spawn"}, **options) as procs:
         assert ask(procs, variables, SECRET, "MORE") == [["hunter2-of-the-script", "hunter2-of-the-spawn"]]
-        # As they were given to the interpreter, whatever listings show of them.
+        # As passed to the interpreter, whatever listings show.
         assert "hunter2" not in json.dumps(ask(procs, original_arguments))
         commands = family()
         assert set(procs.pids) <= set(commands)
@@ -111,7 +111,7 @@ def test_invalid_environments() -> None:
 
 
 class Owner(Actor):
-    """Spawns more."""
+    """Spawns more processes."""
 
     @endpoint
     def spawned(self, **options: Any) -> list[Any]:
@@ -129,7 +129,7 @@ def test_children_of_actors_have_their_interpreter_and_environment(tmp_path: Pat
     with this_host().spawn_procs(**options) as procs:
         owner = procs.spawn("owner", Owner)
         for start, count in (("exec", "2"), ("fork", "1")):
-            # A fork has the fork server's interpreter, and the environment of who spawned it.
+            # A fork has the fork server's interpreter and its spawner's environment.
             assert owner.spawned.call_one(start=start).get() == [["yes", count]]
 
 
@@ -175,7 +175,7 @@ def test_what_torchrun_sets(start: Any, monkeypatch: Any) -> None:
         assert ask(procs, environment, "MASTER_PORT") == ["29500"]
 
 
-# Arguments, and what others see.
+# Arguments, and what other programs see.
 
 
 @Start
@@ -206,7 +206,7 @@ def test_listings_name_processes_and_actors(start: Any) -> None:
         echo = procs.slice(gpus=1).spawn("a-name-that-is-long", Echo)
         assert echo.call.call_one(original_arguments).get()
         assert titles(procs.pids[1]) == ("mesh: a-name-that-is-long[0] (trainers[1])", "a-name-that-[0]")
-        # What the interpreter and others read is as it was.
+        # What the interpreter and others read is unchanged.
         assert echo.call.call_one(environment, "HOME").get() == os.environ.get("HOME")
         assert b"HOME=" in Path(f"/proc/{procs.pids[1]}/environ").read_bytes()
         echo.stop().get()
@@ -227,7 +227,7 @@ def test_pids_wait_for_the_processes(start: Any) -> None:
         assert procs.pids[:2] == pids == ask(procs, os.getpid)[:2]
 
 
-def test_pids_of_processes_that_cannot_be_made() -> None:
+def test_pids_of_processes_that_cannot_be_spawned() -> None:
     with this_host().spawn_procs({"gpus": 2}, preload=["no_such_module_here"]) as procs:
         assert procs.pids == [None, None]
         with pytest.raises(SpawnError):

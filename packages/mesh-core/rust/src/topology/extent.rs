@@ -31,7 +31,7 @@ impl PyExtent {
         Ok(Self(Extent::from_parts(&labels, &sizes).map_err(raise)?))
     }
 
-    /// An extent from keyword arguments, outermost first.
+    /// Creates an extent from keyword arguments, outermost first.
     ///
     /// Example:
     ///     >>> Extent.of(hosts=2, gpus=8)
@@ -89,7 +89,7 @@ impl PyExtent {
         self.0.rank_of(&by_name(&int_kwargs(coords)?)).map_err(raise)
     }
 
-    /// All points, in rank order, made as they are asked for.
+    /// Iterates over all points in rank order.
     ///
     /// Example:
     ///     >>> [point["b"] for point in Extent.of(a=2, b=2).points()]
@@ -174,7 +174,7 @@ impl PyExtent {
     }
 }
 
-/// Makes the points of an extent one by one.
+/// Iterates over the points of an extent.
 #[pyclass(module = "mesh_core")]
 pub(crate) struct PointIterator {
     extent: Extent,

@@ -6,7 +6,7 @@ use pyo3::types::PyList;
 
 use super::{PyExtent, Reduced, raise, raise_key, same_items};
 
-/// A place in an extent: a mapping from label to coordinate, and a `rank`.
+/// A place in an extent: a mapping from label to coordinate, with a `rank`.
 ///
 /// Equal to another point with the same rank in an equal extent, and to a mapping with the same items.
 ///
@@ -20,7 +20,7 @@ use super::{PyExtent, Reduced, raise, raise_key, same_items};
 pub(crate) struct PyPoint(pub(crate) Point);
 
 impl PyPoint {
-    /// The point at a rank that Python gave.
+    /// Creates the point at a rank given by Python.
     pub(crate) fn at(rank: isize, extent: &Extent) -> PyResult<Self> {
         let point = match usize::try_from(rank) {
             Ok(rank) => extent.point(rank),
@@ -52,7 +52,7 @@ impl PyPoint {
         self.0.rank()
     }
 
-    /// The extent it is a place of.
+    /// The extent that it is a place in.
     #[getter]
     fn extent(&self) -> PyExtent {
         PyExtent(self.0.extent().clone())

@@ -7,10 +7,10 @@ use pyo3::types::{PyDict, PyList, PySlice as PyBuiltinSlice};
 use super::slice::RankIterator;
 use super::{PyExtent, PyPoint, PySlice, Reduced, bad_type, by_name, count, listable, raise, rank_list};
 
-/// The part of a mesh that a message can name: labels over a strided view of the mesh's ranks.
+/// A part of a mesh that messages can be sent to: labels over a strided view of the mesh's ranks.
 ///
-/// Ranks are always those of the whole mesh, however often the region is sliced again. Iterating yields
-/// ranks; `in` asks for a rank; `len` counts them. `Shape` is another name for this class.
+/// Ranks are always those of the whole mesh, however often the region is sliced. Iterating yields
+/// ranks, `in` tests for a rank, and `len` counts them. `Shape` is another name for this class.
 ///
 /// Example:
 ///     >>> mesh = Region.whole(Extent.of(hosts=2, gpus=8))
@@ -23,12 +23,12 @@ use super::{PyExtent, PyPoint, PySlice, Reduced, bad_type, by_name, count, lista
 pub(crate) struct PyRegion(Region);
 
 impl PyRegion {
-    /// For other bindings: wraps a region.
+    /// Wraps a region, for other bindings.
     pub(crate) fn wrap(region: Region) -> Self {
         Self(region)
     }
 
-    /// For other bindings: the region itself. Cloning it is cheap.
+    /// Returns the region itself, for other bindings. Cloning it is cheap.
     pub(crate) fn inner(&self) -> &Region {
         &self.0
     }
@@ -43,7 +43,7 @@ impl PyRegion {
         Region::new(&labels, ndslice.0.clone()).map(Self).map_err(raise)
     }
 
-    /// All of a mesh.
+    /// Creates the region of a whole mesh.
     ///
     /// Example:
     ///     >>> len(Region.whole(Extent.of(hosts=2, gpus=8)))
@@ -53,7 +53,7 @@ impl PyRegion {
         Self::wrap(Region::whole(&extent.0))
     }
 
-    /// Names and sizes of the region's dimensions.
+    /// The names and sizes of the region's dimensions.
     #[getter]
     fn extent(&self) -> PyExtent {
         PyExtent(self.0.extent().clone())
@@ -83,7 +83,7 @@ impl PyRegion {
         self.0.as_slice().offset()
     }
 
-    /// The view beneath the labels.
+    /// The view without labels.
     #[getter]
     fn ndslice(&self) -> PySlice {
         PySlice(self.0.as_slice().clone())
@@ -96,7 +96,7 @@ impl PyRegion {
 
     /// Keeps part of some dimensions: an int drops its dimension, a slice keeps it.
     ///
-    /// Slices mean what they mean for a list, except that selecting nothing is an `IndexError`.
+    /// Slices work as for a list, except that selecting nothing is an `IndexError`.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(hosts=2, gpus=8)).slice(gpus=slice(-2, None)).ranks()
@@ -112,7 +112,7 @@ impl PyRegion {
         self.0.slice(&by_name(&selectors)).map(Self).map_err(raise)
     }
 
-    /// Replaces dimensions by several: `dim=("outer", "inner")`, with sizes by name, one of which is inferred.
+    /// Splits dimensions: `dim=("outer", "inner")`, with sizes by name, one of which may be inferred.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(gpus=8)).split(gpus=("dp", "tp"), tp=4).extent
@@ -136,7 +136,7 @@ impl PyRegion {
         self.0.split_named(&splits, &by_name(&sizes)).map(Self).map_err(raise)
     }
 
-    /// Makes one dimension of all; `ValueError` if the ranks are not evenly spaced.
+    /// Merges all dimensions into one; `ValueError` if the ranks are not evenly spaced.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(hosts=2, gpus=8)).flatten("workers").extent
@@ -145,7 +145,7 @@ impl PyRegion {
         self.0.flatten(name).map(Self).map_err(raise)
     }
 
-    /// Gives dimensions other names, all at once.
+    /// Renames dimensions, all at once.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(hosts=2, gpus=8)).rename(gpus="workers").extent
@@ -168,7 +168,7 @@ impl PyRegion {
         PyList::new(py, self.0.iter())
     }
 
-    /// The coordinates within the region of a rank of the mesh; `IndexError` if it is not in the region.
+    /// The coordinates of a mesh rank within the region; `IndexError` if it is not in the region.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(hosts=2, gpus=8)).slice(hosts=1).point_of(11)
@@ -181,7 +181,7 @@ impl PyRegion {
         point.map(PyPoint).map_err(raise)
     }
 
-    /// The place of a rank within the region; `IndexError` if it is not in the region.
+    /// The position of a rank within the region; `IndexError` if it is not in the region.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(hosts=2, gpus=8)).slice(hosts=1).position(11)
@@ -190,7 +190,7 @@ impl PyRegion {
         Ok(self.point_of(rank)?.0.rank())
     }
 
-    /// The rank at a place within the region.
+    /// The rank at a position within the region.
     ///
     /// Example:
     ///     >>> Region.whole(Extent.of(hosts=2, gpus=8)).slice(hosts=1).rank_at(3)
@@ -208,7 +208,7 @@ impl PyRegion {
         rank.map_err(raise)
     }
 
-    /// The ranks in both regions, rising. Both must be of the same mesh for this to mean anything.
+    /// The ranks in both regions, ascending. Only meaningful if both belong to the same mesh.
     ///
     /// Example:
     ///     >>> mesh = Region.whole(Extent.of(hosts=2, gpus=4))
@@ -219,7 +219,7 @@ impl PyRegion {
         rank_list(py, &self.0.as_slice().intersection(other.inner().as_slice()))
     }
 
-    /// The ranks in this region and not in the other, rising.
+    /// The ranks in this region but not in the other, ascending.
     ///
     /// Example:
     ///     >>> mesh = Region.whole(Extent.of(hosts=2, gpus=4))
@@ -261,7 +261,7 @@ impl PyRegion {
     }
 }
 
-/// What a keyword argument selects of its dimension.
+/// What a keyword argument selects from its dimension.
 fn selector(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Selector> {
     if let Ok(index) = value.extract() {
         return Ok(Selector::At(index));

@@ -8,8 +8,8 @@ use super::{Reduced, count, counts, raise};
 
 /// A strided n-dimensional view of flat ranks, `offset + Σ index·stride`, without names.
 ///
-/// Without strides it is row-major. It never names a rank twice. Iterating yields ranks; `in` asks for a
-/// rank; `slice[i]` is the rank at a position.
+/// Row-major without strides. It never contains a rank twice. Iterating yields ranks, `in` tests for a
+/// rank, and `slice[i]` is the rank at a position.
 ///
 /// Example:
 ///     >>> view = Slice(offset=1, sizes=[2, 3], strides=[8, 2])
@@ -57,7 +57,7 @@ impl PySlice {
         self.0.ndim()
     }
 
-    /// The index in each dimension of a rank; `IndexError` if the view does not have it.
+    /// The index of a rank in each dimension; `IndexError` if the view does not contain it.
     ///
     /// Example:
     ///     >>> Slice(offset=1, sizes=[2, 3], strides=[8, 2]).coordinates(11)
@@ -66,7 +66,7 @@ impl PySlice {
         usize::try_from(rank).ok().and_then(|rank| self.0.coordinates(rank)).ok_or_else(|| self.missing(rank))
     }
 
-    /// The position of a rank within the view; `IndexError` if the view does not have it.
+    /// The position of a rank within the view; `IndexError` if the view does not contain it.
     ///
     /// Example:
     ///     >>> Slice(offset=1, sizes=[2, 3], strides=[8, 2]).position(11)
@@ -110,7 +110,7 @@ impl PySlice {
     }
 }
 
-/// Walks the ranks of a view.
+/// Iterates over the ranks of a view.
 #[pyclass(module = "mesh_core")]
 pub(crate) struct RankIterator(pub(crate) Ranks);
 

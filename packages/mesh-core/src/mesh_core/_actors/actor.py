@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Point
 
     class _Base(Mesh):
-        """What the mesh that ``spawn`` returns can do, for editors: it is typed as the actor's class."""
+        """The methods of the mesh that ``spawn`` returns, for editors: it is typed as the actor's class."""
 
         name: str
         class_name: str
@@ -52,15 +52,15 @@ RESERVED = frozenset(
         "class_name",
     }
 )
-"""Names that every actor mesh has for itself; no endpoint may have one."""
+"""Names of attributes of every actor mesh, which no endpoint may have."""
 
 
 class Actor(_Base):
     """An object that lives in a process of its mesh and is reached by messages only.
 
-    Subclass it, mark methods with :func:`endpoint`, and spawn it on processes. What ``spawn`` returns is typed as
-    the class itself, so that an editor completes its endpoints; it is a mesh of references, of course. An actor that
-    sends itself, by ``return self`` say, sends such a reference to itself.
+    Derive a class, mark methods with :func:`endpoint`, and spawn it on processes. The result of ``spawn`` is typed as
+    the class itself so that editors complete its endpoints, but is a mesh of references. An actor that sends itself,
+    for example by ``return self``, sends such a reference.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> class Greeter(Actor):
@@ -82,8 +82,8 @@ class Actor(_Base):
                 value.__func__, EndpointProperty
             ):
                 raise TypeError(
-                    f"{cls.__qualname__}.{name} is marked @{type(value).__name__} and @endpoint; an endpoint is a method "
-                    "of the actor: keep @endpoint alone, and give it self"
+                    f"{cls.__qualname__}.{name} is marked both @{type(value).__name__} and @endpoint; an endpoint must be a method "
+                    "of the actor: keep only @endpoint, and add self"
                 )
         taken = sorted(
             name
@@ -92,12 +92,12 @@ class Actor(_Base):
         )
         if taken:
             raise TypeError(
-                f"{cls.__qualname__} has an endpoint named {', '.join(map(repr, taken))}, which every mesh has as a "
-                "method of its own and would hide; give the endpoint another name"
+                f"{cls.__qualname__} has an endpoint named {', '.join(map(repr, taken))}, which would be hidden by the "
+                "method or attribute of that name that every mesh has; rename the endpoint"
             )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # In a message an actor is a reference to itself. Elsewhere it is pickled like any object: for a checkpoint, say.
+        # In a message an actor becomes a reference to itself. Elsewhere, as in a checkpoint, it is pickled like any object.
         from mesh_core._native import packing
 
         if packing():

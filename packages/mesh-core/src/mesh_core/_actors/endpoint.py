@@ -1,4 +1,4 @@
-"""What an actor can be asked to do: the :func:`endpoint` mark, and an actor class's table of endpoints."""
+"""The :func:`endpoint` decorator, and an actor class's table of endpoints."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ OnRestart: TypeAlias = Literal["fail", "retry", "wait"]
 
 
 class ActorBase:
-    """The base of :class:`Actor` alone, by which it is known here."""
+    """Base class of :class:`Actor` only, which lets this module recognize actor classes."""
 
 
 class Arity:
-    """Which arguments a function takes: enough to refuse a wrong call before it is sent."""
+    """The arguments that a function takes: enough to reject a wrong call before it is sent."""
 
     __slots__ = (
         "bare",
@@ -64,7 +64,7 @@ class Arity:
         variadic = any(p.kind is p.VAR_POSITIONAL for p in params)
         self.most = None if variadic else len(positional)
         self.names = tuple(p.name for p in positional)
-        # How many of them cannot be given by name.
+        # How many of them cannot be passed by name.
         self.bare = sum(p.kind is p.POSITIONAL_ONLY for p in positional)
         self.keywords = frozenset(p.name for p in named)
         self.required_keywords = frozenset(
@@ -74,23 +74,23 @@ class Arity:
         self.overlaps = False
         """Whether several calls of it may run at the same time."""
         self.port = False
-        """Whether the endpoint answers by a port, and so perhaps often."""
+        """Whether the endpoint answers through a port, possibly several times."""
         self.streams = False
-        """Whether it is a generator, whose items are read by ``stream`` alone."""
+        """Whether it is a generator, whose items only ``stream`` can read."""
         self.on_restart: OnRestart = "fail"
-        """What becomes of calls while a supervised actor is made again."""
+        """What becomes of calls while a supervised actor is respawned."""
         self.mark = ""
-        """What its name begins with in messages; see ``_unmarked``."""
+        """The prefix of its name in messages; see ``_unmarked``."""
 
     def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Say whether such a call would bind; the usual ones in a few comparisons."""
+        """Return whether such a call would bind; common cases take only a few comparisons."""
         count = len(args)
         if not kwargs and not self.required_keywords:
             return self.least <= count and (self.most is None or count <= self.most)
         return not self.complaint(args, kwargs)
 
     def complaint(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
-        """What is wrong with such a call; empty if nothing is."""
+        """Say what is wrong with such a call; empty if nothing is."""
         count = len(args)
         if self.most is not None and count > self.most:
             arguments = "argument" if self.most == 1 else "arguments"
@@ -120,14 +120,14 @@ def _arguments(names: list[str]) -> str:
 
 
 class EndpointProperty(Generic[P, R]):
-    """A method that can be called from other processes; made by :func:`endpoint`.
+    """A method that can be called from other processes; created by :func:`endpoint`.
 
-    On a real actor object it is the plain method, so that actors can be tested, and can call themselves, without
-    any messages. On a mesh it is an :class:`Endpoint`, which says by its adverbs how to call.
+    On an actor object it is the plain method, so that actors can be tested and can call themselves without
+    messages. On a mesh it is an :class:`Endpoint`, whose adverbs say how to call it.
     """
 
     respond: Callable[..., Any] | None = None
-    """What answers a call in place of the endpoint's result: ``respond(hosted, message, args, kwargs)``. Set where actors live."""
+    """Replies to a call instead of sending the endpoint's result: ``respond(hosted, message, args, kwargs)``. Set where actors run."""
 
     def __init__(
         self,
@@ -147,8 +147,8 @@ class EndpointProperty(Generic[P, R]):
         self.is_async = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         if concurrent and not self.is_async:
             raise TypeError(
-                f"@endpoint(concurrent=True) is for coroutines, and {function.__qualname__} is not one; "
-                "write it with 'async def', or leave concurrent out"
+                f"@endpoint(concurrent=True) needs a coroutine, got {function.__qualname__}; "
+                "define it with 'async def', or leave concurrent out"
             )
         self.concurrent = concurrent
         self.arity = Arity(inspect.signature(function), skip=2 if explicit_response_port else 1)
@@ -184,7 +184,7 @@ if TYPE_CHECKING:
     class _EndpointDecorator(Protocol):
         @overload
         def __call__(self, function: Callable[Concatenate[Any, P], _Items[R]]) -> EndpointProperty[P, R]: ...
-        # A reference can be awaited, too, but is a result.
+        # A reference can be awaited, too, but is itself the result.
         @overload
         def __call__(
             self, function: Callable[Concatenate[Any, P], Ref[R]]
@@ -227,16 +227,16 @@ def endpoint(
     on_restart: OnRestart = "fail",
     idempotent: bool = False,
 ) -> Any:
-    """Mark a method of an :class:`Actor` as callable from elsewhere.
+    """Mark a method of an :class:`Actor` as callable from other processes.
 
-    Sync methods and coroutines mix freely in one actor. Messages are handled one at a time, in order;
-    ``@endpoint(concurrent=True)`` lets a coroutine run while others do. With ``explicit_response_port=True`` the first
-    argument is the :class:`Port` of the call: what is sent there is the answer, now or later, from here or elsewhere.
-    A generator, sync or async, is a stream: ``stream(...)`` gives what it yields, as it comes.
+    One actor may have both sync methods and coroutines. Messages are handled one at a time, in order;
+    ``@endpoint(concurrent=True)`` lets a coroutine overlap with others. With ``explicit_response_port=True`` the first
+    argument is the :class:`Port` of the call: what is sent there is the answer, at any time and from any process.
+    A generator, sync or async, is a stream: ``stream(...)`` returns its items as they are yielded.
 
-    ``on_restart`` says what becomes of a call of an actor that its policy (``supervise=``) makes again: it fails, waits
-    unless it may have begun (``"wait"``), or is sent again even then (``"retry"``, which needs ``idempotent=True``: to run
-    it twice is as good as once). That holds for ``call_one`` and ``choose``.
+    ``on_restart`` says what happens to a call when a policy (``supervise=``) respawns its actor. The call fails, waits
+    for the new actor unless it may have begun (``"wait"``), or is sent again in any case (``"retry"``). ``"retry"`` requires
+    ``idempotent=True``: running it twice does no harm. Applies to ``call_one`` and ``choose``.
 
     >>> from mesh_core import Actor, endpoint
     >>> class Counter(Actor):
@@ -246,7 +246,7 @@ def endpoint(
     ...     def add(self, n: int) -> int:
     ...         self.n += n
     ...         return self.n
-    >>> Counter().add(3)  # without a mesh it is the plain method
+    >>> Counter().add(3)  # without a mesh it is a plain method
     3
     """
     if function is None:
@@ -274,13 +274,13 @@ def _check_restart(
         raise ValueError(f"{name}: on_restart must be 'fail', 'retry' or 'wait', got {on_restart!r}")
     if not answers_once:
         raise TypeError(
-            f"{name} answers by a port or as a generator, and part of its answer may have been read when its actor dies: "
-            "leave on_restart out, and have the caller begin anew"
+            f"{name} answers through a port or as a generator, and part of its answer may have been read when its actor dies: "
+            "leave on_restart out, and have the caller start over"
         )
     if on_restart == "retry" and idempotent is not True:
         raise TypeError(
-            f"{name}: on_restart='retry' runs a call again that may have run; say idempotent=True if "
-            "running twice does no harm, or use on_restart='wait'"
+            f"{name}: on_restart='retry' may run a call twice; pass idempotent=True if "
+            "that does no harm, or use on_restart='wait'"
         )
 
 
@@ -291,15 +291,15 @@ def _check_method(function: object) -> None:
         )
     if isinstance(function, staticmethod):
         raise TypeError(
-            f"@endpoint marks a method of an actor, and {function.__func__.__qualname__} is a static "
-            "method; remove @staticmethod and give it self"
+            f"@endpoint must mark a method of an actor, got the static method {function.__func__.__qualname__}; "
+            "remove @staticmethod and add self"
         )
     if not callable(function):
         raise TypeError(f"@endpoint must mark a method, got {type(function).__name__}")
 
 
 class Interface:
-    """What a caller has to know of an actor class: its name, and its endpoints' names and arguments."""
+    """What a caller must know about an actor class: its name, and the names and arguments of its endpoints."""
 
     __slots__ = ("_cls", "_plain", "class_name", "endpoints")
 
@@ -311,31 +311,31 @@ class Interface:
 
     @property
     def plain(self) -> tuple[str, ...]:
-        """The names of its other methods, which ``as_endpoint`` can make callable."""
+        """The names of its other public methods, which ``as_endpoint`` can make callable."""
         if self._plain is None:
             self._plain = () if self._cls is None else plain_methods(self._cls)
         return self._plain
 
     def is_like(self, other: Interface) -> bool:
-        """Whether actors of both can be called alike."""
+        """Return whether actors of both can be called in the same way."""
         texts = ({name: arity.text for name, arity in each.endpoints.items()} for each in (self, other))
         return self.class_name == other.class_name and next(texts) == next(texts)
 
     def signature(self, name: str) -> inspect.Signature | None:
-        """The arguments of such a method; only where the class is known."""
+        """Return such a method's signature, if the class is known."""
         import inspect
 
         return None if self._cls is None else inspect.signature(getattr(self._cls, name))
 
     def method(self, name: str) -> Callable[..., Any] | None:
-        """An endpoint's function, or a plain method; only where the class is known."""
+        """Return an endpoint's function or a plain method, if the class is known."""
         found = getattr(self._cls, name, None)
         if isinstance(found, EndpointProperty):
             found = found.function
         return found if callable(found) else None
 
     def is_generator(self, name: str) -> bool:
-        """Whether such a method yields; only where the class is known."""
+        """Return whether such a method yields; only known if the class is."""
         import inspect
 
         method = getattr(self._cls, name, None)
@@ -350,10 +350,10 @@ class Interface:
 
 
 def plain_methods(cls: type) -> tuple[str, ...]:
-    """The names of an actor class's public methods that are no endpoints."""
+    """Return the names of an actor class's public methods that are not endpoints."""
     found: set[str] = set()
     for base in reversed(cls.__mro__):
-        # All but the class Actor itself.
+        # All except the class Actor itself.
         if issubclass(base, ActorBase) and base is not ActorBase and ActorBase not in base.__bases__:
             for name, value in vars(base).items():
                 if isinstance(value, FunctionType) and not name.startswith("_"):
@@ -364,7 +364,7 @@ def plain_methods(cls: type) -> tuple[str, ...]:
 
 
 def table_of(cls: type) -> dict[str, EndpointProperty[..., Any]]:
-    """All endpoints of an actor class, inherited ones too."""
+    """Return all endpoints of an actor class, including inherited ones."""
     table: dict[str, EndpointProperty[..., Any]] = {}
     for base in reversed(cls.__mro__):
         for name, value in vars(base).items():

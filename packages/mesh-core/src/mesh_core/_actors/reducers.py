@@ -1,7 +1,7 @@
-"""How results are combined: sum, mean, concat, or a function of the user's.
+"""How results are combined: sum, mean, concat, or a user's function.
 
-A rank's *share* is what it passes on: one result, or many already combined. Shares are combined in the order of ranks.
-Arrays and tensors are known by their module, which nobody imports for it.
+A rank's *share* is what it passes on: one result, or several already combined. Shares are combined in rank order.
+Arrays and tensors are recognized by their module, without importing it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES = ("sum", "mean", "concat")
 
 
 def check(reducer: object) -> None:
-    """Refuse what cannot combine results, before anything is sent."""
+    """Raise if this cannot combine results, before anything is sent."""
     if isinstance(reducer, str):
         if reducer not in NAMES:
             from mesh_core._common.suggestions import did_you_mean
@@ -34,7 +34,7 @@ def check(reducer: object) -> None:
 
 
 def first_share(reducer: Reducer, value: Any) -> Any:
-    """What one rank's result is before it is combined with anything.
+    """Return one rank's result as a share.
 
     >>> first_share("mean", 4.0), first_share("sum", 4.0)
     ((4.0, 1), 4.0)
@@ -43,7 +43,7 @@ def first_share(reducer: Reducer, value: Any) -> Any:
 
 
 def combine(reducer: Reducer, shares: list[Any]) -> Any:
-    """Make one share of several, which are in the order of ranks.
+    """Combine several shares, given in rank order, into one.
 
     >>> combine("mean", [(1.0, 1), (5.0, 2)])
     (6.0, 3)
@@ -63,7 +63,7 @@ def combine(reducer: Reducer, shares: list[Any]) -> Any:
 
 
 def result(reducer: Reducer, share: Any) -> Any:
-    """What the caller gets, once everything is combined.
+    """Return the final result from the combined share.
 
     >>> result("mean", (6.0, 3))
     2.0
@@ -75,7 +75,7 @@ def _add(left: Any, right: Any) -> Any:
     if isinstance(left, dict) and isinstance(right, dict):
         if left.keys() != right.keys():
             odd = sorted(map(repr, left.keys() ^ right.keys()))
-            raise ValueError(f"dicts are added key by key, and {', '.join(odd)} is not in all of them")
+            raise ValueError(f"dicts are added key by key, and {', '.join(odd)} is missing from some of them")
         return {key: _add(value, right[key]) for key, value in left.items()}
     return left + right
 
@@ -83,7 +83,7 @@ def _add(left: Any, right: Any) -> Any:
 def _sum(values: list[Any]) -> Any:
     total = _add(values[0], values[1])
     for value in values[2:]:
-        # The total is nobody's but ours, so that large arrays need not be made anew with each step.
+        # The total is referenced only here, so large arrays can be added in place.
         total = _add_into(total, value)
     return total
 
@@ -125,6 +125,6 @@ def _concat(shares: list[Any]) -> Any:
     if isinstance(first, (tuple, bytearray)):
         return functools.reduce(_add, shares)
     raise TypeError(
-        f"concat is for lists, tuples, strings, bytes, arrays and tensors, and an endpoint returned {type(first).__name__}; "
+        f"concat needs lists, tuples, strings, bytes, arrays or tensors, and an endpoint returned {type(first).__name__}; "
         "return a list of it"
     )

@@ -1,7 +1,7 @@
-"""Which features a process of Mesh comes with, and how they hang on the kernel's hooks.
+"""Which features a process has, and how they use the kernel's hooks.
 
-The only place that knows both. ``script`` and ``_process.worker`` equip the two kinds of processes; what is used now and then is
-imported when it is.
+The only place that knows both. ``script`` and ``_process.worker`` equip the two kinds of processes; rarely used features
+are imported when they are needed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def put_together() -> None:
-    """Say how processes are made, and what they are equipped with; done when mesh_core is imported."""
+    """Set how processes are created and equipped; called when mesh_core is imported."""
     hand_over()
     at = holder()
     at.make = make_controller

@@ -1,4 +1,4 @@
-"""What the native layer calls: functions and classes of several rooms, handed to it once, as mesh_core is imported."""
+"""What the native layer calls: functions and classes of several rooms, passed to it once when mesh_core is imported."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mesh_core._common.errors import AuthenticationError, MeshError, of_native
 from mesh_core._native import hold
 from mesh_core._serialize import dumps, loads
 
-# The modules that are imported inside these functions are imported when they are first needed, not with mesh_core.
+# The modules imported inside these functions are imported when first needed, not with mesh_core.
 
 
 def _arrive(value: Any) -> object:
@@ -55,18 +55,18 @@ def _not_spawned(*told: Any) -> BaseException:
 
 
 def _alarm() -> BaseException | None:
-    """What a call that waits raises when a failure has come to the script."""
+    """Return what a waiting call raises when a failure reached the script."""
     return current().supervision.alarm()
 
 
 def _current_actor() -> int:
-    """The actor that the calling thread works for; 0 for none."""
+    """Return the actor that the calling thread works for; 0 for none."""
     instance = current_instance()
     return 0 if instance is None else instance.actor_id
 
 
 def _in_coroutine() -> bool:
-    """Whether an event loop runs in this thread, which nothing may block."""
+    """Return whether an event loop runs in this thread, which must not be blocked."""
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and asyncio._get_running_loop() is not None
 
@@ -76,7 +76,7 @@ def _on_main_thread() -> bool:
 
 
 def hand_over() -> None:
-    """Give the native layer what it calls, and the enums whose members it hands out."""
+    """Give the native layer the functions it calls, and the enums whose members it returns."""
     hold(
         {
             "dumps": dumps,

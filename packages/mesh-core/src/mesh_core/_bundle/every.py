@@ -1,4 +1,4 @@
-"""What every process comes with."""
+"""The features of every process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def equip(process: Process) -> None:
-    """What every process has."""
+    """Add the features that every process has."""
     hooks = process.hooks
     hooks.packed_class = _with_sources
     hooks.find_tracer = partial(_find_tracer, process)

@@ -1,4 +1,4 @@
-"""What a script's process comes with."""
+"""The features of a script's process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mesh_core._bundle.every import equip as equip_any
 
-# The end needs it, and Ctrl-C in the middle of an import leaves half a module behind.
+# Needed at the end of the script, where Ctrl-C could interrupt the import and leave half a module behind.
 from mesh_core._features.logs.console import Console
 
 if TYPE_CHECKING:
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 def equip(process: Process) -> None:
-    """Hang the features on."""
+    """Add the features of a script."""
     equip_any(process)
     hooks = process.hooks
     if process.identity.is_guest:
-        # What processes print, and who looks in, is the controller's.
+        # The controller shows the output of processes and handles inspection.
         hooks.staging.append(partial(_begin, process))
         return
     hooks.spawning.append(partial(_open_console, process))
@@ -43,7 +43,7 @@ def _flush(process: Process) -> None:
 
 
 def _begin(process: Process) -> None:
-    """Its first actor is about to come."""
+    """Called before the first actor is created."""
     from mesh_core._features.debug.extension import Debugging
     from mesh_core._features.logs.extension import Logging
 
@@ -52,8 +52,8 @@ def _begin(process: Process) -> None:
 
 
 def _inspection(process: Process) -> Inspection | None:
-    """What lets others look into the job; only where it was opened."""
-    # It is there, and empty, from the moment another thread begins to import it.
+    """Return the object that lets others inspect the job, if it was opened."""
+    # While another thread imports the module, it is there but empty.
     kind = getattr(sys.modules.get("mesh_core.inspect._socket"), "Inspection", None)
     return None if kind is None else process.slots.find(kind)
 
@@ -79,7 +79,7 @@ def _end(process: Process) -> None:
     if (console := process.slots.find(Console)) is not None:
         console.end()
     if (inspection := _inspection(process)) is not None:
-        # Once more: the thread that opens it, which has ended by now, may have come to that late.
+        # Once more: the thread that opens it has ended by now, but may have opened it late.
         inspection.close()
         inspection.join()
     from mesh_core._features.debug.places import forget_job

@@ -1,4 +1,4 @@
-"""What a worker comes with. The fork server imports this, so that the workers need not."""
+"""The features of a worker. The fork server imports this module, so that workers need not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def equip(process: Process) -> None:
-    """Hang the features on, and start those that are extensions, before any of the user's code runs."""
+    """Add the features of a worker, and start those that are extensions, before any user code runs."""
     equip_any(process)
     process.extensions.ensure(Logging)
     process.extensions.ensure(Debugging)

@@ -1,4 +1,4 @@
-"""What every other room may use: errors, settings, enums shared with the native layer, the pointer to this process, and who runs where.
+"""What every other room may use: errors, settings, enums shared with the native layer, the pointer to this process, and its identity.
 
-It imports nothing of Mesh but the native module.
+It imports nothing from Mesh but the native module.
 """

@@ -1,4 +1,4 @@
-"""Large parts of messages between hosts, which travel past the agents where a package is installed that moves them."""
+"""Sends large message parts between hosts past the agents, if a package that moves them is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_bypass(process: Process) -> None:
-    """Have large parts travel by what is installed for that, or through the agents for good."""
+    """Let large parts travel by what is installed for them, or through the agents from now on."""
     threshold = process.settings.bypass_threshold
     capsule = process.hooks.find_bypass() if threshold else None
     set_bypass(process.runtime, capsule, threshold)

@@ -1,4 +1,4 @@
-"""Checks of options: what is accepted as a number, and the errors for the rest."""
+"""Checks of options, with consistent error messages."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import TypeGuard
 
 
 def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
-    """Whether this is an integer of at least ``least``. ``True`` and ``False`` are not."""
+    """Return whether this is an integer of at least ``least``. ``True`` and ``False`` are not."""
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether this is an integer or a float. ``True`` and ``False`` are not."""
+    """Return whether this is an integer or a float. ``True`` and ``False`` are not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -55,7 +55,7 @@ def check_positive(**given: float | None) -> None:
 
 
 def one_of(value: object, what: str, known: Iterable[str]) -> None:
-    """Raise unless ``value`` is one of the words ``known``."""
+    """Raise unless ``value`` is one of ``known``."""
     known = list(known)
     if value not in known:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {value!r}")

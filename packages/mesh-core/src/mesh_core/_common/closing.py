@@ -1,4 +1,4 @@
-"""The base class of what a ``with`` block closes."""
+"""The base class of objects that a ``with`` block closes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
 
 class Closing:
-    """Something that the end of a ``with`` block closes, whether the block raised or not."""
+    """An object that is closed at the end of a ``with`` block, whether the block raised or not."""
 
     __slots__ = ()
 
     @abstractmethod
     def close(self) -> object:
-        """End it."""
+        """Close it."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,6 +1,6 @@
-"""Enums that Python and the native layer both know: ``rust/src/codes.rs`` has the same members by the same names.
+"""Enums shared by Python and the native layer: ``rust/src/codes.rs`` has the same members under the same names.
 
-The native layer hands out these very members, so that ``is`` compares them.
+The native layer returns these very members, so they can be compared with ``is``.
 """
 
 from __future__ import annotations
@@ -12,129 +12,129 @@ class MessageKind(enum.Enum):
     """What a message is for."""
 
     SPAWN = enum.auto()
-    """Make an actor."""
+    """Create an actor."""
     CALL = enum.auto()
     """Run an endpoint and reply."""
     TELL = enum.auto()
-    """Run an endpoint; nobody waits."""
+    """Run an endpoint; nobody waits for a reply."""
     REPLY = enum.auto()
     """An answer."""
     STOP_ACTOR = enum.auto()
-    """Stop an actor, after what was sent before."""
+    """Stop an actor after the messages sent before."""
     STOP_PROC = enum.auto()
     """Stop the process."""
     CANCEL = enum.auto()
     """The caller no longer waits."""
     UNDELIVERABLE = enum.auto()
-    """A message has come back."""
+    """A message was returned."""
     DOWN = enum.auto()
-    """A process has ended."""
+    """A process ended."""
     FAILURE = enum.auto()
-    """An actor has failed, for its owner."""
+    """An actor failed; sent to its owner."""
     POST = enum.auto()
     """A value for a channel."""
     PARTIAL = enum.auto()
-    """A share of a combined reply."""
+    """Part of a combined reply."""
     INSPECT = enum.auto()
-    """The process is asked for its stacks."""
+    """A request for the process's stacks."""
     EXTENSION = enum.auto()
-    """A message for an extension, or of Mesh itself to the process."""
+    """A message to an extension, or from Mesh itself to the process."""
     UNSEEN = enum.auto()
-    """A call has failed, and nobody has looked at its future."""
+    """A call failed, and nobody has looked at its future."""
     OTHER = enum.auto()
-    """Nothing that Python sees."""
+    """Not visible to Python."""
 
 
 class Request(enum.Enum):
     """What a sender sends."""
 
     CALL = enum.auto()
-    """Calls of an endpoint, or messages to one that nobody waits for."""
+    """Calls of an endpoint, or messages to it that nobody waits for."""
     REDUCE = enum.auto()
-    """Calls whose replies are combined on the way up."""
+    """Calls whose replies are combined on the way back."""
     SPAWN = enum.auto()
-    """The making of an actor."""
+    """The spawn of an actor."""
     STOP_ACTOR = enum.auto()
-    """The stop of one."""
+    """The stop of an actor."""
     FAILURE = enum.auto()
-    """The failure of one, to its owner."""
+    """The failure of an actor, to its owner."""
     EXTENSION = enum.auto()
     """Messages to an extension of a process."""
     TASK = enum.auto()
-    """Calls that can be taken back until they have begun."""
+    """Calls that can be taken back until they begin."""
     TASK_AHEAD = enum.auto()
-    """The same, each behind another one."""
+    """The same, each queued behind another one."""
 
 
 class Question(enum.Enum):
-    """What a process is asked about itself."""
+    """A question to a process about itself."""
 
     STATE = enum.auto()
-    """A worker: what its actors have done and do now."""
+    """To a worker: what its actors have done and are doing."""
     STACKS = enum.auto()
-    """A worker: the stacks of its threads, from its event loop."""
+    """To a worker: the stacks of its threads, from its event loop."""
     DUMP = enum.auto()
-    """A worker: the same without the loop, which has not answered."""
+    """To a worker: the same without the event loop, which did not answer."""
     THREADS = enum.auto()
-    """A worker: which thread works for which actor, and on what."""
+    """To a worker: which thread works for which actor, and on what."""
     WAITS = enum.auto()
-    """A process: who waits there, for whom, and since when."""
+    """To any process: who waits there, for whom, and since when."""
     TREE = enum.auto()
-    """An agent: which processes there are on its host."""
+    """To an agent: the processes on its host."""
     USAGE = enum.auto()
-    """An agent: what its host and its processes use."""
+    """To an agent: the resource usage of its host and processes."""
     SHARES = enum.auto()
-    """An agent: the same with shares of memory."""
+    """To an agent: the same, with shares of memory."""
 
 
 class Undelivered(enum.Enum):
-    """Why a message has come back, or why its call gets no answer."""
+    """Why a message was returned, or why its call gets no answer."""
 
     NO_ACTOR = enum.auto()
-    """No such actor is there."""
+    """There is no such actor."""
     NEVER_SPAWNED = enum.auto()
-    """It came before its actor's spawn, which did not follow."""
+    """It arrived before its actor's spawn, which did not follow."""
     ACTOR_STOPPED = enum.auto()
-    """The actor stopped before it came to the message."""
+    """The actor stopped before it handled the message."""
     ENDED = enum.auto()
-    """The process has ended."""
+    """The process ended."""
     PORT_DROPPED = enum.auto()
-    """The endpoint let go of the port of the call."""
+    """The endpoint dropped the call's port."""
     PORT_HANDED_ON = enum.auto()
-    """All that were handed the port of the call let go of it."""
+    """Everyone who was given the call's port dropped it."""
     UNKNOWN_QUESTION = enum.auto()
     """The process does not know the question."""
     NO_THREAD = enum.auto()
-    """There was no thread to answer the question with."""
+    """There was no thread to answer the question."""
     NO_EXTENSIONS = enum.auto()
     """It is an agent, which has no extensions."""
     NO_ROOM = enum.auto()
-    """It was dropped where it came: too much that nobody has looked at is there."""
+    """It was dropped on arrival: the process holds too many unread replies."""
     NOT_BEGUN = enum.auto()
-    """It is a task that was taken back before it had begun."""
+    """It was a task that was taken back before it began."""
     UNKNOWN = enum.auto()
-    """Something that this version does not know."""
+    """A reason that this version does not know."""
 
 
 class HostState(enum.StrEnum):
-    """How a host is; a string, as snapshots show it."""
+    """A host's state; a string, as shown in snapshots."""
 
     ATTACHING = "attaching"
     """It is being attached."""
     RUNNING = "running"
     """It is part of the job."""
     SUSPECT = "suspect"
-    """It is silent."""
+    """It has been silent for a while."""
     UNREACHABLE = "unreachable"
-    """It was lost, and is being connected to again."""
+    """It was lost and is being reconnected to."""
     STOPPED = "stopped"
-    """It was let go."""
+    """It was released."""
     DEAD = "dead"
     """It is dead."""
 
 
 class NativeError(enum.Enum):
-    """What an error of the native layer is; :func:`mesh_core._common.errors.of_native` has a class for each."""
+    """The kind of a native error; :func:`mesh_core._common.errors.of_native` maps each to an exception class."""
 
     CLOSED = enum.auto()
     FORKED = enum.auto()
@@ -150,7 +150,7 @@ class NativeError(enum.Enum):
 
 
 class FailureKind(enum.Enum):
-    """What kind of failure it is: what programs decide by, where texts are for people."""
+    """The kind of a failure, for programs to decide by; texts are for people."""
 
     EXITED = "exited"
     """The process exited, with the status in ``exitcode``."""
@@ -159,26 +159,26 @@ class FailureKind(enum.Enum):
     OUT_OF_MEMORY = "out_of_memory"
     """The kernel killed the process for lack of memory, as far as the kernel's counters tell."""
     SPAWN_FAILED = "spawn_failed"
-    """The process could not be made."""
+    """The process could not be created."""
     SPAWN_TIMEOUT = "spawn_timeout"
-    """The process did not report in the time that its spawn allowed."""
+    """The process did not report within the spawn timeout."""
     BOOTSTRAP_FAILED = "bootstrap_failed"
-    """The ``bootstrap=`` of the process raised, or an extension as it started."""
+    """The ``bootstrap=`` function of the process raised, or an extension failed to start."""
     FORK_SERVER_DIED = "fork_server_died"
-    """The process that had forked it ended, and its workers with it."""
+    """The fork server that the process was forked from ended, and its workers with it."""
     CONNECTION_LOST = "connection_lost"
-    """The process's connection ended, and nobody has reported its exit status."""
+    """The connection to the process ended, and nobody reported an exit status."""
     HOST_DEAD = "host_dead"
-    """The whole host is dead; ``host_fate`` says how that was found out."""
+    """The whole host is dead; ``host_fate`` says how that was detected."""
     HOST_UNREACHABLE = "host_unreachable"
-    """The whole host was lost, and could not be connected to again."""
+    """The whole host was lost and could not be reconnected to."""
     HOST_NOT_ATTACHED = "host_not_attached"
     """The host could never be attached to the job."""
     HOST_NOT_AUTHENTICATED = "host_not_authenticated"
-    """The host never was part of the job: one side does not accept the other's credentials."""
+    """The host never joined the job: one side does not accept the other's credentials."""
     HOST_ABSENT = "host_absent"
     """The host is not part of the job, or not yet."""
     ACTOR_FAILED = "actor_failed"
-    """An actor failed, with ``exception``; its process lives on."""
+    """An actor failed with ``exception``; its process is still running."""
     UNKNOWN = "unknown"
     """Nothing else is known."""

@@ -1,4 +1,4 @@
-"""Where code runs: which actor, at which place of its mesh, for which message."""
+"""Where code runs: in which actor, at which place of its mesh, for which message."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _current: ContextVar[Context | None] = ContextVar("mesh_context", default=None)
 
 
 class Instance:
-    """An actor as it sees itself; :attr:`Context.actor_instance`."""
+    """An actor as it sees itself: :attr:`Context.actor_instance`."""
 
     __slots__ = ("actor_id", "class_name", "creator", "name", "proc_id", "rank")
 
@@ -41,25 +41,25 @@ class Instance:
         self.proc_id = proc_id
         """The process it lives in."""
         self.rank = rank
-        """Its place in the mesh that it was spawned as."""
+        """Its place in the mesh that it was spawned in."""
         self.name = name
         """The name that it was spawned under."""
         self.class_name = class_name
         self.creator = creator
-        """Who has spawned it, and owns it: another actor and its process, or the script."""
+        """What spawned and owns it: another actor and its process, or the script."""
 
     def describe(self) -> str:
-        """Name the actor for people: what it is called, where in its mesh, and in which process."""
+        """Describe the actor for people: its name, its place in its mesh, and its process."""
         where = f" on rank {self.rank.rank}" if len(self.rank.extent.labels) else ""
         return f"actor {self.name!r}{where} in {self.proc_id}"
 
     def stop(self, reason: str = "") -> None:
-        """Stop this actor in order, after what was sent to it before; no failure. What it owns is stopped first."""
+        """Stop this actor in order, after the messages sent before; this is no failure. What it owns is stopped first."""
         self._cell("stop").inbox.finish()
 
     def kill(self, reason: str = "") -> None:
-        """Have this actor fail, now: messages that wait are refused, and its owner is told ``reason``."""
-        # Here and now, on whichever thread: the next message is refused already.
+        """Make this actor fail now: waiting messages are refused, and its owner is notified with ``reason``."""
+        # At once, on whichever thread this is: the next message is already refused.
         self._cell("kill").fail(MeshError(f"{self.describe()} was killed{f': {reason}' if reason else ''}"))
 
     def abort(self, reason: str = "") -> None:
@@ -81,7 +81,7 @@ class Instance:
 
     @property
     def ref(self) -> ActorMesh[Any]:
-        """A reference to this actor, to be handed to others; what ``self`` becomes where an actor sends it."""
+        """A reference to this actor that can be given to others; ``self`` becomes this when an actor sends it."""
         return current().reference_to(self._cell("ref"))
 
     @property
@@ -94,7 +94,7 @@ class Instance:
 
 
 class Context:
-    """What :func:`context` returns: the actor that runs, and the message that it handles."""
+    """What :func:`context` returns: the running actor, and the message that it handles."""
 
     __slots__ = ("_message", "actor_instance")
 
@@ -115,7 +115,7 @@ class Context:
 
 
 def parse_shape(text: str) -> Extent:
-    """Read the shape of a cast as messages carry it: ``hosts=2,gpus=8``."""
+    """Parse the shape of a cast as messages carry it: ``hosts=2,gpus=8``."""
     if not text:
         return Extent([], [])
     labels, sizes = zip(*(dim.rsplit("=", 1) for dim in text.split(",")), strict=True)
@@ -128,13 +128,13 @@ def enter(value: Context) -> Any:
 
 
 def current_instance() -> Instance | None:
-    """The actor that runs, if an actor does."""
+    """Return the running actor, if there is one."""
     now = _current.get()
     return None if now is None else now.actor_instance
 
 
 def current_place() -> tuple[int, str] | None:
-    """Where the running actor stands in the slice that was messaged, as messages carry it: its rank, and the shape."""
+    """Return the running actor's place in the messaged slice, as messages carry it: its rank and the shape."""
     now = _current.get()
     if now is None:
         return None
@@ -146,19 +146,19 @@ def current_place() -> tuple[int, str] | None:
 
 
 def current_message() -> Message | None:
-    """The message that is being handled, if one is."""
+    """Return the message being handled, if there is one."""
     now = _current.get()
     return None if now is None else now._message
 
 
 def running_loop() -> AbstractEventLoop | None:
-    """The event loop that runs in this thread, which nothing may block; does not import asyncio."""
+    """Return the event loop running in this thread, which must not be blocked; does not import asyncio."""
     asyncio = sys.modules.get("asyncio")
     return None if asyncio is None else asyncio._get_running_loop()
 
 
 def context() -> Context:
-    """Say which actor runs, and for which message. Only inside actors.
+    """Return which actor is running, and for which message. Works only inside actors.
 
     >>> from mesh_core import context
     >>> context()
@@ -176,15 +176,15 @@ def context() -> Context:
 
 
 def current_rank() -> Point:
-    """This actor's place in the slice that was messaged."""
+    """Return this actor's place in the slice that was messaged."""
     return context().message_rank
 
 
 def current_size() -> dict[str, int]:
-    """The dimensions of the slice that was messaged."""
+    """Return the dimensions of the slice that was messaged."""
     return dict(context().message_rank.extent.items())
 
 
 def current_actor_name() -> str:
-    """The name that this actor was spawned under."""
+    """Return the name that this actor was spawned under."""
     return context().actor_instance.name

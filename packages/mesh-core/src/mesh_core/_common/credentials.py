@@ -1,4 +1,4 @@
-"""A job's credentials: who belongs to it, and proves so to every other member."""
+"""A job's credentials, by which its members prove to each other that they belong to it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mesh_core._native import (
 )
 
 LIFETIME: Final = timedelta(days=7)
-"""How long certificates hold if nothing else is said."""
+"""How long certificates are valid by default."""
 
 LONGEST: Final = timedelta(days=3660)
-"""No certificate holds for longer than its authority's."""
+"""The lifetime of the certificate authority, which no certificate exceeds."""
 
 Role: TypeAlias = Literal["controller", "host", "observer"]
 _ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -32,12 +32,12 @@ _Told: TypeAlias = tuple[str, str, str, str, float, float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What one certificate says. Nothing of it is secret."""
+    """The contents of a certificate. None of them is secret."""
 
     role: Role
-    """``"controller"`` may begin a job on a host, ``"host"`` may join one, ``"observer"`` may look into one and nothing else."""
+    """``"controller"`` may begin a job on a host, ``"host"`` may join a job, ``"observer"`` may only look into a job."""
     job: str
-    """The job's name, which is random: members of one job have it in common."""
+    """The job's name, which is random and shared by all members of the job."""
     serial: str
     fingerprint: str
     """SHA-256 of the certificate."""
@@ -48,12 +48,12 @@ class Certificate:
 
     @property
     def remaining(self) -> timedelta:
-        """How long it still holds; negative once it has expired."""
+        """How long it remains valid; negative once it has expired."""
         return self.not_after - datetime.now(UTC)
 
     @property
     def state(self) -> Literal["valid", "expired", "revoked", "not yet valid"]:
-        """Whether its owner is let in now."""
+        """Whether its owner is accepted now."""
         if self.revoked is not None:
             return "revoked"
         now = datetime.now(UTC)
@@ -63,10 +63,10 @@ class Certificate:
 
 
 class Credentials:
-    """The credentials of one job, in a folder: a certificate authority, and what it has issued.
+    """The credentials of one job, in a folder: a certificate authority and the certificates it issued.
 
-    A host gets a folder of its own, without the authority: the one that :meth:`new` makes in ``host``, which all hosts
-    may share, or one for each that :meth:`issue_host` makes, so that each can be revoked alone.
+    A host gets a separate folder without the authority: either the ``host`` folder that :meth:`new` makes, which all hosts
+    may share, or one per host from :meth:`issue_host`, so that each can be revoked alone.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -94,10 +94,10 @@ class Credentials:
         lifetime: timedelta | float = LIFETIME,
         host_lifetime: timedelta | float | None = None,
     ) -> Credentials:
-        """Make a new job's credentials in a folder that does not exist yet, or is empty.
+        """Create a new job's credentials in a folder that does not exist yet or is empty.
 
-        The folder has mode 0700 and its files 0600. ``lifetime`` is how long the controller's certificate holds, and
-        that of the hosts if ``host_lifetime`` does not say otherwise: a ``timedelta``, or seconds; ten years at most.
+        The folder has mode 0700 and its files 0600. ``lifetime`` is how long the controller's certificate is valid, and
+        also those of the hosts unless ``host_lifetime`` is given: a ``timedelta`` or seconds, ten years at most.
         """
         controller = _seconds(lifetime)
         hosts = controller if host_lifetime is None else _seconds(host_lifetime)
@@ -106,7 +106,7 @@ class Credentials:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Credentials:
-        """Open the folder of a job's owner, or that of a host."""
+        """Open the folder of a job's owner or of a host."""
         return cls(path)
 
     @property
@@ -121,7 +121,7 @@ class Credentials:
 
     @property
     def owner(self) -> bool:
-        """Whether the job's authority is here, which can issue and revoke."""
+        """Whether this folder has the job's authority, which can issue and revoke certificates."""
         return self._owner
 
     @property
@@ -131,42 +131,42 @@ class Credentials:
 
     @property
     def certificates(self) -> tuple[Certificate, ...]:
-        """What was issued, oldest first; in a host's folder the host's own."""
+        """The certificates that were issued, oldest first; in a host's folder, the host's own."""
         return tuple(_certificates(credentials_list(self._path)))
 
     def issue_host(
         self, path: str | os.PathLike[str], *, lifetime: timedelta | float = LIFETIME
     ) -> Certificate:
-        """Make a folder that holds what a host needs, and no more: ``ca.pem``, ``crl.pem``, ``host.pem``, ``host.key``."""
+        """Create a folder with just what a host needs: ``ca.pem``, ``crl.pem``, ``host.pem``, ``host.key``."""
         return _certificate(credentials_issue(self._path, Path(path), _seconds(lifetime), False))
 
     def issue_observer(
         self, path: str | os.PathLike[str], *, lifetime: timedelta | float = LIFETIME
     ) -> Certificate:
-        """Make a folder for somebody who may look into the job from another machine, and do nothing else.
+        """Create a folder for somebody who may look into the job from another machine, and do nothing else.
 
-        It is what ``mesh look --host ADDRESS --credentials DIR`` and :func:`mesh_core.inspect.connect` take. Its certificate
-        begins and joins no job, and it is dialed by nobody.
+        ``mesh look --host ADDRESS --credentials DIR`` and :func:`mesh_core.inspect.connect` take such a folder. Its certificate
+        can neither begin nor join a job, and nobody connects to its holder.
         """
         return _certificate(credentials_issue(self._path, Path(path), _seconds(lifetime), True))
 
     def renew(
         self, path: str | os.PathLike[str] | None = None, *, lifetime: timedelta | float = LIFETIME
     ) -> tuple[Certificate, ...]:
-        """Make new certificates for the keys in a host's folder, or without one, for those in this folder.
+        """Issue new certificates for the keys in a host's folder, or without ``path`` for those in this folder.
 
-        Running members take up a new certificate by themselves, connections stay as they are. Copy only ``host.pem`` to
+        Running members load a new certificate by themselves, and connections stay open. Copy only ``host.pem`` to
         a host whose folder was renewed here.
         """
         told = credentials_renew(self._path, self._path if path is None else Path(path), _seconds(lifetime))
         return tuple(_certificates(told))
 
     def revoke(self, which: str | os.PathLike[str] | Certificate) -> Certificate:
-        """Revoke a certificate, so that its owner is let in nowhere any more.
+        """Revoke a certificate, so that its owner is no longer accepted anywhere.
 
-        It is named by its serial number or fingerprint, by the first digits of either, or by its file. Others for the
-        same key, from before a renewal or after it, go with it, and the key gets no new one. A running controller that
-        uses this folder drops its owner at once, and tells all hosts of the job.
+        Name it by its serial number or fingerprint, by the first digits of either, or by its file. All certificates for the
+        same key, from before or after a renewal, are revoked too, and the key gets no new one. A running controller that
+        uses this folder drops its owner at once and notifies all hosts of the job.
         """
         name = which.serial if isinstance(which, Certificate) else os.fspath(which)
         return _certificate(credentials_revoke(self._path, name))
@@ -203,4 +203,6 @@ def _time(seconds: float) -> datetime:
     try:
         return datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError, OSError) as error:
-        raise AuthenticationError(f"a certificate has a date that is none: {seconds} s") from error
+        raise AuthenticationError(
+            f"a certificate has an invalid date: {seconds} s since the epoch"
+        ) from error

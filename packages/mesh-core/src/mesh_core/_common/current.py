@@ -1,6 +1,6 @@
-"""The one pointer to this process's :class:`Process`, and how everything else finds it.
+"""The one pointer to this process's :class:`Process`, through which everything else finds it.
 
-It knows nothing of what a process is made of, so that every module may import it: ``_bundle`` says here how it is made.
+It does not know what a process consists of, so every module may import it; ``_bundle`` tells it how to make one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Holder:
-    """What stays when a :class:`Process` goes."""
+    """State that outlives a :class:`Process`."""
 
     __slots__ = (
         "_slots",
@@ -38,22 +38,22 @@ class Holder:
         self.lock = threading.RLock()
         self.process: Process | None = None
         self.make: Callable[[], Process] = _unequipped
-        """Makes and installs the process object of a script, under the lock. ``_bundle`` sets this and the next two."""
+        """Creates and installs a script's process object, under the lock. ``_bundle`` sets this and the next two."""
         self.equip_script: Callable[[Process], object] = _unequipped
-        """Gives a script's process its features."""
+        """Adds features to a script's process."""
         self.equip_worker: Callable[[Process], object] = _unequipped
         self.fault_handler: Callable[[MeshFailure], object] | None = None
         self.leaves = False
-        """Whether stopping everything at the interpreter's end is registered."""
+        """Whether the shutdown at interpreter exit is registered."""
         self._slots: Slots | None = None
         self.wanted: list[Callable[[Process], object]] = []
-        """What is done with each process object that is made; see :meth:`for_each`."""
+        """Called with each process object that is made; see :meth:`for_each`."""
         self.sigterm: Termination | None = None
-        """What SIGTERM does to this script, if Mesh has a say in it."""
+        """Handles SIGTERM for this script, if Mesh does."""
 
     @property
     def slots(self) -> Slots:
-        """What parts of Mesh keep of their own, for as long as the interpreter runs."""
+        """State that parts of Mesh keep for as long as the interpreter runs."""
         if self._slots is None:
             with self.lock:
                 if self._slots is None:
@@ -61,9 +61,9 @@ class Holder:
         return self._slots
 
     def for_each(self, join: Callable[[Process], object]) -> None:
-        """Call ``join`` with the :class:`Process` that there is, if there is one, and with each that is made later.
+        """Call ``join`` with the current :class:`Process`, if there is one, and with each that is made later.
 
-        It may be called twice with one.
+        It may be called twice with the same one.
         """
         with self.lock:
             self.wanted.append(join)
@@ -72,14 +72,14 @@ class Holder:
             join(process)
 
     def shutdown(self) -> None:
-        """Stop everything that this process has spawned; log the failures that nobody was told of."""
+        """Stop everything that this process spawned; log the failures that nobody was notified of."""
         process = self.process
         if process is not None:
             process.shutdown()
             import logging
 
             for failure in process.supervision.unheard():
-                logging.getLogger("mesh").error("nobody has handled this failure:\n%s", failure.report())
+                logging.getLogger("mesh").error("nobody handled this failure:\n%s", failure.report())
 
 
 def _unequipped(*_: object) -> Process:
@@ -90,12 +90,12 @@ _HOLDER = Holder()
 
 
 def holder() -> Holder:
-    """What stays when a :class:`Process` goes."""
+    """Return the state that outlives a :class:`Process`."""
     return _HOLDER
 
 
 def current() -> Process:
-    """This process's :class:`Process`; a script's is made when it is first needed."""
+    """Return this process's :class:`Process`; a script's is made on first use."""
     process = _HOLDER.process
     if process is not None and not process.closed:
         return process

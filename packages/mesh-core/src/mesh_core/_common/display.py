@@ -1,4 +1,4 @@
-"""Values and tables for people: bounded in size, never raising, safe in a notebook's HTML."""
+"""Formats values and tables for people: bounded in size, never raising, safe as HTML in a notebook."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 LIMIT = 200
-"""Characters of one value."""
+"""Maximum characters of one value."""
 
 ROWS = 20
-"""Rows of one table of values."""
+"""Maximum rows of one table of values."""
 
 
 def shown(value: object, limit: int = LIMIT) -> str:
-    """A value's ``repr``, cut, on one line where that is short; what is wrong with it if it raises."""
+    """Return a value's ``repr``, truncated; if it raises, say so instead."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - a foreign __repr__ may raise anything
@@ -22,12 +22,12 @@ def shown(value: object, limit: int = LIMIT) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """A number and what it counts: ``1 host``, ``2 hosts``."""
+    """Return a number and what it counts: ``1 host``, ``2 hosts``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def runs(texts: Iterable[str]) -> list[tuple[int, int, str]]:
-    """Neighbours that are equal, as one: first and last place, and the text.
+    """Merge equal neighbours: first and last index, and the text.
 
     >>> runs(["a", "a", "b"])
     [(0, 1, 'a'), (2, 2, 'b')]
@@ -49,13 +49,13 @@ class Table:
         self._rows: list[list[str]] = []
 
     def add(self, *cells: str) -> None:
-        """Append a row; cells that are left out are empty."""
+        """Append a row; missing cells are empty."""
         self._rows.append([*cells, *[""] * (len(self._head) - len(cells))])
 
     def text(self, indent: str = "") -> str:
-        """As lines with aligned columns."""
+        """Return lines with aligned columns."""
         rows = [[_flat(cell) for cell in row] for row in [self._head, *self._rows]]
-        # A row of one cell may be as long as it likes.
+        # A row with a single cell does not widen its column.
         measured = [row for row in rows if any(row[1:])]
         widths = [max(len(row[column]) for row in measured) for column in range(len(self._head))]
         lines = (
@@ -65,7 +65,7 @@ class Table:
         return "\n".join(indent + line for line in lines)
 
     def html(self, caption: str) -> str:
-        """As an HTML table, without scripts or styles of its own beyond the layout."""
+        """Return an HTML table without scripts, and with no styles beyond the layout."""
         head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self._head) if any(self._head) else ""
         body = "".join(
             "<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in self._rows
@@ -81,7 +81,7 @@ def _aligned(cell: str, width: int) -> str:
 
 
 def _flat(text: str) -> str:
-    # What a terminal would obey (colours, bells) is shown instead.
+    # Control characters, such as colours and bells, are shown escaped.
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
@@ -95,12 +95,12 @@ def _cell(text: str) -> str:
 
 
 def place(point: Mapping[str, int]) -> str:
-    """Coordinates: ``hosts=1, gpus=3``."""
+    """Return coordinates as in ``hosts=1, gpus=3``."""
     return ", ".join(f"{label}={index}" for label, index in point.items())
 
 
 def ends(count: int, most: int = ROWS) -> tuple[range, int, range]:
-    """What is shown of many: the first, how many are not, the last.
+    """Return what to show of ``count`` items: the first ones, how many are hidden, the last ones.
 
     >>> ends(100, 4)
     (range(0, 2), 96, range(98, 100))
@@ -112,7 +112,7 @@ def ends(count: int, most: int = ROWS) -> tuple[range, int, range]:
 
 
 def listed(table: Table, count: int, row: Callable[[int], Sequence[str]]) -> Table:
-    """Fill a table with the first and the last of ``count`` rows."""
+    """Fill a table with the first and last of ``count`` rows."""
     first, hidden, last = ends(count)
     for index in first:
         table.add(*row(index))
@@ -124,6 +124,6 @@ def listed(table: Table, count: int, row: Callable[[int], Sequence[str]]) -> Tab
 
 
 def block(title: str, text: str) -> str:
-    """A title with lines under it, as HTML."""
+    """Return HTML with a title and lines under it."""
     lines = "\n".join(_flat(line) for line in text.splitlines())
     return f"<div><b>{html.escape(_flat(title))}</b></div><pre>{html.escape(lines)}</pre>"

@@ -1,7 +1,7 @@
-"""The tree of errors under :class:`MeshError`.
+"""The error classes, all under :class:`MeshError`.
 
-Each error takes its message first and everything else by keyword, keeps what it was told in fields, and can be
-sent to another process like any value.
+Each takes its message first and everything else by keyword, keeps its arguments as attributes, and can be
+pickled and sent to another process.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 BOOTSTRAP_FAILED = 78
-"""Exit status of a process whose bootstrap has raised, for outside observers; Mesh itself learns it from the process's goodbye."""
+"""Exit status of a process whose bootstrap raised, for outside observers; Mesh itself is told by the process's last message."""
 REMEDY = "compare what `mesh credentials show` prints for the script's folder and for the host's"
-"""What to do where one side does not accept the other's credentials."""
+"""What to try when one side does not accept the other's credentials."""
 
 
 class MeshError(Exception):
-    """Base of every error that Mesh raises on its own behalf.
+    """Base class of all errors that Mesh raises itself.
 
     >>> try:
     ...     raise ActorTimeout("actor 'trainer' on rank 3 did not answer within 30.0 s", rank=3)
@@ -32,14 +32,14 @@ class MeshError(Exception):
     """
 
     results: Any = None
-    """Where a call to many failed: the ``ValueMesh`` of all ranks' outcomes, values and exceptions alike."""
+    """When a call to many actors failed: the ``ValueMesh`` with the result or the exception of every rank."""
     _deaths: tuple[tuple[int, int, int], ...] = ()
-    """The keys of the processes whose deaths it reports."""
+    """The keys of the processes whose deaths this error reports."""
     _loaded_from: tuple[Any, Any] | None = None
-    """The pickle and the buffers of a message that is to be read again."""
+    """The pickle and buffers of the message it was loaded from, if that has to be loaded again."""
 
     def __reduce__(self) -> Any:
-        # The outcomes of all ranks stay with the caller: they are values of their own, and may be large.
+        # The results of all ranks stay with the caller: they may be large, and need not be picklable.
         state = {name: value for name, value in self.__dict__.items() if name not in _HERE_ONLY}
         return _rebuild, (type(self), self.args), state
 
@@ -52,7 +52,7 @@ def _rebuild(kind: type[MeshError], args: tuple[Any, ...]) -> MeshError:
 
 
 class _OfActor(MeshError):
-    """An error that names an actor."""
+    """An error about one actor."""
 
     def __init__(
         self, message: str = "", *, actor: str = "", rank: int | None = None, host: str = ""
@@ -64,7 +64,7 @@ class _OfActor(MeshError):
 
 
 class ActorTimeout(_OfActor, TimeoutError):
-    """An actor did not answer in time; the call was cancelled there."""
+    """An actor did not answer in time; the call was cancelled."""
 
     def __init__(
         self,
@@ -77,11 +77,11 @@ class ActorTimeout(_OfActor, TimeoutError):
     ) -> None:
         super().__init__(message, actor=actor, rank=rank, host=host)
         self.timeout = timeout
-        """The deadline that was missed, in seconds."""
+        """The deadline that passed, in seconds."""
 
 
 class SupervisionError(MeshError, RuntimeError):
-    """A failure that nobody handled, raised by a call that waits; :attr:`failure` has the details."""
+    """A failure that nobody handled, raised by a waiting call; :attr:`failure` has the details."""
 
     def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
         super().__init__(message or (failure.report() if failure is not None else ""))
@@ -98,10 +98,10 @@ class SupervisionError(MeshError, RuntimeError):
 
 
 class PoolLost(SupervisionError):
-    """The process that made a pool has died, and the pool with it: nobody hands out its replicas any longer.
+    """The process that created a pool died, and the pool with it: nobody assigns its replicas any longer.
 
-    Raised in processes that the pool was sent to, by tasks that wait for a replica and by tasks that are submitted later. A
-    running task continues, unless its replica died too.
+    Raised in processes that the pool was sent to, by tasks waiting for a replica and by tasks submitted later. A running
+    task continues unless its replica died too.
 
     >>> issubclass(PoolLost, SupervisionError)
     True
@@ -109,11 +109,11 @@ class PoolLost(SupervisionError):
 
 
 class DeviceMeshError(SupervisionError):
-    """A mesh has lost ranks that were needed; :attr:`coordinates` says which.
+    """A mesh lost ranks that were needed; :attr:`coordinates` says which.
 
-    Code that computes on a whole mesh makes one with :meth:`of`.
+    Code that computes on a whole mesh creates this error with :meth:`of`.
 
-    >>> error = DeviceMeshError("a mesh has lost a rank", coordinates=({"hosts": 1, "gpus": 3},))
+    >>> error = DeviceMeshError("mesh 'workers' has lost a rank", coordinates=({"hosts": 1, "gpus": 3},))
     >>> error.coordinates
     ({'hosts': 1, 'gpus': 3},)
     """
@@ -129,7 +129,7 @@ class DeviceMeshError(SupervisionError):
         super().__init__(message, failure=failure)
         self.mesh_name = mesh_name
         self.coordinates = coordinates
-        """The points that were lost, in the order of the ranks."""
+        """The points that were lost, in rank order."""
 
     @classmethod
     def of(cls, mesh: Any) -> DeviceMeshError:
@@ -139,14 +139,14 @@ class DeviceMeshError(SupervisionError):
         >>> with this_host().spawn_procs({"gpus": 2}, name="workers") as procs:
         ...     procs.slice(gpus=1).stop().get()
         ...     print(DeviceMeshError.of(procs))
-        mesh 'workers' has lost 1 of its 2 ranks: gpus=1; make them again with respawn(), or go on with those in alive()
+        mesh 'workers' has lost 1 of its 2 ranks: gpus=1; respawn them with respawn(), or continue with those in alive()
         """
         lost = mesh.failed()
         shown = [describe_point(point).strip(" ()") or "its only one" for point in lost[:_POINTS_SHOWN]]
         more = f" and {len(lost) - len(shown)} more" if len(lost) > len(shown) else ""
         message = (
-            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(mesh)} ranks: {'; '.join(shown)}{more}; make them again "
-            "with respawn(), or go on with those in alive()"
+            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(mesh)} ranks: {'; '.join(shown)}{more}; respawn them "
+            "with respawn(), or continue with those in alive()"
         )
         return cls(message, mesh_name=mesh.name, coordinates=tuple(dict(point) for point in lost))
 
@@ -173,11 +173,11 @@ class SpawnError(MeshError):
         self.exitcode = exitcode
         self.signal = signal
         self.stderr_tail = stderr_tail
-        """The last lines that the process wrote to its stderr."""
+        """The last lines that the process wrote to stderr."""
 
 
 class MailboxFull(_OfActor):
-    """A message was not sent: the receiver's budget is used up, and the sender asked not to wait, or must not wait."""
+    """A message was not sent because the receiver's budget is used up, and the sender asked not to wait or must not wait."""
 
     def __init__(
         self,
@@ -194,9 +194,9 @@ class MailboxFull(_OfActor):
 
 
 class ReplyDropped(_OfActor):
-    """A reply was dropped on arrival: the caller's process already held as many unread replies as it may.
+    """A reply was dropped on arrival because the calling process already held as many unread replies as it may.
 
-    The endpoint has run, and its effects stand; only its result is lost.
+    The endpoint ran and its effects stand; only its result is lost.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class ReplyDropped(_OfActor):
 
 
 class Undeliverable(_OfActor, ConnectionError):
-    """A message came back: its receiver has stopped, has died or never existed."""
+    """A message was returned: its receiver stopped, died or never existed."""
 
     def __init__(
         self,
@@ -227,19 +227,19 @@ class Undeliverable(_OfActor, ConnectionError):
     ) -> None:
         super().__init__(message, actor=actor, rank=rank, host=host)
         self.reason = reason
-        """Why, in words."""
+        """Why, as text."""
 
 
 class NotBegun(Undeliverable):
-    """A task came back: it has not begun, and never will."""
+    """A task was returned: it did not begin, and never will."""
 
 
 class ChannelClosed(MeshError, EOFError):
-    """Nothing more can be received from a channel: it was closed, or it was for one value, which has arrived."""
+    """Nothing more can be received from a channel: it was closed, or it was for one value, which was received."""
 
 
 class BrokenPromise(MeshError):
-    """Everything that could have kept a promise is gone, and it never got an outcome.
+    """A promise lost everything that could have given it a result.
 
     >>> from mesh_core import Promise
     >>> future = Promise[int]("weights").future
@@ -260,18 +260,18 @@ class AuthenticationError(MeshError, PermissionError):
 
 
 class SerializationError(MeshError, TypeError):
-    """A value cannot be sent, or what arrived cannot be rebuilt."""
+    """A value cannot be sent, or what was received cannot be unpickled."""
 
     def __init__(self, message: str = "", *, path: str = "", type_name: str = "") -> None:
         super().__init__(message)
         self.path = path
-        """The way to the offending object, such as ``args[0]['lock']``."""
+        """The path to the offending object, such as ``args[0]['lock']``."""
         self.type_name = type_name
         """The offending object's type."""
 
 
 class Unsendable(TypeError):
-    """Raised by an object that refuses to be pickled, with advice on what to do; becomes a :class:`SerializationError`."""
+    """Raised by an object that refuses to be pickled, with advice; converted to a :class:`SerializationError`."""
 
     def __init__(self, message: str, advice: str) -> None:
         super().__init__(message)
@@ -284,9 +284,9 @@ class PluginError(MeshError):
     def __init__(self, message: str, *, kind: str = "", name: str = "", remedy: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        """The word of the kind of plugin that was asked for, such as ``"policy"`` or ``"command"``."""
+        """The kind of plugin that was asked for, such as ``"policy"`` or ``"command"``."""
         self.name = name
-        """The name the user selects."""
+        """The name by which users select it."""
         self.remedy = remedy
         """What to do next."""
 
@@ -307,11 +307,11 @@ class PluginLoadError(PluginError):
     ) -> None:
         super().__init__(message, kind=kind, name=name, remedy=remedy)
         self.distribution = distribution
-        """The installed distribution that offers the plugin (``pip uninstall`` takes this name)."""
+        """The installed distribution that offers the plugin; ``pip uninstall`` takes this name."""
         self.version = version
         """The distribution's version."""
         self.cause = cause
-        """What went wrong, as text, so that this error can always be sent to another process."""
+        """What went wrong, as text, so that this error can always be pickled."""
 
 
 _OF_NATIVE: dict[NativeError, type[MeshError]] = {
@@ -327,30 +327,30 @@ _OF_NATIVE: dict[NativeError, type[MeshError]] = {
     NativeError.CREDENTIALS: AuthenticationError,
     NativeError.ADDRESS: MeshError,
 }
-"""The class of each kind of error of the native layer."""
+"""The exception class for each kind of error of the native layer."""
 
 
 def of_native(kind: NativeError, message: str, fields: dict[str, Any]) -> MeshError:
-    """Make the exception that stands for an error of the native layer."""
+    """Create the exception for an error of the native layer."""
     return _OF_NATIVE[kind](message, **fields)
 
 
 def type_name(kind: type) -> str:
-    """Name a type as tracebacks do: with its module, unless that is ``builtins`` or ``__main__``."""
+    """Return a type's name as in tracebacks: with its module, unless that is ``builtins`` or ``__main__``."""
     module = kind.__module__
     return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text; the report of a failure has many."""
+    """Return the first line of an exception's text; a failure's report has many."""
     return str(error).partition("\n")[0]
 
 
 def in_a_line(error: BaseException) -> str:
-    """An exception's type and the first line of its text."""
+    """Return an exception's type and the first line of its text."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 def describe_point(point: Mapping[str, int] | None) -> str:
-    """Return coordinates for a message, `` (hosts=1, gpus=3)``, or nothing where there are none."""
+    """Return coordinates for a message, as in `` (hosts=1, gpus=3)``, or nothing if there are none."""
     return f" ({', '.join(f'{label}={place}' for label, place in point.items())})" if point else ""

@@ -1,4 +1,4 @@
-"""Where the headers for native code of other packages are."""
+"""Where the C headers for other packages' native code are."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def get_include() -> str:
     >>> Path(get_include(), "mesh_core", "promise.h").is_file()
     True
     """
-    # Builds of other packages want it, and no program that runs.
+    # Needed by builds of other packages, never by a running program.
     from pathlib import Path
 
     return str(Path(__file__).resolve().parents[1] / "include")

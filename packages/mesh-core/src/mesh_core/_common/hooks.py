@@ -1,7 +1,7 @@
 """Where features meet the kernel: what a process asks of them, and what it tells them.
 
-The kernel calls what stands here and knows nothing of who put it here; ``_bundle`` and extensions do. Each hook is empty,
-or does the least, in a process in which no feature wants it.
+The kernel calls these hooks without knowing who set them; ``_bundle`` and extensions do. A hook that no feature
+uses is empty or does the minimum.
 """
 
 from __future__ import annotations
@@ -52,55 +52,55 @@ class Hooks:
 
     def __init__(self) -> None:
         self.actor_class: list[Callable[[type], type]] = []
-        """Which class is spawned where a class is asked for."""
+        """Replace the class that is about to be spawned."""
         self.making: list[Callable[[LocalActor], Any]] = []
-        """What makes the actors of this process, instead of their constructors alone."""
+        """Create the actors of this process, instead of calling their constructors directly."""
         self.packed_class: Callable[[type], object] = _as_it_is
-        """What is pickled for an actor class; it is unpickled as that class."""
+        """Returns what to pickle for an actor class; it unpickles as that class."""
         self.raised: list[Callable[[Instance, str, BaseException], None]] = []
-        """Called where an actor's code has raised, on its thread, before anybody else hears of it."""
+        """Called when an actor's code raised, on its thread, before anybody else is notified."""
         self.spawning: list[Callable[[], object]] = []
         """Called when processes are about to be spawned."""
         self.downs: list[Callable[[Message], object]] = []
-        """Told the end of each process that this one hears of."""
+        """Told of the end of each process that this one is notified of."""
         self.recording: list[Callable[[int, Any, int], object]] = []
         """Told what is about to be spawned here: its owner, the mesh, and the actors' id (0 for processes)."""
         self.recorded: Callable[[Message], object] = _nothing_to_record
-        """At a controller that outlives scripts: told what one of them is about to spawn, or has stopped."""
+        """In a controller that outlives scripts: told what a script is about to spawn, or has stopped."""
         self.preparing: list[Callable[[], Preparation | None]] = []
-        """What a fork server does before it imports what is to be preloaded."""
+        """Return what a fork server does before it preloads modules."""
         self.staging: list[Callable[[], object]] = []
-        """Called when this process is about to have actors, by several threads perhaps."""
+        """Called when this process is about to have actors, possibly by several threads at once."""
         self.flush: list[Callable[[], object]] = []
-        """Called when processes have stopped, to show what they have printed."""
+        """Called after processes stopped, to show their output."""
         self.noticing: list[Callable[[], object]] = []
-        """Called on the thread that takes the controller's notices, as that begins: there they are in nobody's way."""
+        """Called on the thread that handles the controller's notices when it starts, where it delays nobody."""
         self.knocked: Callable[[], object] = _nothing
-        """Called when somebody has connected to the descriptor that the runtime watches for the job."""
+        """Called when somebody connected to the descriptor that the runtime watches for the job."""
         self.closing: list[Callable[[], object]] = []
-        """Called when the runtime of this process is about to be closed."""
+        """Called before this process's runtime is closed."""
         self.closed: list[Callable[[], object]] = []
-        """Called when the runtime of this process is closed."""
+        """Called after this process's runtime was closed."""
         self.failures: list[Callable[[MeshFailure, bool, str], object]] = []
         """Told what became of a failure; see :meth:`failed`."""
         self.find_tracer: Callable[[], Tracer | None] = _nothing
-        """Looks whether calls are to be traced by now."""
+        """Checks whether calls are to be traced from now on."""
         self.find_policy: Callable[[str], Policy] = _no_policy
-        """The policy that a name means."""
+        """Returns the policy with this name."""
         self.find_bypass: Callable[[], object | None] = _nothing
-        """What moves large parts of messages between hosts past their agents: a capsule, if something installed does."""
+        """Returns a capsule with functions that move large message parts between hosts past the agents, if any are installed."""
         self.find_pids: Callable[[Iterable[Addr], float], dict[Addr, int]] = _no_pids
-        """The pids of processes on other hosts, as far as they can be had within so many seconds."""
+        """Returns the pids of processes on other hosts, as far as they are known within the given seconds."""
         self.sync: Callable[..., Future[Any]] = _no_sync
-        """Copies a directory of the script's to hosts; see :meth:`HostMesh.sync_workspace`."""
+        """Copies a directory of the script to hosts; see :meth:`HostMesh.sync_workspace`."""
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
-        """Say what became of a failure: ``by`` is whoever handled it, or was the last to pass it on."""
+        """Report what became of a failure: ``by`` handled it, or was the last to pass it on."""
         for tell in list(self.failures):
             tell(failure, handled, by)
 
     def have_raised(self, instance: Instance, endpoint: str, error: BaseException) -> None:
-        """Say that an actor's code has raised; ``endpoint`` is what was called."""
+        """Report that an actor's code raised; ``endpoint`` is what was called."""
         for hear in list(self.raised):
             try:
                 hear(instance, endpoint, error)
@@ -108,16 +108,16 @@ class Hooks:
                 import logging
 
                 logging.getLogger("mesh").exception(
-                    "what was to hear of the exception of %s raised itself", instance.describe()
+                    "a hook raised when notified of the exception of %s", instance.describe()
                 )
 
 
 Preparation = tuple[str, str, Any]
-"""A module, a function in it, and its first argument, which travels as JSON; the second is the host's own directory."""
+"""A module, a function in it, and its first argument, which travels as JSON; its second is the host's scratch directory."""
 
 
 def prepare(steps: Iterable[Preparation], scratch: str) -> None:
-    """Do in a fork server what the spawning process has asked for."""
+    """Run in a fork server the steps that the spawning process asked for."""
     import importlib
 
     for module, function, argument in steps:
@@ -137,11 +137,11 @@ def _nothing() -> None:
 
 
 def _no_policy(name: str) -> Policy:
-    raise MeshError(f"cannot find the policy {name!r}: this process looks for no plugins")
+    raise MeshError(f"cannot find policy {name!r}: this process does not load plugins")
 
 
 def _no_sync(*_args: Any, **_kwargs: Any) -> Future[Any]:
-    raise MeshError("this process cannot copy directories to hosts: no feature does that here")
+    raise MeshError("cannot copy directories to hosts: this process does not have the workspace feature")
 
 
 def _no_pids(_addrs: Iterable[Addr], _timeout: float) -> dict[Addr, int]:

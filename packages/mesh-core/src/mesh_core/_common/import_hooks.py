@@ -1,4 +1,4 @@
-"""To be told of imports: what is done around the making of a module, or once it is there."""
+"""Hooks around imports: run code before and after modules are loaded."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 
 class ImportHook(ABC):
-    """The first of the finders: it lets the others find a module, and tells of the loading of those that it wants."""
+    """A finder in first place: it lets the others find a module, and reports the loading of the modules it wants."""
 
     @abstractmethod
     def wants(self, name: str) -> bool:
-        """Whether to be told of this module."""
+        """Return whether to be notified of this module."""
 
     def before(self, name: str) -> None:  # noqa: B027 - a hook may do without
-        """A module, or a part of it, is about to be loaded."""
+        """Called before a module, or a part of it, is loaded."""
 
     def after(self, name: str, *, done: bool) -> None:  # noqa: B027
-        """That part is loaded, or could not be; ``done`` says that the module is complete."""
+        """Called after that part was loaded or failed to; ``done`` is true if the module is complete."""
 
     def install(self) -> None:
-        """Be asked from now on."""
+        """Start receiving notifications."""
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:
-        """Be asked no more."""
+        """Stop receiving notifications."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -51,7 +51,7 @@ class ImportHook(ABC):
 
 
 class _Loader:
-    """A module's loader, until the module is loaded."""
+    """Wraps a module's loader until the module is loaded."""
 
     def __init__(self, hook: ImportHook, name: str, loader: Any) -> None:
         self._hook = hook
@@ -62,7 +62,7 @@ class _Loader:
         return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        # Extension modules are loaded here.
+        # This is where extension modules are loaded.
         self._hook.before(self._name)
         try:
             create = getattr(self._loader, "create_module", None)
@@ -85,24 +85,24 @@ class _Loader:
 
 
 class Afterwards(ImportHook):
-    """Does something once a module is there: now if it is, else right after its import."""
+    """Runs code once a module is imported: now if it is already, else right after its import."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, Callable[[], object]] = {}
 
     def once(self, name: str, then: Callable[[], object]) -> None:
-        """Call ``then`` as soon as the module ``name`` is complete in this process."""
+        """Call ``then`` once the module ``name`` is fully imported in this process."""
         if sys.modules.get(name) is not None:
             then()
         else:
             self._waiting[name] = then
 
     def wants(self, name: str) -> bool:
-        """Whether something waits for it."""
+        """Return whether something waits for this module."""
         return name in self._waiting
 
     def after(self, name: str, *, done: bool) -> None:
-        """Do what waits for it."""
+        """Run what waits for this module."""
         if done and (then := self._waiting.pop(name, None)) is not None:
             then()
 
@@ -114,26 +114,26 @@ class ThreadCount(ImportHook):
         self._count = count
         self._trusted = trusted
         self._depth = 0
-        """How many trusted modules are being imported, one from within the other."""
+        """How many nested imports of trusted modules are under way."""
         self._stack: list[list[int]] = []
-        """For each import under way: the threads before it, and those that imports within it have started."""
+        """For each import under way: the number of threads before it, and how many its nested imports started."""
         self.started: dict[str, int] = {}
-        """By module, in the order of their imports: the threads that it has started itself, and is not trusted with."""
+        """By module, in import order: how many threads an untrusted module started itself."""
 
     def _trusts(self, name: str) -> bool:
         return name.partition(".")[0] in self._trusted
 
     def wants(self, name: str) -> bool:
-        """All, but for what trusted modules import."""
+        """All modules except those imported by trusted ones."""
         return self._depth == 0
 
     def before(self, name: str) -> None:
-        """Look how many threads there are."""
+        """Count the threads."""
         self._stack.append([self._count(), 0])
         self._depth += self._trusts(name)
 
     def after(self, name: str, *, done: bool) -> None:
-        """Look again."""
+        """Count the threads again."""
         before, within = self._stack.pop()
         started = max(0, self._count() - before)
         if self._stack:

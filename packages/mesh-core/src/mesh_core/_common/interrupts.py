@@ -1,8 +1,8 @@
-"""When Ctrl-C and SIGTERM may be raised, where something must end as a whole.
+"""When Ctrl-C and SIGTERM may be raised while something must end as a whole.
 
-EXIT-2: Ctrl-C hurries the end of a process's part in the mesh, and never breaks it off.
-EXIT-3: SIGTERM ends the script in order, once: it is raised as SystemExit, and neither hurries an end that is under way
-nor breaks it off. A second one, or the end of the grace, kills (``sigterm.rs``).
+EXIT-2: Ctrl-C speeds up the end of a process's part in the mesh, and never cuts it short.
+EXIT-3: SIGTERM ends the script in order, once: it is raised as SystemExit, and neither speeds up an end that is under
+way nor cuts it short. A second SIGTERM, or the end of the grace period, kills (``sigterm.rs``).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SIGINT = int(signal.SIGINT)
 
 
 class Interrupts:
-    """A ``with`` block that Ctrl-C leaves alone, but for its parts under :meth:`raised`.
+    """A ``with`` block that Ctrl-C does not interrupt, except for its parts under :meth:`raised`.
 
-    Ctrl-C elsewhere in it is kept, and raised by the next such part or else at the block's end. Only the main thread
-    hears of Ctrl-C, and a program that has a handler of its own for it keeps that: there this is a block like any other.
-    SIGTERM is kept until the block's end in all of it.
+    Elsewhere in it Ctrl-C is held back, and raised by the next such part or at the end of the block. Only the main thread
+    receives Ctrl-C, and a program's own handler for it stays in place; in both cases this is an ordinary block.
+    SIGTERM is held back until the end of the block.
     """
 
     def __init__(self, sigterm: Termination | None = None) -> None:
@@ -70,7 +70,7 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """In this part Ctrl-C is raised as anywhere else."""
+        """Raise Ctrl-C as usual in this part."""
         self._raises = True
         try:
             if self._kept:
@@ -80,17 +80,17 @@ class Interrupts:
             self._raises = False
 
     def forget(self) -> None:
-        """Raise nothing at the block's end: what Ctrl-C and SIGTERM want is under way."""
+        """Raise nothing at the end of the block: what Ctrl-C and SIGTERM ask for is under way."""
         self._kept = False
         if self._sigterm is not None:
             self._sigterm.forget()
 
 
 class Termination:
-    """What SIGTERM does to a script that uses Mesh: it ends as by ``sys.exit(143)``, and so in order.
+    """Handles SIGTERM in a script that uses Mesh: the script ends as by ``sys.exit(143)``, and so in order.
 
-    It is there from the first use of Mesh in the main thread until :func:`mesh_core.shutdown`, unless the script has a
-    handler of its own, or runs in a notebook, where nothing that is raised ends the process.
+    Installed from the first use of Mesh in the main thread until :func:`mesh_core.shutdown`, unless the script has its
+    own handler or runs in a notebook, where no exception ends the process.
     """
 
     def __init__(self, grace: float) -> None:
@@ -99,11 +99,11 @@ class Termination:
         self._held = 0
         self._kept = False
         self.begun = False
-        """SIGTERM has arrived, and the script is ending."""
+        """SIGTERM arrived, and the script is ending."""
 
     @classmethod
     def install(cls, grace: float) -> Termination | None:
-        """Hear of SIGTERM from now on, if nobody does."""
+        """Handle SIGTERM from now on, unless something else does."""
         if (
             grace <= 0.0
             or threading.current_thread() is not threading.main_thread()
@@ -117,20 +117,20 @@ class Termination:
         return made
 
     def remove(self) -> None:
-        """Let SIGTERM do what it did before."""
+        """Restore the default action of SIGTERM."""
         if threading.current_thread() is not threading.main_thread() or self._pid != os.getpid():
             return
-        # Compared by value: each look at a method makes a new object.
+        # Compared by value: each access to a method makes a new object.
         if not self.begun and signal.getsignal(signal.SIGTERM) == self._on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             release_sigterm()
 
     def hold(self) -> None:
-        """Raise nothing until :meth:`let_go`."""
+        """Hold SIGTERM back until :meth:`let_go`."""
         self._held += 1
 
     def let_go(self) -> None:
-        """Raise the signal that has arrived meanwhile."""
+        """Raise SIGTERM if it arrived meanwhile."""
         self._held -= 1
         if self._kept and not self._held:
             self._kept = False
@@ -138,7 +138,7 @@ class Termination:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """In this part, in a block that holds it, it is raised unless somebody else holds it."""
+        """Raise SIGTERM in this part of a block that holds it back, unless another block does too."""
         held = self._held
         try:
             self.let_go()
@@ -147,12 +147,12 @@ class Termination:
             self._held = held
 
     def forget(self) -> None:
-        """Drop the signals that have arrived meanwhile: the script is ending."""
+        """Drop a SIGTERM that arrived meanwhile: the script is ending."""
         self._kept = False
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._pid != os.getpid():
-            # A copy that the script has forked.
+            # In a child that the script forked.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
@@ -166,13 +166,13 @@ class Termination:
             self._raise()
 
     def _raise(self) -> None:
-        # The interpreter waits for threads before it comes to what stops the job, which they may be waiting for.
+        # The interpreter joins threads before it runs the code that stops the job, and they may be waiting for the job.
         with contextlib.suppress(AttributeError, RuntimeError):
             threading._register_atexit(_wake_threads)  # type: ignore[attr-defined]
         raise _Ending(self)
 
     def raise_again(self) -> None:
-        """Have the handler run once more: what it raised has been lost."""
+        """Run the handler again: the exception it raised was lost."""
         if self.begun and self._pid == os.getpid():
             self.begun = False
             repeat_sigterm()
@@ -182,10 +182,10 @@ _STATUS = 128 + signal.SIGTERM
 
 
 class _Ending(SystemExit):
-    """What SIGTERM raises; it notices when nobody gets to see it.
+    """Raised by SIGTERM; notices when it is dropped.
 
-    Signals are handled wherever the interpreter looks for them, for example while it compiles a module or closes a file
-    that nobody refers to any more, and some of these places drop whatever is raised.
+    Signals are handled wherever the interpreter checks for them, for example while it compiles a module or closes an
+    unreferenced file, and some of these places drop any exception.
     """
 
     def __init__(self, cause: Termination) -> None:
@@ -193,13 +193,13 @@ class _Ending(SystemExit):
         self._cause = cause
 
     def __del__(self) -> None:
-        # Without frames below there is nothing it could have been dropped by: it is at the end of the script.
+        # Without a calling frame nothing can have dropped it: the script has ended.
         way = self.__traceback__
         if (way is None or way.tb_frame.f_code is _HANDLER) and sys._getframe().f_back is not None:
             self._cause.raise_again()
 
 
-# What has seen it is outside of this.
+# A traceback that begins elsewhere shows that some code received it.
 _HANDLER = Termination._on_signal.__code__
 
 
@@ -217,16 +217,16 @@ def _wake_threads() -> None:
 
 
 def was_interrupted() -> bool:
-    """Whether Ctrl-C, which nobody has caught, is why the interpreter ends."""
+    """Return whether the interpreter ends because of an uncaught Ctrl-C."""
     kind = getattr(sys, "last_type", None)
     return isinstance(kind, type) and issubclass(kind, KeyboardInterrupt)
 
 
 def end_by_interrupt() -> None:
-    """Have the interpreter end itself by SIGINT, if Ctrl-C is why it ends (EXIT-2).
+    """Have the interpreter end itself by SIGINT, if it ends because of Ctrl-C (EXIT-2).
 
-    It does so when the last code compiled from text, such as the script itself, has raised KeyboardInterrupt. By now that
-    may be another: a dataclass made by an import on any thread runs ``exec``, and the exit status would be 1.
+    It does so if the code last compiled from text, such as the script itself, raised KeyboardInterrupt. By now that may be
+    other code: a dataclass created by an import on any thread runs ``exec``, and the exit status would be 1.
     """
     if was_interrupted():
         with contextlib.suppress(KeyboardInterrupt):
@@ -234,7 +234,7 @@ def end_by_interrupt() -> None:
 
 
 def say_stopping(count: int, *, by_sigterm: bool = False) -> None:
-    """Tell the user what the end of the script waits for."""
+    """Tell the user what the end of the script is waiting for."""
     what = f"{count} process" if count == 1 else f"{count} processes"
     which = "it" if count == 1 else "them"
     how = f"another SIGTERM kills {which}" if by_sigterm else f"Ctrl-C again to kill {which}"

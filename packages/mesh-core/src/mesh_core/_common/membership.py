@@ -1,4 +1,4 @@
-"""How a process proves to other hosts that it belongs to the job, and where they reach it."""
+"""How a process proves to other hosts that it belongs to the job, and where they can reach it."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _LOOPBACK = ("127.", "::1", "localhost")
 
 @dataclass(frozen=True)
 class Membership:
-    """What a process needs to open connections of its own to processes of its job on other hosts.
+    """What a process needs to open its own connections to processes of its job on other hosts.
 
-    Whoever connects must check the other end as Mesh does: see the page "Security".
+    Code that connects must verify the other end as Mesh does: see the page "Security".
     """
 
     credentials: Path
     """A folder with ``ca.pem``, ``crl.pem``, and the certificate and key of a host or of the controller. The files change when
-    certificates are renewed or revoked: look at them again."""
+    certificates are renewed or revoked; read them again."""
     revocations: Path | None
-    """Where the host's agent puts newer lists of revocations that the controller hands on, as DER; it may not be there."""
+    """Where the host's agent puts newer revocation lists from the controller, in DER; it may not exist."""
     addresses: tuple[str, ...]
-    """This host's addresses as other hosts reach them, the likeliest first; only the loopback interface's where all hosts of the
+    """This host's addresses as other hosts reach them, the likeliest first; only loopback addresses if all hosts of the
     job are on this machine."""
     silence: float
-    """After how many seconds of silence a host of the job counts as dead."""
+    """How many seconds of silence make a host of the job count as dead."""
 
 
 def membership() -> Membership | None:
-    """Return how this process belongs to a job of several hosts; ``None`` if it does not, or not yet.
+    """Return how this process belongs to a job of several hosts, or ``None`` if it does not (yet).
 
-    The same object is returned as long as nothing has changed. In a script it is there from :func:`attach_to_workers` on.
+    The same object is returned while nothing changes. In a script it exists after :func:`attach_to_workers`.
 
     >>> from mesh_core.extensions import membership
     >>> membership() is None  # a script without other hosts
@@ -54,7 +54,7 @@ def membership() -> Membership | None:
 
 
 class _Known:
-    """What was found out once, in the slots of a process."""
+    """A process's membership, once known; kept in its slots."""
 
     def __init__(self) -> None:
         self._from: tuple[str, str] | None = None

@@ -1,6 +1,6 @@
 """Folders in places that other users can write to, such as ``/tmp``.
 
-PRV-1: a path in such a place says nothing about whose folder it leads to. A folder is opened without following a link, its
+PRV-1: a path in such a place does not tell whose folder it leads to. A folder is opened without following a link, its
 owner and mode are checked through that descriptor, and everything in it is reached through the descriptor from then on.
 """
 
@@ -14,7 +14,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_private(path: str, *, dir_fd: int | None = None, remedy: str = "remove it") -> int:
-    """Open a folder that belongs to this user and that nobody else can enter; ``PermissionError`` for any other.
+    """Open a folder that belongs to this user and that nobody else can enter; raise ``PermissionError`` for any other.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -34,7 +34,7 @@ def open_private(path: str, *, dir_fd: int | None = None, remedy: str = "remove 
 
 
 def make_private(name: str, dir_fd: int) -> int:
-    """Make a folder that nobody else can enter, or take one of this user's and close it to others; opens it."""
+    """Create a folder that nobody else can enter, or close an existing one of this user to others, and open it."""
     try:
         os.mkdir(name, 0o700, dir_fd=dir_fd)
     except FileExistsError:
@@ -51,10 +51,10 @@ def make_private(name: str, dir_fd: int) -> int:
 
 
 def open_own(path: str, *, dir_fd: int | None = None) -> int:
-    """Open a folder that belongs to this user or root, even if others can enter it; ``PermissionError`` for any other.
+    """Open a folder of this user or root, even if others can enter it; raise ``PermissionError`` for any other.
 
-    A link at the end of the path is followed only if it belongs to one of the two as well, as other users' links in a
-    shared folder lead wherever those want.
+    A link at the end of the path is followed only if it belongs to one of the two as well: other users' links in a
+    shared folder lead wherever they want.
     """
     owners = (0, os.geteuid())
     found = os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
@@ -74,14 +74,14 @@ def _open(path: str, dir_fd: int | None, refused: str) -> int:
     try:
         return os.open(path, _FOLDER, dir_fd=dir_fd)
     except OSError as error:
-        # A link, or no folder at all.
+        # A link, or not a folder.
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise PermissionError(refused) from None
         raise
 
 
 def is_safe_parent(path: str) -> bool:
-    """Say whether no other user but root can rename or replace what this user puts into a folder."""
+    """Return whether no other user but root can rename or replace what this user puts into a folder."""
     try:
         found = os.stat(path)  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
     except OSError:

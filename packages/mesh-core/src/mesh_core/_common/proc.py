@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _MOST_READ = 4096
-"""So many signatures are remembered."""
+"""How many signatures are remembered."""
 
 
 @dataclass(frozen=True)
@@ -23,22 +23,22 @@ class Proc:
     """A process of the job."""
 
     mesh_name: str
-    """The name of the mesh that it is part of; ``"controller"`` for the script's own process."""
+    """The name of the mesh that it is in; ``"controller"`` for the script's own process."""
     point: Point
     """Its place in that mesh."""
     host: str
     """The name of its host."""
     pid: int
     job: tuple[int, str]
-    """The process id of the script that drives the job, on its own host, and what that script is."""
+    """The script's process id on its host, and a random string that identifies the script."""
     address: tuple[int, int, int]
-    """What messages are sent to it by, which no other process of the job has; ``(0, 0, 0)`` for the controller."""
+    """The address that messages are sent to, unique in the job; ``(0, 0, 0)`` for the controller."""
     hosts: Mapping[str, str] = field(default_factory=dict, compare=False)
-    """Where hosts can be reached over the network, by name: those that were attached, and only where the script asks."""
+    """The network addresses of attached hosts, by name; empty except in the script."""
     incarnation: int = field(default=0, compare=False)
-    """How often the process of this rank had been made again when this one was; see :attr:`ProcMesh.incarnations`."""
+    """How many times this rank had been respawned when this process started; see :attr:`ProcMesh.incarnations`."""
     is_host: bool = False
-    """Whether it is the process in which its host has its extensions."""
+    """Whether it is the process that runs its host's extensions."""
 
     @property
     def is_controller(self) -> bool:
@@ -69,24 +69,24 @@ def current_proc() -> Proc:
 
 
 def proc_of(process: Process) -> Proc:
-    """The same, where the process's own object is at hand."""
+    """Return the :class:`Proc` of a process object."""
     return _proc_with(process, _hosts_of(process))
 
 
 def signed(process: Process, message: Any) -> tuple[Any, bytes]:
-    """A message of an extension as it is sent: with who sends it."""
+    """Return an extension's message as it is sent: with its sender."""
     return message, process.slots.of(Signatures).own(process)
 
 
 class Signatures:
-    """Who has sent a message, as it travels: made anew only where something of it has changed, and read once."""
+    """Senders of messages, as pickled for the wire: re-pickled only when something changed, and unpickled once."""
 
     def __init__(self) -> None:
         self._own: tuple[Mapping[str, str], bytes] = ({}, b"")
         self._read: dict[bytes, Proc] = {}
 
     def own(self, process: Process) -> bytes:
-        """That of this process."""
+        """Return the signature of this process."""
         hosts = _hosts_of(process)
         known, signature = self._own
         if not signature or hosts != known:
@@ -95,7 +95,7 @@ class Signatures:
         return signature
 
     def read(self, signature: bytes) -> Proc:
-        """The process that has signed so."""
+        """Return the process that a signature stands for."""
         found = self._read.get(signature)
         if found is None:
             if len(self._read) >= _MOST_READ:

@@ -1,10 +1,10 @@
-"""What a user can set, in one frozen dataclass; read in one place, :func:`current_settings`.
+"""What users can set, in one frozen dataclass; read in one place, :func:`current_settings`.
 
-Values come from, weakest first: the defaults here, the environment (``MESH_SPIN_US=0``), :func:`configure`
-for the whole process, :func:`configured` for a block.
+Later ones win: the defaults here, the environment (``MESH_SPIN_US=0``), :func:`configure` for the whole process,
+:func:`configured` for a block.
 
-SET-1: a value that is out of range or of the wrong type is refused where it was given, and the error names that place.
-SET-2: an unknown name is never ignored where it can only be a mistake.
+SET-1: a value that is out of range or of the wrong type is rejected where it was given, and the error names that place.
+SET-2: an unknown name is never ignored when it is likely to be a typo.
 """
 
 import os
@@ -27,13 +27,13 @@ ENV_PREFIX: Final = "MESH_"
 LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _SUFFIXES: Final = (("KIB", KIB), ("MIB", MIB), ("GIB", GIB), ("K", KIB), ("M", MIB), ("G", GIB), ("B", 1))
-# A variable this like a setting's name is a slip of the pen. Others may be somebody else's: Kubernetes, for one,
+# A variable this similar to a setting's name is a typo. Others may belong to something else: Kubernetes, for one,
 # sets MESH_PORT and MESH_SERVICE_HOST in every container beside a service called "mesh".
 _TYPO_CUTOFF: Final = 0.85
 
 
 class SettingsError(MeshError, ValueError):
-    """A setting has no such name, or cannot have that value; ``source`` says where it was given.
+    """A setting does not exist or cannot have that value; ``source`` says where it was given.
 
     >>> configure(spin_uss=10)
     Traceback (most recent call last):
@@ -50,7 +50,7 @@ class SettingsError(MeshError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """The numbers a setting may have."""
+    """The range of numbers that a setting accepts."""
 
     kind: type[int] | type[float]
     low: float
@@ -58,8 +58,8 @@ class _Number:
     unit: str
 
     def check(self, value: object) -> int | float:
-        """Return the value as this kind of number, or raise ``ValueError`` with what is wrong with it."""
-        # One type of error for both: the caller puts the setting's name and source before it.
+        """Return the value as this kind of number, or raise ``ValueError`` saying what is wrong with it."""
+        # One error type for both cases: the caller prefixes the setting's name and source.
         wanted = "a whole number" if self.kind is int else "a number"
         if isinstance(value, bool) or not isinstance(value, (int, self.kind)):
             raise ValueError(f"must be {wanted} of {self.unit}, got {type(value).__name__} {value!r}")
@@ -68,7 +68,7 @@ class _Number:
         return self.kind(value)
 
     def parse(self, text: str) -> object:
-        """Read a variable's text: a number; for bytes also ``64KiB``, ``256M``."""
+        """Parse a variable's text: a number, for bytes also ``64KiB`` or ``256M``."""
         try:
             if self.kind is float:
                 return float(text)
@@ -84,12 +84,12 @@ class _Number:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """A word out of a few; upper and lower case are the same."""
+    """One of a few words; case does not matter."""
 
     words: tuple[str, ...]
 
     def check(self, value: object) -> str:
-        """Return the word as it is written here, or raise ``ValueError``."""
+        """Return the word as spelled here, or raise ``ValueError``."""
         word = value.strip().upper() if isinstance(value, str) else None
         if word not in self.words:
             hint = did_you_mean(word, self.words) if word else ""
@@ -117,7 +117,7 @@ class _Switch:
         return value
 
     def parse(self, text: str) -> object:
-        """Read a variable's text: ``1`` or ``0``, and the words that others write for them."""
+        """Parse a variable's text: ``1``, ``0``, or a common word for either."""
         word = text.lower()
         if word not in _SWITCH_WORDS:
             raise ValueError(f"must be 1 or 0, got {text!r}")
@@ -133,13 +133,13 @@ def _setting(default: Any, rule: _Rule) -> Any:
 
 
 def _memory() -> int:
-    """The memory of this machine, in bytes."""
+    """Return this machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every setting of mesh-core. Immutable: :func:`configure` and :func:`configured` put another in its place.
+    """Every setting of mesh-core. Immutable: :func:`configure` and :func:`configured` replace it.
 
     >>> Settings(spin_us=0).spin_us
     0.0
@@ -150,10 +150,10 @@ class Settings:
     """
 
     spin_us: float = _setting(50.0, _Number(float, 0.0, 1e6, "microseconds"))
-    """How long a waiting thread looks again before it blocks, in microseconds; 0 blocks at once."""
+    """How long a waiting thread spins before it blocks, in microseconds; 0 blocks at once."""
 
     spawn_timeout: float = _setting(60.0, _SECONDS)
-    """How long a new process may take until it first reports, in seconds."""
+    """How long a new process may take to report for the first time, in seconds."""
 
     stop_timeout: float = _setting(5.0, _SECONDS)
     """How long a process may take to stop by itself before it is killed, in seconds."""
@@ -162,66 +162,66 @@ class Settings:
     """How long the script may take to end in order after SIGTERM before it is killed, in seconds; 0 leaves SIGTERM alone."""
 
     preemption_grace: float = _setting(0.0, _SECONDS)
-    """How long a host's agent goes on after SIGTERM, in seconds, so that jobs can leave the host before it is taken away; 0
+    """How long a host's agent continues after SIGTERM, in seconds, so that jobs can leave the host before it is taken away; 0
     ends it at once."""
 
     link_budget: int = _setting(256 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
-    """Bytes that may be queued towards one process before its senders wait, and bytes of messages that coroutines of a
-    process have sent and whose receivers have no room."""
+    """Bytes that may be queued for one process before its senders wait. Also limits the bytes of messages that a process's
+    coroutines have sent and whose receivers have no room."""
 
     mailbox_budget: int = _setting(64 * MIB, _Number(int, 64 * KIB, 2**62, "bytes"))
-    """Bytes that may wait at one actor, from all its senders, before these wait."""
+    """Bytes that may wait in one actor's mailbox, from all senders together, before the senders wait."""
 
     reply_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
-    """Bytes of replies that a process may hold and not have looked at, beyond which replies to it are dropped, and their
-    calls fail with :class:`ReplyDropped`; 0 is three quarters of this machine's memory."""
+    """Bytes of unread replies that a process may hold. Further replies to it are dropped, and their calls fail with
+    :class:`ReplyDropped`; 0 means three quarters of this machine's memory."""
 
     heartbeat_timeout: float = _setting(10.0, _Number(float, 0.05, 86_400.0, "seconds"))
-    """After how much silence another host is taken for dead, in seconds."""
+    """How long another host may be silent before it is considered dead, in seconds."""
 
     fan_out: int = _setting(16, _Number(int, 1, 4096, "hosts"))
-    """To how many hosts each host relays what is for many."""
+    """How many hosts each host relays a message for many hosts to."""
 
     ref_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
-    """Bytes of values that a process may keep for references, beyond which ``put`` waits; 0 is an eighth of this machine's
+    """Bytes of values that a process may keep for references before ``put`` waits; 0 means an eighth of this machine's
     memory."""
 
     shm_budget: int = _setting(0, _Number(int, 0, 2**62, "bytes"))
-    """Bytes of shared memory that messages of this machine may occupy; 0 is a quarter of its memory."""
+    """Bytes of shared memory that messages on this machine may occupy; 0 means a quarter of its memory."""
 
     shm_threshold: int = _setting(64 * KIB, _Number(int, 1, 2**62, "bytes"))
-    """Parts of a message from this size on travel through shared memory between processes of one host."""
+    """Minimum size of a message part to travel through shared memory between processes of one host, in bytes."""
 
     shm_idle: float = _setting(10.0, _SECONDS)
-    """How long a process keeps shared memory that it does not use, for its next messages, in seconds."""
+    """How long a process keeps unused shared memory for its next messages, in seconds."""
 
     bypass_threshold: int = _setting(MIB, _Number(int, 0, 2**62, "bytes"))
-    """Parts of a message for one process of another host travel past the host agents from this size on, where a package is
-    installed that moves them, such as mesh-rdma; 0 has all parts go through the agents. At least 256 KiB."""
+    """Minimum size of a message part to bypass the host agents on its way to a process of another host, if a package that
+    moves them is installed, such as mesh-rdma. At least 256 KiB; 0 sends all parts through the agents."""
 
     log_level: str = _setting("INFO", _Choice(LOG_LEVELS))
-    """What workers' logging and Mesh's own shows: DEBUG, INFO, WARNING, ERROR or CRITICAL and above."""
+    """The lowest level shown of the workers' and Mesh's own logging: DEBUG, INFO, WARNING, ERROR or CRITICAL."""
 
     log_window: float = _setting(3.0, _SECONDS)
-    """How long equal lines of several workers are counted and shown as one, in seconds; 0 shows every line."""
+    """How long identical lines of several workers are collected and shown as one, in seconds; 0 shows every line."""
 
     log_ignore_numbers: bool = _setting(False, _Switch())
-    """Whether lines that differ in their numbers alone are shown as one too, with a note of how many do."""
+    """Whether lines that differ only in numbers are also shown as one, with a note of how many there were."""
 
     log_records: bool = _setting(True, _Switch())
-    """Whether records of workers reach the handlers that the script has set up for ``logging``; otherwise they are text."""
+    """Whether workers' log records reach the handlers that the script set up for ``logging``; otherwise they are text."""
 
     post_mortem: bool = _setting(False, _Switch())
-    """Whether an actor stops for ``mesh debug`` where its endpoint has raised, before the caller is notified."""
+    """Whether an actor whose endpoint raised stops for ``mesh debug`` before the caller is notified."""
 
     def __post_init__(self) -> None:
         for name, rule in _rules().items():
-            # Frozen for users; here the checked value takes the place of the given one (0 -> 0.0, "info" -> "INFO").
+            # Frozen for users; here the checked value replaces the given one (0 -> 0.0, "info" -> "INFO").
             object.__setattr__(self, name, _checked(rule, name, getattr(self, name), "Settings()"))
 
     @property
     def shm_bytes(self) -> int:
-        """The shared-memory budget in bytes, with the 0 that means "a quarter of memory" worked out.
+        """The shared-memory budget in bytes, with 0 resolved to a quarter of memory.
 
         >>> Settings(shm_budget=4096).shm_bytes
         4096
@@ -232,7 +232,7 @@ class Settings:
 
     @property
     def ref_bytes(self) -> int:
-        """The budget of kept values in bytes, with the 0 that means "an eighth of memory" worked out.
+        """The budget of kept values in bytes, with 0 resolved to an eighth of memory.
 
         >>> Settings(ref_budget=1024).ref_bytes
         1024
@@ -241,7 +241,7 @@ class Settings:
 
     @property
     def reply_bytes(self) -> int:
-        """The budget of replies in bytes, with the 0 that means "three quarters of memory" worked out.
+        """The budget of unread replies in bytes, with 0 resolved to three quarters of memory.
 
         >>> Settings(reply_budget=1024).reply_bytes
         1024
@@ -250,7 +250,7 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> "Settings":
-        """The defaults, changed by the ``MESH_*`` variables of ``environ``.
+        """Return the defaults, changed by the ``MESH_*`` variables in ``environ``.
 
         >>> Settings.from_env({"MESH_SHM_THRESHOLD": "1MiB"}).shm_threshold
         1048576
@@ -284,7 +284,7 @@ class Settings:
         return cls(**values)
 
     def changed(self, source: str = "changed()", /, **changes: Any) -> "Settings":
-        """A copy with some settings changed; ``source`` is named in errors.
+        """Return a copy with some settings changed; errors name ``source``.
 
         >>> Settings().changed(stop_timeout=1).stop_timeout
         1.0
@@ -303,7 +303,7 @@ class Settings:
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """The settings by name.
+        """Return the settings by name.
 
         >>> Settings().as_dict()["spin_us"]
         50.0
@@ -323,18 +323,18 @@ def _checked(rule: _Rule, name: str, value: object, source: str) -> int | float 
 
 
 class SettingsHolder:
-    """Where settings are kept: one for the process, and one for each :func:`configured` block that is open.
+    """Holds settings: one for the process, and one for each open :func:`configured` block.
 
-    The environment is read at the first look, not at import: a script may still set variables after importing.
+    The environment is read on first use, not at import: a script may still set variables after importing.
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
         self._settings = settings
-        # Two threads that configure at once must not lose one another's change.
+        # Two threads that configure at once must not lose each other's change.
         self._lock = threading.Lock()
 
     def get(self) -> Settings:
-        """The settings held; read from the environment the first time."""
+        """Return the settings held; the first call reads the environment."""
         settings = self._settings
         if settings is None:
             with self._lock:
@@ -342,14 +342,14 @@ class SettingsHolder:
         return settings
 
     def change(self, source: str, changes: dict[str, Any]) -> Settings:
-        """Put changed settings in place of those held, and return them."""
+        """Change the settings held, and return them."""
         self.get()
         with self._lock:
             self._settings = settings = self.get().changed(source, **changes)
             return settings
 
 
-# The process's own holder, and the one that an open `configured` block puts in its place.
+# The process's own holder, and the one that replaces it in an open `configured` block.
 _PROCESS: Final = SettingsHolder()
 _BLOCK: Final[ContextVar[SettingsHolder | None]] = ContextVar("mesh_settings", default=None)
 
@@ -359,7 +359,7 @@ def _holder() -> SettingsHolder:
 
 
 def current_settings() -> Settings:
-    """The settings in force here: the one place where the rest of Mesh reads them.
+    """Return the settings in force here. The rest of Mesh reads settings only through this function.
 
     >>> current_settings().stop_timeout
     5.0
@@ -368,7 +368,7 @@ def current_settings() -> Settings:
 
 
 def configure(**changes: Any) -> Settings:
-    """Change settings for the whole process, or inside :func:`configured` for the rest of its block.
+    """Change settings for the whole process, or inside :func:`configured` for the rest of the block.
 
     >>> with configured():
     ...     configure(spin_us=0).spin_us
@@ -379,7 +379,7 @@ def configure(**changes: Any) -> Settings:
 
 @contextmanager
 def configured(**changes: Any) -> Iterator[Settings]:
-    """Change settings inside a ``with`` block: in this thread or task, and the tasks it starts.
+    """Change settings inside a ``with`` block, for this thread or task and the tasks it starts.
 
     >>> with configured(stop_timeout=0.5) as settings:
     ...     current_settings() is settings
@@ -396,7 +396,7 @@ def configured(**changes: Any) -> Iterator[Settings]:
 
 
 def runtime_options(settings: Settings) -> dict[str, Any]:
-    """What a runtime is made with."""
+    """Return the options to create a runtime with."""
     return {
         "spin_us": settings.spin_us,
         "ref_budget": settings.ref_bytes,

@@ -1,4 +1,4 @@
-"""What parts of the system keep beside an object that knows nothing of them: one instance of each class."""
+"""State that parts of the system attach to an object that knows nothing of them: one instance per class."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Slots:
-    """Instances by class, each made when it is first asked for."""
+    """Instances by class, each created on first use."""
 
     __slots__ = ("_kept", "_lock")
 
@@ -19,7 +19,7 @@ class Slots:
         self._lock = threading.RLock()
 
     def of(self, kind: type[T], make: Callable[[], T] | None = None) -> T:
-        """The instance of ``kind``; made by ``make``, or by ``kind`` itself, if there is none yet.
+        """Return the instance of ``kind``; created by ``make``, or by ``kind`` itself, if there is none yet.
 
         >>> slots = Slots()
         >>> slots.of(dict)["seen"] = 1
@@ -35,6 +35,6 @@ class Slots:
         return found
 
     def find(self, kind: type[T]) -> T | None:
-        """The instance of ``kind``, if there is one."""
+        """Return the instance of ``kind``, if there is one."""
         found: T | None = self._kept.get(kind)
         return found

@@ -1,7 +1,7 @@
-"""What the kernel knows of traces: where spans begin and end, and what messages carry between processes.
+"""What the kernel knows about traces: where spans begin and end, and what messages carry between processes.
 
-The kernel calls a tracer where there is one; ``_features.traces`` is the one that makes spans for OpenTelemetry. A call that is not
-traced pays for one look at ``process.tracer``.
+The kernel calls a tracer if there is one; ``_features.traces`` makes spans for OpenTelemetry. A call that is not
+traced only pays for a look at ``process.tracer``.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 
 class Span(Protocol):
-    """One that has begun."""
+    """A span that has begun."""
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, as failed if there is an error; once."""
+        """End it, as failed if there is an error; called once."""
         ...
 
 
 class Tracer(Protocol):
-    """Makes spans."""
+    """Creates spans."""
 
     def call(
         self, endpoint: Endpoint[..., Any], adverb: str, send: Callable[[Endpoint[..., Any]], Any]
     ) -> Any:
-        """Make a call by ``send``, with an endpoint whose messages carry a span that ends when the call does."""
+        """Make a call through ``send``, with an endpoint whose messages carry a span that ends when the call does."""
         ...
 
     def spawn(self, sender: Sender, value: object, name: str, class_name: str) -> Call:
-        """Send the spawn of an actor, whose constructor gets a span of its own."""
+        """Send the spawn of an actor; its constructor gets its own span."""
         ...
 
     def spawn_procs(self, name: str, count: int, host: str) -> None:
-        """Note that processes were asked for."""
+        """Record that processes were requested."""
         ...
 
     def promise(self, call: Completion, name: str) -> Span:
-        """Begin the span of a promise, which ends when that had its outcome."""
+        """Begin a promise's span, which ends when the promise gets its outcome."""
         ...
 
     def handling(
@@ -53,12 +53,12 @@ class Tracer(Protocol):
         message: Message,
         who: Instance,
     ) -> Callable[..., Any]:
-        """An endpoint's function (or, without one, a constructor) inside the span that ``message.trace`` begets."""
+        """Return an endpoint's function (or, without one, a constructor) wrapped in the span that ``message.trace`` starts."""
         ...
 
 
 def notice(process: Process) -> None:
-    """Begin to trace if that is wanted by now: at every spawn, when an endpoint is first taken from a mesh, and once an
+    """Start tracing if it is wanted by now. Called at every spawn, when an endpoint is first taken from a mesh, and after an
     actor is constructed.
     """
     if process.tracer is None:

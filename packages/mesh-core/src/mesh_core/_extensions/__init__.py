@@ -1,4 +1,6 @@
-"""The extensions of a process: what they are, how they travel to other processes, and their messages. `mesh_core.extensions` is its public face.
+"""The extensions of a process: what they are, how they travel to other processes, and their messages.
 
-It imports `_meshes` and what that imports.
+`mesh_core.extensions` is the public face.
+
+It imports `_meshes` and the rooms below it.
 """

@@ -1,4 +1,4 @@
-"""What an extension is: the class that its author derives from."""
+"""The base class of extensions."""
 
 from __future__ import annotations
 
@@ -27,72 +27,72 @@ class _NotCarried:
 
 
 NOT_CARRIED: Final = _NotCarried()
-"""What :meth:`Extension.for_spawn` returns for processes that do without the extension."""
+"""Returned by :meth:`Extension.for_spawn` if the spawned processes are not to have the extension."""
 
 
 class Extension:
-    """Code that lives in processes beside the actors; derive from it and :func:`install` the class.
+    """Code that runs in processes beside the actors; derive a class from it and :func:`install` that.
 
-    Each process has one instance, made in this order: ``__init__``, then ``start``. The processes that this process
-    spawns from then on carry the extension too, and so do those that they spawn. ``proc`` and ``payload`` are set
-    before ``start`` is called. See the page "Extend Mesh" for which thread runs each method.
+    Each process has one instance: ``__init__`` is called first, then ``start``. Processes spawned by this one later get the
+    extension too, and so do those that they spawn. ``proc`` and ``payload`` are set before ``start`` is called. The page
+    "Extend Mesh" says which thread runs each method.
     """
 
     name: ClassVar[str]
-    """What messages and errors call it; unique in a process."""
+    """Its name in messages and errors, unique in a process."""
     after: ClassVar[Sequence[str]] = ()
-    """The names of extensions that start before this one, if they are installed, and stop after it."""
+    """The names of extensions that start before this one and stop after it, if they are installed."""
     on_hosts: ClassVar[bool] = False
-    """Whether each host on which processes are spawned that may carry it has an instance of its own, too."""
+    """Whether each host gets its own instance when processes that may carry the extension are spawned there."""
 
     _at_once: ClassVar[bool] = False
-    """Whether ``receive`` runs where messages arrive, ahead of all that came later: for what takes no time."""
+    """Whether ``receive`` runs where messages arrive, ahead of later ones: only for what takes no time."""
 
     _everywhere: ClassVar[bool] = False
-    """Whether each process makes an instance by itself, so that none is carried there."""
+    """Whether each process creates an instance by itself, so that none is carried there."""
     _mesh_process: Process
     payload: Any
-    """What :meth:`for_spawn` has returned where this process was spawned, or what was given to :func:`install`."""
+    """What :meth:`for_spawn` returned where this process was spawned, or what was passed to :func:`install`."""
 
     def for_spawn(self, spawning: Spawning) -> Any:
-        """Return the payload for processes that this one is about to spawn, or ``NOT_CARRIED``. It is pickled."""
+        """Return the payload for processes about to be spawned, or ``NOT_CARRIED``. It is pickled."""
         return self.payload
 
     def start(self) -> None:
-        """Begin, before any actor of the process is made. Messages can be sent already, and arrive afterwards."""
+        """Start, before any actor of the process is created. Messages can be sent already; they are received only afterwards."""
 
     def stop(self) -> None:
-        """End, after the last actor of the process has ended. Messages no longer arrive, and can still be sent."""
+        """Stop, after the last actor of the process ended. Messages are no longer received but can still be sent."""
 
     def closed(self) -> None:
-        """Remove what the runtime itself needs, such as credentials; only in a script, where its runtime is closed and can send nothing more."""
+        """Remove what the runtime itself needs, such as credentials. Called only in a script, after its runtime was closed."""
 
     def receive(self, message: Any, sender: Proc) -> Any:
-        """Handle a message from another process's instance, and return the answer. It may be a coroutine function."""
+        """Handle a message from another process's instance, and return the answer. May be a coroutine function."""
         raise MeshError(f"extension {self.name!r} takes no messages: it does not define receive()")
 
     def actor_ended(self, end: ActorEnd) -> None:
-        """Hear that an actor of this process has ended."""
+        """Called after an actor of this process ended."""
 
     def proc_ended(self, end: ProcEnd) -> None:
-        """Hear that a process of this host has ended; only in the host's own instance."""
+        """Called after a process of this host ended; only in the host's own instance."""
 
     def endpoint_raised(self, raised: Raised) -> None:
-        """Called when an actor's code has raised, on the same thread, before the caller is notified."""
+        """Called when an actor's code raised, on the same thread, before the caller is notified."""
 
     def make_actor(self, actor: LocalActor) -> Any:
-        """Make an actor of this process: return ``actor.construct()``, or an object of its class made in another way."""
+        """Create an actor of this process: return ``actor.construct()``, or an object of its class created in another way."""
         return actor.construct()
 
     def actor_class(self, cls: type) -> type:
-        """Return the class to spawn where this process spawns ``cls``; its endpoints must take the same calls."""
+        """Return the class to spawn instead of ``cls``; its endpoints must accept the same calls."""
         return cls
 
-    # For its own use.
+    # For use by the extension.
 
     @cached_property
     def proc(self) -> Proc:
-        """The process that this instance lives in."""
+        """The process that this instance runs in."""
         from mesh_core._common.proc import proc_of
 
         return proc_of(self._mesh_process)
@@ -104,26 +104,26 @@ class Extension:
         *,
         timeout: float | None = None,
     ) -> Future[ValueMesh[Any]]:
-        """Send a message to the instances in the processes of a mesh, or to those of hosts; the future holds their answers.
+        """Send a message to the instances in the processes of a mesh, or to those of hosts; the future returns their answers.
 
         ``this_host()`` is the host that this process is on.
         """
         return current().extensions.call(self, to, message, timeout)
 
     def install_on(self, to: ProcMesh | ActorMesh[Any] | HostMesh) -> Future[ValueMesh[None]]:
-        """Have an instance in the processes of a mesh, which run already; those that have one keep it.
+        """Install the extension in the running processes of a mesh; those that have it keep their instance.
 
-        A host's instance lives in a process of its own, which is started for the first extension that the host has in this
-        job. It is no member of a mesh, ends with the job, and is started again when it dies.
+        A host's instance runs in a separate process, which is started for the host's first extension in this
+        job. It belongs to no mesh, ends with the job, and is respawned if it dies.
 
-        Messages sent after this find it: there is no need to wait.
+        Messages sent after this call reach the instances: there is no need to wait.
         """
         return current().extensions.install_on(self, to)
 
     def tell(self, to: ProcMesh | ActorMesh[Any] | HostMesh | Proc, message: Any) -> Sending:
-        """Send a message that nobody answers. What ``receive`` raises is logged in the process that receives it.
+        """Send a message that is not answered. If ``receive`` raises, that is logged in the receiving process.
 
-        A thread waits while more than ``mailbox_budget`` bytes are under way to a process; a coroutine goes on, and may await
-        what is returned.
+        A thread waits while more than ``mailbox_budget`` bytes are in flight to a process; a coroutine continues, and may await
+        the result.
         """
         return current().extensions.tell(self, to, message)

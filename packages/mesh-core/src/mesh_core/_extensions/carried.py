@@ -1,4 +1,4 @@
-"""What a process's extensions are while they travel to the processes that it spawns."""
+"""How a process's extensions travel to the processes that it spawns."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Carried(NamedTuple):
     name: str
     after: list[str]
     blob: str
-    """Its class and payload. Read only when it is its turn, as others may have to start first for it to be imported."""
+    """Its class and payload. Loaded only in its turn, because others may have to start before it can be imported."""
 
     def load(self) -> tuple[type[Extension], Any]:
-        """The class, and the payload."""
+        """Return the class and the payload."""
         cls, payload = loads(a2b_base64(self.blob))
         return cls, payload
 
 
 def pack(extension: Extension, spawning: Spawning) -> Carried | None:
-    """An extension for processes; ``None`` if they do without it."""
+    """Pack an extension for spawned processes; return ``None`` if they are not to have it."""
     payload = extension.for_spawn(spawning)
     if payload is NOT_CARRIED:
         return None
@@ -43,12 +43,12 @@ def pack(extension: Extension, spawning: Spawning) -> Carried | None:
 
 
 def in_order(carried: list[Carried]) -> list[Carried]:
-    """Mesh's own first; each behind those that it names in ``after``; otherwise in the order of their installation."""
+    """Sort extensions: Mesh's own first, each after those in its ``after``, otherwise in order of installation."""
     left = {each.name: each for each in sorted(carried, key=lambda each: not each.name.startswith("mesh."))}
     ordered = []
     while left:
         ready = next((name for name, each in left.items() if not left.keys() & set(each.after)), None)
         if ready is None:
-            raise MeshError(f"extensions wait for each other in a circle: {', '.join(sorted(left))}")
+            raise MeshError(f"extensions name each other in 'after' in a circle: {', '.join(sorted(left))}")
         ordered.append(left.pop(ready))
     return ordered

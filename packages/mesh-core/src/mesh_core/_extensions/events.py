@@ -1,4 +1,4 @@
-"""What extensions are notified of. A separate module, imported at the first event: dataclasses take memory."""
+"""Events that extensions are notified of. A separate module, imported at the first event: dataclasses take memory."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Spawning:
     mesh_name: str
     extent: Extent
     hosts: tuple[str, ...]
-    """The names of the hosts that they will run on."""
+    """The names of their hosts."""
     is_local: bool
-    """Whether all of them run on the host of the process that spawns them."""
+    """Whether all of them run on the spawning process's host."""
     is_host: bool = False
-    """Whether they are the processes in which hosts have their extensions, one on each."""
+    """Whether they are the processes that run the hosts' extensions, one on each host."""
 
 
 @dataclass(frozen=True)
 class ActorEnd:
-    """An actor of this process has ended."""
+    """An actor of this process ended."""
 
     name: str
     class_name: str
@@ -37,7 +37,7 @@ class ActorEnd:
 
 @dataclass(frozen=True)
 class ProcEnd:
-    """Another process has ended."""
+    """Another process ended."""
 
     address: tuple[int, int, int]
     """As :attr:`Proc.address`."""
@@ -53,10 +53,10 @@ class ProcEnd:
 
 @dataclass(frozen=True)
 class Raised:
-    """Code of an actor of this process has raised an exception."""
+    """Code of an actor of this process raised an exception."""
 
     name: str
-    """The actor's."""
+    """The actor's name."""
     class_name: str
     point: Point
     """The actor's place in its mesh."""

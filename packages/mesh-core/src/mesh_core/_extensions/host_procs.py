@@ -1,11 +1,11 @@
-"""The processes in which hosts have their extensions: one on each host that has any, hidden from meshes.
+"""The processes that run the hosts' extensions: one on each host that has any, hidden from meshes.
 
-The script owns them all, wherever an extension is wanted on a host: a worker asks it to see to that. The mesh of such a
-process is known by the host's number alone, so that every process of the job can send there without asking anybody.
+The script owns all of them. A worker that needs an extension on a host asks the script. The id of such a process's mesh
+follows from the host's number, so every process of the job can send there without asking anybody.
 
-HPR-1: a host has one such process, which starts before what is spawned there for an extension that is wanted on hosts, and
-stops after everything else that the script has spawned.
-HPR-2: it is made again when it dies, with what it had, a few times; then the script hears of a failure.
+HPR-1: a host has one such process. It starts before processes that are spawned there for an extension wanted on hosts, and
+stops after everything else that the script spawned.
+HPR-2: it is respawned with its extensions when it dies, a few times; then the script is notified of a failure.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 MESH_NAME: Final = "host"
 AGAIN: Final = 3
-"""How often within :data:`PERIOD` a process is made again."""
+"""How often a process is respawned within :data:`PERIOD`."""
 PERIOD: Final = 60.0
 
 
 def address_of(host: int) -> tuple[int, int, int]:
-    """The address of a host's process, in its first life."""
+    """Return the address of a host's process, in its first incarnation."""
     return HOST_MESHES + host, 0, host
 
 
 class HostsLocation(ListedLocation):
-    """Where the processes of some hosts are, one rank for each."""
+    """The location of the processes of some hosts, one rank for each."""
 
     __slots__ = ()
 
@@ -60,7 +60,7 @@ class HostsLocation(ListedLocation):
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """The policy of a host's process: it is made again, unless it has died too often of late."""
+    """The policy of a host's process: it is respawned unless it died too often recently."""
 
     deaths: tuple[float, ...] = ()
 
@@ -72,14 +72,14 @@ class Again:
         if not isinstance(event, Failed):
             return self, ()
         if event.kind in OF_HOSTS:
-            return self, (Ignore(),)  # its owners hear of the host's end in other ways
+            return self, (Ignore(),)  # its owners are notified of the host's end in other ways
         recent = (*(death for death in self.deaths if now - death < PERIOD), now)
         after = replace(self, deaths=recent[-AGAIN:])
         if len(recent) > AGAIN:
-            why = f"it died {len(recent)} times within {PERIOD:g} s, and is not started again by itself"
+            why = f"it died {len(recent)} times within {PERIOD:g} s, and is not respawned automatically again"
             return after, (Escalate(why),)
         logging.getLogger("mesh").warning(
-            "the process of host %s that runs its extensions has died, and is started again: %s",
+            "the process on host %s that runs its extensions died and is respawned: %s",
             event.failure.host,
             event.failure.headline(),
         )
@@ -87,7 +87,7 @@ class Again:
 
 
 class _HostProc:
-    """One host's process, and what it carries."""
+    """One host's process and the extensions it carries."""
 
     def __init__(self, process: Process, host: int, first: Carried) -> None:
         from mesh_core._failures.owned_meshes import Holding
@@ -131,24 +131,24 @@ class _HostProc:
         process.notices.start()
 
     def has(self, name: str) -> bool:
-        """Whether it carries an extension, and has not died for good."""
+        """Return whether it carries an extension and is not dead for good."""
         return name in self._carried and not self.mesh._lost()
 
     def carry(self, carried: Carried) -> bool:
-        """Have it carry one more; whether it runs, so that it has to be told."""
+        """Add an extension; return whether the process is running and must be told."""
         self._carried.setdefault(carried.name, carried)
         recipe = self.mesh._recipe
         assert recipe is not None
         with recipe.lock:
             if not self.mesh._lost():
                 return True
-            # Nobody may be made on a host that is dead; what is sent there says so.
+            # Nothing can be respawned on a dead host; messages sent there will say so.
             with contextlib.suppress(MeshError, ValueError):
                 self.mesh.respawn()
         return False
 
     def _told(self) -> str:
-        """Mesh's own extensions that processes carry, as of now, and those of the host."""
+        """Pack Mesh's own extensions that processes carry now, and those of the host."""
         from mesh_core._extensions.carried import pack
         from mesh_core._extensions.events import Spawning
 
@@ -159,7 +159,7 @@ class _HostProc:
 
 
 class HostProcs:
-    """What one process knows of hosts' processes: the script has made them, others have asked it to."""
+    """What a process knows about the hosts' processes: the script spawned them, other processes asked it to."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -172,21 +172,21 @@ class HostProcs:
         return self._process.identity.mesh_id == 0
 
     def bring(self, extensions: Iterable[Extension], hosts: Sequence[int]) -> None:
-        """Have extensions on these hosts, before processes are spawned there that carry them."""
+        """Install extensions on these hosts, before processes that carry them are spawned there."""
         for extension in extensions:
             lacking = [host for host in hosts if not self.has(host, extension.name)]
             if lacking and (carried := self.packed(extension, lacking)) is not None:
                 self.order(lacking, carried, tell=True)
 
     def has(self, host: int, name: str) -> bool:
-        """Whether an extension was brought to a host, as far as this process knows."""
+        """Return whether an extension was installed on a host, as far as this process knows."""
         if not self._is_owner:
             return (host, name) in self._asked
         made = self._made.get(host)
         return made is not None and made.has(name)
 
     def packed(self, extension: Extension, hosts: Sequence[int]) -> Carried | None:
-        """The extension for these hosts; ``None`` if they do without it."""
+        """Pack an extension for these hosts; return ``None`` if they are not to have it."""
         from mesh_core._extensions.carried import pack
         from mesh_core._extensions.events import Spawning
 
@@ -196,7 +196,7 @@ class HostProcs:
         return pack(extension, Spawning(MESH_NAME, extent, names, is_local, is_host=True))
 
     def order(self, hosts: Sequence[int], carried: Carried, *, tell: bool) -> None:
-        """See to it that these hosts have an extension; ``tell`` their processes that run already, too."""
+        """Ensure that these hosts have an extension; with ``tell``, notify their running processes too."""
         if self._is_owner:
             self.make(hosts, carried, tell=tell)
             return
@@ -206,7 +206,7 @@ class HostProcs:
         self._asked.update((host, carried.name) for host in hosts)
 
     def make(self, hosts: Sequence[int], carried: Carried, *, tell: bool) -> None:
-        """Have processes on these hosts that carry an extension; at the script."""
+        """Ensure that processes on these hosts carry an extension; runs in the script."""
         runtime = self._process.runtime
         with self._lock:
             for host in hosts:
@@ -221,7 +221,7 @@ class HostProcs:
                     runtime.sender(target, 0, Control.INSTALL, Request.EXTENSION, False).tell(carried)
 
     def forget(self, hosts: Iterable[int]) -> None:
-        """Hosts are let go: their agents end what is there."""
+        """Forget hosts that are released: their agents end the processes there."""
         with self._lock:
             for host in hosts:
                 made = self._made.pop(host, None)
@@ -230,7 +230,7 @@ class HostProcs:
 
 
 def check_there(process: Process, extension: Extension, hosts: Sequence[int]) -> None:
-    """Refuse what is sent to hosts that do not have an extension, where that is known."""
+    """Raise for messages to hosts that are known not to have an extension."""
     if process.identity.mesh_id != 0:
         return
     for host in hosts:
@@ -238,6 +238,6 @@ def check_there(process: Process, extension: Extension, hosts: Sequence[int]) ->
         if made is None or extension.name not in made._carried:
             name = process.name_of_host(host)
             raise MeshError(
-                f"host {name} does not have extension {extension.name!r}: nobody has installed it there. Call "
+                f"host {name} does not have extension {extension.name!r}: it was not installed there. Call "
                 "install_on() of the extension with the hosts first, or set on_hosts = True in its class"
             )

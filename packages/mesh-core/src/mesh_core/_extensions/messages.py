@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Question:
-    """What was asked, as a future knows it."""
+    """What was asked, for the future that waits for the answers."""
 
     def __init__(self, extension: str, who: Addressee) -> None:
         self._extension = extension
@@ -65,7 +65,7 @@ def install_on(extension: Extension, to: Any) -> Future[ValueMesh[Any]]:
     carried = pack(extension, Spawning(to.name, to.extent, hosts, is_local))
     if carried is None:
         raise MeshError(
-            f"extension {extension.name!r} is not meant for these processes: its for_spawn() declines"
+            f"cannot install extension {extension.name!r} in these processes: its for_spawn() returned NOT_CARRIED"
         )
     sender = process.runtime.sender(
         to._location.target(to._procs_id, to._view), 0, Control.INSTALL, Request.EXTENSION
@@ -79,7 +79,9 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
     numbers = hosts._numbers
     carried = process.host_procs.packed(extension, numbers)
     if carried is None:
-        raise MeshError(f"extension {extension.name!r} is not meant for hosts: its for_spawn() declines")
+        raise MeshError(
+            f"cannot install extension {extension.name!r} on hosts: its for_spawn() returned NOT_CARRIED"
+        )
     process.notices.start()
     process.host_procs.order(numbers, carried, tell=False)
     target, who = _of_hosts(extension, hosts)
@@ -89,7 +91,7 @@ def _install_on_hosts(process: Process, extension: Extension, hosts: HostMesh) -
 
 
 def _of_hosts(extension: Extension, hosts: HostMesh) -> tuple[Target, Addressee]:
-    """The processes in which hosts have their extensions."""
+    """Return the target for the processes that run the hosts' extensions."""
     location = HostsLocation(hosts._numbers, hosts._location.names)
     root = Region.whole(hosts.extent)
     return location.target(0, root), Addressee(f"extension {extension.name}", location, root, root, None)
@@ -114,7 +116,7 @@ def tell(extension: Extension, to: Any, message: Any) -> Sending:
 
 def _address(extension: Extension, to: Any) -> tuple[Sender, Addressee]:
     process = current()
-    # The script may send to itself before it has spawned anything, and that thread takes what comes.
+    # The script may send to itself before it spawned anything, and that thread receives the messages.
     process.notices.start()
     name = f"extension {extension.name}"
     if isinstance(to, Proc):

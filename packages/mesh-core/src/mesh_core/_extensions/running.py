@@ -1,10 +1,10 @@
-"""The extensions of one process: which there are, what reaches them, and when they start and stop.
+"""The extensions running in one process: how they start and stop, and what they receive.
 
-EXT-1: an extension starts after those that it names in ``after``, before any actor of its process is made, and stops in
-the reverse order, after the last of them has ended.
-EXT-2: the messages of one sender to one extension are handled in the order sent: a plain ``receive`` one after the other
-on the extension's own thread, an ``async`` one on the event loop of actors, where it begins in that order.
-EXT-3: each message that waits for an answer gets one, whatever the extension does.
+EXT-1: an extension starts after those named in its ``after``, before any actor of its process is created, and stops in
+reverse order, after the last actor ended.
+EXT-2: the messages of one sender to one extension are handled in the order sent: a plain ``receive`` runs on the
+extension's own thread, one call after the other; an ``async`` one begins in that order on the event loop of actors.
+EXT-3: each message that is to be answered gets an answer, whatever the extension does.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ class Extensions:
         self._lock = threading.RLock()
         self._running: dict[str, _Running] = {}
         self._starting: list[Extension] = []
-        """Extensions that may send already, but do not receive yet."""
+        """Extensions that may send already but do not receive yet."""
         self._stopping: dict[str, _Running] = {}
-        """Extensions that no longer receive, but may send until their ``stop`` has returned."""
+        """Extensions that no longer receive but may send until their ``stop`` returns."""
         self.failure: MeshError | None = None
         """Why an extension that this worker was spawned with could not start."""
         self._failures: dict[str, MeshError] = {}
-        """The same in a host's process, which lives on: others need theirs."""
+        """The same in a host's process, which keeps running for the other extensions."""
         self._untold: set[str] = set()
-        """Those among them that nobody has asked for since."""
+        """The names in ``_failures`` whose failure nobody has been told yet."""
         self._ended: set[tuple[int, int, int]] = set()
-        """Processes of this host whose ends were told."""
+        """Processes of this host whose ends were reported."""
 
     def find(self, name: str) -> Extension | None:
-        """The instance of that name."""
+        """Return the instance of that name."""
         running = self._running.get(name) or self._stopping.get(name)
         return None if running is None else running.extension
 
     def may_send(self, extension: Extension) -> bool:
-        """Whether this is an instance of this process's, from the beginning of its ``start`` to the end of its ``stop``."""
+        """Return whether this is this process's instance, from the beginning of its ``start`` to the end of its ``stop``."""
         return self.find(extension.name) is extension or any(each is extension for each in self._starting)
 
-    # Messages of one of them to others.
+    # Messages from one of them to others.
 
     def call(
         self, extension: Extension, to: Any, message: Any, timeout: float | None
@@ -94,7 +94,7 @@ class Extensions:
         return _messages.tell(extension, to, message)
 
     def install(self, cls: type[E], payload: Any) -> E:
-        """Make and start an instance."""
+        """Create and start an instance."""
         _check(cls)
         with self._lock:
             if cls.name in self._running:
@@ -104,7 +104,7 @@ class Extensions:
             return self._start(cls, payload)
 
     def ensure(self, cls: type[Extension]) -> None:
-        """Have an instance of one of Mesh's own extensions here, if there is none yet."""
+        """Install one of Mesh's own extensions here, unless it is already."""
         with self._lock:
             if cls.name not in self._running:
                 self._start(cls, None)
@@ -135,20 +135,20 @@ class Extensions:
             raise MeshError(f"no extension {name!r} is installed in this process; there are: {known}")
         self._end([running])
 
-    # Carried along.
+    # Carried to spawned processes.
 
     def travelling(self) -> list[Extension]:
-        """The extensions that spawned processes may carry."""
+        """Return the extensions that spawned processes may carry."""
         return [each.extension for each in list(self._running.values()) if not each.extension._everywhere]
 
     def carried(self, spawning: Spawning) -> str:
-        """What spawned processes carry of extensions, as text; empty if they carry none."""
+        """Return the extensions that spawned processes carry, as text; empty if there are none."""
         told = [pack(each, spawning) for each in self.travelling()]
         there = [each for each in told if each is not None]
         return json.dumps(there) if there else ""
 
     def begin(self, told: str) -> None:
-        """Start what this worker was spawned with."""
+        """Start the extensions that this worker was spawned with."""
         name = "?"
         try:
             for carried in in_order([Carried(*each) for each in json.loads(told)]):
@@ -157,11 +157,11 @@ class Extensions:
                     self._try(carried)
                 else:
                     self._start(*carried.load())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the spawner of this process is told
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the spawner of this process is notified
             self.failure = _not_started(name, error)
 
     def _try(self, carried: Carried) -> None:
-        """Start an extension of this host; who asks for it hears why it could not."""
+        """Start an extension of this host; the next process that asks for it is told if it failed."""
         try:
             self._start(*carried.load())
         except BaseException as error:
@@ -172,7 +172,7 @@ class Extensions:
             self._untold.add(carried.name)
 
     def have(self, carried: Carried, *, asked: bool = True) -> None:
-        """Start an extension in this process, which runs already, unless it is here. Somebody has ``asked`` how that goes."""
+        """Start an extension in this running process, unless it is here. With ``asked``, an error is raised."""
         with self._lock:
             if carried.name in self._running:
                 return
@@ -186,7 +186,7 @@ class Extensions:
             self._start(*carried.load())
 
     def end(self) -> None:
-        """Stop all of them."""
+        """Stop all extensions."""
         with self._lock:
             running = list(self._running.values())
             self._stopping.update(self._running)
@@ -202,10 +202,10 @@ class Extensions:
                 if self._stopping.get(name) is each:
                     del self._stopping[name]
 
-    # What reaches them.
+    # What they receive.
 
     def on_message(self, message: Message) -> None:
-        """A message for an extension has arrived."""
+        """Handle a message for an extension."""
         running = self._running.get(message.name)
         if running is not None:
             running.take(message)
@@ -218,8 +218,8 @@ class Extensions:
             error = MeshError(f"{me} has no extension {message.name!r}: {why}")
         else:
             error = MeshError(
-                f"process {me} has no extension {message.name!r}: it was spawned before that was installed, or without it. "
-                "Install it before spawning, and return a payload from its for_spawn()"
+                f"process {me} has no extension {message.name!r}: it was spawned before the extension was installed, or without "
+                "it. Install it before spawning, and return a payload from its for_spawn()"
             )
         if message.call:
             self._process.actor_host().reply_error(message, error, me)
@@ -228,12 +228,12 @@ class Extensions:
             logging.getLogger("mesh").warning("a message was dropped: %s", error)
 
     def on_cancel(self, key: CallKey) -> None:
-        """A caller no longer waits."""
+        """Cancel a message whose caller no longer waits."""
         for running in list(self._running.values()):
             running.cancel(key)
 
     def actor_ended(self, actor: ActorCell) -> None:
-        """An actor of this process has ended."""
+        """Notify extensions that an actor of this process ended."""
         running = [each for each in list(self._running.values()) if each.hears_actors]
         if not running:
             return
@@ -245,7 +245,7 @@ class Extensions:
             each.tell(end)
 
     def on_down(self, message: Message) -> None:
-        """A process has ended: one of this host, if this is the host's process."""
+        """Notify extensions that a process of this host ended, if this is the host's process."""
         identity = self._process.identity
         if not identity.is_host or (down := message.down()) is None:
             return
@@ -288,13 +288,13 @@ def _check(cls: type[Extension]) -> None:
 
 
 class _Running:
-    """One extension that has started, and the thread that works for it."""
+    """A running extension, and the thread that works for it."""
 
     def __init__(self, process: Process, extension: Extension) -> None:
         self.extension = extension
         self._process = process
         self._is_async: bool | None = None
-        """Whether ``receive`` is a coroutine function; known from the first message on."""
+        """Whether ``receive`` is a coroutine function; known after the first message."""
         self.hears_actors = type(extension).actor_ended is not Extension.actor_ended
         self.hears_procs = process.identity.is_host and type(extension).proc_ended is not Extension.proc_ended
         self._todo: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -304,7 +304,7 @@ class _Running:
         self._signatures = process.slots.of(Signatures)
 
     def hook(self) -> None:
-        """Have the process call those of its hooks that it defines."""
+        """Register the hooks that the extension defines."""
         cls, hooks = type(self.extension), self._process.hooks
         if cls.endpoint_raised is not Extension.endpoint_raised:
             hooks.raised.append(self._raised)
@@ -313,7 +313,7 @@ class _Running:
         if cls.actor_class is not Extension.actor_class:
             hooks.actor_class.append(self._replace)
         if self.hears_procs:
-            # The agent tells of all that it has, once it is asked about itself.
+            # The agent reports on all its processes when asked to watch itself.
             host = self._process.identity.host_no
             self._process.runtime.watch_procs(Target.one(0, host, Placement.on(host)))
 
@@ -343,7 +343,7 @@ class _Running:
         self.extension.endpoint_raised(Raised(actor.name, actor.class_name, actor.rank, endpoint, error))
 
     def take(self, message: Message) -> None:
-        """Handle a message, soon."""
+        """Handle a message soon."""
         if self._is_async is None:
             import inspect
 
@@ -356,20 +356,20 @@ class _Running:
             self._put(lambda: self._receive(message))
 
     def tell(self, end: ActorEnd) -> None:
-        """Notify it of an actor's end, soon."""
+        """Notify it of an actor's end soon."""
         self._put(lambda: self.extension.actor_ended(end))
 
     def tell_proc(self, end: ProcEnd) -> None:
-        """Notify it of the end of a process of this host, soon."""
+        """Notify it of the end of a process of this host soon."""
         self._put(lambda: self.extension.proc_ended(end))
 
     def cancel(self, key: CallKey) -> None:
-        """Give up the message, if it is here."""
+        """Cancel the handling of a message, if it is here."""
         if self._is_async:
             self._on_loop(self._give_up, key)
 
     def end(self) -> None:
-        """Handle the messages that have arrived, then stop."""
+        """Handle the messages that arrived, then stop."""
         self._unhook()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -383,7 +383,7 @@ class _Running:
             )
 
     def closed(self) -> None:
-        """Tell it that the runtime is closed."""
+        """Notify it that the runtime is closed."""
         try:
             self.extension.closed()
         except Exception:

@@ -1,4 +1,4 @@
-"""To be told when a process ends."""
+"""Notifications of the ends of processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """What :func:`watch` returns."""
+    """Returned by :func:`watch`."""
 
     def __init__(self, mesh: Any, callback: Callable[[ProcEnd], object]) -> None:
         self._mesh = mesh
@@ -30,7 +30,7 @@ class Watch:
             rank: (incarnation(runtime, *addr[:2]), locate(runtime, *addr))
             for rank, addr in zip(mesh._view, addrs, strict=True)
         }
-        """The ranks of those that live, which life of them this is, and where that life is."""
+        """By rank of the living processes: the incarnation being watched, and its address."""
         self._target = mesh._location.target(mesh._procs_id, mesh._view)
 
     def cancel(self) -> None:
@@ -61,16 +61,16 @@ class Watch:
 
     @property
     def living(self) -> int:
-        """How many processes it still watches."""
+        """How many processes are still watched."""
         return len(self._left)
 
 
 def watch(mesh: ProcMesh | ActorMesh[Any], callback: Callable[[ProcEnd], object]) -> Watch:
     """Call ``callback`` with a :class:`ProcEnd` once for each process of the mesh, when it ends.
 
-    A process that has ended already is told of soon, too. The callback runs on a thread of the runtime's, or on the
-    event loop of actors in a worker: it must return quickly, and what it raises is logged. Ends in order are told as
-    well, with ``failure`` set to ``None``.
+    A process that already ended is reported soon after the call. The callback runs on a runtime thread, or in a worker on
+    the event loop of actors: it must return quickly, and its exceptions are logged. Processes that end in order are
+    reported too, with ``failure`` set to ``None``.
     """
     if not callable(callback):
         raise TypeError(f"callback must be callable, got {callback!r}")

@@ -1,4 +1,4 @@
-"""What is known about a death: :class:`MeshFailure`."""
+"""What is known about a failure: :class:`MeshFailure`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mesh_core._native import Lost, Point
 
 _LINE = 200
-"""So much of an exception's text is part of a line."""
+"""Maximum characters of an exception's text in a one-line description."""
 
 
 OF_HOSTS = frozenset(
@@ -43,7 +43,7 @@ _HOST_KINDS = frozenset({FailureKind.HOST_DEAD, FailureKind.HOST_UNREACHABLE})
 
 @dataclass(frozen=True)
 class MeshFailure:
-    """What died, where, why and since when: the value that ``__supervise__`` is asked about.
+    """What failed, where, why and when; the argument of ``__supervise__``.
 
     >>> failure = MeshFailure(mesh_name="trainers", rank=3, point={"gpus": 3}, host="b7", pid=4242, signal=9)
     >>> print(failure.report())
@@ -54,7 +54,7 @@ class MeshFailure:
     """A reference to the mesh in which it happened."""
     mesh_name: str = ""
     rank: int | None = None
-    """The rank that failed; ``None`` where it was the whole mesh."""
+    """The rank that failed; ``None`` if the whole mesh did."""
     point: Mapping[str, int] | None = None
     host: str = ""
     pid: int | None = None
@@ -63,21 +63,21 @@ class MeshFailure:
     signal: int | None = None
     """The signal that killed the process, if one did."""
     out_of_memory: bool = False
-    """Whether it was the kernel that killed it, for lack of memory, as far as the kernel's counters tell."""
+    """Whether the kernel killed it for lack of memory, as far as the kernel's counters tell."""
     exception: BaseException | None = None
-    """What was raised, if something was."""
+    """The exception that was raised, if any."""
     stderr_tail: tuple[str, ...] = ()
-    """The last lines that the process wrote to its stderr."""
+    """The last lines that the process wrote to stderr."""
     chain: tuple[str, ...] = ()
-    """By which owners the failure arrived, the nearest to the dead first."""
+    """The owners that passed the failure on, the one nearest to the failure first."""
     since: float | None = None
     """When it was noticed, in seconds since the epoch."""
     host_fate: str = ""
-    """Why its whole host is dead, in one word, such as ``"silent"``; empty where the host lives."""
+    """Why its whole host is dead, in one word such as ``"silent"``; empty if the host is alive."""
     reason: str = ""
     """What is known beyond the status, signal or exception."""
     kind: FailureKind = FailureKind.UNKNOWN
-    """What kind of failure it is. Where it is not given it follows from the other fields."""
+    """The kind of failure. If it is not given, it follows from the other fields."""
     _key: tuple[int, int, int] = field(default=(0, 0, 0), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -93,9 +93,9 @@ class MeshFailure:
 
     @property
     def id(self) -> str:
-        """Identify the failure within its job. It is the same in every process, so that reports can be matched.
+        """An identifier that is unique in the job and the same in every process, so that reports can be matched.
 
-        A process dies once, and an actor fails once: it is made of their ids. Empty for a failure that was made by hand.
+        It consists of the ids of the process and the actor, each of which fails only once. Empty if created by hand.
         """
         mesh, rank, actor = self._key
         if self._key == (0, 0, 0):
@@ -103,12 +103,12 @@ class MeshFailure:
         return f"{mesh:x}.{rank}.{actor:x}" if actor else f"{mesh:x}.{rank}"
 
     def headline(self) -> str:
-        """Tell it in one line."""
+        """Describe the failure in one line."""
         what = "failed" if self._lives() else "died"
         return f"{self._who()} {what}{self._where()}: {self._why()}"
 
     def report(self) -> str:
-        """Tell it all in lines for a human."""
+        """Describe the failure in full, in several lines for people."""
         lines = [self.headline()]
         if self.reason and self._why() != self.reason:
             lines.append(f"  {self.reason}")
@@ -128,7 +128,7 @@ class MeshFailure:
         return "\n".join(lines)
 
     def _lives(self) -> bool:
-        """Say whether it is an actor that has failed in a process that lives on."""
+        """Return whether an actor failed in a process that is still running."""
         return self.kind is FailureKind.ACTOR_FAILED
 
     def __repr__(self) -> str:
@@ -145,7 +145,7 @@ class MeshFailure:
         return mesh if self.rank is None else f"rank {self.rank}{describe_point(self.point)} of {mesh}"
 
     def _where(self) -> str:
-        # One that has not come yet goes by its number: "host 3".
+        # A host that has not joined yet is known by its number: "host 3".
         where = f" on {'' if self.host.startswith('host ') else 'host '}{self.host}" if self.host else ""
         return where + (f"{',' if where else ' in'} pid {self.pid}" if self.pid is not None else "")
 
@@ -173,7 +173,7 @@ def of_loss(
     point: Point | None,
     rank: int,
 ) -> MeshFailure:
-    """What a process's end means for one place of a mesh; it is one failure, whatever mesh it is seen from."""
+    """Return what a process's end means for one rank of a mesh; it is the same failure from whichever mesh it is seen."""
     return MeshFailure(
         mesh=mesh,
         mesh_name=name,
@@ -194,15 +194,15 @@ def of_loss(
 
 
 class NotAttached(SupervisionError, SpawnError):
-    """Its host never was part of the job: nobody listens there, for example."""
+    """The host never joined the job, for example because nobody listens there."""
 
 
 class NotAuthenticated(SupervisionError, AuthenticationError):
-    """Its host never was part of the job, as one side does not accept the other's credentials."""
+    """The host never joined the job, because one side does not accept the other's credentials."""
 
 
 def error_of(failure: MeshFailure) -> SupervisionError:
-    """What is raised for a failure: of a host that could not be attached, what is wrong with that."""
+    """Return the exception to raise for a failure; it says what went wrong if the host could not be attached."""
     told = f"{failure._who()} was never started: {failure.reason}"
     if failure.kind is FailureKind.HOST_NOT_ATTACHED:
         error: SupervisionError = NotAttached(told, failure=failure)
@@ -216,7 +216,7 @@ def error_of(failure: MeshFailure) -> SupervisionError:
 
 
 def _reason(lost: Lost) -> str:
-    # Beside another status, or a signal, it says only how the end was noticed.
+    # Beside an exit status or a signal it would only say how the end was noticed.
     return "" if lost.kind in _BY_STATUS else lost.reason
 
 
@@ -224,7 +224,7 @@ _BY_STATUS = frozenset({FailureKind.EXITED, FailureKind.KILLED, FailureKind.OUT_
 
 
 def signal_name(number: int) -> str:
-    """What a signal is called."""
+    """Return a signal's name."""
     try:
         return signals.Signals(number).name
     except ValueError:
@@ -232,7 +232,7 @@ def signal_name(number: int) -> str:
 
 
 def raised_in_words(exception: BaseException) -> str:
-    """What was raised, in one line."""
+    """Describe an exception in one line."""
     from mesh_core._serialize.exceptions import actor_error, text_of
 
     told = actor_error(exception)
@@ -241,14 +241,14 @@ def raised_in_words(exception: BaseException) -> str:
     first, _, more = text.strip().partition("\n")
     first = f"{first[:_LINE]}{' ...' if more or len(first) > _LINE else ''}"
     if kind is MeshError:
-        # Of Mesh's own making, such as a kill: the text says it all.
+        # Raised by Mesh itself, for example for a kill: the text is enough.
         return first
     name = type_name(type(exception)) if told is None else told.cause_name
     return f"raised {name}{f': {first}' if first else ''}"
 
 
 def _traceback(exception: BaseException | None) -> str:
-    """Where it was raised, as far as that is known."""
+    """Return the traceback of an exception, as far as it is known."""
     if exception is None:
         return ""
     from mesh_core._serialize.exceptions import actor_error, format_traceback

@@ -1,18 +1,18 @@
-"""The ledger of one process's failures: who has to be notified of each of them next, and who has been.
+"""The failure ledger of one process: who must be notified of each failure next, and who has been.
 
-A state machine without threads, locks, clocks or I/O: an event goes in, actions come out. :mod:`mesh_core._failures.supervision`
-brings the events, one at a time, and carries the actions out.
+A state machine without threads, locks, clocks or I/O: events go in, actions come out. :mod:`mesh_core._failures.supervision`
+feeds it the events, one at a time, and carries out the actions.
 
-These are asked in turn, and the first to say yes has handled the failure:
+These are asked in turn, and the first to return true handles the failure:
 
 1. the policy that the mesh was spawned with (``supervise=``);
 2. ``__supervise__`` of the actor that owns the mesh;
 3. the owner of that actor, and so on up to the script;
-4. the script's fault handler. Without one the next call of the script that waits raises the failure.
+4. the script's fault handler. Without one, the script's next waiting call raises the failure.
 
-SUP-1: a failure that has been raised to the script by a call of its own needs no other answer.
-SUP-2: no failure is lost: what nobody was told of when the script ends is reported there, and its exit status is 1.
-SUP-3: an owner is asked about a death once for each mesh, however many notices of it come.
+SUP-1: a failure that one of the script's own calls raised needs no other handling.
+SUP-2: no failure is lost: those that nobody was notified of are reported when the script ends, with exit status 1.
+SUP-3: an owner is asked about a death once for each mesh, however many notices of it arrive.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from mesh_core._failures.policy_run import Decision, PolicyRun
 
 Key = tuple[int, int, int]
-"""What has failed: the address of its process (mesh and rank), and an actor there; 0 for the whole process."""
+"""What failed: the address of its process (mesh and rank), and the actor there; 0 for the whole process."""
 Owner = tuple[tuple[int, int, int], int]
 """An owner in any process: the address of the process, and the owner's id there."""
 SCRIPT: Owner = ((0, 0, 0), 0)
 _UNKNOWN: Key = (0, 0, 0)
-"""The key of failures that were made by hand."""
+"""The key of failures that were created by hand."""
 
 
-# Actions. An owner is the id of an actor in this process; 0 stands for all code that no actor runs.
+# Actions. An owner is the id of an actor in this process; 0 stands for all code outside of actors.
 
 
 class Consult(NamedTuple):
-    """Ask the policy of a mesh; the answer is :class:`Decided`."""
+    """Ask a mesh's policy; its answer arrives as :class:`Decided`."""
 
     owner: int
     holding: Holding
@@ -51,7 +51,7 @@ class Consult(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """Ask an owner, or for the script its fault handler; the answer is :class:`Answered`."""
+    """Ask an owner, or for the script its fault handler; the answer arrives as :class:`Answered`."""
 
     owner: int
     failure: MeshFailure
@@ -66,7 +66,7 @@ class PassOn(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Tell those who keep a journal what became of a failure."""
+    """Tell the journal what became of a failure."""
 
     failure: MeshFailure
     handled: bool
@@ -74,18 +74,18 @@ class Note(NamedTuple):
 
 
 class CarryOut(NamedTuple):
-    """Stop, repair or start timers, as a policy has decided."""
+    """Stop, repair or start timers, as a policy decided."""
 
     asked: Consult
     decision: Decision
 
 
 class Interrupt(NamedTuple):
-    """Wake all calls of the script that wait: one of them is to raise the failure that is due."""
+    """Wake all waiting calls of the script: one of them is to raise the failure that is due."""
 
 
 class Tell(NamedTuple):
-    """Raise the failure in the thread that waits, or report it as the script ends."""
+    """Raise the failure in the waiting thread, or report it at the end of the script."""
 
     failure: MeshFailure
 
@@ -97,38 +97,38 @@ Action: TypeAlias = "Consult | Ask | PassOn | Note | CarryOut | Interrupt | Tell
 
 
 class Died(NamedTuple):
-    """A process has ended."""
+    """A process ended."""
 
     process: tuple[int, int]
     places: Iterable[tuple[int, Holding, int]]
-    """The meshes that it was part of: the owner, the mesh and the rank in it."""
+    """The meshes that it was in: owner, mesh, and rank in it."""
     failure: Callable[[Holding, int], MeshFailure] | None
-    """Makes the failure for one of these; ``None`` if the process ended in order."""
+    """Creates the failure for one of these; ``None`` if the process ended in order."""
     replaced: bool = False
-    """Whether another process has its rank by now."""
+    """Whether another process has taken its rank."""
     awaited: bool = False
-    """Whether calls of this process waited for it, which raise the failure themselves."""
+    """Whether calls of this process were waiting for it; they raise the failure themselves."""
 
 
 class ActorFailed(NamedTuple):
-    """An actor has failed while its process lives, or an owner elsewhere has passed a failure on."""
+    """An actor failed in a running process, or an owner elsewhere passed a failure on."""
 
     owner: int
     failure: MeshFailure
     holding: Holding | None = None
-    """The mesh of the actor, if the owner still has it."""
+    """The actor's mesh, if the owner still has it."""
     rank: int | None = None
 
 
 class Decided(NamedTuple):
-    """A policy has decided, or its repair has ended."""
+    """A policy decided, or its repair ended."""
 
     asked: Consult
     decision: Decision
 
 
 class Answered(NamedTuple):
-    """An owner or the fault handler has answered; ``above`` is the owner of that owner."""
+    """An owner or the fault handler answered; ``above`` is the owner of that owner."""
 
     asked: Ask
     handled: bool
@@ -137,53 +137,53 @@ class Answered(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """A call has raised the failure in a thread of the script."""
+    """A call raised the failure in a thread of the script."""
 
     key: Key
     thread: int
 
 
 class TakenBack(NamedTuple):
-    """It was raised where nobody could catch it."""
+    """The failure was raised where nobody could catch it."""
 
     failure: MeshFailure
 
 
 class Waits(NamedTuple):
-    """A call waits in a thread of the script, and could raise something."""
+    """A call waits in a thread of the script, and can raise a failure."""
 
     thread: int
 
 
 class ScriptEnds(NamedTuple):
-    """Nobody can be told any more."""
+    """From now on nobody can be notified."""
 
 
 Event: TypeAlias = "Died | ActorFailed | Decided | Answered | Raised | TakenBack | Waits | ScriptEnds"
 
 
 class FailureLedger:
-    """The failures of one process. The script's process also keeps those that nobody has handled."""
+    """The failures of one process. In the script's process it also keeps those that nobody handled."""
 
     def __init__(self, *, at_script: bool) -> None:
         self._at_script = at_script
         self._open: dict[Key, tuple[MeshFailure, bool]] = {}
-        """What the script has to be told, and whether its next call that waits is to do that."""
+        """What the script must be notified of, and whether its next waiting call does that."""
         self._told: set[Key] = set()
         self._last: MeshFailure | None = None
-        """What was due last. All calls that wait at that moment raise it, each in its own thread."""
+        """The failure that was due last. All calls waiting at that moment raise it, each in its own thread."""
         self._raised_in: set[int] = set()
-        """The threads that have raised it."""
+        """The threads that raised it."""
         self._waiting: dict[PolicyRun, None] = {}
-        """The script's policies that have put failures off."""
+        """The script's policies that have put off failures."""
 
     @property
     def due(self) -> bool:
-        """Whether the script's next call that waits raises a failure."""
+        """Whether the script's next waiting call raises a failure."""
         return any(due and key not in self._told for key, (_, due) in self._open.items())
 
     def on(self, event: Event) -> list[Action]:
-        """Take an event; what is returned is to be done in this order."""
+        """Handle an event; return the actions to carry out, in order."""
         match event:
             case Died():
                 return self._died(event)
@@ -216,8 +216,8 @@ class FailureLedger:
                 if (run := holding.policy) is not None
             ]
         actions: list[Action] = []
-        # To an owner of actors there one death is one failure: the processes' own mesh is named only where there are none. A
-        # policy is asked about the mesh that it was given for in any case.
+        # For an owner of actors in the process one death is one failure: the mesh of processes is named only if there are no
+        # actors. In any case a policy is asked about the mesh that it was given for.
         with_actors = {owner for owner, holding, _ in struck if holding.actor_id}
         for owner, holding, rank in struck:
             if holding.actor_id or holding.policy or owner not in with_actors:
@@ -231,7 +231,7 @@ class FailureLedger:
             if rank is not None:
                 holding.fails(rank)
             if failure.mesh is None:
-                # As its owner knows it.
+                # The mesh as its owner knows it.
                 failure = dataclasses.replace(failure, mesh=holding.mesh)
         return self._reach(owner, holding, failure)
 
@@ -254,7 +254,7 @@ class FailureLedger:
         by = f"the policy of {asked.holding.mesh.name!r}"
         actions: list[Action] = [Note(failure, True, by) for failure in decision.handled]
         if decision.stop or decision.repairs or decision.timers:
-            # No call waits for what comes of it.
+            # No call waits for the result of a repair.
             actions.append(CarryOut(asked._replace(awaited=False), decision))
         for failure in decision.passed_on:
             actions += self._reach(asked.owner, None, failure, awaited=asked.awaited)
@@ -280,7 +280,7 @@ class FailureLedger:
         self._told.add(key)
         self._open.pop(key, None)
         if self._last is not None and self._last._key == key:
-            # This thread may still be woken for it, and has been told now.
+            # This thread may still be woken for it, but was notified now.
             self._raised_in.add(thread)
 
     def _waits(self, thread: int) -> list[Action]:
@@ -296,7 +296,7 @@ class FailureLedger:
 
     def _script_ends(self) -> list[Action]:
         left = {key: failure for key, (failure, _) in self._open.items()}
-        # Nobody will decide about these any more.
+        # Nobody will decide about these.
         for run in self._waiting:
             for failure in run.put_off:
                 left.setdefault(failure._key, failure)
@@ -305,7 +305,7 @@ class FailureLedger:
 
 
 def _ended(holding: Holding, rank: int) -> PolicyEvent:
-    # Only policies are asked about it, and where there are none the module is not needed.
+    # Only needed if there is a policy; otherwise the module is not imported.
     from mesh_core._failures.policies import Ended
 
     return Ended(holding.mesh.name, holding.mesh._root.point_of(rank).rank)

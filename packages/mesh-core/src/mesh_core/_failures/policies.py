@@ -13,7 +13,7 @@ from mesh_core._failures.failure import MeshFailure
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A rank of the mesh has failed: its process has died, or its actor has failed while the process lives on.
+    """A rank of the mesh failed: its process died, or its actor failed in a process that is still running.
 
     >>> from mesh_core import FailureKind
     >>> Failed("workers", 2, FailureKind.KILLED)
@@ -25,12 +25,12 @@ class Failed:
     rank: int | None
     kind: FailureKind
     failure: MeshFailure = field(default_factory=MeshFailure, repr=False, compare=False)
-    """Everything that is known about it."""
+    """Everything that is known about the failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process of the mesh has ended in order, and its owner did not stop the mesh. This is no failure.
+    """A process of the mesh ended in order, but not because its owner stopped the mesh. This is no failure.
 
     >>> Ended("workers", 2).rank
     2
@@ -42,14 +42,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A timer has run out that the policy set with :class:`Later`.
+    """A timer that the policy set with :class:`Later` expired.
 
     >>> Later(5.0, Due("still failing?")).event
     Due(name='still failing?')
     """
 
     name: str = ""
-    """Tells the policy's timers apart."""
+    """Identifies the timer to the policy."""
 
 
 Event: TypeAlias = Failed | Ended | Due
@@ -57,7 +57,7 @@ Event: TypeAlias = Failed | Ended | Due
 
 @dataclass(frozen=True, slots=True)
 class Repaired:
-    """What the policy wanted made again has been made; for :meth:`RepairPolicy.on_repair`.
+    """The policy's repair succeeded; an event for :meth:`RepairPolicy.on_repair`.
 
     >>> Repaired("workers", (Restart(),)).actions
     (Restart(ranks=None),)
@@ -65,14 +65,14 @@ class Repaired:
 
     mesh: str
     actions: tuple[Restart | Respawn, ...]
-    """What was carried out, in this order."""
+    """What was carried out, in order."""
     failures: tuple[MeshFailure, ...] = field(default=(), repr=False, compare=False)
-    """What is handled by that."""
+    """The failures that this handled."""
 
 
 @dataclass(frozen=True, slots=True)
 class RepairFailed:
-    """What the policy wanted made again could not be made; for :meth:`RepairPolicy.on_repair`.
+    """The policy's repair failed; an event for :meth:`RepairPolicy.on_repair`.
 
     >>> RepairFailed("workers", Respawn(), "no memory for a process").reason
     'no memory for a process'
@@ -80,11 +80,11 @@ class RepairFailed:
 
     mesh: str
     action: Restart | Respawn
-    """What did not succeed; actions after it were not begun."""
+    """The action that failed; later ones were not begun."""
     reason: str
     """The first line of the error."""
     failures: tuple[MeshFailure, ...] = field(default=(), repr=False, compare=False)
-    """What it was to handle, with the reason in their ``chain``."""
+    """The failures that it was meant to handle, with the reason in their ``chain``."""
 
 
 RepairEvent: TypeAlias = "Repaired | RepairFailed"
@@ -92,7 +92,7 @@ RepairEvent: TypeAlias = "Repaired | RepairFailed"
 
 @dataclass(frozen=True, slots=True)
 class Ignore:
-    """The failure is handled: nobody else is told. The mesh goes on without the failed rank.
+    """The failure is handled: nobody else is notified. The mesh continues without the failed rank.
 
     >>> Ignore()
     Ignore()
@@ -101,19 +101,19 @@ class Ignore:
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """The failure is passed on: to ``__supervise__`` of the owner, the owner's owner, and so on up to the script.
+    """Pass the failure on: to ``__supervise__`` of the owner, then to the owner's owner, and so on up to the script.
 
     >>> Escalate("3 failures within 60.0 s")
     Escalate(reason='3 failures within 60.0 s')
     """
 
     reason: str = ""
-    """Why; it becomes part of the failure's ``chain``."""
+    """Why; added to the failure's ``chain``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The mesh is stopped in order. The failure is handled, unless the policy escalates it as well.
+    """Stop the mesh in order. The failure is handled, unless the policy escalates it as well.
 
     The policy gets no more events, and its timers are cancelled.
 
@@ -124,38 +124,38 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Actors are made again in their places, with the arguments that they had; for a mesh of actors.
+    """Respawn actors in place with their original constructor arguments; for a mesh of actors.
 
-    Where their processes have died, these are made again first, if the mesh's owner has spawned them as well. Actors that
-    live are stopped first. The failure is handled; if that does not succeed it is passed on after all.
+    If their processes died, those are respawned first, provided the mesh's owner spawned them too. Running actors
+    are stopped first. The failure is handled; if the restart does not succeed, it is passed on.
 
     >>> Restart(), Restart(ranks=(0, 1, 2))
     (Restart(ranks=None), Restart(ranks=(0, 1, 2)))
     """
 
     ranks: tuple[int, ...] | None = None
-    """Which; without them, all that have failed by now."""
+    """Which ranks; ``None`` means all that have failed by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Respawn:
-    """Processes are made again in their places, and the actors on them are not; for a mesh of processes.
+    """Respawn processes in place, without the actors on them; for a mesh of processes.
 
-    Processes that live are stopped first. The failure is handled; if that does not succeed it is passed on after all.
+    Running processes are stopped first. The failure is handled; if the respawn does not succeed, it is passed on.
 
     >>> Respawn()
     Respawn(ranks=None)
     """
 
     ranks: tuple[int, ...] | None = None
-    """Which; without them, all that have failed by now."""
+    """Which ranks; ``None`` means all that have failed by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """``event`` comes to the policy ``seconds`` from now; until then the failure is neither handled nor passed on.
+    """Send ``event`` to the policy ``seconds`` from now; until then the failure is neither handled nor passed on.
 
-    ``event`` is a :class:`Due`, or the :class:`Failed` that the policy wants to decide about later.
+    ``event`` is a :class:`Due`, or the :class:`Failed` to decide about later.
 
     >>> Later(5.0, Due("retry"))
     Later(seconds=5.0, event=Due(name='retry'))
@@ -176,26 +176,26 @@ Action: TypeAlias = Ignore | Escalate | Stop | Restart | Respawn | Later
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides what is done about the failures of one mesh.
+    """Decides what to do about the failures of one mesh.
 
-    A policy is a state. :meth:`on` returns the next state and never changes this one, so that one policy object can be
-    given to many meshes and tested without processes.
+    A policy is a state. :meth:`on` returns the next state and never changes this one, so one policy object can be
+    given to many meshes, and tested without processes.
     """
 
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Return the next state, and what to do.
+        """Return the next state and what to do.
 
         ``now`` counts seconds from an arbitrary moment and never goes back. For a :class:`Failed`:
 
         - :class:`Ignore` or :class:`Stop`: the failure is handled;
-        - :class:`Restart` or :class:`Respawn`: it is handled once that has succeeded;
-        - :class:`Escalate`: it is passed on, also together with :class:`Stop`;
+        - :class:`Restart` or :class:`Respawn`: it is handled once that succeeded;
+        - :class:`Escalate`: it is passed on, even together with :class:`Stop`;
         - :class:`Later` alone: it is put off;
         - no actions: it is passed on.
 
-        For a :class:`Due` or an :class:`Ended`, all but ``Later`` are about all failures that are put off.
+        For a :class:`Due` or an :class:`Ended`, all actions but ``Later`` apply to all failures that are put off.
 
-        An exception counts as ``Escalate`` and is logged; the state stays as it was.
+        An exception is logged and counts as ``Escalate``; the state does not change.
         """
         ...
 
@@ -204,7 +204,7 @@ class Policy(Protocol):
 class RepairPolicy(Policy, Protocol):
     """A policy that is also told what became of its repairs.
 
-    A :class:`Policy` without this method is not asked again: what it could not repair is passed on.
+    A :class:`Policy` without this method is not asked again: failures that it could not repair are passed on.
 
     >>> from dataclasses import dataclass, replace
     >>> @dataclass(frozen=True)
@@ -226,19 +226,19 @@ class RepairPolicy(Policy, Protocol):
     """
 
     def on_repair(self, event: RepairEvent, now: float) -> tuple[Policy, Sequence[Action]]:
-        """Return the next state, and what to do, as :meth:`Policy.on` does.
+        """Return the next state and what to do, as :meth:`Policy.on` does.
 
-        Actions for a :class:`RepairFailed` are about its ``failures``, and mean what they mean for a :class:`Failed`: no
-        actions pass them on, ``Restart`` and ``Respawn`` try again at once, and :class:`Later` waits before that. For a
-        :class:`Repaired` they are about all failures that are put off, as for a :class:`Due`.
+        Actions for a :class:`RepairFailed` apply to its ``failures``, and mean the same as for a :class:`Failed`: no
+        actions pass them on, ``Restart`` and ``Respawn`` try again at once, and :class:`Later` waits first. For a
+        :class:`Repaired` they apply to all failures that are put off, as for a :class:`Due`.
 
-        An exception is logged; what could not be repaired is passed on.
+        An exception is logged, and what could not be repaired is passed on.
         """
         ...
 
 
 def checked_actions(actions: object) -> tuple[Action, ...]:
-    """Return the actions of a policy as a tuple; raise if they are not what :meth:`Policy.on` may return.
+    """Return a policy's actions as a tuple; raise if :meth:`Policy.on` may not return them.
 
     >>> checked_actions([Later(1.0, Due()), Stop()])
     (Later(seconds=1.0, event=Due(name='')), Stop())

@@ -1,10 +1,10 @@
-"""A policy at work for one mesh: it is asked about events, and what its actions mean is decided here.
+"""A running policy for one mesh: it is asked about events, and its actions are turned into a :class:`Decision`.
 
-No clock, no process and no timer: whoever asks carries the :class:`Decision` out.
+No clock, process or timer is used here: the caller carries the decision out.
 
 POL-1: every failure that a policy is asked about is handled, passed on, put off, or handled by a repair; none is lost.
-POL-2: a policy that raises, or returns what it may not, passes on what it was asked about.
-POL-3: a repair that has failed is told to a policy that hears of repairs, and is passed on for all others.
+POL-2: a policy that raises or returns something invalid passes on what it was asked about.
+POL-3: a failed repair is reported to a policy that handles repair events, and is passed on for all others.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from mesh_core._failures.failure import MeshFailure
 
 Supervise: TypeAlias = "Policy | str | Callable[[MeshFailure], bool | Awaitable[bool]]"
-"""What ``supervise=`` takes."""
+"""The type of ``supervise=``."""
 
 
 def policy_of(supervise: object) -> Policy:
-    """Return the policy that ``supervise=`` means; raise if it means none."""
+    """Return the policy for ``supervise=``; raise if there is none."""
     if isinstance(supervise, str):
         from mesh_core._common.current import current
 
@@ -64,17 +64,17 @@ def policy_of(supervise: object) -> Policy:
 
 
 def is_policy(value: object) -> TypeGuard[Policy]:
-    """Whether ``supervise=`` takes it for a policy."""
+    """Return whether ``supervise=`` treats this as a policy."""
     return callable(getattr(value, "on", None)) and not isinstance(value, type)
 
 
 def can_repair(policy: Policy) -> bool:
-    """Whether it may have something made again, which a function of the failure cannot."""
+    """Return whether it may ask for repairs, which a function of the failure cannot."""
     return not isinstance(policy, _Function)
 
 
 class _Function:
-    """A function of the failure as a policy: true from it means handled."""
+    """Makes a policy of a function of the failure: a true result means handled."""
 
     def __init__(self, function: Callable[[MeshFailure], object]) -> None:
         self._function = function
@@ -87,20 +87,20 @@ class _Function:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be carried out."""
+    """What to carry out."""
 
     handled: tuple[MeshFailure, ...] = ()
     passed_on: tuple[MeshFailure, ...] = ()
     timers: tuple[Later, ...] = ()
     stop: bool = False
     repairs: tuple[Restart | Respawn, ...] = ()
-    """What is to be made again."""
+    """The repairs to make."""
     repaired: tuple[MeshFailure, ...] = ()
-    """What is handled by that, or passed on if it does not succeed."""
+    """The failures that the repairs handle; passed on if they do not succeed."""
 
 
 class PolicyRun:
-    """One policy at work for one mesh. Not thread-safe, but for :meth:`close`: its owner asks it one event at a time."""
+    """A running policy of one mesh. Only :meth:`close` is thread-safe: its owner asks it one event at a time."""
 
     def __init__(self, policy: Policy, mesh: str) -> None:
         self._state = policy
@@ -109,13 +109,13 @@ class PolicyRun:
         self.closed = False
         """Set when its mesh is being stopped."""
         self.timers: set[TimerHandle] = set()
-        """Those that are running; used on their event loop only."""
+        """Running timers; used on their event loop only."""
         self.on_close: Callable[[], object] | None = None
-        """Cancels its timers; set with the first of them."""
+        """Cancels the timers; set with the first of them."""
 
     @property
     def put_off(self) -> tuple[MeshFailure, ...]:
-        """The failures that are neither handled nor passed on."""
+        """The failures that are neither handled nor passed on yet."""
         return tuple(self._put_off)
 
     @property
@@ -124,14 +124,14 @@ class PolicyRun:
         return callable(getattr(self._state, "on_repair", None))
 
     def close(self) -> None:
-        """Stop passing events to it. Failures that it has put off are reported when the script ends."""
+        """Stop passing events to it. Failures that it put off are reported when the script ends."""
         self.closed = True
         if self.on_close is not None:
             with contextlib.suppress(RuntimeError):  # the event loop with the timers has ended already
                 self.on_close()
 
     def ask(self, event: Event | RepairEvent, now: float) -> object:
-        """Ask about an event; what is returned, awaited where it is awaitable, is for :meth:`settle`."""
+        """Ask about an event; the result, awaited if it is awaitable, goes to :meth:`settle`."""
         if isinstance(event, (Repaired, RepairFailed)):
             return self._state.on_repair(event, now)  # type: ignore[attr-defined]  # see `hears_repairs`
         if isinstance(self._state, _Function):
@@ -139,7 +139,7 @@ class PolicyRun:
         return self._state.on(event, now)
 
     def settle(self, event: Event | RepairEvent, answer: object) -> Decision:
-        """Take the answer to an event, and say what it means."""
+        """Turn the answer to an event into a decision."""
         if isinstance(self._state, _Function):
             actions: tuple[Action, ...] = ()
             if isinstance(event, Failed):
@@ -152,10 +152,10 @@ class PolicyRun:
         return self._decide(event, actions)
 
     def broken(self, event: Event | RepairEvent, error: BaseException) -> Decision:
-        """Say what it means that the policy has raised ``error`` (POL-2)."""
+        """Return the decision after the policy raised ``error`` (POL-2)."""
         from mesh_core._serialize.exceptions import format_traceback
 
-        # Text only: a record that held the error or the event would hold the mesh.
+        # Text only: a log record that held the error or the event would keep the mesh alive.
         logging.getLogger("mesh").error(
             "the policy of %r raised for %s; %s:\n%s",
             self._mesh,
@@ -164,12 +164,12 @@ class PolicyRun:
             format_traceback(error),
         )
         if isinstance(event, Repaired):
-            # That is about no failure: what is put off stays so.
+            # There is no failure to pass on, and what is put off stays so.
             return Decision()
         return self._decide(event, (Escalate(),))
 
     def decide(self, event: Event | RepairEvent, now: float, wait: Callable[[Any], object]) -> Decision:
-        """Ask and settle where no event loop runs; ``wait`` returns the result of an awaitable."""
+        """Ask and settle without an event loop; ``wait`` returns the result of an awaitable."""
         if self.closed:
             return Decision()
         try:
@@ -194,7 +194,7 @@ class PolicyRun:
 
     def _decide(self, event: Event | RepairEvent, actions: tuple[Action, ...]) -> Decision:
         if isinstance(event, Failed):
-            # It may have been put off, and come back.
+            # It may have been put off earlier.
             self._put_off = [each for each in self._put_off if each is not event.failure]
             concerned = [event.failure]
         elif isinstance(event, RepairFailed):
@@ -228,10 +228,10 @@ class PolicyRun:
         return self.passed_on(failure, action.reason) if action.reason else failure
 
     def passed_on(self, failure: MeshFailure, reason: str) -> MeshFailure:
-        """Return a failure with the reason for which it was passed on."""
+        """Return a failure with the reason why it was passed on added to its chain."""
         return dataclasses.replace(failure, chain=(*failure.chain, f"the policy of {self._mesh!r}: {reason}"))
 
 
 def failed(failure: MeshFailure, mesh: str) -> Failed:
-    """The event of a failure, for a policy."""
+    """Return a failure as an event for a policy."""
     return Failed(mesh, failure.rank, failure.kind, failure)

@@ -1,4 +1,4 @@
-"""What a policy wants made again is made again here, by the methods of its mesh."""
+"""Carries out a policy's repairs, using the methods of its mesh."""
 
 from __future__ import annotations
 
@@ -21,17 +21,13 @@ def _are_actors(mesh: ProcMesh | ActorMesh[Any]) -> TypeIs[ActorMesh[Any]]:
 
 
 async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) -> None:
-    """Make again what a policy wants of its mesh."""
+    """Carry out one repair that a policy asked for."""
     from mesh_core._failures.policies import Restart
 
     is_actors = _are_actors(mesh)
     if is_actors != isinstance(action, Restart):
-        what = (
-            "actors, and this policy is that of processes"
-            if not is_actors
-            else "processes, and this policy is that of actors"
-        )
-        raise MeshError(f"{action!r} is for {what}; use {'Restart' if is_actors else 'Respawn'}")
+        what, right = ("actors", "Restart") if is_actors else ("processes", "Respawn")
+        raise MeshError(f"{action!r} cannot repair {what}, which this policy supervises; use {right}")
     places = mesh._places(action.ranks)
     if _are_actors(mesh) and action.ranks is None:
         places = _not_taken_away(mesh, places)
@@ -48,13 +44,11 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
             await one.stop()
     if _are_actors(mesh):
         await _respawn_below(mesh, places)
-        await mesh.respawn(places)
-    else:
-        await mesh.respawn(places)
+    await mesh.respawn(places)
 
 
 def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:
-    """The places but for those whose processes :func:`shrink` has stopped."""
+    """Return the places without those whose processes :func:`shrink` stopped."""
     procs = None if mesh._making is None else mesh._making.procs
     recipe = None if procs is None else procs._recipe
     root = None if recipe is None else recipe.root
@@ -62,13 +56,13 @@ def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:
 
 
 async def _respawn_below(mesh: ActorMesh[Any], places: list[int]) -> None:
-    """Make the processes again that these actors need, where they have ended."""
+    """Respawn the processes that these actors need, if they ended."""
     making = mesh._making
     dead = set(mesh._ended()).intersection(places)
     if not dead:
         return
     procs = None if making is None else making.procs
     if procs is None:
-        raise MeshError(f"the processes below {mesh!r} have ended, and were not spawned by its owner")
+        raise MeshError(f"cannot respawn {mesh!r}: its processes ended, and its owner did not spawn them")
     ranks = sorted(mesh._view.rank_at(place) for place in dead)
     await procs._with_region(procs._root).respawn(ranks)

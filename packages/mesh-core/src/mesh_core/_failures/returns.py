@@ -1,10 +1,10 @@
-"""Whether a rank's actor comes back: what the owner of supervised actors tells those who hold calls back for them.
+"""Whether a rank's actor will be respawned: what the owner of supervised actors tells those who hold calls back for them.
 
-No clock and no I/O: :mod:`mesh_core._failures.supervision` says what has happened, and what is answered is given to a function.
+No clock and no I/O: :mod:`mesh_core._failures.supervision` reports what happened, and answers go to a callback.
 
-RTN-1: a question is answered once: that a later life is there than the one it names, or that none will come.
-RTN-2: what a policy has put off, or is having made again, is no verdict.
-RTN-3: after the end of its mesh, or of its policy, every question is answered that none will come.
+RTN-1: a question is answered once: either a later incarnation exists than the one it names, or there will be none.
+RTN-2: a failure that a policy put off, or is repairing, is not decided yet.
+RTN-3: after the end of the mesh or of its policy, every question is answered with "there will be none".
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 NOT_BEGUN = "stopped before it began"
-"""The reason of a message that its actor's end has kept from being begun."""
+"""The reason given for a message that did not begin because its actor ended."""
 
 Answer = Callable[["int | None"], object]
-"""Takes the life that is there, or ``None`` if none will be."""
+"""Called with the current incarnation, or ``None`` if there will be none."""
 
 
 class Returns:
-    """What is known of the lives of the actors of one mesh, by their places in it. Thread-safe."""
+    """What is known about the incarnations of the actors of one mesh, by their places in it. Thread-safe."""
 
     def __init__(self, procs_id: int) -> None:
         self.procs_id = procs_id
         self._lock = threading.Lock()
         self._lives: dict[int, int] = {}
-        """Which life a place has had last, but for the first."""
+        """The latest incarnation of each place, unless it is the first."""
         self._down: dict[int, int] = {}
-        """Places that were struck since, by the number of the stroke."""
+        """Places that failed since then, with the number of the failure."""
         self._strokes = 0
         self._gone: set[int] = set()
         self._left: set[int] = set()
-        """Places whose failure was handled, while others may still be made again with them."""
+        """Places whose failure was handled, but which may still be respawned together with others."""
         self._pending: list[object] = []
-        """Events that the policy is going to be asked about."""
+        """Events that the policy will be asked about."""
         self._repairs = 0
         self._put_off = False
         self._closed = False
         self._asked: list[tuple[int, int, Answer]] = []
 
     def ask(self, place: int, life: int, answer: Answer, *, in_order: bool) -> None:
-        """Ask for a later life than this one; ``in_order`` if nothing has failed there, as far as the asker knows."""
+        """Ask for a later incarnation than ``life``; ``in_order`` if the asker knows of no failure there."""
         verdict: int | None = None
         with self._lock:
             there = self._lives.get(place, 0)
@@ -60,28 +60,28 @@ class Returns:
             elif place not in self._down and life < there:
                 verdict = there
             elif place in self._down or not in_order:
-                # What has failed is told here too, if it was not yet.
+                # The failure will be reported here too, if it was not yet.
                 self._asked.append((place, life, answer))
                 return
         answer(verdict)
 
     def struck(self, place: int) -> None:
-        """Its actor or its process has ended, or is about to be stopped so that it is made again."""
+        """Record that a place's actor or process ended, or is about to be stopped for a respawn."""
         with self._lock:
             self._strokes += 1
             self._down[place] = self._strokes
 
     def stopped(self, places: Iterable[int]) -> None:
-        """Actors were stopped in order by their owner."""
+        """Record that the owner stopped these actors in order."""
         self._lose(set(places))
 
     def begin(self, places: Iterable[int]) -> dict[int, int | None]:
-        """Actors are about to be made again; the result is for :meth:`back`."""
+        """Record that these actors are about to be respawned; the result is for :meth:`back`."""
         with self._lock:
             return {place: self._down.get(place) for place in places}
 
     def back(self, begun: dict[int, int | None]) -> None:
-        """They are there."""
+        """Record that they were respawned."""
         answers: list[tuple[Answer, int]] = []
         with self._lock:
             for place, stroke in begun.items():
@@ -102,10 +102,10 @@ class Returns:
         for answer, there in answers:
             answer(there)
 
-    # What a policy decides.
+    # Decisions of a policy.
 
     def awaits(self, event: object) -> None:
-        """The policy is going to be asked about this."""
+        """Record that the policy will be asked about this event."""
         with self._lock:
             self._pending.append(event)
 
@@ -119,7 +119,7 @@ class Returns:
         put_off: bool,
         repairs: bool,
     ) -> None:
-        """The policy has decided about an event: these places are lost, these were handled without a repair."""
+        """Record a policy's decision: the places in ``gone`` are lost, those in ``left`` were handled without a repair."""
         with self._lock:
             self._pending = [each for each in self._pending if each is not event]
             self._pending += timers
@@ -129,16 +129,16 @@ class Returns:
         self._lose(set(gone))
 
     def before(self, places: set[int], repairs: Iterable[Restart | Respawn]) -> dict[int, int]:
-        """Which lives those have that are to be made again, for :meth:`repaired`."""
+        """Return the incarnations of the places about to be repaired, for :meth:`repaired`."""
         with self._lock:
             for each in repairs:
                 places |= set(self._down if each.ranks is None else each.ranks)
             return {place: self._lives.get(place, 0) for place in places}
 
     def repaired(self, was: dict[int, int], more: object | None, *, lost: bool) -> None:
-        """A repair of what had these lives has ended.
+        """Record that a repair ended; ``was`` is the result of :meth:`before`.
 
-        The policy is asked about ``more`` next, if that is given. With ``lost`` it has failed, and nobody is asked.
+        The policy is asked about ``more`` next, if given. With ``lost`` the repair failed, and nobody is asked.
         """
         with self._lock:
             self._repairs -= 1
@@ -149,7 +149,7 @@ class Returns:
         self._lose(rest if lost else set())
 
     def close(self) -> None:
-        """The mesh was stopped, or its policy is no longer asked."""
+        """Answer all questions: the mesh was stopped, or its policy is no longer asked."""
         with self._lock:
             self._closed = True
             asked, self._asked = self._asked, []
@@ -160,7 +160,7 @@ class Returns:
         answers: list[Answer] = []
         with self._lock:
             if not (self._pending or self._repairs or self._put_off):
-                # Nothing is to come that could mend them.
+                # Nothing pending could still repair them.
                 gone |= self._left
                 self._left.clear()
             self._gone |= gone

@@ -1,8 +1,8 @@
-"""Failures on their way: brings what happens to the ledger, and carries out what the ledger says.
+"""Passes events to the failure ledger, and carries out its actions.
 
-A failure reaches the process of the owner as a notice: of a process's end, from the host's agent; of an actor's, from the
-process that it lives in. Policies and handlers of the script run on the thread that takes the controller's notices, and
-all others on the event loop of actors. Who is asked in which order stands in :mod:`mesh_core._failures.ledger`.
+A failure reaches the owner's process as a notice: a process's end from the host's agent, an actor's failure from its
+process. The script's policies and handlers run on the thread that takes the controller's notices, all others on the
+event loop of actors. :mod:`mesh_core._failures.ledger` says who is asked in which order.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 _MOMENT = 0.2
 _REMEMBERED = 1024
-"""For how many failures the reasons are kept."""
+"""For how many failures the reasons are remembered."""
 
 
 class Supervision:
-    """The thread-safe shell of one process's ledger of failures."""
+    """The thread-safe shell around one process's failure ledger."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -54,16 +54,16 @@ class Supervision:
         self._lock = threading.Lock()
         self._ledger = ledger.FailureLedger(at_script=self._at_script)
         self._turns: weakref.WeakValueDictionary[int, asyncio.Lock] = weakref.WeakValueDictionary()
-        """One for each actor here whose policies are being asked just now."""
+        """One for each actor here whose policies are being asked."""
         self._repairs: weakref.WeakKeyDictionary[PolicyRun, asyncio.Lock] = weakref.WeakKeyDictionary()
-        """One for each policy that has something made again."""
+        """One for each policy with a repair under way."""
         self._given_up: dict[ledger.Key, tuple[str, ...]] = {}
-        """Why policies have passed failures on, the latest last."""
+        """Why policies passed failures on, latest last."""
 
     # Notices.
 
     def on_notice(self, message: Message) -> None:
-        """Take a notice; of an actor's failure, it may also come from an owner in another process."""
+        """Handle a notice; one of an actor's failure may also come from an owner in another process."""
         if message.kind is MessageKind.DOWN:
             self._on_down(message)
         elif (failed := message.load()) is None:
@@ -75,12 +75,12 @@ class Supervision:
         process = self._process
         process.on_down(message)
         down = message.down()
-        # At the end of the script everything ends in order, which no policy is to make again.
+        # At the end of the script everything ends in order, and no policy is asked to respawn it.
         if down is None or (down[2].orderly and process.ending):
             return
         procs_id, rank, lost, calls = down
         if lost.kind is FailureKind.BOOTSTRAP_FAILED and process.owners.boots(procs_id):
-            return  # the spawn has told its owner
+            return  # the spawn raised this to its owner
         self._on(
             ledger.Died(
                 lost.process,
@@ -100,12 +100,12 @@ class Supervision:
         at = None if holding is None else holding.place(procs_id, rank)
         self._on(ledger.ActorFailed(owner, failure, holding, at))
 
-    # What calls tell and ask.
+    # Calls report and ask.
 
     def told(self, error: MeshError) -> None:
-        """Note what a call raises: a failure that was raised to the script needs no other answer (SUP-1)."""
+        """Record what a call raises: a failure that was raised to the script needs no other handling (SUP-1)."""
         if current_instance() is not None:
-            return  # an actor's owner is asked all the same
+            return  # an actor's owner is asked in any case
         cells = [] if error.results is None else error.results._cells
         errors = (each for each in (error, *cells) if isinstance(each, SupervisionError))
         keys = [each.failure._key for each in errors if each.failure is not None]
@@ -113,7 +113,7 @@ class Supervision:
             self._on(ledger.Raised(key, threading.get_ident()))
 
     def with_reasons(self, failure: MeshFailure) -> MeshFailure:
-        """Return the failure with the reasons for which a policy here has given it up, for calls that come later."""
+        """Return the failure with the reasons why a policy here passed it on, for later calls."""
         chain = self._given_up.get(failure._key)
         return failure if chain is None else dataclasses.replace(failure, chain=chain)
 
@@ -125,51 +125,51 @@ class Supervision:
             del self._given_up[next(iter(self._given_up))]
 
     def take_back(self, error: SupervisionError) -> None:
-        """What was raised could not be caught by the script."""
+        """Record that the script could not catch what was raised."""
         if error.failure is not None:
             self._on(ledger.TakenBack(error.failure))
 
     def alarm(self) -> SupervisionError | None:
-        """What a call that waits raises when a failure has come to the script.
+        """Return what a waiting call raises when a failure reached the script.
 
-        Nothing where an actor waits: those of the script's process have owners of their own, who are told apart.
+        Returns ``None`` while an actor waits: actors of the script's process have owners that are notified separately.
         """
         if current_instance() is not None:
             return None
         return next(map(error_of, self._on(ledger.Waits(threading.get_ident()))), None)
 
     def catch_up(self) -> BaseException | None:
-        """What a waiting call of the script would raise, once the notices that have come are looked at."""
+        """Return what a waiting call of the script would raise after handling the notices that arrived."""
         if current_instance() is not None or self._process.notices.is_current():
             return None
         self._process.notices.catch_up(_MOMENT)
         return self.alarm() if self._process.alarmed else None
 
     def unheard(self) -> list[MeshFailure]:
-        """The failures that nobody was notified of. They are forgotten after this."""
+        """Return and forget the failures that nobody was notified of."""
         return self._on(ledger.ScriptEnds())
 
     def regain(self, holding: Holding, ranks: Iterable[int]) -> None:
-        """Nothing at these ranks of a mesh counts as lost."""
+        """Record that nothing at these ranks of a mesh is lost any longer."""
         with self._lock:
             holding.regain(ranks)
 
     def own_again(self, owner: int, holding: Holding, ranks: Iterable[int]) -> None:
-        """Ranks of a mesh are being made again: its owner owns it, also if all were lost."""
+        """Record that ranks of a mesh are being respawned: its owner owns it again, even if all were lost."""
         self.regain(holding, ranks)
         self._process.owners.of(owner).add(holding)
 
-    # What the ledger says.
+    # Actions of the ledger.
 
     def _on(self, event: ledger.Event) -> list[MeshFailure]:
-        """Give the ledger an event, and carry out what it says; returns what the caller has to tell."""
+        """Pass an event to the ledger and carry out the actions; return the failures that the caller must report."""
         process = self._process
         with self._lock:
             actions = self._ledger.on(event)
             if isinstance(event, ledger.Died) and event.failure is not None:
                 process.owners.forget_lost(event.places)
             if any(isinstance(action, ledger.Interrupt) for action in actions):
-                # Under the lock: who is told meanwhile would call it off before it is given.
+                # Under the lock: a thread that is notified meanwhile could otherwise cancel the alarm before it is set.
                 process.alarmed = True
                 process.runtime.alarm()
             if process.alarmed and not self._ledger.due:
@@ -196,24 +196,24 @@ class Supervision:
         return tell
 
     def pass_on(self, to: ledger.Owner, failure: MeshFailure) -> None:
-        """Tell an owner, wherever it is."""
+        """Notify an owner, wherever it is."""
         (mesh, rank, host), actor = self._script() if to == ledger.SCRIPT else to
         if is_guest_mesh(mesh):
-            # All scripts that have come to such a job are lives of one rank: the one that is there now is told.
+            # All scripts that join such a job are incarnations of one rank: the current one is notified.
             mesh, rank, _ = seat(self._process.runtime, mesh, rank, host)
         target = Target.one(mesh, rank, Placement.on(host))
         sender = self._process.runtime.sender(target, actor, "", Request.FAILURE)
         sender.tell((failure._key, failure))
 
     def _script(self) -> ledger.Owner:
-        """The script, as an owner: this process, if it runs one."""
+        """The script as an owner: this process, if it runs a script."""
         return (self._process.runtime.me, 0) if self._at_script else ledger.SCRIPT
 
     def _ask(self, action: ledger.Consult | ledger.Ask) -> None:
         if action.owner != 0 or not self._at_script:
             self._on_loop(lambda: self._start(self._ask_on_loop(action)))
         elif not self._process.notices.is_current():
-            with contextlib.suppress(Exception):  # the runtime is shut down
+            with contextlib.suppress(Exception):  # the runtime was shut down
                 self._process.notices.barrier(lambda: self._ask(action))
         elif isinstance(action, ledger.Consult):
             decision = action.run.decide(action.event, time.monotonic(), _now)
@@ -231,7 +231,7 @@ class Supervision:
             self._on(ledger.Answered(action, handled, "the fault handler"))
 
     async def _ask_on_loop(self, action: ledger.Consult | ledger.Ask) -> None:
-        """Ask an actor that lives here, or a policy of its; the failures of what is being stopped are nobody's any more."""
+        """Ask an actor here, or a policy of its meshes; failures of actors that are being stopped concern nobody."""
         import asyncio
 
         cell = self._process.actor_host().actors.get(action.owner)
@@ -247,7 +247,7 @@ class Supervision:
         elif cell is not None and not cell.ending:
             try:
                 verdict = await cell.supervise(action.failure)
-            except BaseException as error:  # noqa: BLE001 - it is the owner's own failure now
+            except BaseException as error:  # noqa: BLE001 - now the owner itself fails
                 cell.fail(error, because=action.failure)
                 return
             if verdict is not None or not cell.ending:
@@ -259,14 +259,14 @@ class Supervision:
         self._on(ledger.Decided(asked, decision))
 
     def _on_loop(self, work: Callable[[], object]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
             self._process.actor_host().loop.call_soon_threadsafe(work)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         actor_host = self._process.actor_host()
         actor_host.keep(actor_host.loop.create_task(work))
 
-    # What policies want done.
+    # Actions of policies.
 
     def _do(self, asked: ledger.Consult, decision: Decision) -> None:
         if decision.stop:
@@ -274,7 +274,7 @@ class Supervision:
             try:
                 mesh.stop()
             except Exception:
-                logging.getLogger("mesh").exception("cannot stop %r, as its policy wants it", mesh.name)
+                logging.getLogger("mesh").exception("failed to stop %r, as its policy asked", mesh.name)
         if self._process.closed:
             return
         if decision.repairs:
@@ -283,7 +283,7 @@ class Supervision:
             self._on_loop(partial(self._start_timer, asked, later))
 
     async def _repair(self, asked: ledger.Consult, decision: Decision) -> None:
-        """Make again what a policy wants; what that does not mend is the policy's again, or its owner's."""
+        """Carry out repairs; ask the policy again about what they did not repair, or else its owner."""
         import asyncio
 
         from mesh_core._failures.policies import Repaired, RepairFailed
@@ -300,13 +300,13 @@ class Supervision:
         event: RepairEvent | None = None
         outcome: Decision | None = None
         try:
-            # One after the other: what one makes is not failed to the next.
+            # One after the other: what one repair stops on purpose is not a failure to the next.
             async with turn:
                 for repair in decision.repairs:
                     await carry_out(holding.mesh, repair)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the owner is told
+        except Exception as error:  # noqa: BLE001 - the owner is notified of any error
             if run.closed or self._process.ending:
-                return  # its mesh is being stopped, or all are, at the end of the script
+                return  # its mesh is being stopped, or everything is at the end of the script
             said = first_line(error)
             reason = f"{type(repair).__name__} did not succeed: {said}"
             failures = tuple(run.passed_on(failure, reason) for failure in decision.repaired)
@@ -327,7 +327,7 @@ class Supervision:
             self._ask(asked._replace(event=event))
 
     def _start_timer(self, asked: ledger.Consult, later: Later) -> None:
-        """Have an event come to a policy; on the event loop."""
+        """Send an event to a policy later; runs on the event loop."""
         run = asked.run
         if run.closed:
             return
@@ -345,7 +345,7 @@ class Supervision:
 
 
 def _note(asked: ledger.Consult, decision: Decision) -> None:
-    """Have those who hold calls back hear what a decision means for them."""
+    """Report a decision to those who hold calls back."""
     returns, event = asked.holding.returns, asked.event
     if returns is None:
         return
@@ -375,7 +375,7 @@ def _cancel(timers: set[asyncio.TimerHandle]) -> None:
 
 
 def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
-    """What the end of a process means for a mesh that it was in."""
+    """Return the failure that a process's end means for a mesh it was in."""
     mesh = holding.mesh
     point = mesh._root.point_of(rank)
     return of_loss(
@@ -389,7 +389,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
 
 
 def _now(verdict: Any) -> Any:
-    """The value of something that may be awaitable, where no event loop runs."""
+    """Return the value of something that may be awaitable, outside of an event loop."""
     if inspect.isawaitable(verdict):
         import asyncio
 
@@ -401,32 +401,32 @@ def _now(verdict: Any) -> Any:
 
 
 def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
-    """Stop everything at the script's end; returns the reports of failures that nobody was notified of (SUP-2)."""
+    """Stop everything at the script's end; return the reports of failures that nobody was notified of (SUP-2)."""
     owned_meshes = process.owners.of(0)
     process.end(interrupts)
     unseen.report_left(process)
-    # Only now: a constructor may still have been at work.
+    # Only now: a constructor may have been running until here.
     broken = [str(error) for error in owned_meshes.broken()]
     return [failure.report() for failure in process.supervision.unheard()] + broken
 
 
 def leave_with(unheard: list[str], status: int | None) -> None:
-    """Report failures that nobody was notified of, and set the exit status if one is given (SUP-2)."""
+    """Report failures that nobody was notified of, and set the exit status if given (SUP-2)."""
     for report in unheard:
-        sys.stderr.write(f"mesh: nobody has handled this failure:\n{report}\n")
+        sys.stderr.write(f"mesh: nobody handled this failure:\n{report}\n")
     if status is not None:
-        # The interpreter ends as usual, and can no longer change the status.
+        # The interpreter ends as usual but can no longer change the status.
         exit_with(status)
 
 
 def set_fault_handler(
     handler: Callable[[MeshFailure], object] | None,
 ) -> Callable[[MeshFailure], object] | None:
-    """Have ``handler`` called with every failure that no owner has handled; returns the one before.
+    """Call ``handler`` with every failure that no owner handled; return the previous handler.
 
-    Without a handler a failure is raised as :class:`SupervisionError` by the calls that the script waits for, and one
-    that no call was there to raise ends the script with its report and exit status 1. The handler runs on a thread of
-    its own, sync or async; if it raises, the failure counts as unhandled. ``None`` takes it away.
+    Without a handler, a failure is raised as :class:`SupervisionError` by the script's next waiting call. A failure
+    that no call raised is reported when the script ends, and the exit status is 1. The handler runs on a separate
+    thread and may be async; if it raises, the failure counts as unhandled. ``None`` removes it.
 
     >>> from mesh_core import set_fault_handler
     >>> lost = []
@@ -435,6 +435,6 @@ def set_fault_handler(
     """
     at = holder()
     if handler is not None and not callable(handler):
-        raise TypeError(f"a fault handler is a function of one argument, the failure; not {handler!r}")
+        raise TypeError(f"a fault handler must be a function of one argument, the failure, got {handler!r}")
     before, at.fault_handler = at.fault_handler, handler
     return before

@@ -1,4 +1,4 @@
-"""Who in this process wants to know of the ends of other processes; see ``extensions.watch``."""
+"""Which code in this process is notified of the ends of other processes; see ``extensions.watch``."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ class Watches:
         self._watches: list[Watch] = []
 
     def add(self, watch: Watch) -> None:
-        """Tell it of the ends of its processes from now on."""
+        """Notify it of the ends of its processes from now on."""
         with self._lock:
             self._watches.append(watch)
         self._process.notices.start()
         self._process.runtime.watch_procs(watch._target)
 
     def discard(self, watch: Watch) -> None:
-        """Tell it of nothing more."""
+        """Stop notifying it."""
         with self._lock:
             if watch in self._watches:
                 self._watches.remove(watch)
 
     def on_down(self, message: Message) -> None:
-        """A process has ended, and perhaps is watched."""
+        """Notify the watches of a process that ended."""
         if not self._watches or (down := message.down()) is None:
             return
         procs_id, rank, lost, _ = down

@@ -1,14 +1,14 @@
-"""Objects to bytes and back: one pickle stream, and large data beside it without a copy.
+"""Objects to bytes and back: one pickle stream, with large data beside it that is not copied.
 
-A message is *part 0*, a protocol 5 pickle, and a list of *buffers*: views of the sender's own memory which
-the runtime writes or maps from where they lie. Three roads lead to part 0, the cheapest that will do:
+A message is *part 0*, a protocol 5 pickle, and a list of *buffers*: views of the sender's own memory, which
+the runtime writes or maps in place. There are three ways to part 0; the cheapest that works is used:
 
 * **plain**: arguments made of ``None``, numbers, strings and small bytes go straight through C pickle;
-* **stream**: anything else goes through a C pickler that lifts large data out of the stream;
+* **stream**: anything else goes through a C pickler, with large data lifted out of the stream;
 * **by value**: what the receiver cannot import (``__main__``, notebooks, lambdas, local classes) goes through
   cloudpickle, which is imported when the first such object is sent.
 
-Every road ends in a stream that C pickle reads, so the receiving side has one road only.
+Each ends in a stream that C pickle reads, so the receiver needs only one way.
 
 Invariants, cited by the tests:
 
@@ -38,16 +38,16 @@ __all__ = ["OUT_OF_BAND_BYTES", "dumps", "explain_load_failure", "loads"]
 _ATOMS = frozenset({type(None), bool, int, float, str})
 _all_atoms = _ATOMS.issuperset
 
-# Looking at the types of a longer sequence costs more than the stream road's fixed price.
+# Checking the types of a longer sequence costs more than the fixed price of the stream way.
 _SCAN_LIMIT = 32
 
 
 def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryview]]:
-    """Turn ``obj`` into part 0 and its out-of-band buffers.
+    """Convert ``obj`` to part 0 and its out-of-band buffers.
 
-    The buffers are views of the caller's memory: they must be written out, or copied, before the caller may
-    change that memory. ``root`` is what an error calls ``obj``; without it, an ``(args, kwargs)`` pair is
-    named by its arguments.
+    The buffers are views of the caller's memory: they must be written or copied before the caller may
+    change that memory. ``root`` is the name of ``obj`` in errors; without it, an ``(args, kwargs)`` pair is
+    described by its arguments.
 
     >>> from mesh_core.extensions import dumps, loads
     >>> data, buffers = dumps(((1, "two"), {"three": 3.0}))
@@ -63,17 +63,17 @@ def dumps(obj: object, *, root: str | None = None) -> tuple[bytes, list[memoryvi
         found = dump_stream(obj)
         return dump_by_value(obj) if found is None else found
     except (MemoryError, MeshError):
-        # What a reducer refuses it explains itself.
+        # A reducer that refuses an object explains why itself.
         raise
     except Exception as error:
         raise serialization_error(obj, error, root) from error
 
 
 def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
-    """Rebuild what :func:`dumps` was given.
+    """Rebuild the object that was given to :func:`dumps`.
 
-    Arrays, tensors and memoryviews are made *on* the buffers, so these must be contiguous, and writable
-    for the result to be. Loading the same buffers twice gives results which share their memory.
+    Arrays, tensors and memoryviews are created *on* the buffers, which must be contiguous, and writable
+    if the result is to be. Results loaded twice from the same buffers share their memory.
 
     >>> from mesh_core.extensions import dumps, loads
     >>> data, buffers = dumps([1, 2, None])
@@ -85,9 +85,9 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     except MemoryError:
         raise
     except MeshError as error:
-        # What rebuilds an object says itself what is wrong.
+        # Functions that rebuild objects explain their errors themselves.
         if getattr(error, "arrival", None) is not None:
-            # It is to be read again, and buffers can be taken out of a message only once.
+            # It will be loaded again, and buffers can be taken out of a message only once.
             error._loaded_from = data, buffers
         raise
     except Exception as error:
@@ -95,10 +95,10 @@ def loads(data: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
 
 
 def _is_plain(obj: object) -> bool:
-    """Say whether C pickle alone does right by ``obj``; cheap, and may say no where yes is true."""
+    """Return whether plain C pickle handles ``obj`` correctly; cheap, with false negatives."""
     if type(obj) is not tuple:
         return type(obj) in _ATOMS or _all_plain((obj,))
-    # The shape of a call, `((1, 2), {})`, is by far the most frequent message, hence first and flat.
+    # A call, `((1, 2), {})`, is by far the most frequent message, so it is checked first and without recursion.
     if len(obj) == 2 and type(obj[0]) is tuple and type(obj[1]) is dict:
         args, kwargs = obj
         if not kwargs:
@@ -113,7 +113,7 @@ def _is_plain(obj: object) -> bool:
 
 
 def _all_plain(values: Iterable[Any]) -> bool:
-    """Look at each value, and one level into the short containers among them."""
+    """Check each value, and one level into short containers."""
     for value in values:
         kind = type(value)
         if kind in _ATOMS:

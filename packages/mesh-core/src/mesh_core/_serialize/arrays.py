@@ -1,4 +1,4 @@
-"""numpy arrays, which travel as their elements in memory order."""
+"""numpy arrays, which are sent as their elements in memory order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# Kinds of dtype that their short string says all about.
+# Kinds of dtype that are fully described by their short string.
 _NAMED_KINDS = frozenset("biufcSU")
 
 
 def reduce_array(array: Any) -> Any:
-    """Send an array's elements without a copy where they lie together, in C or Fortran order.
+    """Send an array's elements without a copy if they are contiguous, in C or Fortran order.
 
     Only for `numpy.ndarray` itself, not its subclasses. Arrays of Python objects, and those whose elements
-    refer to memory elsewhere, go numpy's own way.
+    refer to memory elsewhere, are pickled by numpy.
     """
     dtype = array.dtype
     if dtype.hasobject or dtype.kind == "T":
@@ -31,7 +31,7 @@ def reduce_array(array: Any) -> Any:
     if array.nbytes < OUT_OF_BAND_BYTES:
         data = bytearray(array.tobytes(order))
     else:
-        # Of a strided view only its own elements are copied and sent.
+        # Only the elements of a strided view are copied and sent, not what lies between them.
         together = array if flags.forc else array.copy(order="C")
         if together.flags.writeable:
             data = PickleBuffer(together)
@@ -42,6 +42,6 @@ def reduce_array(array: Any) -> Any:
 
 
 def rebuild_array(data: Buffer, dtype: Any, shape: tuple[int, ...], order: str) -> Any:
-    """Make the array on ``data``: no copy, and writable where ``data`` is."""
+    """Create the array on ``data`` without a copy; writable if ``data`` is."""
     numpy = importlib.import_module("numpy")
     return numpy.ndarray(shape, dtype, buffer=data, order=order)

@@ -1,4 +1,4 @@
-"""Errors for what cannot be sent or rebuilt: which object, why, what to do."""
+"""Errors for objects that cannot be sent or rebuilt: which object, why, and what to do."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mesh_core._common.errors import SerializationError, Unsendable
 from mesh_core._serialize.handlers import NoHandlerError, registered
 from mesh_core._serialize.pickle import dump_by_value
 
-# Looking for the culprit pickles parts of the message again, so both are bounded.
+# The search pickles parts of the message again, so both are bounded.
 _MAX_DEPTH = 16
 _MAX_TRIALS = 256
 
 
 def serialization_error(obj: object, error: Exception, root: str | None) -> SerializationError:
-    """Return the error that names the innermost object which cannot be pickled."""
+    """Return an error that names the innermost object that cannot be pickled."""
     path, value, cause = _find(obj, error, root)
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     advice = (
@@ -32,7 +32,7 @@ def serialization_error(obj: object, error: Exception, root: str | None) -> Seri
 
 
 def explain_load_failure(error: Exception) -> SerializationError:
-    """Return what to raise where a message arrived whole but cannot be rebuilt."""
+    """Return the error to raise when a complete message cannot be rebuilt."""
     if isinstance(error, ModuleNotFoundError):
         advice = f"Module {error.name!r} must be importable in both processes: install it there, or send code by value."
     elif isinstance(error, (AttributeError, ImportError)):
@@ -43,7 +43,7 @@ def explain_load_failure(error: Exception) -> SerializationError:
             "actor's module imports, in a bootstrap, or in the start() of an extension that these processes carry."
         )
     else:
-        advice = "Its class must be able to rebuild what its __reduce__ or __getstate__ gives."
+        advice = "Its class must be able to rebuild the result of its __reduce__ or __getstate__."
     return SerializationError(f"cannot rebuild a message: {_reason(error)}. {advice}")
 
 
@@ -59,7 +59,7 @@ def _reason(error: Exception) -> str:
 
 
 def _find(obj: object, error: Exception, root: str | None) -> tuple[str, object, Exception]:
-    """Descend into the first part that fails, as long as a part does."""
+    """Descend into the first part that fails, for as long as there is one."""
     path, value, cause = root or "the message", obj, error
     parts = _call_parts(obj) if root is None else None
     trials = 0
@@ -69,9 +69,9 @@ def _find(obj: object, error: Exception, root: str | None) -> tuple[str, object,
             if trials > _MAX_TRIALS:
                 return path, value, cause
             failure = _failure(child)
-            # What refuses to be sent says why, and is not refused for its parts.
+            # An object that refuses to be sent says why; its parts are not the reason.
             if failure is not None and isinstance(failure, Unsendable) >= isinstance(cause, Unsendable):
-                # The first step of a call is its whole name.
+                # The first step of a call is the whole path.
                 path = step if parts is not None else path + step
                 value, cause = child, failure
                 break
@@ -90,7 +90,7 @@ def _failure(value: object) -> Exception | None:
 
 
 def _call_parts(obj: object) -> list[tuple[str, object]] | None:
-    """Return the named arguments where ``obj`` is what a call sends, ``(args, kwargs)``."""
+    """Return the named arguments if ``obj`` is the ``(args, kwargs)`` of a call."""
     if type(obj) is tuple and len(obj) == 2 and type(obj[0]) is tuple and type(obj[1]) is dict:
         args, kwargs = obj
         named = [(f"args[{place}]", value) for place, value in enumerate(args)]
@@ -99,9 +99,9 @@ def _call_parts(obj: object) -> list[tuple[str, object]] | None:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield what ``value`` is made of, each with the step that leads to it."""
+    """Yield the parts of ``value``, each with the step that leads to it."""
     if type(value) in registered().reducers:
-        return  # what is sent of it need not be what it is made of
+        return  # a reducer need not send the parts
     if isinstance(value, dict):
         for key, item in value.items():
             yield f"[{_short(key)}]", item
@@ -123,7 +123,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield what a function takes along when it travels by value."""
+    """Yield what is sent with a function that is pickled by value."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         try:
@@ -138,7 +138,7 @@ def _function_parts(function: types.FunctionType) -> Iterator[tuple[str, object]
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    import dataclasses  # slow to import, and wanted for errors only
+    import dataclasses  # slow to import, and only needed for errors
 
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):

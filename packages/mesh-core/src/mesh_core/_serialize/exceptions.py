@@ -1,8 +1,8 @@
-"""Exceptions to bytes and back: what one process raises, another catches.
+"""Exceptions to bytes and back: what one process raises, another can catch.
 
-An exception travels as text, which always arrives, and as itself, which may not: its type may be unknown to the
-receiver, its arguments may hold a lock, its constructor may want other arguments than those it has kept.
-Nothing here calls an exception's own ``__init__``; whatever goes wrong costs detail, never the message.
+An exception is sent as text, which always arrives, and as an object, which may not: its type may be unknown to the
+receiver, its arguments may hold a lock, or its constructor may need arguments other than those in ``args``.
+Nothing here calls an exception's own ``__init__``. Whatever goes wrong costs detail, never the message.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from mesh_core._common.errors import MeshError, SupervisionError, Undeliverable,
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time rather than one of CPython's own
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class created at run time, not one of CPython's own
 _TEXT_LIMIT = 64 * 1024
-# Of the built-in exceptions: the object that lacked an attribute may be anything, and of any size.
+# Fields of built-in exceptions; the object that lacked an attribute may be anything, of any size.
 _LEFT_BEHIND = frozenset({"obj", "args"})
 _HOOKS = (
     "__reduce__",
@@ -38,12 +38,12 @@ _HOOKS = (
 
 
 class ActorError(MeshError):
-    """An endpoint, or an actor's constructor, raised.
+    """An endpoint or an actor's constructor raised.
 
-    What a caller gets is an instance of the original exception's type as well, with its ``args`` and attributes,
-    so that ``except ValueError`` works across processes. Where that cannot be (the type exists only in the
-    remote process, cannot be extended, or would stop the caller, such as ``SystemExit``), it is an ``ActorError``
-    alone, and :attr:`cause_type`, :attr:`cause_name` and :attr:`remote_traceback` tell the story.
+    The error that a caller gets is also an instance of the original exception's type, with its ``args`` and attributes,
+    so that ``except ValueError`` works across processes. If that is impossible (the type exists only in the
+    remote process, cannot be subclassed, or would end the caller, like ``SystemExit``), it is just an ``ActorError``
+    with :attr:`cause_type`, :attr:`cause_name` and :attr:`remote_traceback`.
 
     >>> error = ActorError("no such batch", actor="trainer", rank=3, host="b7", pid=4242, cause_type=KeyError)
     >>> print(error)
@@ -51,7 +51,7 @@ class ActorError(MeshError):
       raised as KeyError by actor 'trainer' on rank 3, host b7, pid 4242
     """
 
-    # In one private record rather than in attributes of their own: the original's may have the same names.
+    # In one private record rather than in separate attributes: the original's may have the same names.
     _told: dict[str, Any]
 
     def __init__(
@@ -83,12 +83,12 @@ class ActorError(MeshError):
         )
 
     def _tell(self, **told: Any) -> None:
-        # Around any __setattr__ of the original's type.
+        # Bypasses any __setattr__ of the original's type.
         self.__dict__["_told"] = told
 
     @property
     def message(self) -> str:
-        """The original exception's text, alone."""
+        """The original exception's text."""
         return str(self._told["message"])
 
     @property
@@ -110,41 +110,41 @@ class ActorError(MeshError):
 
     @property
     def host(self) -> str:
-        """The host on which the actor lives."""
+        """The host that the actor runs on."""
         return str(self._told["host"])
 
     @property
     def pid(self) -> int | None:
-        """The actor's process."""
+        """The process id of the actor's process."""
         pid: int | None = self._told["pid"]
         return pid
 
     @property
     def remote_traceback(self) -> str:
-        """The traceback as it was printed in the actor's process; nested ones are part of the text."""
+        """The traceback as text from the actor's process, including nested ones."""
         return str(self._told["remote_traceback"])
 
     @property
     def original(self) -> BaseException | None:
-        """The exception itself, where it could be sent; itself an ``ActorError`` where an actor passed one on."""
+        """The original exception, if it could be sent; itself an ``ActorError`` if one actor passed on another's."""
         original: BaseException | None = self._told["original"]
         return original
 
     @property
     def cause_type(self) -> type[BaseException] | None:
-        """The type of the exception at the root, where this process has it."""
+        """The type of the original exception, if this process has it."""
         cause_type: type[BaseException] | None = self._told["cause_type"]
         return cause_type
 
     @property
     def cause_name(self) -> str:
-        """The name of the exception's type, always there."""
+        """The name of the original exception's type; always set."""
         cause_type = self.cause_type
         return str(self._told["cause_name"]) or (type_name(cause_type) if cause_type is not None else "")
 
     def __str__(self) -> str:
         lines = [self.message or self.cause_name or "an actor failed"]
-        # A failure's report has said where it was; what counts beyond that is who has passed it on.
+        # A failure's report already says where it happened; a traceback is only there if an actor passed it on.
         if self.remote_traceback or not isinstance(self, SupervisionError):
             lines.append(f"  raised{f' as {name}' if (name := self.cause_name) else ''} by {self._where()}")
         if self.remote_traceback:
@@ -168,7 +168,7 @@ class ActorError(MeshError):
     def __reduce__(self) -> Any:
         return reduce_actor_error(self)
 
-    # The original's type may define it, and object's default must not come second to that.
+    # The original's type may define it, and object's default must not take precedence.
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.__reduce__()
 
@@ -183,7 +183,7 @@ def encode_exception(
     pid: int | None = None,
     bootstrap: bool = False,
 ) -> tuple[bytes, list[memoryview]]:
-    """Turn what an actor raised, and where it did, into part 0 and its buffers. Never fails, whatever the exception does.
+    """Convert an actor's exception, and where it was raised, to part 0 and buffers. Never fails, whatever the exception does.
 
     >>> data, buffers = encode_exception(KeyError("seven"), actor="store", rank=0, host="b7", pid=1)
     >>> error = decode_exception(data, buffers)
@@ -198,9 +198,9 @@ def encode_exception(
         "point": None if point is None else dict(point),
         "host": str(host),
         "pid": pid,
-        # Not an actor, but processes that go by that name.
+        # Raised not by an actor but by the bootstrap of processes with that name.
         "bootstrap": bootstrap,
-        # It ends along with its actor or process, in order, rather than having failed.
+        # Cancelled because its actor or process ended in order; the endpoint itself did not fail.
         "cut_short": _was_cut_short(exc, passed_on),
         "remote_traceback": format_traceback(exc),
         "cause_name": passed_on.cause_name if passed_on else _name_of(type(exc)),
@@ -218,22 +218,22 @@ def _was_cut_short(exc: BaseException, passed_on: ActorError | None) -> bool:
         return False
     if issubclass(kind, (CancelledError, FutureCancelledError)):
         return True
-    # One that was raised, by a call of the endpoint's own, has a traceback.
+    # If a call in the endpoint raised it, it has a traceback.
     return passed_on is None and issubclass(kind, Undeliverable) and exc.__traceback__ is None
 
 
 def decode_exception(
     data: Buffer, buffers: Sequence[Buffer] = (), *, point: Mapping[str, int] | None = None
 ) -> ActorError:
-    """Make the error that the caller raises. Never fails: what cannot be rebuilt arrives as text.
+    """Return the error that the caller raises. Never fails: what cannot be rebuilt arrives as text.
 
-    ``point`` replaces the coordinates that came along, for a caller that has a better object for them.
+    ``point`` replaces the coordinates in the message, for a caller that has a better object for them.
     """
     told: dict[str, Any]
     carried: bytes | None
     try:
         told, carried = _c_loads(data)
-    except Exception as error:  # noqa: BLE001 - never fails: the text says what happened
+    except Exception as error:  # noqa: BLE001 - must not fail: the text says what happened
         return ActorError(f"an actor failed, and its report cannot be read: {error}")
     if point is not None:
         told["point"] = point
@@ -241,9 +241,9 @@ def decode_exception(
 
 
 def format_traceback(exc: BaseException) -> str:
-    """Return the traceback as text, without the frames of Mesh's own code above the user's.
+    """Return the traceback as text, without Mesh's own frames above the user's.
 
-    Empty for an error of Mesh's that was made and never raised: its text says it all.
+    Empty for a Mesh error that was never raised: its text is enough.
     """
     import traceback
 
@@ -254,7 +254,7 @@ def format_traceback(exc: BaseException) -> str:
         lines = traceback.TracebackException(type(exc), exc, frames, compact=True)
         text = "".join(lines.format())
         if issubclass(type(exc), SupervisionError) and actor_error(exc) is None:
-            # A report of many lines, which is what the traceback is shown with.
+            # The report has many lines and is shown beside the traceback.
             text = text.removesuffix(f"{exc}\n") + f"{exc}\n".partition("\n")[0] + "\n"
     except BaseException:  # noqa: BLE001 - foreign __str__ and __repr__ may raise anything
         text = f"{_name_of(type(exc))}: {text_of(exc)}\n(its traceback is not available)\n"
@@ -262,21 +262,21 @@ def format_traceback(exc: BaseException) -> str:
 
 
 def in_user_code(trace: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback without the frames of Mesh's own code above the user's."""
+    """Return a traceback without Mesh's own frames above the user's."""
     while trace is not None and (trace.tb_frame.f_globals.get("__name__") or "").startswith("mesh_core."):
         trace = trace.tb_next
     return trace
 
 
 def reduce_actor_error(error: ActorError) -> tuple[Callable[..., ActorError], tuple[Any, ...]]:
-    """Let an ``ActorError`` travel as a value, or inside another one; used by its ``__reduce__``."""
+    """Reduce an ``ActorError`` that is sent as a value or inside another one; used by its ``__reduce__``."""
     told = {name: value for name, value in error._told.items() if name not in ("original", "cause_type")}
     told["cause_name"] = error.cause_name
     point = told["point"]
     told["point"] = None if point is None else dict(point)
     original = error.original
     carried, buffers = (None, []) if original is None else _carry(original)
-    # As bytes in the stream, so that an original that cannot be rebuilt spoils only itself.
+    # As bytes in the stream, so that an original that cannot be rebuilt does not affect the rest.
     return rebuild_actor_error, (told, carried, [bytes(buffer) for buffer in buffers])
 
 
@@ -289,7 +289,7 @@ def rebuild_actor_error(told: dict[str, Any], carried: bytes | None, buffers: li
 
 
 def _carry(exc: BaseException) -> tuple[bytes | None, list[memoryview]]:
-    """Pickle the exception itself as well as can be, or give ``None``."""
+    """Pickle the exception as completely as possible; return ``None`` if it is impossible."""
     attempts: tuple[Callable[[], object], ...] = (
         lambda: exc if actor_error(exc) is not None or _has_hooks(type(exc)) else _Parts(exc, safe=False),
         lambda: _Parts(exc, safe=False),
@@ -298,7 +298,7 @@ def _carry(exc: BaseException) -> tuple[bytes | None, list[memoryview]]:
     for attempt in attempts:
         try:
             data, buffers = _serialize.dumps(attempt(), root="an exception")
-            # A __reduce__ that does not fit its __init__ shows only when it is used.
+            # Whether __reduce__ matches __init__ only shows when it is loaded.
             if isinstance(_serialize.loads(data, [bytearray(buffer) for buffer in buffers]), BaseException):
                 return data, buffers
         except BaseException:  # noqa: BLE001 - foreign pickling code may raise anything
@@ -318,7 +318,7 @@ def _revive_carried(carried: bytes | None, buffers: Sequence[Buffer]) -> BaseExc
 
 
 class _Parts:
-    """Stands for an exception in a pickle, and is rebuilt as that exception without a call of its ``__init__``."""
+    """Replaces an exception in a pickle; rebuilt as that exception without calling its ``__init__``."""
 
     def __init__(self, exc: BaseException, *, safe: bool) -> None:
         self.exc = exc
@@ -340,19 +340,19 @@ class _Parts:
 
 
 def instantiate(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
-    """Make an exception of its parts."""
+    """Create an exception from its parts."""
     base = next(entry for entry in kind.__mro__ if not entry.__flags__ & _HEAP_TYPE)
     exc: BaseException = base.__new__(kind, *args)
     base.__init__(exc, *args)  # type: ignore[misc]
     for name, value in state.items():
-        # Read-only ones among the built-ins' fields are set by their arguments.
+        # Read-only fields of built-in exceptions are set from args.
         with contextlib.suppress(AttributeError, TypeError):
             object.__setattr__(exc, name, value)
     return exc
 
 
 def _state(exc: BaseException) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an exception: its dict, its slots, and the fields of built-in exceptions."""
+    """Yield the attributes of an exception: its dict, its slots, and fields of built-in exceptions."""
     for entry in type(exc).__mro__:
         for name, value in vars(entry).items():
             if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
@@ -367,7 +367,7 @@ def _state(exc: BaseException) -> Iterator[tuple[str, Any]]:
 
 
 def _has_hooks(kind: type[BaseException]) -> bool:
-    """Say whether a class has its own idea of how it is pickled."""
+    """Return whether a class customizes how it is pickled."""
     return any(
         hook in vars(entry) for entry in kind.__mro__ if entry.__flags__ & _HEAP_TYPE for hook in _HOOKS
     )
@@ -383,7 +383,7 @@ def _can_be_sent(value: object) -> bool:
 
 
 def _sendable(value: object) -> object:
-    """Return ``value``, or its text where it cannot be sent."""
+    """Return ``value``, or its text if it cannot be sent."""
     if _can_be_sent(value):
         return value
     try:
@@ -396,7 +396,7 @@ def _sendable(value: object) -> object:
 
 
 def _make_error(told: dict[str, Any], original: BaseException | None) -> ActorError:
-    """Make an instance of both types where that can be, or an ``ActorError`` alone."""
+    """Create an instance of both types if possible, or else just an ``ActorError``."""
     root = original
     while isinstance(root, ActorError):
         root = root.original
@@ -405,7 +405,7 @@ def _make_error(told: dict[str, Any], original: BaseException | None) -> ActorEr
     cause: Any = type(root)
     if root is not None and (kind := _combined_type(cause)) is not None:
         try:
-            # A group is made of its members, not of the list that its args show.
+            # A group is created from its members, not from the list in its args.
             args = (
                 (root.message, list(root.exceptions)) if isinstance(root, BaseExceptionGroup) else root.args
             )
@@ -414,7 +414,7 @@ def _make_error(told: dict[str, Any], original: BaseException | None) -> ActorEr
                 error._tell(**told)
                 str(error)
                 return error
-        except BaseException as trouble:  # noqa: BLE001 - a foreign class may refuse to be made
+        except BaseException as trouble:  # noqa: BLE001 - a foreign class may raise anything
             _reraise_interrupt(trouble)
     error = ActorError(told["message"])
     error._tell(**told)
@@ -423,10 +423,10 @@ def _make_error(told: dict[str, Any], original: BaseException | None) -> ActorEr
 
 @lru_cache(maxsize=256)
 def _combined_type(kind: type[BaseException]) -> type[ActorError] | None:
-    """Return the class that is both an ``ActorError`` and a ``kind``, or ``None`` where there can be none.
+    """Return the class that is both an ``ActorError`` and a ``kind``, or ``None`` if there can be none.
 
-    Exceptions that are not an ``Exception`` end the process, thread or task in which they are raised, and a
-    ``StopIteration`` ends a loop: what happened in an actor must not do that to its caller.
+    Exceptions not derived from ``Exception`` end the process, thread or task in which they are raised, and
+    ``StopIteration`` ends a loop: an error in an actor must not do that to its caller.
     """
     if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
         return None
@@ -449,14 +449,14 @@ def _combined_type(kind: type[BaseException]) -> type[ActorError] | None:
 
 
 def actor_error(exc: BaseException) -> ActorError | None:
-    """``exc`` if it is an :class:`ActorError`; its type is looked at, as isinstance() would ask the object too."""
+    """Return ``exc`` if it is an :class:`ActorError`. Checks the type; isinstance() would ask the object too."""
     return cast("ActorError", exc) if issubclass(type(exc), ActorError) else None
 
 
 def text_of(exc: BaseException) -> str:
-    """An exception's text; words where it has none to give."""
+    """Return an exception's text, or say that it is not available."""
     try:
-        # It may be of a class of its own, which has other ideas of what a string does.
+        # It may be a subclass of str with its own __str__.
         return _shortened(str.__str__(str(exc)))
     except BaseException:  # noqa: BLE001 - a foreign __str__ may raise anything
         return f"({_name_of(type(exc))}, whose text is not available)"
@@ -465,7 +465,7 @@ def text_of(exc: BaseException) -> str:
 def _name_of(kind: type) -> str:
     try:
         return type_name(kind)
-    except BaseException:  # noqa: BLE001 - so may a foreign metaclass
+    except BaseException:  # noqa: BLE001 - a foreign metaclass may raise anything
         return "an exception without a name"
 
 
@@ -477,9 +477,9 @@ def _shortened(text: str) -> str:
 
 
 def _reraise_interrupt(error: BaseException) -> None:
-    """Ctrl-C is the user's, whatever was going on; anything else a foreign exception's code may raise is not.
+    """Raise Ctrl-C again: it is meant for the user's code. Other exceptions of foreign code are not.
 
-    It comes to the script's main thread. A worker's runs the event loop, which no exception may end.
+    It arrives in the script's main thread. In a worker that thread runs the event loop, which no exception may end.
     """
     if not isinstance(error, KeyboardInterrupt) or threading.current_thread() is not threading.main_thread():
         return

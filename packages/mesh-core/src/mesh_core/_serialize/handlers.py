@@ -1,4 +1,4 @@
-"""What is reduced in a way of its own: memoryviews, numpy arrays, torch tensors, and what others have registered."""
+"""Types with special reducers: memoryviews, numpy arrays, torch tensors, and those registered by other packages."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ Reducer = Callable[[Any], Any]
 
 
 class NoHandlerError(LookupError):
-    """A message has an object whose handler is not registered here."""
+    """A message contains an object whose handler is not registered here."""
 
 
 class Registered:
-    """What others have registered in this process; see ``registered``, which is imported by the first to do so."""
+    """What was registered in this process; see ``registered``, which the first registration imports."""
 
     __slots__ = ("handlers", "reducers")
 
     def __init__(self) -> None:
-        # Replaced as a whole when something is registered, as messages are pickled meanwhile.
+        # Replaced as a whole at each registration, because messages may be pickled meanwhile.
         self.reducers: dict[type, Reducer] = {}
         """By exact type."""
         self.handlers: dict[str, Any] = {}
-        """What makes objects again, by the type's name."""
+        """Functions that rebuild objects, by type name."""
 
 
 @cache
 def registered() -> Registered:
-    """The one of this process."""
+    """Return this process's registrations."""
     return Registered()
 
 
 def handlers() -> dict[type, Reducer]:
-    """Return a reducer for each exact type that has one.
+    """Return the reducer of each exact type that has one.
 
-    Asked anew for each message, since numpy and torch count only once somebody else has imported them; an
-    import that another thread has not finished yet lacks the names looked for here.
+    Called for each message, because numpy and torch are not imported here but may be at any time. A module
+    that another thread is still importing may lack the names looked for here.
     """
     found: dict[type, Reducer] = {memoryview: reduce_memoryview}
     modules = sys.modules

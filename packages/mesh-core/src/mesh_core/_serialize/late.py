@@ -1,4 +1,4 @@
-"""Values of a message that are not there yet when it is read."""
+"""Values in a message that are not available yet when it is loaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from mesh_core._common.errors import MeshError
 
 
 class NotYet(MeshError):
-    """Raised by a function that rebuilds an object, where the object cannot be made yet: on an event loop, which must not block.
+    """Raised by a function that rebuilds an object if it is not available yet, on an event loop, which must not block.
 
-    An actor whose coroutine the message is for awaits ``arrival`` and reads the message again; other actors of its process go on.
-    On a thread without a running event loop the function should wait instead. Where a message cannot be read again later,
-    as with the arguments of a constructor, its sender gets this error: have the text say so.
+    If the message is for an actor's coroutine, the actor awaits ``arrival`` and loads the message again; meanwhile other
+    actors of its process continue.
+    On a thread without a running event loop the function should wait instead. If a message cannot be loaded again,
+    such as the arguments of a constructor, its sender gets this error: have the text say so.
 
     >>> from mesh_core import Promise
     >>> from mesh_core.extensions import NotYet
@@ -37,5 +38,5 @@ class NotYet(MeshError):
 
 
 def arrival_of(error: BaseException) -> Awaitable[Any] | None:
-    """What is to be awaited before a message can be read that has raised this, if that is all there is to it."""
+    """Return what to await before a message that raised this error can be loaded; ``None`` for other errors."""
     return error.arrival if isinstance(error, NotYet) else None

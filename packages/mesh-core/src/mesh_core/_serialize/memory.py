@@ -11,21 +11,21 @@ from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-# The formats that `memoryview.cast` can give back; "c" is a byte, too.
+# The formats that `memoryview.cast` can restore; "c" is a byte, too.
 _FORMATS = frozenset("cbB?hHiIlLqQnNfdP")
 
 
 def carry(address: int, nbytes: int, owner: object) -> PickleBuffer | bytearray:
-    """Return ``nbytes`` at ``address`` as something to pickle: a buffer where large, a copy where small.
+    """Return ``nbytes`` at ``address`` in a form to pickle: a buffer if large, a copy if small.
 
-    ``owner`` keeps the memory alive, and stays alive as long as the buffer does. The view is writable whatever
-    the owner says, so that what is made of it on arrival is writable as well; nothing here writes to it.
+    ``owner`` keeps the memory alive, and lives as long as the buffer does. The view is always writable, so that
+    what is rebuilt from it is writable as well; nothing here writes to it.
     """
     import ctypes
 
     if nbytes < OUT_OF_BAND_BYTES:
         return bytearray(ctypes.string_at(address, nbytes))
-    # ctypes instances take attributes; a buffer's consumers hold the instance, and so the owner.
+    # ctypes instances accept attributes; the consumers of a buffer hold the instance, and so the owner.
     memory: Any = _block(nbytes).from_address(address)
     memory.owner = owner
     return PickleBuffer(memory)
@@ -33,19 +33,19 @@ def carry(address: int, nbytes: int, owner: object) -> PickleBuffer | bytearray:
 
 @lru_cache(maxsize=64)
 def _block(nbytes: int) -> Any:
-    """Return the ctypes array type of a size: making one costs more than using it, and sizes repeat."""
+    """Return the ctypes array type of a size. Cached: creating one costs more than using it, and sizes repeat."""
     import ctypes
 
     return ctypes.c_ubyte * nbytes
 
 
 def reduce_memoryview(view: memoryview) -> tuple[Any, ...]:
-    """Send a memoryview's elements; it arrives as a memoryview with the same format, shape and right to write."""
+    """Send a memoryview's elements; it arrives as a memoryview with the same format, shape and writability."""
     kind = view.format.removeprefix("@")
     if kind not in _FORMATS:
         raise TypeError(
             f"cannot send a memoryview of format {view.format!r}: it cannot be rebuilt; "
-            "send the object it looks into, or a view of its bytes"
+            "send the object that it is a view of, or a view of its bytes"
         )
     data: Any
     if view.nbytes < OUT_OF_BAND_BYTES:

@@ -1,4 +1,4 @@
-"""The two roads for what plain C pickle cannot do alone: the stream, and by value."""
+"""The two ways to pickle what plain C pickle cannot do alone: as a stream, and by value."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _FIELDS_OF_CODE = (
 
 
 def dump_stream(obj: object) -> Message | None:
-    """Pickle ``obj`` with the C pickler, or return ``None`` where only the road by value may do.
+    """Pickle ``obj`` with the C pickler; return ``None`` if it may have to be pickled by value.
 
-    C pickle happily writes a class of ``__main__`` as a name, which means another module at the receiver.
-    Looking for that name in the finished stream costs next to nothing, where asking about every object
-    would cost a Python call each; a false alarm costs time only (SER-4).
+    C pickle writes a class of ``__main__`` as a name, which means another module at the receiver.
+    Searching for that name in the finished stream costs almost nothing, while checking every object
+    would cost a Python call each. A false alarm only costs time (SER-4).
     """
     if _wanted_by_value():
         return None
@@ -45,10 +45,10 @@ def dump_stream(obj: object) -> Message | None:
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - foreign pickling code may raise anything
-        # Whatever C pickle dislikes, cloudpickle may know; if not, its error is the better one.
+        # cloudpickle may handle what C pickle cannot; if not, its error is the better one.
         return None
     part0 = stream.part0()
-    # The latter is what multiprocessing calls the script in a process that it has spawned.
+    # The latter is multiprocessing's name for the script in a process that it spawned.
     by_value = b"__main__" in part0 or b"__mp_main__" in part0
     return None if by_value else (part0, stream.buffers)
 
@@ -60,8 +60,8 @@ def dump_by_value(obj: object) -> Message:
     try:
         pickler.dump(obj)
     except BaseException:
-        # The error's traceback refers to both. Where a view and what it looks into are garbage of one cycle, CPython frees
-        # the memory first, and crashes.
+        # The error's traceback refers to both. If a view and the object behind it are garbage in one cycle, CPython frees
+        # the memory first and crashes.
         pickler.clear_memo()
         stream.buffers.clear()
         raise
@@ -69,16 +69,16 @@ def dump_by_value(obj: object) -> Message:
 
 
 def make_class(maker: Callable[..., type], *arguments: Any) -> type:
-    """Return the class that this process already has for a travelling one, or start to make it."""
+    """Return this process's existing copy of a class that was sent by value, or begin to create it."""
     known: type | None = _tracker().get(arguments[-2])
     return known if known is not None else maker(*arguments)
 
 
 def fill_class(cls: type, state: tuple[Callable[[type, Any], object], Any]) -> None:
-    """Give a class that was just made its methods and attributes; leave one that has them alone.
+    """Set the methods and attributes of a class that was just created; leave a complete one alone.
 
-    A class comes with every message that mentions it. Were it filled each time, a worker's class attributes
-    would be reset by each message, and a result that comes home would replace the methods of the script's
+    A class is sent with every message that mentions it. If it were filled each time, each message would reset
+    a worker's class attributes, and a returned result would replace the methods of the script's
     own class with copies that no longer see the script's globals.
     """
     if cls not in _complete_classes():
@@ -88,13 +88,13 @@ def fill_class(cls: type, state: tuple[Callable[[type, Any], object], Any]) -> N
 
 
 def reduce_module(module: ModuleType) -> Any:
-    """A module of a class of its own, such as ``torch.ops``: by its name, or as an attribute of one that has a name."""
+    """Reduce a module with its own class, such as ``torch.ops``, by its name or as an attribute of a named parent."""
     name = getattr(module, "__name__", "")
     if sys.modules.get(name) is module:
         return importlib.import_module, (name,)
     parent, _, own = name.rpartition(".")
     found = sys.modules.get(parent)
-    # Without asking for it: such modules make what they do not have.
+    # Not with getattr: such modules create attributes on demand.
     if found is not None and getattr(found, "__dict__", {}).get(own) is module:
         return getattr, (found, own)
     for known, loaded in list(sys.modules.items()):
@@ -104,44 +104,44 @@ def reduce_module(module: ModuleType) -> Any:
 
 
 def reduce_code(code: CodeType) -> Any:
-    """Code with the name of its file, which cloudpickle 3.1.3 leaves out: tracebacks and debuggers show lines by it."""
+    """Reduce code with its file name, which cloudpickle 3.1.3 omits; tracebacks and debuggers need it to show lines."""
     return CodeType, tuple(getattr(code, field) for field in _FIELDS_OF_CODE)
 
 
 def reduce_file(file: Any) -> Any:
-    """The standard streams are the receiver's own; any other file is refused rather than copied."""
+    """Reduce a standard stream to the receiver's own; refuse any other file instead of copying it."""
     if file is sys.stdout or file is sys.stderr:
         return getattr, (sys, "stdout" if file is sys.stdout else "stderr")
     raise Unsendable(
         f"cannot pickle an open file ({getattr(file, 'name', 'without a name')!r})",
-        "Send its path and open it there, or send what it says.",
+        "Send its path and open it there, or send its contents.",
     )
 
 
 @cache
 def _complete_classes() -> WeakSet[type]:
-    """Return the classes which travel by value and are whole in this process."""
+    """Return the classes that are sent by value and complete in this process."""
     return WeakSet()
 
 
 def _tracker() -> Any:
-    # cloudpickle's table of the classes that came or went by value, by the id under which they travel. It has
-    # no public name; should it go, classes are looked up by cloudpickle itself, after a needless second making.
+    # cloudpickle's table of classes sent or received by value, by the id that is sent with them. It has
+    # no public name; without it, cloudpickle itself finds the existing class, after creating it needlessly.
     implementation = importlib.import_module("cloudpickle.cloudpickle")
     return getattr(implementation, "_DYNAMIC_CLASS_TRACKER_BY_ID", {})
 
 
 def _wanted_by_value() -> bool:
-    """Say whether the user has asked cloudpickle to send some importable module by value."""
+    """Return whether the user asked cloudpickle to send some importable module by value."""
     cloudpickle: Any = sys.modules.get("cloudpickle")
-    # Another thread may be in the middle of importing it: nobody has registered anything yet then.
+    # Another thread may still be importing it; then nothing is registered yet.
     registry = getattr(cloudpickle, "list_registry_pickle_by_value", None)
     return registry is not None and bool(registry())
 
 
 @cache
 def _by_value_pickler() -> Callable[[Stream], Any]:
-    """Import cloudpickle and return our pickler on top of its own."""
+    """Import cloudpickle and return our pickler derived from its own."""
     cloudpickle: Any = importlib.import_module("cloudpickle")
     script = sys.modules.get("__mp_main__")
     if script is not None:
@@ -149,7 +149,7 @@ def _by_value_pickler() -> Callable[[Stream], Any]:
 
     class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         def __init__(self, stream: Stream) -> None:
-            # Read by the pickler's constructor.
+            # Read by the base class's constructor.
             self.dispatch_table = {
                 **cloudpickle.Pickler.dispatch_table,
                 **dict.fromkeys(_FILES, reduce_file),

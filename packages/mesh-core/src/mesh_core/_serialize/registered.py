@@ -1,7 +1,7 @@
-"""How types are sent whose authors have said so: reducers, and handlers that take large data out of the stream.
+"""Registration of how types are sent: reducers, and handlers that take large data out of the stream.
 
-Both count in the process in which they were registered, for objects of exactly the type. A handler makes the object anew at
-the receiver, which finds it by the type's name, and therefore must have it registered too.
+Both apply to objects of exactly the type, in the process where they are registered. A handler rebuilds the object at
+the receiver, which finds the handler by the type's name and so must have it registered too.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# These are written by C pickle itself, which asks nobody.
+# C pickle writes these itself, without asking anyone.
 _BUILT_IN = frozenset(
     {bool, bytearray, bytes, complex, dict, float, frozenset, int, list, memoryview, set, str, tuple, type}
 )
 
 
 class _Handler:
-    """How one type is taken apart and made again."""
+    """How one type is taken apart and rebuilt."""
 
     def __init__(self, name: str, take: Callable[[Any], Any], make: Callable[[Any, list[Any]], Any]) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class _Handler:
         self.make = make
 
     def reduce(self, obj: Any) -> tuple[Any, ...]:
-        """What pickle asks for."""
+        """Reduce an object, for pickle."""
         taken = self.take(obj)
         try:
             told, buffers = taken
@@ -50,7 +50,7 @@ class _Handler:
                 f"take() of the handler for {self.name} returned a buffer that is not contiguous",
                 "Return a contiguous copy of it.",
             )
-        # Not before: one that only a traceback refers to crashes some interpreters' garbage collection.
+        # Only now: a PickleBuffer that only a traceback refers to crashes some interpreters' garbage collection.
         parts = map(PickleBuffer, buffers)
         return rebuild, (self.name, told, *parts)
 
@@ -66,7 +66,7 @@ def _lock() -> threading.Lock:
 
 
 def _add(cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> Registration:
-    """Have objects of a type reduced by ``reduce``."""
+    """Register ``reduce`` for objects of a type."""
     known = registered()
     with _lock():
         before = known.reducers.get(cls)
@@ -82,7 +82,7 @@ def _add(cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> R
 
 
 class Registration:
-    """What :func:`register_reducer` and :func:`register_handler` return."""
+    """Returned by :func:`register_reducer` and :func:`register_handler`."""
 
     def __init__(self, cls: type, reduce: Callable[[Any], Any], handler: _Handler | None) -> None:
         self._cls = cls
@@ -90,7 +90,7 @@ class Registration:
         self._handler = handler
 
     def cancel(self) -> None:
-        """Send objects of the type as if nothing had been registered. Has no effect a second time."""
+        """Send objects of the type as if nothing had been registered. A second call does nothing."""
         known, handler = registered(), self._handler
         with _lock():
             # It may have been replaced since.
@@ -101,11 +101,11 @@ class Registration:
 
 
 def register_reducer(cls: type[T], reduce: Callable[[T], Any]) -> Registration:
-    """Have objects of exactly this type sent as what ``reduce(object)`` returns, in the form of ``__reduce__``.
+    """Send objects of exactly this type as what ``reduce(object)`` returns, which has the form of a ``__reduce__`` result.
 
-    For types that cannot be pickled, or not well, and that are not yours to give a ``__reduce__``. It counts for what
-    this process sends, and for messages only, not for other uses of pickle. Receivers need nothing but the function that
-    is named in what ``reduce`` returns.
+    For types that cannot be pickled, or not well, and to which you cannot add a ``__reduce__``. It applies to messages that
+    this process sends, not to other uses of pickle. Receivers need only the function named
+    in the result of ``reduce``.
 
     >>> import io
     >>> from mesh_core.extensions import register_reducer
@@ -121,12 +121,12 @@ def register_handler(
     take: Callable[[T], tuple[Any, Sequence[Buffer]]],
     make: Callable[[Any, list[memoryview]], T],
 ) -> Registration:
-    """Have the large data of objects of exactly this type travel beside the message, without a copy in Python.
+    """Send the large data of objects of exactly this type beside the message, without a copy in Python.
 
-    ``take(object)`` returns what is to be pickled, which should be small, and the buffers: contiguous objects with the
-    buffer protocol, which must stay as they are until the call that sends them has returned. ``make(what, buffers)``
-    returns the object at the receiver; the buffers are memoryviews of bytes, as many as were taken, writable where those
-    that were taken are, and may be kept.
+    ``take(object)`` returns what to pickle, which should be small, and the buffers: contiguous objects with the
+    buffer protocol, which must not change until the call that sends them returns. ``make(what, buffers)``
+    returns the object at the receiver. The buffers are memoryviews of bytes, as many as were taken, writable if
+    the originals are, and may be kept.
 
     Both ends must have the handler: register it where the module of the type is imported, or in an extension's ``start``.
 
@@ -147,7 +147,7 @@ def register_handler(
 
 
 def rebuild(name: str, told: Any, *parts: Buffer) -> Any:
-    """Make an object again from what its handler has taken."""
+    """Rebuild an object from what its handler took."""
     handler = registered().handlers.get(name)
     if handler is None:
         raise NoHandlerError(f"no handler for {name} is registered in this process, and the sender has one")
@@ -169,7 +169,7 @@ def _name(cls: type) -> str:
 
 
 def _origin(reduce: Any) -> str:
-    """Where a reducer was written, so that a module that is imported again may register its own again."""
+    """Return where a reducer is defined, so that a module that is imported again may register its own again."""
     owner = getattr(reduce, "__self__", None)
     function = owner.take if isinstance(owner, _Handler) else reduce
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"

@@ -1,21 +1,21 @@
-"""The file that a C pickler writes to: part 0 grows here, and large data is lifted out of it."""
+"""The file that a C pickler writes to: it collects part 0, and lifts large data out of it."""
 
 from __future__ import annotations
 
 from _pickle import PickleBuffer
 
-# From this size on, the C pickler hands the payload of bytes and bytearrays to the file as the very object
-# that is being pickled, right after a chunk that ends with its header (CPython's FRAME_SIZE_TARGET).
+# From this size on, the C pickler passes the payload of bytes and bytearrays to the file as the very object
+# being pickled, right after a chunk that ends with its header (CPython's FRAME_SIZE_TARGET).
 LIFTED_BYTES = 64 * 1024
-# Data of other kinds that is smaller than this is cheaper to carry in the stream.
+# Smaller data of other kinds is cheaper to carry in the stream.
 OUT_OF_BAND_BYTES = 16 * 1024
 
 _PROTO = 0x80
 _FRAME = 0x95
-# A frame of fewer bytes than this is written bare.
+# Frames shorter than this are written without a frame header.
 _FRAME_MIN = 4
 
-# Opcodes that do what BINBYTES, BINBYTES8 and BYTEARRAY8 do, with the next out-of-band buffer for payload:
+# Opcodes that replace BINBYTES, BINBYTES8 and BYTEARRAY8, with the next out-of-band buffer as payload:
 # push the type, push the buffer, make it a 1-tuple, call.
 _BYTES_FROM_BUFFER = b"cbuiltins\nbytes\n\x97\x85R"
 _BYTEARRAY_FROM_BUFFER = b"cbuiltins\nbytearray\n\x97\x85R"
@@ -25,7 +25,7 @@ class Stream:
     """Collects one message's stream and buffers, in the order in which the stream refers to them.
 
     The pickler needs only :meth:`write`, as its file, and :meth:`keep`, as its ``buffer_callback``. An object
-    whose payload was lifted out is still memoised by the pickler, so that a second occurrence refers to it.
+    whose payload was lifted out is still memoised by the pickler, so a second occurrence refers to it.
     """
 
     __slots__ = ("_chunks", "buffers")
@@ -44,16 +44,16 @@ class Stream:
                 chunks[-1] = chunks[-1][: -len(header)] + replacement
                 self.buffers.append(memoryview(chunk))
                 return size
-        # A memoryview looks into a string that need not outlive this call.
+        # A memoryview is of a string that may not outlive this call.
         chunks.append(chunk if type(chunk) is bytes else bytes(chunk))
         return size
 
     def keep(self, buffer: PickleBuffer) -> bool:
-        """Take a buffer out of band, or tell the pickler, by returning true, to write it into the stream."""
+        """Take a buffer out of band, or return true to have the pickler write it into the stream."""
         try:
             view = buffer.raw()
         except BufferError:
-            return True  # not contiguous: the pickler's own error names it
+            return True  # not contiguous: the pickler raises an error that names it
         if view.nbytes < OUT_OF_BAND_BYTES:
             return True
         self.buffers.append(view)
@@ -66,7 +66,7 @@ class Stream:
 
 
 def _header_for(payload: bytes | bytearray) -> tuple[bytes, bytes]:
-    """Return the header that announces this payload, and the opcodes that stand for both."""
+    """Return the header that announces this payload, and the opcodes that replace both."""
     size = len(payload)
     if isinstance(payload, bytearray):
         return b"\x96" + size.to_bytes(8, "little"), _BYTEARRAY_FROM_BUFFER
@@ -76,9 +76,9 @@ def _header_for(payload: bytes | bytearray) -> tuple[bytes, bytes]:
 
 
 def _ends_with_bare(chunk: bytes, header: bytes) -> bool:
-    """Say whether ``header`` stands at the end of ``chunk`` outside of any frame, where only a header stands.
+    """Return whether ``chunk`` ends with ``header`` outside of any frame, where only a header can be.
 
-    Looking for the header's bytes alone would not do: the last argument of an ordinary frame may hold them.
+    Comparing bytes alone would not do: the last argument in an ordinary frame may happen to contain them.
     """
     at = 2 if chunk[0] == _PROTO else 0
     while at + 9 <= len(chunk) and chunk[at] == _FRAME:

@@ -1,12 +1,12 @@
-"""torch tensors, which travel as their elements in memory order.
+"""torch tensors, which are sent as their elements in memory order.
 
-What is kept: dtype, shape, the order of dimensions in memory (so that channels-last stays so), the type
+Preserved: dtype, shape, the order of dimensions in memory (so channels-last stays so), the type
 `Parameter`, `requires_grad` of a leaf, attributes set from Python.
 
-What is not: the autograd graph, so that a tensor computed from others arrives as a plain value that requires
-no gradient; `.grad`; hooks; and the device. A message is host memory: an accelerator's tensor is copied to the
-host and arrives on the CPU, for the receiver to place. Two tensors that share memory arrive with memory of
-their own each; one tensor that occurs twice is one tensor on arrival.
+Not preserved: the autograd graph, so a tensor computed from others arrives as a plain value that requires
+no gradient; `.grad`; hooks; and the device. Messages are in host memory: an accelerator's tensor is copied to the
+host and arrives on the CPU; the receiver may move it. Two tensors that share memory arrive with separate memory;
+a tensor that occurs twice arrives as one tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def reduce_tensor(tensor: Any) -> Any:
-    """Send a strided tensor's elements; sparse, quantized and meta tensors go torch's own way."""
+    """Send a strided tensor's elements; sparse, quantized and meta tensors are pickled by torch."""
     torch: Any = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
         return tensor.__reduce_ex__(5)
@@ -31,7 +31,7 @@ def reduce_tensor(tensor: Any) -> Any:
 
 
 def reduce_parameter(parameter: Any) -> Any:
-    """Send a parameter as its tensor; it arrives as a parameter."""
+    """Send a parameter like a tensor; it arrives as a parameter."""
     torch: Any = sys.modules["torch"]
     if parameter.layout is not torch.strided or parameter.is_quantized or parameter.device.type == "meta":
         return parameter.__reduce_ex__(5)
@@ -41,10 +41,10 @@ def reduce_parameter(parameter: Any) -> Any:
 def rebuild_tensor(
     data: Buffer, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...] | None, requires_grad: bool
 ) -> Any:
-    """Make the tensor on ``data``, which it keeps alive."""
+    """Create the tensor on ``data``, which it keeps alive."""
     torch: Any = importlib.import_module("torch")
     kind = getattr(torch, dtype)
-    # torch refuses to look into an empty buffer.
+    # torch rejects an empty buffer.
     flat = torch.frombuffer(data, dtype=kind) if 0 not in shape else torch.empty(0, dtype=kind)
     tensor = flat.view(shape)
     if axes is not None:
@@ -55,18 +55,18 @@ def rebuild_tensor(
 def rebuild_parameter(
     data: Buffer, dtype: str, shape: tuple[int, ...], axes: tuple[int, ...] | None, requires_grad: bool
 ) -> Any:
-    """Make the tensor, and a parameter of it."""
+    """Create a parameter on ``data``."""
     torch: Any = importlib.import_module("torch")
     return torch.nn.Parameter(rebuild_tensor(data, dtype, shape, axes, False), requires_grad)
 
 
 def set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
-    """Give back what was set on a tensor from Python; its own ``__setstate__`` means something else."""
+    """Restore attributes that were set on a tensor from Python; its own ``__setstate__`` does something else."""
     tensor.__dict__.update(attributes)
 
 
 def _elements(tensor: Any) -> tuple[Any, str, tuple[int, ...], tuple[int, ...] | None]:
-    """Return a tensor's memory, dtype, shape in memory order, and how to permute that to its own shape."""
+    """Return a tensor's memory, dtype, shape in memory order, and the permutation from that to its own shape."""
     value = tensor.detach()
     if value.device.type != "cpu":
         value = value.cpu()
@@ -77,7 +77,7 @@ def _elements(tensor: Any) -> tuple[Any, str, tuple[int, ...], tuple[int, ...] |
         outer_first = sorted(range(value.dim()), key=strides.__getitem__, reverse=True)
         permuted = value.permute(outer_first)
         if permuted.is_contiguous():
-            # A transposed or channels-last tensor: its elements lie together, in another order.
+            # A transposed or channels-last tensor: its elements are contiguous, in another order.
             value = permuted
             axes = tuple(sorted(range(len(outer_first)), key=outer_first.__getitem__))
         else:

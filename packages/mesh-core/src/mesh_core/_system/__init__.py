@@ -1,4 +1,5 @@
-"""What Mesh asks of the operating system: environment, processes that belong together, titles, standard streams, stack dumps, scratch folders.
+"""What Mesh asks of the operating system.
 
-It imports `_common` alone.
+Environment, marks of processes that belong together, titles, standard streams, stack dumps, scratch folders. It imports only
+`_common`.
 """

@@ -1,7 +1,7 @@
-"""What a new process is told: packed by whoever spawns it, passed in a file of memory, read in the process.
+"""The configuration of a new process: packed by its spawner, passed in a memory file, read in the process.
 
-The layout is a head of two lengths, what is the same for all ranks as JSON, and, where ranks differ, the end of each
-rank's own part and those parts.
+The layout is a header of two lengths, the part common to all ranks as JSON, and, if ranks differ, the end offset of
+each rank's own part followed by those parts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _END = struct.Struct("<Q")
 
 
 def pack(told: dict[str, Any], own: Sequence[Mapping[str, str | None]] = ()) -> bytes:
-    """Return ``told``, and for each rank its changes to the environment, in the form that :func:`read` takes.
+    """Pack ``told``, and each rank's changes to the environment, in the form that :func:`read` takes.
 
     >>> import tempfile
     >>> with tempfile.TemporaryFile() as file:
@@ -38,7 +38,7 @@ def pack(told: dict[str, Any], own: Sequence[Mapping[str, str | None]] = ()) -> 
 
 
 def read(file: int, rank: int) -> dict[str, Any]:
-    """Read what a rank is told. Does not move the descriptor's offset, which other processes share."""
+    """Read a rank's configuration. Does not move the descriptor's offset, which other processes share."""
     import json
 
     length, count = _HEAD.unpack(os.pread(file, _HEAD.size, 0))
@@ -55,9 +55,9 @@ def read(file: int, rank: int) -> dict[str, Any]:
 
 
 def executable(env: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Divide an environment into what a program can be started with, and what is too long for that.
+    """Split an environment into what a program can be started with, and what is too long for that.
 
-    The kernel takes 128 KiB for one variable and a quarter of the stack's limit for all.
+    The kernel accepts 128 KiB for one variable and a quarter of the stack limit for all.
     """
     if sum(map(len, env)) + sum(map(len, env.values())) < _ONE:
         return env, {}

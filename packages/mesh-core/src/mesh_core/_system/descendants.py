@@ -1,11 +1,11 @@
-"""What a fork server has below it: its workers, what these have started, and the minder.
+"""The processes below a fork server: its workers, the processes that these started, and the minder.
 
-The fork server is where the kernel puts orphans of its workers (a child subreaper), and every worker has a mark
-(``process_marks.py``) that all it starts inherit. Once a worker has ended, whatever has its mark is hunted down, in rounds between
-which the fork server goes on with its work. The minder is a copy of the fork server, made before anything was imported, that
-does the same should the fork server be killed.
+The kernel makes orphans of the workers children of the fork server (a child subreaper). Every worker has a mark
+(``process_marks.py``) that all its descendants inherit. After a worker ended, everything with its mark is ended, in rounds
+between which the fork server continues its work. The minder is a copy of the fork server, forked before anything was
+imported, that does the same if the fork server is killed.
 
-BRD-1: the number of a worker is given to another one only when nothing with its mark is left.
+BRD-1: a worker's number is reused only when nothing with its mark is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mesh_core._system.process_marks import Found, Hunt
 
 
 class Brood:
-    """All that lives below a fork server. Made in a process with one thread and no children."""
+    """All processes below a fork server. Created in a process with one thread and no children."""
 
     def __init__(self) -> None:
         self._wake = (-1, -1)
@@ -34,16 +34,16 @@ class Brood:
             self._owner = process_marks.new_owner()
             adopt_orphans()
         except OSError:
-            # A sandbox that knows nothing of it: workers end as ever, and nobody looks after what they leave.
+            # A sandbox that does not support this: workers end as usual, and what they leave behind is not ended.
             self._owner = 0
 
     @property
     def owner(self) -> int:
-        """The mark of all that is made here, or 0."""
+        """The mark of all processes created here, or 0."""
         return self._owner
 
     def is_free(self, number: int) -> bool:
-        """Whether nothing is left of the worker that had this number."""
+        """Return whether nothing is left of the worker that had this number."""
         return number not in self._taken
 
     def start_minder(self) -> None:
@@ -54,7 +54,7 @@ class Brood:
         try:
             self._minder = os.fork()
         except OSError:
-            self._minder = 0  # nothing can be forked now; the fork server does without
+            self._minder = 0  # nothing can be forked now; the fork server does without one
         else:
             if self._minder == 0:
                 try:
@@ -68,7 +68,7 @@ class Brood:
         os.close(fork_server)
 
     def listen(self) -> int:
-        """Have the end of any child wake whoever polls the descriptor that is returned."""
+        """Return a descriptor that becomes readable when any child ends."""
         read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._wake = (read, write)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
@@ -76,7 +76,7 @@ class Brood:
         return read
 
     def take_number(self) -> int:
-        """A number for a worker that is about to be forked."""
+        """Return a number for a worker that is about to be forked."""
         number = 1
         while number in self._taken:
             number += 1
@@ -84,15 +84,15 @@ class Brood:
         return number
 
     def give_number(self, number: int) -> None:
-        """The worker was not made, or nothing of it is left."""
+        """Release a number: the worker was not created, or nothing of it is left."""
         self._taken.discard(number)
 
     def add(self, pid: int, number: int) -> None:
-        """A worker was made."""
+        """Record that a worker was created."""
         self._numbers[pid] = number
 
     def fledge(self, number: int) -> None:
-        """Make this copy of the fork server a worker: its mark is on all that it starts."""
+        """Turn this copy of the fork server into a worker: all its descendants will have its mark."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in self._wake:
@@ -101,7 +101,7 @@ class Brood:
             process_marks.mark_worker(self._owner, number)
 
     def ended(self) -> Iterator[tuple[int, int]]:
-        """The children that have ended, and their statuses."""
+        """Yield the children that ended, and their statuses."""
         try:
             while os.read(self._wake[0], 4096):
                 pass
@@ -122,11 +122,11 @@ class Brood:
             yield pid, status
 
     def hunt(self, workers: Collection[int]) -> float | None:
-        """Go on with the hunts. Returns how long to wait until the next round, if there is one."""
+        """Continue the hunts. Return how long to wait until the next round, if there is one."""
         if not self._hunts:
             return None
         if not self._strays(workers):
-            # As nearly always. What an ended worker has left is among the fork server's children, or below them.
+            # Almost always. What an ended worker left is among the fork server's children, or below them.
             self._taken.difference_update(self._hunts)
             self._hunts.clear()
             return None
@@ -141,7 +141,7 @@ class Brood:
         return min(pauses, default=None)
 
     def leave(self, workers: Collection[int]) -> NoReturn:
-        """End, after all that is left below."""
+        """End, after everything below has ended."""
         waited = set(workers)
         while waited:
             waited.discard(self._wait(0))
@@ -166,7 +166,7 @@ class Brood:
             pass
 
     def _strays(self, known: Collection[int]) -> set[int]:
-        """Children that are neither workers nor the minder."""
+        """Return the children that are neither workers nor the minder."""
         me = os.getpid()
         try:
             children = [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
@@ -176,11 +176,11 @@ class Brood:
         return {pid for pid in children if pid not in known and pid != self._minder}
 
     def _left_by(self, number: int) -> Found:
-        """What a worker that has ended has left behind."""
+        """Return the processes that an ended worker left behind."""
         return process_marks.find(lambda mark: mark.owner == self._owner and mark.worker == number)
 
     def _left(self) -> Found:
-        """Everything below, also what has the mark of another owner."""
+        """Return everything below, including processes with another owner's mark."""
         marked = process_marks.find(lambda mark: mark.owner == self._owner)
         if marked:
             return marked

@@ -1,6 +1,6 @@
-"""What a process finds around it when it begins: its environment, its CPUs, its working directory.
+"""The surroundings of a new process: its environment, CPUs and working directory.
 
-Checked where the process is spawned, as far as that can be known there, and put in place between the fork and the
+Checked at the spawn as far as possible, and applied between the fork and the first line of the worker.
 first line of the worker.
 """
 
@@ -23,14 +23,14 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class Refusal(Exception):
-    """Why a process cannot begin here."""
+    """Why a process cannot start here."""
 
 
-# Where they are spawned.
+# At the spawn.
 
 
 def checked_env(env: Env | Callable[[Point], Env] | None, extent: Extent) -> tuple[Env, list[Env]]:
-    """Return what ``env=`` means: the changes for all processes, and those of each where it is a function."""
+    """Return the changes that ``env=`` makes for all processes, and those for each if it is a function."""
     if env is None:
         return {}, []
     if not callable(env):
@@ -58,14 +58,14 @@ def _checked(env: Any, what: str) -> dict[str, str | None]:
             or "\0" in key + (value or "")
         ):
             raise ValueError(
-                f"{what}[{key!r}] = {value!r}: names and values are strings (None removes a variable), names not "
+                f"{what}[{key!r}] = {value!r}: names and values must be strings (None removes a variable), names not "
                 "empty and without '='"
             )
     return dict(env)
 
 
 def checked_binding(binding: Any, per_host: int) -> list[list[int]] | None:
-    """Return ``proc_bind=``, if it is lists of CPUs, one for each of a host's processes."""
+    """Return ``proc_bind=`` if it is a list of CPUs for each of a host's processes; raise otherwise."""
     if binding is None:
         return None
     if not isinstance(binding, Sequence) or isinstance(binding, str | bytes):
@@ -92,7 +92,7 @@ def checked_binding(binding: Any, per_host: int) -> list[list[int]] | None:
 
 
 def free_port(*, here: bool) -> int:
-    """Return a port for the master of a group: below those that the kernel gives out, and free if that is to be here."""
+    """Return a port for a group's master: below the kernel's ephemeral range, and checked to be free if on this host."""
     first = 32_768
     with (
         contextlib.suppress(OSError, ValueError),
@@ -119,11 +119,11 @@ def _is_free(port: int) -> bool:
     return True
 
 
-# Where they begin.
+# In the new process.
 
 
 def environment(told: dict[str, Any], rank: int, around: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a process, on a host whose own is ``around``."""
+    """Return a process's environment; ``around`` is that of its host."""
     env: dict[str, str] = {**around, **told["env"]} if told["afar"] else dict(told["env"])
     per_host: int = told["per_host"]
     changes: dict[str, str | None] = {**told["changes"], **told["own"]}
@@ -131,7 +131,7 @@ def environment(told: dict[str, Any], rank: int, around: Mapping[str, str]) -> d
         address, port = told["torch"]
         if rank == 0 and "MASTER_PORT" not in changes and not _is_free(port):
             raise Refusal(
-                f"the port {port}, which torch_env=True chose for MASTER_PORT, is in use on this host; spawn again, or "
+                f"port {port}, which torch_env=True chose for MASTER_PORT, is in use on this host; spawn again, or "
                 "choose one with env={'MASTER_PORT': ...}"
             )
         size = 1
@@ -156,7 +156,7 @@ def environment(told: dict[str, Any], rank: int, around: Mapping[str, str]) -> d
 
 
 def visible_devices(env: Mapping[str, str], dev: str = "/dev") -> list[str]:
-    """Return what CUDA calls the devices that a program with this environment may use, without asking CUDA.
+    """Return CUDA's names of the devices that a program with this environment may use, without asking CUDA.
 
     >>> visible_devices({"CUDA_VISIBLE_DEVICES": "2,5"})
     ['2', '5']
@@ -169,12 +169,12 @@ def visible_devices(env: Mapping[str, str], dev: str = "/dev") -> list[str]:
     """
     said = env.get(_DEVICES)
     if said is None:
-        # /dev/nvidia0, and so on; CUDA counts those there are.
+        # /dev/nvidia0 and so on; CUDA numbers the existing ones from 0.
         files = [name for name in os.listdir(dev) if name.startswith("nvidia") and name[6:].isdigit()]  # noqa: PTH208
         return [str(n) for n in range(len(files))]
     names = []
     for name in said.split(","):
-        # As CUDA has it: what follows an invalid name does not count.
+        # As in CUDA, an invalid name ends the list.
         if not (name := name.strip()) or name.startswith("-") or name == "NoDevFiles":
             break
         names.append(name)
@@ -182,18 +182,18 @@ def visible_devices(env: Mapping[str, str], dev: str = "/dev") -> list[str]:
 
 
 def own_device(devices: list[str], place: int, needed: int) -> str:
-    """Return the device of one of a host's processes."""
+    """Return the device for one of a host's processes."""
     if len(devices) < needed:
         seen = f"{len(devices)} ({', '.join(devices)})" if devices else "none"
         raise Refusal(
             f"devices='own' needs a device for each of {needed} processes on a host, and this host may use {seen}; spawn "
-            f"fewer, or see CUDA_VISIBLE_DEVICES there"
+            f"fewer, or check CUDA_VISIBLE_DEVICES there"
         )
     return devices[place]
 
 
 def settle(told: dict[str, Any], rank: int) -> None:
-    """Take this process to its working directory, if it exists on this host, and to its CPUs."""
+    """Change to the working directory, if it exists on this host, and bind to the CPUs."""
     with contextlib.suppress(OSError):
         os.chdir(told["cwd"])
     if told["bind"] is not None:

@@ -1,4 +1,4 @@
-"""How a worker's process leaves, without what the interpreter does at its end."""
+"""How a worker's process ends, without the interpreter's finalization."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mesh_core._system import streams
 
 
 def leave(status: int) -> None:
-    """End the process without what the interpreter does at its end: threads of actors may be anywhere."""
+    """End the process without the interpreter's finalization: threads of actors may be running anywhere."""
     streams.finish()
     os._exit(status)
 
 
 def end_copy(error: BaseException) -> NoReturn:
-    """End a child that an endpoint has forked, and that came out of the endpoint: it must not go on as the worker."""
+    """End a child that an endpoint forked and that left the endpoint: it must not continue as the worker."""
     status = 1
     try:
         code = error.code if isinstance(error, SystemExit) else error

@@ -1,14 +1,14 @@
-"""Which processes belong to a worker, to a tool or to nobody; and how all that belong to one of them are ended.
+"""Marks which processes belong to a worker or a tool, and ends all processes with a mark.
 
-A mark is the pair of limits of file locks (``RLIMIT_LOCKS``) of a process. Linux has heeded these since 2.4 no longer, every
-process has them, and children inherit them through fork, exec, setsid, a change of the process group and an emptied
-environment. The hard limit names the owner: a fork server, or a script that runs tools. The soft one names the worker of
-that owner, and below it the tool. Where both are the same, the process is detached.
+A mark is a process's pair of file lock limits (``RLIMIT_LOCKS``). Linux has ignored these since 2.4, every
+process has them, and children inherit them through fork, exec, setsid, a change of process group and an emptied
+environment. The hard limit identifies the owner: a fork server, or a script that runs tools. The soft limit identifies
+the owner's worker and, below that, the tool. If both are equal, the process is detached.
 
-MRK-1: a process is signalled only if it has such a mark, or a parent that is to be ended, and is not detached.
-MRK-2: between the look and the signal a pid may come to mean another process: the signal goes to the one that was looked at.
+MRK-1: a process is signalled only if it has such a mark, or a parent that is being ended, and is not detached.
+MRK-2: a pid may be reused between the look and the signal: only the process that was looked at is signalled.
 
-This file is also run as a program, by scripts that run tools: it imports nothing but the standard library.
+Scripts that run tools also run this file as a program: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 LOCKS = 10
-"""``RLIMIT_LOCKS``, which the module ``resource`` does not name."""
+"""``RLIMIT_LOCKS``, which the module ``resource`` does not define."""
 
 GRACE_S = 0.5
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 
-# Owners lie in this range, so that no limit that anybody has set is taken for one. Within a worker it ends at the worker's
-# own owner: without privileges a hard limit can only be lowered.
+# Owners are in this range, so that limits set for other purposes are not mistaken for one. In a worker the range ends at
+# the worker's own owner: without privileges a hard limit can only be lowered.
 _LOWEST, _HIGHEST = 1 << 50, 1 << 62
 _PID_BITS = 22  # the kernel's maximum
 
-# On a host where processes end all the time, no look may be undisturbed.
+# On a host where processes end all the time, every look may be disturbed.
 _LOOKS = 8
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.05
 
 
 class Mark(NamedTuple):
-    """What the limits of a process say."""
+    """What a process's limits say."""
 
     owner: int
     soft: int
@@ -59,12 +59,12 @@ class Mark(NamedTuple):
 
     @property
     def detached(self) -> bool:
-        """Whether the process is to outlive its owner."""
+        """Whether the process may outlive its owner."""
         return self.soft == self.owner
 
 
 class Look(NamedTuple):
-    """A process at one moment. Its start tells it apart from a later one with the same pid."""
+    """A process at one moment. Its start time distinguishes it from a later process with the same pid."""
 
     parent: int
     ended: bool
@@ -75,7 +75,7 @@ Found = dict[int, Look]
 
 
 def read(pid: int) -> Mark | None:
-    """The mark of a process; ``None`` if it has none, has gone, or is another user's."""
+    """Return a process's mark; ``None`` if it has none, is gone, or belongs to another user."""
     try:
         soft, hard = resource.prlimit(pid, LOCKS)
     except OSError:
@@ -95,7 +95,7 @@ def look(pid: int) -> Look | None:
 
 
 def new_owner() -> int:
-    """An owner that nobody else is."""
+    """Return a new owner, different from all others."""
     _, hard = resource.getrlimit(LOCKS)
     above = min(_HIGHEST, hard) if hard >= 0 else _HIGHEST
     if above - _LOWEST < 1 << 32:
@@ -104,28 +104,28 @@ def new_owner() -> int:
 
 
 def soft_of(worker: int) -> int:
-    """The soft limit of a worker; a tool's pid is added to it."""
+    """Return the soft limit of a worker; a tool's pid is added to it."""
     return worker << _PID_BITS
 
 
 def mark_worker(owner: int, worker: int) -> None:
-    """Mark this process, and so all that it will start."""
+    """Mark this process, and so all its future descendants."""
     resource.setrlimit(LOCKS, (soft_of(worker), owner))
 
 
 def detach_one(pid: int) -> None:
-    """Detach one process, and so all that it will start."""
+    """Detach one process, and so all its future descendants."""
     _, hard = resource.prlimit(pid, LOCKS)
     resource.prlimit(pid, LOCKS, (hard, hard))
 
 
 def all_pids() -> list[int]:
-    """Every process that can be seen."""
+    """Return every visible process."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - much faster
 
 
 def below(roots: Collection[int], everyone: Mapping[int, Look]) -> set[int]:
-    """``roots`` and all that descends from them, but nothing that is detached."""
+    """Return ``roots`` and their descendants, except those that are detached."""
 
     def stays(pid: int) -> bool:
         mark = read(pid)
@@ -139,7 +139,7 @@ def descendants(
     everyone: Mapping[int, Look],
     follow: Callable[[int], bool] = lambda _pid: True,
 ) -> set[int]:
-    """``roots`` and all that descends from them by way of processes for which ``follow`` is true."""
+    """Return ``roots`` and their descendants, reached only through processes for which ``follow`` is true."""
     children: dict[int, list[int]] = {}
     for pid, seen in everyone.items():
         children.setdefault(seen.parent, []).append(pid)
@@ -154,15 +154,15 @@ def descendants(
 
 
 def look_at_all(pids: Collection[int]) -> Found:
-    """Look at processes."""
+    """Look at several processes."""
     return {pid: seen for pid in pids if (seen := look(pid)) is not None}
 
 
 def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
-    """All living processes whose mark matches, and what descends from them; ``known`` have ended, as the caller knows.
+    """Return all running processes whose mark matches, and their descendants; the caller knows that ``known`` ended.
 
-    A process that forks and ends while it is looked for is seen no more, and its child not yet: where one has ended
-    meanwhile, nothing found means nothing, and the look is repeated.
+    If a process forks and ends during the search, neither it nor its child may be seen. So if any process ended
+    meanwhile, an empty result is not conclusive, and the search is repeated.
     """
     gone = set(known)
     found: Found = {}
@@ -185,7 +185,7 @@ def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
 
 
 def count(matches: Callable[[Mark], bool]) -> int:
-    """How many processes have such a mark; some may have ended, and not been waited for."""
+    """Return how many processes have such a mark, including ended ones that were not waited for."""
     return sum(1 for pid in all_pids() if (mark := read(pid)) is not None and matches(mark))
 
 
@@ -200,17 +200,17 @@ def _exists(pid: int) -> bool:
 
 
 def detached_of(owner: int) -> bool:
-    """Whether a process is detached from this owner."""
+    """Return whether any process is detached from this owner."""
     return any((mark := read(pid)) is not None and mark == (owner, owner) for pid in all_pids())
 
 
 def living(pids: Collection[int], everyone: Found) -> Found:
-    """Those of ``pids`` that have not ended."""
+    """Return those of ``pids`` that have not ended."""
     return {pid: everyone[pid] for pid in pids if pid in everyone and not everyone[pid].ended}
 
 
 def send(pid: int, seen: Look, *numbers: int) -> None:
-    """Signal the process that was seen, and no other."""
+    """Signal the process that was looked at, and no other."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:
@@ -221,13 +221,13 @@ def send(pid: int, seen: Look, *numbers: int) -> None:
             for number in numbers:
                 signal.pidfd_send_signal(fd, number)
     except OSError:
-        pass  # it has ended, or has become another user's
+        pass  # it ended, or now belongs to another user
     finally:
         os.close(fd)
 
 
 class Hunt:
-    """Ends all that ``find`` finds, round by round: SIGTERM, and SIGKILL to what is there after the grace."""
+    """Ends all that ``find`` finds, in rounds: SIGTERM first, then SIGKILL to what is left after the grace period."""
 
     def __init__(self, find: Callable[[], Found], grace: float = GRACE_S) -> None:
         self._find = find
@@ -236,7 +236,7 @@ class Hunt:
         self._pause = _FIRST_PAUSE_S
 
     def step(self) -> float | None:
-        """One round. Returns how long to wait until the next, unless nothing is left."""
+        """Do one round; return how long to wait until the next, or ``None`` if nothing is left."""
         found = self._find()
         if not found:
             return None
@@ -246,24 +246,24 @@ class Hunt:
                 send(pid, seen, signal.SIGKILL)
             elif (pid, seen.start) not in self._asked:
                 self._asked.add((pid, seen.start))
-                # Also one that is stopped is to see it.
+                # SIGCONT, so that a stopped process sees it too.
                 send(pid, seen, signal.SIGTERM, signal.SIGCONT)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_S)
         return self._pause if left <= 0 else min(self._pause, left)
 
     def run(self, between: Callable[[], object] = lambda: None) -> None:
-        """Hunt until nothing is left; ``between`` is called after each round."""
+        """Hunt until nothing is left; call ``between`` after each round."""
         while (pause := self.step()) is not None:
             time.sleep(pause)
             between()
 
 
 def mind(owner: int, watched: int) -> NoReturn:
-    """Be a minder: wait for the end of the process behind a pidfd, and end what it has left."""
+    """Run as a minder: wait for the end of the process behind a pidfd, and end what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
-        # What ends that process ends this one only when its work is done.
+        # Whatever ends the watched process must not end this one before its work is done.
         detach_one(0)
         os.chdir("/")
         nothing = os.open(os.devnull, os.O_RDWR)

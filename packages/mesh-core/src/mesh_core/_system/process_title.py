@@ -1,4 +1,4 @@
-"""What a worker is called in listings of processes."""
+"""A worker's name in process listings."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Identity
 
 _CONTROLS = dict.fromkeys(range(32), "?")
-# So many actors a title names.
+# How many actors a title names.
 _NAMED = 4
-# A name has so many bytes in the kernel.
+# The kernel's limit for a name, in bytes.
 _SHORT = 15
 
 
 class Title:
-    """What ``ps`` and ``top`` show of a worker: what it is, and the first of its actors."""
+    """What ``ps`` and ``top`` show of a worker: its name and its first actors."""
 
     def __init__(self, me: Identity) -> None:
         self._process = me.proc_id
         self._named: list[ActorCell] | None = None
-        """The actors that it was made of."""
+        """The actors that the title shows."""
 
     def show(self, actors: Mapping[int, ActorCell]) -> None:
-        """Bring it up to date, if it is not: a worker may have actors by the thousand."""
+        """Update the title if the first actors changed: a worker may have thousands of actors."""
         first = list(islice(actors.values(), _NAMED + 1))
         if first == self._named:
             return

@@ -1,4 +1,4 @@
-"""A host's private directory for one job, gone with the job."""
+"""A host's private directory for one job, removed with the job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOCK = ".alive"
 
 
 class Scratch:
-    """A directory of mode 0700, removed by :meth:`close`; by the next one that is made, if this process is killed."""
+    """A directory of mode 0700. Removed by :meth:`close`, or by the next process to create one if this process is killed."""
 
     def __init__(self) -> None:
         parent = _parent()
@@ -25,8 +25,8 @@ class Scratch:
         at = open_private(self.path)
         try:
             self._inode = _inode(at)
-            # Held as long as this process lives, and not inherited by the programs it starts. In its place only when it
-            # is held: whoever sweeps takes a lock that nobody holds for one of the dead.
+            # Held while this process lives, and not inherited by programs it starts. Renamed into place only once it
+            # is held: a sweep takes a lock that nobody holds for that of a dead process.
             fresh = f"{_LOCK}-fresh"
             self._lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -35,12 +35,12 @@ class Scratch:
             os.close(at)
 
     def disown(self) -> None:
-        """In a forked copy of the process: have it live as long as the process that made it, and no longer."""
+        """In a fork of the process: let the directory live as long as the parent, not longer."""
         os.close(self._lock)
         self._lock = -1
 
     def close(self) -> None:
-        """Remove it with all that is in it; nothing in a forked copy of the process, whose it is not."""
+        """Remove the directory and its contents; does nothing in a fork of the process."""
         if self._lock >= 0 and os.getpid() == self._pid:
             _remove(self.path, self._inode)
             os.close(self._lock)
@@ -48,20 +48,20 @@ class Scratch:
 
 
 def _parent() -> str:
-    """The folder for temporary files, or another where other users cannot put their own code in the place of ours.
+    """Return the folder for temporary files, or another if other users could replace our files there.
 
-    After ``su``, for one, ``TMPDIR`` may still name a folder of the user before.
+    After ``su``, for example, ``TMPDIR`` may still name a folder of the previous user.
     """
     usual = tempfile.gettempdir()
     for folder in (usual, "/tmp", "/var/tmp"):
         if is_safe_parent(folder) and os.access(folder, os.W_OK | os.X_OK):
             return folder
-    # As in a container whose /tmp is a volume of mode 0777: there are no other users then, or nothing is safe.
+    # For example a container whose /tmp is a volume of mode 0777: either there are no other users, or nothing is safe.
     return usual
 
 
 def sweep(parent: str) -> None:
-    """Remove what processes of this user have left that were killed."""
+    """Remove directories that killed processes of this user left behind."""
     with contextlib.suppress(OSError):
         for name in os.listdir(parent):  # noqa: PTH208 - names are wanted
             if name.startswith(_PREFIX):
@@ -97,7 +97,7 @@ def _inode(at: int) -> tuple[int, int]:
 
 
 def _remove(folder: str, inode: tuple[int, int]) -> None:
-    """Remove a folder that was looked at before, if it is still that one (PRV-1)."""
+    """Remove a folder that was checked before, if it is still the same one (PRV-1)."""
     parent, _, name = folder.rpartition("/")
     with contextlib.suppress(OSError):
         at = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

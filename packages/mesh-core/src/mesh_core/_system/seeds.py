@@ -1,6 +1,6 @@
-"""Random numbers of a process: different on every rank, and reproducible where a seed was given.
+"""A process's random numbers: different on every rank, and reproducible if a seed was given.
 
-What was imported before a fork has its generators' state from there, equal on all ranks, unless somebody sees to it.
+Generators imported before a fork would otherwise have the same state on all ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Seeds:
-    """Where a process's random numbers begin."""
+    """The root of a process's seeds."""
 
     def __init__(self, seed: int | None = None, rank: int = 0) -> None:
         self.given = seed is not None
-        """Whether somebody has asked for numbers that come again."""
+        """Whether reproducible numbers were asked for."""
         self._root = os.urandom(32) if seed is None else f"{seed}/{rank}".encode()
 
     def of(self, label: str, size: int = 8) -> int:
@@ -32,14 +32,14 @@ class Seeds:
 
 
 def checked_seed(seed: object) -> int | None:
-    """Return what was given as ``seed=``."""
+    """Return ``seed=`` if it is valid; raise otherwise."""
     if seed is not None and not is_whole(seed):
         raise TypeError(f"seed must be a whole number, or None, got {seed!r}")
     return seed
 
 
 def seed_process(seeds: Seeds, hook: Afterwards) -> None:
-    """Seed the generators of this process: those there are, and with a given seed those that come later too."""
+    """Seed this process's generators: those imported already and, if a seed was given, also those imported later."""
     for module, seed in (("random", _random), ("numpy.random", _numpy), ("torch", _torch)):
         if seeds.given:
             hook.once(module, lambda seed=seed: seed(seeds))  # type: ignore[misc]
@@ -48,7 +48,7 @@ def seed_process(seeds: Seeds, hook: Afterwards) -> None:
 
 
 def _random(seeds: Seeds) -> None:
-    # Without a seed Python itself sees to it, after every fork.
+    # Without a seed Python itself reseeds after every fork.
     if seeds.given:
         sys.modules["random"].seed(seeds.of("random", 32))
 
@@ -64,15 +64,15 @@ def _numpy(seeds: Seeds) -> None:
 
 def _torch(seeds: Seeds) -> None:
     number = seeds.of("torch") if seeds.given else int.from_bytes(os.urandom(8), "little")
-    # Those of devices are seeded when the device is first used.
+    # Generators of devices are seeded when the device is first used.
     sys.modules["torch"].manual_seed(number >> 1)
 
 
 def rank_seed(label: str = "") -> int:
-    """Return a number to seed a generator with: another one in every process, and the same again with the same ``seed=``.
+    """Return a number to seed a generator with: different in every process, and reproducible with ``seed=``.
 
-    For libraries whose generators Mesh does not know. Each ``label`` gives another number of 63 bits, as often as it is
-    asked for the same one. Without ``seed=`` at :meth:`HostMesh.spawn_procs` the numbers come from the operating system.
+    For libraries whose generators Mesh does not know. Each ``label`` gives a different number of 63 bits, and the same label
+    always the same one. Without ``seed=`` in :meth:`HostMesh.spawn_procs` the numbers come from the operating system.
 
     >>> from mesh_core import Actor, endpoint, rank_seed, this_host
     >>> class Sampler(Actor):

@@ -1,7 +1,7 @@
-"""How a process lets others see its threads' stacks.
+"""How a process lets others see the stacks of its threads.
 
-Its event loop tells, with the GIL. Where the loop is blocked, the runtime's own thread does: it asks ``faulthandler``, which
-needs no GIL, in a copy of the process; see ``dump.rs``.
+Its event loop reports them, with the GIL. If the loop is blocked, the runtime's own thread does: it asks ``faulthandler``,
+which needs no GIL, in a fork of the process; see ``dump.rs``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def arm(runtime: Runtime) -> None:
-    """Register what writes the stacks, for a real-time signal that nobody uses, and that is never sent."""
+    """Register a handler that writes the stacks, for a real-time signal that nobody uses and that is never sent."""
     number = next(
         (n for n in range(signal.SIGRTMAX, signal.SIGRTMIN, -1) if signal.getsignal(n) == signal.SIG_DFL),
         None,
@@ -27,7 +27,7 @@ def arm(runtime: Runtime) -> None:
     if number is None:
         return
     file = os.memfd_create("mesh-stacks", os.MFD_CLOEXEC)
-    # It keeps the descriptor, for the life of the process.
+    # faulthandler keeps the descriptor for the life of the process.
     faulthandler.register(number, file=file, all_threads=True, chain=False)
     runtime.catch_dumps(number, file)
 
@@ -37,7 +37,7 @@ Stack = tuple[int, str, list[tuple[str, int, str]]]
 
 
 def stacks() -> list[Stack]:
-    """The stacks of this process's threads; that of the calling one begins at the caller."""
+    """Return the stacks of this process's threads; the calling thread's begins at the caller."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found: list[Stack] = []
     for ident, top in sys._current_frames().items():

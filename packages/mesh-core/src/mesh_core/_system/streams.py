@@ -1,8 +1,8 @@
-"""stdout and stderr of a worker: every line says which actor has written it.
+"""stdout and stderr of a worker, where every line says which actor wrote it.
 
-Both are pipes to the host's agent. The streams here write each line at once, whole, with a mark before it that the
-agent takes off again (``mesh-proto/src/logs``); what C code and child processes write has no mark, and counts as the
-process's own. Nothing stays in a buffer: what was printed arrives, however the process ends.
+Both are pipes to the host's agent. These streams write each line at once and whole, prefixed with a mark that the
+agent removes (``mesh-proto/src/logs``). Output of C code and child processes has no mark, and counts as the
+process's own. Nothing stays in a buffer: printed text arrives however the process ends.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from mesh_core._common.context import Instance
 
 LEVELS = {"DEBUG": 10, "INFO": 20, "WARNING": 30, "ERROR": 40, "CRITICAL": 50}
-# The beginning of a line that is longer is sent as it is, and lines that are longer together are sent one by one.
+# The beginning of a longer line is sent by itself; lines that are longer together are sent one by one.
 _LONGEST = 64 * 1024
-# Stands for a line's end inside of what belongs together.
+# Replaces a line end inside text that belongs together.
 _BREAK = b"\x1d"
-# What is done with the lines of a mesh: they are shown; those that differ in their numbers alone count as equal.
+# Flags for a mesh's lines: show them; treat lines that differ only in numbers as equal.
 SHOWN, ALIKE = 1, 2
 _CONTROLS = dict.fromkeys(range(32), "?")
-# What stands between the parts of a mark.
+# Replaces the separators of a mark.
 _ESCAPED = bytes.maketrans(b"\x1d\x1e\x1f", b"???")
 
 
 class LineStream(io.TextIOBase):
-    """A text stream to a descriptor, in whole and marked lines."""
+    """A text stream that writes whole, marked lines to a descriptor."""
 
     encoding = "utf-8"
     errors = "backslashreplace"
@@ -43,20 +43,20 @@ class LineStream(io.TextIOBase):
     def __init__(self, fd: int, name: str) -> None:
         self.name = name
         self.buffer = io.FileIO(fd, "wb", closefd=False)
-        """For bytes; they are written as they are."""
+        """For bytes, which are written unchanged."""
         self._fd = fd
         self._begun: set[tuple[int, Instance | None]] = set()
-        """Threads and actors whose line has been sent in part."""
+        """Threads and actors that sent part of a line."""
         self._marks: dict[Instance | None, bytes] = {}
         self._writer = LineWriter(fd, _current.get, self._mark, self._write)
-        # `print` goes straight there, twice a line.
+        # `print` calls it directly, twice a line.
         self.write = self._writer.write  # type: ignore[method-assign]
 
     def _write(self, text: str, instance: Instance | None, begun: str | None, by: Instance | None) -> None:
-        """Write what is not a single line; ``begun`` is what ``by`` has written before."""
+        """Write what is not a single line; ``begun`` is the unfinished line that ``by`` wrote before."""
         thread = get_ident()
         if not text.isascii():
-            # Lone surrogates, as in names of files that are not UTF-8.
+            # Lone surrogates, as in file names that are not UTF-8.
             text = text.encode("utf-8", "backslashreplace").decode()
         whole = text
         if begun is not None:
@@ -85,7 +85,7 @@ class LineStream(io.TextIOBase):
         self._send(first, mark, lines)
 
     def record(self, lines: str, level: int, payload: bytes = b"") -> None:
-        """Write a log record as text and, unless that is long, as ``payload`` has it: JSON in ASCII."""
+        """Write a log record as text and, unless the text is long, with ``payload``: JSON in ASCII."""
         mark = self._mark(current_instance())[3:]
         data = lines.encode("utf-8", "backslashreplace")[:-1]
         if payload and len(data) <= _LONGEST:
@@ -96,7 +96,7 @@ class LineStream(io.TextIOBase):
             self._send(mark, mark, lines)
 
     def notice(self, line: str) -> None:
-        """Write a line of Mesh's own, which is shown by itself."""
+        """Write one of Mesh's own lines, which is shown by itself."""
         mark = b"\x1eN0" + self._mark(current_instance())[3:]
         self._send(mark, mark, line + "\n")
 
@@ -120,7 +120,7 @@ class LineStream(io.TextIOBase):
             self._writer.send(first + data)
             return
         if first is not mark:
-            # The rest of a line that was sent in part is not sent anew.
+            # The rest of a line that was sent in part does not repeat the part.
             first, data = first + data[: end + 1], data[end + 1 :]
         else:
             first = b""
@@ -136,13 +136,13 @@ class LineStream(io.TextIOBase):
         self._send(mark, mark, text + "\n")
 
     def flush(self) -> None:
-        """Send the beginning of a line, if this thread has written one; the rest may follow."""
+        """Send this thread's unfinished line, if there is one; the rest may follow."""
         begun = self._writer.take()
         if begun is not None:
             self._send_part(get_ident(), *begun)
 
     def finish(self) -> None:
-        """The process ends: send what all threads have begun."""
+        """Send the unfinished lines of all threads; the process ends."""
         for text, instance in self._writer.take_all():
             mark = self._mark(instance)
             self._send(mark, mark, text + "\n")
@@ -153,28 +153,28 @@ class LineStream(io.TextIOBase):
         self._begun.clear()
 
     def close(self) -> None:
-        """Flush. The descriptor stays open, for whoever prints later."""
+        """Flush. The descriptor stays open for later output."""
         self.flush()
 
     def reconfigure(self, **_options: Any) -> None:
-        """Accept what programs ask of their stdout; it has one encoding, and is always line-buffered."""
+        """Accept a program's options for stdout, without effect: the encoding and line buffering are fixed."""
         self.flush()
 
     def writable(self) -> bool:
-        """It is."""
+        """Return true."""
         return True
 
     def fileno(self) -> int:
-        """The descriptor."""
+        """Return the descriptor."""
         return self._fd
 
     def isatty(self) -> bool:
-        """It is a pipe."""
+        """Return false: it is a pipe."""
         return False
 
 
 def introduce(told: dict[str, Any], rank: int) -> None:
-    """Say on both streams who writes there; before anything else does, a failing interpreter included."""
+    """Announce on both streams which process writes there, before anything else does, even a failing interpreter."""
     place, coordinates = rank, []
     for label, size in zip(reversed(told["labels"]), reversed(told["sizes"]), strict=True):
         coordinates.append(f"{label}={place % size}")
@@ -193,12 +193,12 @@ def introduce(told: dict[str, Any], rank: int) -> None:
 
 
 def set_options(mesh: int, flags: int, window_ms: int, level: int) -> None:
-    """From a process that owns a mesh: what the agent is to do with the lines of that mesh."""
+    """Tell the agent what to do with a mesh's lines; for a process that owns the mesh."""
     os.write(2, f"\x1eO{mesh}\x1f{flags}\x1f{window_ms}\x1f{level}\x1f\n".encode())
 
 
 def notice(line: str) -> None:
-    """Tell the user something about this process alone, where its errors go."""
+    """Tell the user something about this process alone, on stderr."""
     stream = sys.stderr
     with contextlib.suppress(OSError, ValueError, AttributeError):
         if isinstance(stream, LineStream):
@@ -209,14 +209,14 @@ def notice(line: str) -> None:
 
 
 def install() -> None:
-    """Put the streams into the place of stdout and stderr."""
+    """Replace stdout and stderr with these streams."""
     import faulthandler
 
     out, err = LineStream(1, "<stdout>"), LineStream(2, "<stderr>")
     sys.stdout = sys.__stdout__ = out  # type: ignore[assignment, misc]
     sys.stderr = sys.__stderr__ = err  # type: ignore[assignment, misc]
     line_buffer_stdio()
-    # A crash leaves its stack among the last lines of stderr.
+    # Leaves the stack of a crash among the last lines of stderr.
     faulthandler.enable(err, all_threads=False)
 
     def forked() -> None:
@@ -227,7 +227,7 @@ def install() -> None:
 
 
 def finish() -> None:
-    """The process is about to end: let nothing stay behind in a buffer."""
+    """Write what is buffered; the process is about to end."""
     for stream in (sys.__stdout__, sys.__stderr__):
         if isinstance(stream, LineStream):
             stream.finish()

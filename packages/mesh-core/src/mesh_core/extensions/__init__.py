@@ -1,4 +1,4 @@
-"""Extend the processes of a job: code that lives in each process beside the actors, with state and messages of its own.
+"""Extend the processes of a job with code that runs in each process beside the actors, with its own state and messages.
 
 >>> from mesh_core import this_host
 >>> from mesh_core.extensions import Extension, install, uninstall

@@ -1,6 +1,6 @@
 """Supervision policies: what to do about failures, as a function of state, event and time.
 
-A policy is given to a spawn: ``spawn(..., supervise=policy)``. It touches no process and no clock. Mesh calls it with
+Pass a policy to a spawn: ``spawn(..., supervise=policy)``. It touches neither processes nor a clock. Mesh calls it with
 events and carries out the actions that it returns.
 
 >>> from dataclasses import dataclass
