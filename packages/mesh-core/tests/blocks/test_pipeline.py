@@ -176,6 +176,7 @@ def test_generator_is_stopped_where_nobody_reads(workers: Any) -> None:
 def test_leaving_the_loop_cancels_what_is_at_work(workers: Any) -> None:
     port, told = Channel[str].open()
     pipeline = Pipeline(Stage(workers.wait))
+    workers.initialized.get(WITHIN)
     run = pipeline.run([port])
     with pytest.raises(ActorTimeout, match=r"the slowest is workers\.wait: its replicas were busy"):
         run.results(timeout=2.0)

@@ -192,6 +192,8 @@ def test_deadline_passes_while_another_pool_waits_without_one(workers: Any, gate
 def test_generator_that_waits_for_room_is_in_time(workers: Any) -> None:
     one, other = workers.slice(hosts=0, gpus=0), workers.slice(hosts=1, gpus=0)
     port, told = Channel[str].open()
+    # The time that they take to start would count.
+    workers.initialized.get(WITHIN)
     run = Pipeline(Stage(one.fountain, timeout=2.0), max_bytes=300_000).run([20])
     assert len(next(run)) == 100_000
     # Nobody takes results for longer than an item may take.

@@ -251,7 +251,8 @@ def test_killed_replicas_lose_and_repeat_nothing(ready: None, log: Path, fault_t
 def test_replica_that_is_still_busy_gets_nothing(how: str, workers: Any, gates: dict[int, Gate]) -> None:
     with Pool(workers) as pool:
         port, begun = Channel[int].open()
-        # Long enough to begin before.
+        # Long enough to begin before, once it is up.
+        workers.initialized.get(WITHIN)
         block = workers.block.with_options(timeout=3.0) if how == "timeout" else workers.block
         task = pool.submit(block, gates[0].path, port)
         rank = begun.recv().get(WITHIN)
