@@ -129,6 +129,13 @@ class Pipe:
             assert self._poll.poll(max(0.0, until - time.monotonic()) * 1000), f"{n} are missing"
             n -= len(os.read(self._fd, n))
 
+    def said(self) -> int:
+        """How many processes have said since the last look that they are there."""
+        try:
+            return len(os.read(self._fd, 4096))
+        except BlockingIOError:
+            return 0
+
     def ended(self, limit: float = 20.0) -> bool:
         """Wait until no process has it open any more; whether that came true."""
         until = time.monotonic() + limit

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from mesh_core import Actor, ActorTimeout, Channel, Port, Promise, Queue, endpoint, inspect
@@ -11,6 +14,22 @@ from mesh_core import Actor, ActorTimeout, Channel, Port, Promise, Queue, endpoi
 WITHIN = 30.0
 FREED = threading.Event()
 """Ends ``block``, for all actors of a process."""
+
+
+def until_explained(pattern: str, error: Callable[[], str]) -> None:
+    """Have an error of a late call until it says why, which is left out where that is not found out in a quarter of a second."""
+    end = time.monotonic() + WITHIN
+    while not re.search(pattern, said := error()):
+        assert time.monotonic() < end, said
+
+
+def late_error(future: Any) -> str:
+    """The error of a wait for what is not done."""
+    try:
+        future.get(timeout=1.0)
+    except ActorTimeout as error:
+        return str(error)
+    raise AssertionError("it is done")
 
 
 class Freer(Actor):

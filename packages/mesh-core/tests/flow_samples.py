@@ -189,6 +189,11 @@ class Worker(Actor):
         return list(self.log)
 
     @endpoint(concurrent=True)
+    async def seen(self) -> list[str]:
+        """The log."""
+        return self.log
+
+    @endpoint(concurrent=True)
     async def left_at(self, other: Any, own: float | None) -> float | None:
         """How much time a nested call is told of."""
         left: float | None = await other.left.with_options(timeout=own).call_one()

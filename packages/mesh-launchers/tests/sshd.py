@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SSHD = shutil.which("sshd") or next((each for each in ("/usr/sbin/sshd",) if os.access(each, os.X_OK)), None)
@@ -114,8 +116,10 @@ class Servers:
 
 
 def free_port(address: str) -> int:
-    """Return a port that nobody has."""
-    with socket.socket() as one:
-        one.bind((address, 0))
-        port: int = one.getsockname()[1]
-        return port
+    """Return a port that nobody has, and that the kernel gives to nobody who wants any."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(given // 2, given)
+        with suppress(OSError), socket.socket() as one:
+            one.bind((address, port))
+            return port

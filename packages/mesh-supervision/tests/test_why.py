@@ -103,8 +103,14 @@ def test_coroutines_are_followed_too(workers: Any) -> None:
 def test_senders_that_cannot_send_learn_which_receiver_is_behind(workers: Any) -> None:
     first, second = workers.slice(gpus=0), workers.slice(gpus=1)
     waiting(first.flood.call_one(second))
-    culprits = reason(lambda found: bool(found.culprits) and len(found.culprits[0].chain) == 3).culprits
-    assert culprits[0].who == "workers[1]"
+    # At first its process may be too busy to answer, and be named itself.
+    culprits = reason(
+        lambda found: (
+            bool(found.culprits)
+            and found.culprits[0].who == "workers[1]"
+            and len(found.culprits[0].chain) == 3
+        )
+    ).culprits
     assert "runs slow for" in culprits[0].text
     assert "messages wait behind it" in culprits[0].text
 

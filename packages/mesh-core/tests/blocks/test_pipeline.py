@@ -172,12 +172,14 @@ def test_a_generator_that_nobody_reads_is_stopped(workers: Any) -> None:
     assert log[-1] == "fountain over"
 
 
+@pytest.mark.slow
 def test_leaving_the_loop_cancels_running_calls(workers: Any) -> None:
     port, told = Channel[str].open()
     pipeline = Pipeline(Stage(workers.wait))
+    workers.initialized.get(WITHIN)
     run = pipeline.run([port])
     with pytest.raises(ActorTimeout, match=r"the slowest is workers\.wait: its replicas were busy"):
-        run.results(timeout=0.2)
+        run.results(timeout=2.0)
     assert [told.recv().get(WITHIN) for _ in range(2)] == ["begun", "cancelled"]
     join_pool_thread()
     assert not pipeline._replicas

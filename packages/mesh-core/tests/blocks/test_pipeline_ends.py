@@ -188,15 +188,18 @@ def test_deadline_passes_while_another_pool_waits_without_one(workers: Any, gate
         assert told.recv().get(WITHIN) == "cancelled"
 
 
+@pytest.mark.slow
 def test_waiting_for_room_does_not_count_towards_the_timeout(workers: Any) -> None:
     one, other = workers.slice(hosts=0, gpus=0), workers.slice(hosts=1, gpus=0)
     port, told = Channel[str].open()
-    run = Pipeline(Stage(one.fountain, timeout=0.2), max_bytes=300_000).run([20])
+    # The time that they take to start would count.
+    workers.initialized.get(WITHIN)
+    run = Pipeline(Stage(one.fountain, timeout=2.0), max_bytes=300_000).run([20])
     assert len(next(run)) == 100_000
     # Nobody takes results for longer than an item may take.
     waiting = other.wait.call_one(port)
     with pytest.raises(ActorTimeout):
-        waiting.get(0.3)
+        waiting.get(2.1)
     waiting.cancel()
     assert [told.recv().get(WITHIN) for _ in range(2)] == ["begun", "cancelled"]
     assert len(run.results(timeout=WITHIN)) == 19

@@ -247,17 +247,19 @@ def test_killed_replicas_lose_and_repeat_no_task(ready: None, log: Path, fault_t
 # Cancelling running tasks.
 
 
-@pytest.mark.parametrize("how", ["cancel", "timeout"])
+@pytest.mark.parametrize("how", ["cancel", pytest.param("timeout", marks=pytest.mark.slow)])
 def test_a_replica_that_is_still_busy_gets_no_task(how: str, workers: Any, gates: dict[int, Gate]) -> None:
     with Pool(workers) as pool:
         port, begun = Channel[int].open()
-        block = workers.block.with_options(timeout=0.05) if how == "timeout" else workers.block
+        # Long enough to begin before, once it is up.
+        workers.initialized.get(WITHIN)
+        block = workers.block.with_options(timeout=3.0) if how == "timeout" else workers.block
         task = pool.submit(block, gates[0].path, port)
         rank = begun.recv().get(WITHIN)
         if how == "timeout":
             error = task.exception(WITHIN)
             assert isinstance(error, ActorTimeout)
-            assert "did not finish within its deadline of 0.05 s" in str(error)
+            assert "did not finish within its deadline of 3.0 s" in str(error)
         else:
             assert task.cancel()
         # The other replica does all tasks, and the first one gets another when it is done with its own.

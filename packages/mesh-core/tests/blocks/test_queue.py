@@ -330,13 +330,14 @@ def test_items_of_an_expired_lease_go_to_the_next_taker() -> None:
         assert queue.ack(second).get(timeout=SOON) == 1
 
 
+@pytest.mark.slow
 def test_a_lease_can_be_renewed_and_items_given_back() -> None:
     with Queue[str]() as queue:
         queue.put_many("ab").get(timeout=SOON)
-        items = queue.take(2, lease=0.5).get(timeout=SOON)
+        items = queue.take(2, lease=2.0).get(timeout=SOON)
         assert queue.renew(items[0], 600.0).get(timeout=SOON)
         with pytest.raises(QueueEmpty):
-            queue.take(timeout=1.0).get(timeout=SOON)
+            queue.take(timeout=2.5).get(timeout=SOON)
         assert queue.give_back(items[1]).get(timeout=SOON) == 1
         assert queue.take().get(timeout=SOON) == "b"
         assert queue.ack(items[0]).get(timeout=SOON) == 1

@@ -7,8 +7,8 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 from flow_samples import Blocker, Producer, Valve, Worker, most
@@ -16,6 +16,7 @@ from flow_samples import Blocker, Producer, Valve, Worker, most
 from mesh_core import Accumulator, ActorTimeout, ProcMesh
 
 pytestmark = pytest.mark.python
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -45,20 +46,32 @@ def at(mesh: Any, host: int, gpu: int) -> Any:
     return mesh.slice(hosts=host, gpus=gpu)
 
 
+def begun(call: Callable[[float], T], workers: Any, who: str) -> tuple[T, float]:
+    """Call with a deadline that is long enough to begin at all of them; one that arrives too late is not run."""
+    timeout = 0.05
+    while True:
+        made = call(timeout)
+        # It arrives behind the call.
+        if all(f"wait {who}" in log for log in workers.seen.call().get(timeout=30).values()):
+            return made, timeout
+        timeout *= 2
+
+
 def test_a_deadline_cancels_the_coroutine(workers: Any) -> None:
     one = at(workers, 0, 1)
+    future, timeout = begun(lambda timeout: one.wait.with_options(timeout=timeout).call_one("a"), one, "a")
     with pytest.raises(ActorTimeout) as caught:
-        one.wait.with_options(timeout=0.05).call_one("a").get(timeout=30)
+        future.get(timeout=30)
     error = caught.value
     assert "actor 'worker' on rank 1" in str(error)
     assert (error.actor, error.rank) == ("worker", 1)
-    assert error.timeout == pytest.approx(0.05)
+    assert error.timeout == pytest.approx(timeout)
     one.until.call_one("cancelled a").get(timeout=30)
 
 
 def test_a_deadline_applies_even_if_nobody_waits(workers: Any) -> None:
     one = at(workers, 0, 0)
-    future = one.wait.with_options(timeout=0.05).call_one("b")
+    future, _ = begun(lambda timeout: one.wait.with_options(timeout=timeout).call_one("b"), one, "b")
     # The receiver enforces it by itself: this process has not looked at the future.
     one.until.call_one("cancelled b").get(timeout=30)
     with pytest.raises(ActorTimeout):
@@ -112,7 +125,8 @@ def test_a_combined_call_passes_its_deadline_to_its_ranks(workers: Any) -> None:
     left = workers.left.with_options(reduce=most, timeout=20.0).call().get(timeout=30)
     assert 0 < left <= 20
     # The receivers enforce it: this process does not look at the future before.
-    future = workers.wait.with_options(reduce=most, timeout=0.05).call("e")
+    wait = workers.wait.with_options(reduce=most)
+    future, _ = begun(lambda timeout: wait.with_options(timeout=timeout).call("e"), workers, "e")
     workers.until.call("cancelled e").get(timeout=30)
     with pytest.raises(ActorTimeout):
         future.get(timeout=30)
@@ -158,11 +172,15 @@ def test_options_of_wrong_types_are_refused(
 
 def test_a_deadline_reaches_through_a_sync_endpoint(workers: Any, blocker: Any) -> None:
     other = at(workers, 1, 0)
-    with pytest.raises(ActorTimeout):
-        blocker.nested.with_options(timeout=0.2).call_one(other).get(timeout=30)
+    timeout = 0.2
+    # One of the two calls may come too late to begin.
+    while "wait nested" not in other.seen.call_one().get(timeout=30):
+        with pytest.raises(ActorTimeout):
+            blocker.nested.with_options(timeout=timeout).call_one(other).get(timeout=30)
+        # Its thread is free again: the nested call timed out there.
+        assert blocker.seen.call_one().get(timeout=30) == []
+        timeout *= 2
     other.until.call_one("cancelled nested").get(timeout=30)
-    # Its thread is free again: the nested call timed out there.
-    assert blocker.seen.call_one().get(timeout=30) == []
 
 
 def test_a_call_that_expires_in_the_queue_is_not_run(blocker: Any) -> None:
@@ -197,11 +215,11 @@ def test_cancelling_an_await_cancels_the_call(workers: Any) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        begun = one.wait.call_one("g")
+        waiting = one.wait.call_one("g")
         await one.until.call_one("wait g")
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
-                await begun
+                await waiting
 
     asyncio.run(main())
     other.until.call_one("cancelled f").get(timeout=30)
@@ -217,7 +235,8 @@ def test_cancelling_a_stream(workers: Any) -> None:
 
 
 def test_a_stream_has_one_deadline(workers: Any) -> None:
-    for future in workers.wait.with_options(timeout=0.1).stream("i"):
+    stream, _ = begun(lambda timeout: workers.wait.with_options(timeout=timeout).stream("i"), workers, "i")
+    for future in stream:
         with pytest.raises(ActorTimeout):
             future.get(timeout=30)
     workers.until.call("cancelled i").get(timeout=30)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +35,12 @@ def job(cluster: LocalCluster) -> Iterator[None]:  # noqa: F811
 
 
 def free_address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"127.0.0.1:{server.getsockname()[1]}"
+    """Return one that nobody has, with a port that the kernel gives to nobody who wants any."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(given // 2, given)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return f"127.0.0.1:{port}"
 
 
 def agent(cluster: LocalCluster, *options: str) -> subprocess.Popen[str]:  # noqa: F811

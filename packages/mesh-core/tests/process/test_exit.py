@@ -204,6 +204,57 @@ def test_the_end_comes_while_a_thread_still_imports(script: Any) -> None:
     assert (done.status, done.err) == (0, "")
 
 
+def test_the_end_comes_while_the_job_is_opened_for_inspection(script: Any, tmp_path: Path) -> None:
+    """EXIT-1. The thread that opens it holds a lock which the end needs."""
+    stopping, opening = tmp_path / "stopping", tmp_path / "opening"
+    os.mkfifo(stopping)
+    os.mkfifo(opening)
+    run = script(
+        """
+        import sys
+        from mesh_core import *
+        from mesh_core._features.debug import places
+
+        FOLDER, listen = sys.argv[1], places.listen
+
+        class Tells(Actor):
+            @endpoint
+            def ping(self):
+                pass
+
+            def __cleanup__(self, exc):
+                open(f"{FOLDER}/stopping", "w").close()
+                open(f"{FOLDER}/opening").close()
+
+        class Listener:
+            def __init__(self, listener):
+                self.listener = listener
+
+            def __getattr__(self, name):
+                return getattr(self.listener, name)
+
+            def fileno(self):
+                # Under the lock. The script ends by now, and cannot go on before this returns.
+                open(f"{FOLDER}/stopping").close()
+                open(f"{FOLDER}/opening", "w").close()
+                return self.listener.fileno()
+
+        def slow(*args):
+            listener, path = listen(*args)
+            return Listener(listener), path
+
+        places.listen = slow
+        # A thread that is held up at the end is let go 10 seconds after this.
+        configure(stop_timeout=600)
+        this_host().spawn_procs().spawn("tells", Tells).ping.call_one().get(timeout=30)
+        sys.exit(5)
+        """,
+        str(tmp_path),
+    )
+    _, err = run.finish()
+    assert (run.process.returncode, err) == (5, "")
+
+
 # Threads.
 
 

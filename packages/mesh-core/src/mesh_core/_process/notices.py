@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mesh_core._common.bypass import find_bypass
 from mesh_core._common.codes import MessageKind, Request
 from mesh_core._common.control import Control
-from mesh_core._native import Placement, Target
+from mesh_core._native import Placement, Target, serve_to_the_end
 
 if TYPE_CHECKING:
     from mesh_core._native import Message
@@ -43,6 +43,8 @@ class Notices:
             # Ctrl-C may end `start` at any moment: only the thread itself knows whether it runs.
             self._thread = threading.current_thread()
         self._began.set()
+        # Also before its first wait: it takes locks that the end needs (EXIT-1).
+        serve_to_the_end()
         for begin in self._process.hooks.noticing:
             begin()
         runtime = self._process.runtime

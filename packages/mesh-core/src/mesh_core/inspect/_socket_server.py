@@ -36,6 +36,8 @@ _LINES = 10_000
 
 def receive(inspection: Inspection) -> None:
     """Take those who have connected, and wait for others again."""
+    # It takes a lock that the end of the job needs (EXIT-1).
+    serve_to_the_end()
     while True:
         try:
             peer = inspection.accept()
