@@ -177,7 +177,7 @@ def test_fault_in_a_command_shows_where_and_whose(site):
     site.command("bad", distribution="bad", version="3.2", source=RUNS.format(body="1 / 0"))
     _, err = mesh("bad", site=site, status=1)
     assert "ZeroDivisionError: division by zero" in err
-    assert err.endswith("raised by the command 'bad' of bad 3.2\n")
+    assert err.endswith("raised by command 'bad' of bad 3.2\n")
 
 
 def test_ctrl_c_in_a_command_is_quiet(site):
@@ -204,7 +204,7 @@ def test_credentials_are_made_by_the_installed_command(tmp_path, capsys):
     assert main(["credentials", "new", str(tmp_path / "job")]) == 0
     assert main(["credentials", "new", str(tmp_path / "job")]) == 1
     out, err = capsys.readouterr()
-    assert "made the credentials of job" in out
+    assert "created credentials for job" in out
     assert err.startswith("mesh: ") and "exists already" in err
 
 
@@ -218,7 +218,6 @@ def test_plugins_lists_good_and_bad_with_the_remedy(site):
     assert not err
     head, *rows = out.split("\n\n")[0].splitlines()
     assert head.split() == ["KIND", "NAME", "FROM", "STATUS"]
-    assert "command" in rows[0]
     assert len({row.index("mesh-core") for row in rows if "mesh-core" in row}) == 1, "columns are aligned"
     assert any(row.split() == ["command", "talk", "talker", "4.5", "available"] for row in rows)
     assert any(row.split() == ["command", "bad", "bad", "3.2", "broken"] for row in rows)
@@ -319,8 +318,8 @@ def test_doctor_runs_outside_checks_and_skips_what_does_not_apply(site):
     ("body", "said"),
     [
         ("1 / 0; yield", "the check itself failed: ZeroDivisionError: division by zero"),
-        ("yield 'fine'", "a check must give one or more Findings, got str"),
-        ("return []", "a check must give one or more Findings, got none"),
+        ("yield 'fine'", "a check must return one or more Findings, got str"),
+        ("return []", "a check must return one or more Findings, got none"),
     ],
 )
 def test_check_that_misbehaves_is_its_own_failure(site, body, said):
@@ -346,7 +345,7 @@ def test_a_check_that_does_not_end_delays_nobody(site):
         process.kill()
     done = subprocess.run([*command, "5"], env=env, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
-    assert re.search(r"^fail  outside +the check has not finished within 5 s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^fail  outside +the check did not finish within 5 s$", done.stdout, re.MULTILINE)
     assert re.search(r"^ok    python ", done.stdout, re.MULTILINE)
 
 
@@ -384,7 +383,7 @@ def test_native_module_of_another_version_is_a_failure(monkeypatch):
     monkeypatch.setattr(_interpreter.importlib, "import_module", lambda name: Native)
     (finding,) = _interpreter.check_native()
     assert finding.status == "fail"
-    assert finding.detail == f"the native module is 0.0.1, the Python half {version('mesh-core')}"
+    assert finding.detail == f"the native module is 0.0.1, but the Python package is {version('mesh-core')}"
 
 
 def test_native_module_of_the_same_version_passes(monkeypatch):

@@ -199,7 +199,7 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
     assert mesh_debug(trainers, "cast", "gpus=1:3", "p", "loss") == "trainers gpus=1:3 (2 alike):\n  10\n"
     assert "did you mean 'gpus'" in mesh_debug(trainers, "cast", "gpu=1", "p loss", status=1)
     assert "means 2" in mesh_debug(trainers, "attach", "gpus=1:3", status=1)
-    assert "cast takes" in mesh_debug(trainers, "cast", "all", status=1)
+    assert "cast needs" in mesh_debug(trainers, "cast", "all", status=1)
     assert "4 alike" in mesh_debug(trainers, "continue", "all")
     assert "nothing is stopped" in mesh_debug(trainers, "list")
     assert "nothing is stopped" in mesh_debug(trainers, "continue", status=1)
