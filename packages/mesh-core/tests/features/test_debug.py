@@ -166,10 +166,10 @@ def test_list_attach_step_print_cast_continue(trainers: Script, terminal: Any, f
     answers = desk.ask("cast all p loss", DESK)
     assert "trainers gpus=0:3 (3 alike):\n  10\n" in answers
     assert "trainers gpus=3:\n  100\n" in answers
-    assert "goes on" in desk.ask("continue gpus=1", DESK)
+    assert "continues" in desk.ask("continue gpus=1", DESK)
     assert "gpus=1" not in desk.ask("list", DESK)
     assert "3 alike" not in desk.ask("cast all n", DESK)
-    assert "goes on" in desk.ask("continue all", DESK)
+    assert "continues" in desk.ask("continue all", DESK)
     assert "nothing is stopped" in desk.ask("list", DESK)
     desk.type("quit")
     assert desk.finish() == 0
@@ -198,7 +198,7 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
     assert {stop["pid"] for stop in stops} < set(family(trainers.process.pid))
     assert mesh_debug(trainers, "cast", "gpus=1:3", "p", "loss") == "trainers gpus=1:3 (2 alike):\n  10\n"
     assert "did you mean 'gpus'" in mesh_debug(trainers, "cast", "gpu=1", "p loss", status=1)
-    assert "means 2" in mesh_debug(trainers, "attach", "gpus=1:3", status=1)
+    assert "matches 2" in mesh_debug(trainers, "attach", "gpus=1:3", status=1)
     assert "cast needs" in mesh_debug(trainers, "cast", "all", status=1)
     assert "4 alike" in mesh_debug(trainers, "continue", "all")
     assert "nothing is stopped" in mesh_debug(trainers, "list")
@@ -217,7 +217,7 @@ def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> N
     again = terminal(trainers, "attach", "gpus=2")
     assert "-> loss += current_rank().rank" in again.expect(PDB)
     assert again.ask("p loss", PDB).startswith("10\n")
-    again.ask("c", "goes on")
+    again.ask("c", "continues")
     assert again.finish() == 0
     assert "3 alike" in mesh_debug(trainers, "continue")
     trainers.say("end")
@@ -293,7 +293,7 @@ def test_ctrl_c_stops_what_was_stepped_over(script: Any, terminal: Any) -> None:
     desk.press("c")
     assert "spin()" in desk.expect(PDB)
     desk.ask("self.begun = False", PDB)
-    desk.ask("c", "goes on")
+    desk.ask("c", "continues")
     assert desk.finish() == 0
     assert run.line() == "3"
 
@@ -326,7 +326,7 @@ def test_breakpoints_set_at_the_prompt_and_quit(script: Any, terminal: Any) -> N
     assert "total += i" in desk.ask("c", PDB)
     assert desk.ask("p i, total", PDB).startswith("(2, 1)\n")
     assert "Deleted" in desk.ask("clear 1", PDB)
-    desk.ask("c", "goes on")
+    desk.ask("c", "continues")
     assert desk.finish() == 0
     assert run.line() == "3"
     stopped(run, 1)
@@ -360,7 +360,7 @@ def test_stepping_out_of_the_endpoint_lets_it_go_on(script: Any) -> None:
     )
     stopped(run, 1)
     assert "--Return--" in mesh_debug(run, "cast", "all", "n")
-    assert "goes on" in mesh_debug(run, "cast", "all", "n")
+    assert "continues" in mesh_debug(run, "cast", "all", "n")
     assert run.line() == "1"
     assert run.line() == "2"
 
@@ -399,7 +399,7 @@ def test_coroutines_and_constructors(script: Any) -> None:
     assert "second = first + 1" in mesh_debug(run, "cast", "all", "n")
     mesh_debug(run, "cast", "all", "n")
     assert "2" in mesh_debug(run, "cast", "all", "p second")
-    assert "goes on" in mesh_debug(run, "cast", "all", "n")
+    assert "continues" in mesh_debug(run, "cast", "all", "n")
     assert run.line() == "('built', 2)"
 
 
@@ -494,7 +494,7 @@ def test_post_mortem(script: Any) -> None:
         assert f"{name}()" in where
         assert "mesh_core" not in where
         mesh_debug(run, "cast", "all", "u")
-        assert "goes on" in mesh_debug(run, "continue")
+        assert "continues" in mesh_debug(run, "continue")
         assert "ZeroDivisionError" in run.line()
 
 
@@ -602,7 +602,7 @@ def test_several_in_one_process(script: Any, folder: Path) -> None:
     answers = mesh_debug(run, "cast", "all", "p name")
     for name in ("first", "second", "third"):
         assert f"  '{name}'\n" in answers
-    assert "goes on" in mesh_debug(run, "continue", "a")
+    assert "continues" in mesh_debug(run, "continue", "a")
     assert len(json.loads(mesh_debug(run, "list", "--json"))["stops"]) == 2
     mesh_debug(run, "continue")
     assert run.line() == "['first', 'second', 7]"
@@ -645,7 +645,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     assert run.line() == "[procs] prepared"
     assert "(breakpoint: look here)" in stopped(run, 1)[0]
     # At the prompt it would wait for itself.
-    assert "passed over)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
+    assert "evaluated here)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
     mesh_debug(run, "continue")
     assert run.line() == "1"
     assert " in __cleanup__ " in stopped(run, 1)[0]
@@ -762,11 +762,11 @@ def test_selections() -> None:
     assert names([stops[0], stops[2]]) == "a hosts=0,gpus=0 hosts=0,gpus=2"
     assert names(stops[6:]) == "b"
     for text in ("gpus=", "gpus=x", "gpus=-1", "gpus=0:1:0", "gpus=1:2:3:4"):
-        with pytest.raises(MeshError, match="is not a coordinate"):
+        with pytest.raises(MeshError, match="a coordinate must be"):
             Selection.parse(text)
     with pytest.raises(MeshError, match="did you mean 'gpus'"):
         Selection.parse("gpu=1").pick(stops)
-    with pytest.raises(MeshError, match="meshes there: a, b"):
+    with pytest.raises(MeshError, match="the meshes are: a, b"):
         Selection.parse("zzz").pick(stops)
     with pytest.raises(MeshError, match="nothing is stopped"):
         Selection.parse("all").pick([])

@@ -157,7 +157,7 @@ def test_a_server_that_fails_at_one_request_answers_the_next(server: str) -> Non
     for _ in range(2):
         wire = Wire(places.connect(server))
         wire.tell(do="describe")
-        assert wire.hear() == [{"error": "mesh failed to answer that: RuntimeError('made up')"}]
+        assert wire.hear() == [{"error": "mesh failed to answer: RuntimeError('made up')"}]
         assert wire.hear() is None
         wire.close()
 

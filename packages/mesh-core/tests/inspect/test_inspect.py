@@ -319,7 +319,7 @@ def test_from_inside_an_actor(own: ProcMesh) -> None:
     gate.block.broadcast()
     until(busy("gate"))
     assert "in block" in looker.stack_of.call_one(gate, "gate").get()
-    with pytest.raises(MeshError, match="works in the script"):
+    with pytest.raises(MeshError, match="works only in the script"):
         looker.follow.call_one().get()
 
 

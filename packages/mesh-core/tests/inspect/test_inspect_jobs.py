@@ -149,7 +149,7 @@ def test_what_happens_is_followed_until_the_end(job: Job) -> None:
     rest = [event.kind for event in followed]
     assert rest.count("proc_stopped") == 2 and set(rest) <= {"actor_stopped", "proc_stopped"}
     job.process.wait(SOON)
-    with pytest.raises(MeshError, match=f"job {job.pid} cannot be reached: .*it has ended"):
+    with pytest.raises(MeshError, match=f"job {job.pid} cannot be reached: .*It has ended"):
         there.snapshot()
     assert job.pid not in [each.pid for each in inspect.jobs()]
 
@@ -207,7 +207,7 @@ def test_a_stopped_job_is_reported(job: Job, monkeypatch: pytest.MonkeyPatch) ->
         assert job.pid not in [each.pid for each in inspect.jobs()]
         with pytest.raises(MeshError, match="does not answer: it may be stopped by a signal"):
             inspect.connect(job.pid)
-        with pytest.raises(MeshError, match=r"has not answered within 0\.4 s"):
+        with pytest.raises(MeshError, match=r"did not answer within 0\.4 s"):
             there.snapshot(timeout=0.1)
     finally:
         os.kill(job.pid, signal.SIGCONT)
@@ -256,7 +256,7 @@ def test_without_observers_there_is_no_cost(here: str) -> None:
         (b"[1]\n", "invalid question: not an object"),
         (b"[" * 100_000 + b"\n", "invalid question"),
         (b"x" * (9 << 20), "invalid question: a line is too long"),
-        (b"{}\n", "unknown question None; there are describe, snapshot"),
+        (b"{}\n", "unknown question None; the questions are describe, snapshot"),
         (b'{"do": ["describe"]}\n', "unknown question ['describe']"),
         (b'{"do": "stop"}\n', "unknown question 'stop'"),
         (b'{"do": "snapshot", "timeout": "long"}\n', "timeout must be between 0 and 60 seconds, got 'long'"),
@@ -301,7 +301,7 @@ def test_too_many_and_too_slow(here: str) -> None:
         crowd[-1].tell(do="describe")
         assert crowd[-1].hear(SOON)
     refused = Wire(_places.connect(here))
-    assert f"{MOST} programs may look into a job at once" in refused.hear(SOON)[0]["error"]  # type: ignore[index]
+    assert f"{MOST} programs are looking into this job" in refused.hear(SOON)[0]["error"]  # type: ignore[index]
     refused.close()
     # One that does not read is waited for by nobody but its own thread.
     crowd[0].peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)

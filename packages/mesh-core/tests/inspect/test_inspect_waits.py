@@ -218,11 +218,11 @@ def test_stopped_process_is_named_and_delays_nothing(waiters: list[Any]) -> None
     os.kill(pid, signal.SIGSTOP)
     try:
         answer = waiters[0].ask.call_one(waiters[1])
-        silent = ("three[1], which a signal has stopped",)
+        silent = ("three[1], which was stopped by a signal",)
         # Until the signal has reached it, it is one that does not answer.
         graph = until(lambda graph: of(graph, "w[0]") and graph.silent == silent)
         assert of(graph, "w[0]")[0].whom == ("w[1]",)
-        assert "not known: three[1], which a signal has stopped" in str(graph)
+        assert "not known: three[1], which was stopped by a signal" in str(graph)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert answer.get(WITHIN) == 1
