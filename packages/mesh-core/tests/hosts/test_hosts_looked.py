@@ -337,9 +337,7 @@ def test_places_are_bounded(
         assert MOST == 32
         with visit(cluster.addresses[1], observer) as late:
             heard = late.hear(SOON)
-            assert (
-                heard is not None and "32 programs are looking into this job" in heard[0]["error"]
-            )
+            assert heard is not None and "32 programs are looking into this job" in heard[0]["error"]
     until(lambda: visits(cluster.pids[0]) == 0)
     assert inspect.connect(host=cluster.addresses[0], credentials=observer).snapshot(timeout=10).procs
 
