@@ -230,7 +230,7 @@ def test_endpoints_that_live_actors_cannot_take_are_named(project: Project) -> N
     project.write_model(changed + "\n    def extra(self):\n        self.steps += len(super().name())\n")
     report = sync(project.tree, reload=True)
     assert len(report.kept) == 1
-    assert report.kept[0].startswith(f"{project.model}.Model.step_async (it is sync or async,")
+    assert report.kept[0].startswith(f"{project.model}.Model.step_async (its kind has changed:")
     assert report.kept[0].endswith("running actors keep the old one")
     assert project.step(3) == [(5, 3, 3, 1, "model of base")] * 2
     assert project.actors.step_async.call(3).get().values() == [3, 3]
@@ -351,7 +351,7 @@ def test_classes_that_cannot_be_changed_in_place_are_named(importable: Path, wor
     write(importable / "made_up_kinds.py", text.format("Base", "__slots__ = ('x',)", 2))
     report = sync(importable, reload=True)
     assert [each.partition(":")[0] for each in report.kept] == [
-        "made_up_kinds.Color (members of an enumeration cannot be replaced)",
+        "made_up_kinds.Color (members of an enum cannot be replaced)",
         "made_up_kinds.Kind (its bases have changed)",
     ]
 

@@ -127,7 +127,7 @@ def test_a_sync_that_fails_on_a_full_disk_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(
-            OSError, match=r"No space left on device: the sync brings 3,000 bytes here, and"
+            OSError, match=r"No space left on device: the sync needs 3,000 bytes here, and"
         ) as error:
             mirror.take([(1, b"b" * 900, DONE)])
     assert error.value.errno == errno.ENOSPC
@@ -136,7 +136,7 @@ def test_a_sync_that_fails_on_a_full_disk_leaves_nothing(
     assert descriptors_to(copy) == []
     # What is under way still is nothing to it, and it is not taken for a whole sync.
     mirror.take([(2, b"c" * 1000, DONE)])
-    with pytest.raises(MeshError, match="given up; sync it again"):
+    with pytest.raises(MeshError, match=r"abandoned\. Sync again"):
         mirror.commit()
     assert transfer(tree, mirror) == 3
     assert (copy / "b").read_text() == "b" * 1000
@@ -170,7 +170,7 @@ def test_a_full_disk_is_named_to_the_script(tree: Path, copy: Path, script: Call
     out, err = run.finish()
     if "cannot mount here" in err:
         pytest.skip("mounts cannot be made here")
-    assert f"the sync brings 6,291,456 bytes here, and the file system at {copy} has 2," in out, out + err
+    assert f"the sync needs 6,291,456 bytes here, and the file system at {copy} has 2," in out, out + err
     assert out.endswith("['.mesh-workspace'] [] True\n")
 
 
