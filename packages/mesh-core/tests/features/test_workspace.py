@@ -224,7 +224,7 @@ def test_a_directory_with_others_files_is_not_replaced(tree: Path, copy: Path) -
     write(tree / "name", "a file")
     write(tree / "other", "a file")
     write(copy / "name" / "theirs", "x")
-    with pytest.raises(OSError, match="holds files which no sync put there. Move them away"):
+    with pytest.raises(OSError, match=r"holds files which no sync put there\. Move them away"):
         sync(tree, to=copy)
     assert (copy / "name" / "theirs").exists()
     (copy / "name" / "theirs").unlink()

@@ -345,7 +345,7 @@ def test_mocks_that_cannot_be_made() -> None:
         @endpoint
         def calls_received(self) -> None: ...
 
-    with pytest.raises(TypeError, match="of its own"):
+    with pytest.raises(TypeError, match="its own endpoint"):
         mock_actor(Clash)
     with pytest.raises(TypeError, match=r"MockStore\(url, timeout=1\.0\) missing required argument 'url'"):
         this_proc().spawn("store", mock_actor(Store))
