@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runtime folder of the test's own."""
+    """Return a runtime folder for this test alone."""
     path = tmp_path / "run"
     path.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
@@ -87,7 +87,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 def mesh_debug(run: Script, *arguments: str, status: int = 0) -> str:
-    """Run one command; what it printed."""
+    """Run one command and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "mesh_core.cli", "debug", "--job", str(run.process.pid), *arguments],
         capture_output=True,
@@ -99,7 +99,7 @@ def mesh_debug(run: Script, *arguments: str, status: int = 0) -> str:
 
 
 def stopped(run: Script, count: int) -> list[str]:
-    """Wait until so many have stopped; the lines that said so."""
+    """Wait until ``count`` threads have stopped and return the lines that say so."""
     assert run.process.stderr is not None
     lines: list[str] = []
     while len(lines) < count:
@@ -115,13 +115,13 @@ def sockets(folder: Path) -> list[str]:
 
 
 def debugged(folder: Path) -> list[str]:
-    """The sockets of processes that have something stopped."""
+    """Return the sockets of processes with stopped threads."""
     return [name for name in sockets(folder) if name.endswith(".sock")]
 
 
 @pytest.fixture(autouse=True)
 def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank's own line is shown, where a user would see one for all that stop at the same place."""
+    """Show each rank's own line; normally, equal lines of ranks are merged."""
     monkeypatch.setenv("MESH_LOG_WINDOW", "0")
 
 
@@ -179,7 +179,7 @@ def test_list_attach_step_print_cast_continue(trainers: Script, terminal: Any, f
     assert not sockets(folder)
 
 
-def test_others_go_on_meanwhile(trainers: Script, folder: Path) -> None:
+def test_other_threads_continue(trainers: Script, folder: Path) -> None:
     """DBG-1."""
     trainers.say("ping")
     assert trainers.line() == "['pong', 'pong', 'pong', 'pong']"
@@ -337,7 +337,7 @@ def test_breakpoints_set_at_the_prompt_and_quit(script: Any, terminal: Any) -> N
     assert run.process.returncode == 0
 
 
-def test_stepping_out_of_the_endpoint_lets_it_go_on(script: Any) -> None:
+def test_stepping_out_of_the_endpoint_continues_it(script: Any) -> None:
     run = script(
         """
         from mesh_core import Actor, endpoint, this_host
@@ -395,7 +395,7 @@ def test_coroutines_and_constructors(script: Any) -> None:
     mesh_debug(run, "continue")
     assert " in wait " in stopped(run, 1)[0]
     mesh_debug(run, "cast", "all", "n")
-    # Over an await, and back in the same coroutine.
+    # Step over an await and back into the same coroutine.
     assert "second = first + 1" in mesh_debug(run, "cast", "all", "n")
     mesh_debug(run, "cast", "all", "n")
     assert "2" in mesh_debug(run, "cast", "all", "p second")
@@ -404,7 +404,7 @@ def test_coroutines_and_constructors(script: Any) -> None:
 
 
 @pytest.mark.slow
-def test_source_that_is_in_no_file(script: Any) -> None:
+def test_source_without_a_file_is_shown(script: Any) -> None:
     run = script(
         '''
         import linecache, sys, types
@@ -551,7 +551,7 @@ def test_an_actor_of_the_controller_itself(script: Any) -> None:
 
 @pytest.mark.slow
 def test_several_in_one_process(script: Any, folder: Path) -> None:
-    """Two actors' threads, a thread of the user's, and a copy of the process."""
+    """Breakpoints in threads of two actors, a thread of the user, and a forked copy of the process."""
     run = script(
         """
         import os, threading
@@ -644,7 +644,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     mesh_debug(run, "continue")
     assert run.line() == "[procs] prepared"
     assert "(breakpoint: look here)" in stopped(run, 1)[0]
-    # At the prompt it would wait for itself.
+    # At the prompt, it would wait for itself.
     assert "evaluated here)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
     mesh_debug(run, "continue")
     assert run.line() == "1"
@@ -653,7 +653,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     assert run.line() == "[odd] cleaned"
 
 
-def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> None:
+def test_breakpoint_without_a_socket_folder_is_reported_and_skipped(script: Any, folder: Path) -> None:
     run = script(
         """
         import os
@@ -677,15 +677,15 @@ def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_job_takes_its_sockets_along(trainers: Script, folder: Path) -> None:
-    """Stopped workers are killed when the script ends; nothing of them stays."""
+def test_sockets_are_removed_with_the_job(trainers: Script, folder: Path) -> None:
+    """Stopped workers are killed when the script ends, and leave nothing behind."""
     assert sockets(folder)
     trainers.process.send_signal(signal.SIGINT)
     trainers.finish()
     assert not sockets(folder)
 
 
-def test_a_listing_removes_remains_of_killed_jobs(trainers: Script, folder: Path) -> None:
+def test_listing_removes_sockets_of_killed_jobs(trainers: Script, folder: Path) -> None:
     """DBG-3."""
     watch = trainers.watch()
     trainers.process.kill()
