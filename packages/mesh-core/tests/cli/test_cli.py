@@ -1,4 +1,4 @@
-"""The `mesh` command: mostly as a user runs it, in a process of its own."""
+"""The `mesh` command, mostly run as a user does, in its own process."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def mesh(*arguments, site=None, status=0, interpreter=(sys.executable, "-m", "me
     return done.stdout, done.stderr
 
 
-def test_version_shows_every_mesh_package_and_the_python_and_imports_no_plugin(site):
+def test_version_shows_mesh_packages_and_python_and_imports_no_plugin(site):
     site.command("talk", distribution="talker", version="4.5")
     out, _ = mesh("--version", site=site)
     rows = dict(line.split(maxsplit=1) for line in out.splitlines())
@@ -45,7 +45,7 @@ def test_version_shows_every_mesh_package_and_the_python_and_imports_no_plugin(s
     assert not list(site.path.glob("*.imported"))
 
 
-def test_version_tells_family_from_strangers(site):
+def test_version_shows_only_packages_that_require_mesh_core(site):
     for name, needs in {
         "mesh-kin": "mesh-core>=0.1",
         "mesh-stranger": "numpy",
@@ -67,7 +67,7 @@ def test_installed_script_is_the_same_program():
     assert mesh("--version", interpreter=[sys.executable, "-m", "mesh_core"]) == mesh("--version")
 
 
-def test_the_summaries_in_the_help_are_those_of_the_commands():
+def test_summaries_in_the_help_match_the_commands():
     manager = PluginManager()
     own = [each.name for each in manager.entries(COMMANDS) if each.distribution == "mesh-core"]
     assert {name: manager.get(COMMANDS, name).summary for name in own} == dict(SUMMARIES)
@@ -84,18 +84,18 @@ def test_help_lists_the_commands_and_imports_none(site):
     assert not list(site.path.glob("*.imported"))
 
 
-def test_no_command_is_wrong_usage():
+def test_missing_command_is_a_usage_error():
     out, err = mesh(status=2)
     assert not out
     assert err.startswith("usage: mesh")
     assert "plugins" in err
 
 
-def test_unknown_option_is_wrong_usage():
+def test_unknown_option_is_a_usage_error():
     assert "--verion" in mesh("--verion", status=2)[1]
 
 
-def test_unknown_command_names_the_nearest(site):
+def test_unknown_command_suggests_the_nearest(site):
     site.command("talk", distribution="talker")
     _, err = mesh("tlak", site=site, status=2)
     assert err.startswith("mesh: no command is called 'tlak'; did you mean 'talk'?")
@@ -103,7 +103,7 @@ def test_unknown_command_names_the_nearest(site):
     assert not list(site.path.glob("*.imported"))
 
 
-def test_outside_command_is_a_subcommand_and_the_only_one_imported(site):
+def test_plugin_command_is_a_subcommand_and_the_only_one_imported(site):
     talk = site.command("talk", distribution="talker")
     site.command("sing", distribution="singer")
     assert mesh("talk", "--text", "good day", site=site)[0] == "talk says good day\n"
@@ -163,7 +163,7 @@ RUNS = (
 )
 
 
-def test_command_s_own_status_is_the_exit_status(site):
+def test_status_of_a_command_is_the_exit_status(site):
     site.command("bad", distribution="bad", source=RUNS.format(body="return 42"))
     mesh("bad", site=site, status=42)
 
@@ -173,11 +173,11 @@ def test_mesh_error_of_a_command_is_one_line(site):
     assert mesh("bad", site=site, status=1)[1] == "mesh: host b7 is gone\n"
 
 
-def test_fault_in_a_command_shows_where_and_whose(site):
+def test_exception_in_a_command_names_its_package(site):
     site.command("bad", distribution="bad", version="3.2", source=RUNS.format(body="1 / 0"))
     _, err = mesh("bad", site=site, status=1)
     assert "ZeroDivisionError: division by zero" in err
-    assert err.endswith("raised by the command 'bad' of bad 3.2\n")
+    assert err.endswith("raised by command 'bad' of bad 3.2\n")
 
 
 def test_ctrl_c_in_a_command_is_quiet(site):
@@ -185,7 +185,7 @@ def test_ctrl_c_in_a_command_is_quiet(site):
     assert mesh("bad", site=site, status=130) == ("", "")
 
 
-def test_reader_that_leaves_early_is_no_error(site):
+def test_closed_output_is_not_an_error(site):
     site.command("bad", distribution="bad", source=RUNS.format(body="print('x' * 1000000); return 0"))
     command = [sys.executable, "-m", "mesh_core.cli", "bad"]
     env = {**os.environ, "PYTHONPATH": str(site.path)}
@@ -204,7 +204,7 @@ def test_credentials_are_made_by_the_installed_command(tmp_path, capsys):
     assert main(["credentials", "new", str(tmp_path / "job")]) == 0
     assert main(["credentials", "new", str(tmp_path / "job")]) == 1
     out, err = capsys.readouterr()
-    assert "made the credentials of job" in out
+    assert "created credentials for job" in out
     assert err.startswith("mesh: ") and "exists already" in err
 
 
@@ -218,7 +218,6 @@ def test_plugins_lists_good_and_bad_with_the_remedy(site):
     assert not err
     head, *rows = out.split("\n\n")[0].splitlines()
     assert head.split() == ["KIND", "NAME", "FROM", "STATUS"]
-    assert "command" in rows[0]
     assert len({row.index("mesh-core") for row in rows if "mesh-core" in row}) == 1, "columns are aligned"
     assert any(row.split() == ["command", "talk", "talker", "4.5", "available"] for row in rows)
     assert any(row.split() == ["command", "bad", "bad", "3.2", "broken"] for row in rows)
@@ -247,7 +246,7 @@ def test_plugins_as_json(site):
     } in shown["plugins"]
 
 
-def test_plugins_and_doctor_work_while_somebody_else_takes_their_names(site):
+def test_plugins_and_doctor_work_if_another_package_takes_their_names(site):
     site.command("plugins", distribution="taker")
     out, _ = mesh("plugins", site=site)
     assert "taker 1.0 offer it" in out
@@ -319,11 +318,11 @@ def test_doctor_runs_outside_checks_and_skips_what_does_not_apply(site):
     ("body", "said"),
     [
         ("1 / 0; yield", "the check itself failed: ZeroDivisionError: division by zero"),
-        ("yield 'fine'", "a check must give one or more Findings, got str"),
-        ("return []", "a check must give one or more Findings, got none"),
+        ("yield 'fine'", "a check must return one or more Findings, got str"),
+        ("return []", "a check must return one or more Findings, got none"),
     ],
 )
-def test_check_that_misbehaves_is_its_own_failure(site, body, said):
+def test_misbehaving_check_fails_alone(site, body, said):
     checks = doctor(site, body)
     (finding,) = checks["outside"]["findings"]
     assert finding["status"] == "fail"
@@ -334,19 +333,19 @@ def test_check_that_misbehaves_is_its_own_failure(site, body, said):
 
 @pytest.mark.slow
 @pytest.mark.once
-def test_a_check_that_does_not_end_delays_nobody(site):
+def test_hanging_check_does_not_delay_the_others(site):
     site.module("made_up_check", check_source("import threading; threading.Event().wait(); yield"))
     site.distribution("checker", "[mesh.doctor]\noutside = made_up_check\n")
     command = [sys.executable, "-m", "mesh_core", "doctor", "--limit"]
     env = {**os.environ, "PYTHONPATH": str(site.path)}
-    # What was found before is shown already.
+    # Earlier findings are shown already.
     with subprocess.Popen([*command, "600"], env=env, stdout=subprocess.PIPE, text=True) as process:
         lines = iter(process.stdout.readline, "")
         assert any(" open-files " in line for line in lines)
         process.kill()
     done = subprocess.run([*command, "5"], env=env, capture_output=True, text=True, timeout=50)
     assert done.returncode == 1
-    assert re.search(r"^fail  outside +the check has not finished within 5 s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^fail  outside +the check did not finish within 5 s$", done.stdout, re.MULTILINE)
     assert re.search(r"^ok    python ", done.stdout, re.MULTILINE)
 
 
@@ -357,7 +356,7 @@ def test_doctor_reports_broken_plugins(site):
     assert "-> reinstall or uninstall bad" in out
 
 
-# --- the built-in checks, on machines made of files and limits ---
+# --- the built-in checks, on simulated machines ---
 
 
 def statuses(findings):
@@ -384,7 +383,7 @@ def test_native_module_of_another_version_is_a_failure(monkeypatch):
     monkeypatch.setattr(_interpreter.importlib, "import_module", lambda name: Native)
     (finding,) = _interpreter.check_native()
     assert finding.status == "fail"
-    assert finding.detail == f"the native module is 0.0.1, the Python half {version('mesh-core')}"
+    assert finding.detail == f"the native module is 0.0.1, but the Python package is {version('mesh-core')}"
 
 
 def test_native_module_of_the_same_version_passes(monkeypatch):
@@ -410,7 +409,7 @@ def write(path, text):
     path.write_text(text)
 
 
-def test_cgroup_2_cpu_limit_is_the_least_on_the_way_up(tmp_path):
+def test_cgroup_2_cpu_limit_is_the_lowest_of_all_ancestors(tmp_path):
     write(tmp_path / "proc/self/cgroup", "0::/a/b\n")
     write(tmp_path / "sys/fs/cgroup/a/b/cpu.max", "max 100000\n")
     write(tmp_path / "sys/fs/cgroup/a/cpu.max", "50000 100000\n")
@@ -429,7 +428,7 @@ def test_cgroup_1_cpu_limit(tmp_path):
     assert _limits.cgroup_cpus(tmp_path) is None
 
 
-def test_container_s_cgroup_is_at_the_mount_s_top(tmp_path):
+def test_cgroup_of_a_container_is_at_the_top_of_the_mount(tmp_path):
     write(tmp_path / "proc/self/cgroup", "0::/only/on/the/host\n")
     write(tmp_path / "sys/fs/cgroup/cpu.max", "150000 100000\n")
     assert _limits.cgroup_cpus(tmp_path) == 1.5
@@ -456,7 +455,7 @@ def test_open_files(limits, status, remedy):
     assert (remedy in finding.remedy) if limits != (100, 200) else finding.remedy == "ulimit -n 200"
 
 
-def test_processes_names_the_least_of_the_limits(tmp_path):
+def test_processes_names_the_lowest_limit(tmp_path):
     write(tmp_path / "proc/self/cgroup", "0::/job\n")
     write(tmp_path / "sys/fs/cgroup/job/pids.max", "100\n")
     write(tmp_path / "proc/sys/kernel/pid_max", "4194304\n")
@@ -475,7 +474,7 @@ def test_missing_dev_shm_is_a_warning(tmp_path):
     assert "mount a tmpfs" in dev_shm.remedy
 
 
-def test_memfd_that_is_forbidden_is_a_failure(monkeypatch):
+def test_forbidden_memfd_is_a_failure(monkeypatch):
     def refuse(*args):
         raise PermissionError(1, "Operation not permitted")
 
@@ -485,7 +484,7 @@ def test_memfd_that_is_forbidden_is_a_failure(monkeypatch):
     assert "seccomp" in first.remedy
 
 
-def test_sibling_s_memory_that_stays_closed_is_a_failure(monkeypatch):
+def test_inaccessible_memory_of_a_sibling_is_a_failure(monkeypatch):
     monkeypatch.setattr(_kernel, "_SIBLING", "raise PermissionError(13, 'Permission denied')")
     (finding,) = _kernel.check_memory_sharing()
     assert finding.status == "fail"
@@ -499,7 +498,7 @@ def test_a_masked_proc_is_a_warning(monkeypatch, tmp_path):
     assert "through sockets" in finding.detail
 
 
-def test_pidfd_that_is_forbidden_is_a_failure(monkeypatch):
+def test_forbidden_pidfd_is_a_failure(monkeypatch):
     def refuse(pid):
         raise OSError(38, "Function not implemented")
 
@@ -509,7 +508,7 @@ def test_pidfd_that_is_forbidden_is_a_failure(monkeypatch):
     assert "Function not implemented" in finding.detail
 
 
-def test_folder_where_no_socket_can_be(tmp_path):
+def test_folder_in_which_no_socket_can_be_bound_is_a_warning(tmp_path):
     (finding,) = _kernel.check_unix_sockets(tmp_path / "none")
     assert finding.status == "warn"
     assert "TMPDIR" in finding.remedy

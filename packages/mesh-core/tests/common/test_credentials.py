@@ -401,7 +401,7 @@ def test_command_makes_credentials_and_says_where_they_go(
     assert {each.state for each in credentials.certificates} == {"valid"}
     mesh("new", tmp_path / "long", "--days", 1e8, "--hours", 9e8)
     said = capsys.readouterr().out
-    assert "they hold for 3660 d 0 h" in said  # and no longer, whatever was asked for
+    assert "valid for 3660 d 0 h" in said  # and no longer, whatever was asked for
 
 
 def test_command_shows_them_as_a_table_and_as_json(
@@ -427,7 +427,7 @@ def test_command_shows_them_as_a_table_and_as_json(
     mesh("show", tmp_path / "b7")
     assert "a host's folder" in capsys.readouterr().out
     mesh("issue", credentials.path, tmp_path / "eyes", "--observer", "--hours", "1")
-    assert f"made {tmp_path / 'eyes'} for an observer: certificate " in capsys.readouterr().out
+    assert f"created {tmp_path / 'eyes'} for an observer: certificate " in capsys.readouterr().out
     mesh("show", tmp_path / "eyes")
     assert "an observer's folder" in capsys.readouterr().out
 
@@ -439,9 +439,9 @@ def test_command_issues_renews_and_revokes(tmp_path: Path, capsys: pytest.Captur
     mesh("renew", tmp_path / "job", tmp_path / "b7", "--days", 2)
     said = capsys.readouterr().out
     (host,) = Credentials.load(tmp_path / "b7").certificates
-    assert said == f"the host certificate is now {host.fingerprint[:16]}, which holds for 2 d 0 h\n"
+    assert said == f"renewed the host certificate: now {host.fingerprint[:16]}, valid for 2 d 0 h\n"
     mesh("renew", tmp_path / "job")
-    assert capsys.readouterr().out.count("holds for 7 d 0 h") == 2
+    assert capsys.readouterr().out.count("valid for 7 d 0 h") == 2
     mesh("revoke", tmp_path / "job", host.fingerprint[:16])
     said = capsys.readouterr().out
     assert f"revoked the host certificate {host.fingerprint[:16]}, and 1 more for the same key" in said
@@ -457,7 +457,7 @@ def test_command_refuses_invalid_lifetimes(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         mesh("new", tmp_path / "job", f"--days={value}")
-    assert ended.value.code == 2 and "is not a positive number" in capsys.readouterr().err
+    assert ended.value.code == 2 and "must be a positive number" in capsys.readouterr().err
     assert not (tmp_path / "job").exists()
 
 

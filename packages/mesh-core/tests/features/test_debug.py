@@ -63,7 +63,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A runtime folder of the test's own."""
+    """Return a runtime folder for this test alone."""
     path = tmp_path / "run"
     path.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
@@ -87,7 +87,7 @@ def terminal() -> Iterator[Callable[..., Terminal]]:
 
 
 def mesh_debug(run: Script, *arguments: str, status: int = 0) -> str:
-    """Run one command; what it printed."""
+    """Run one command and return what it printed."""
     done = subprocess.run(
         [sys.executable, "-m", "mesh_core.cli", "debug", "--job", str(run.process.pid), *arguments],
         capture_output=True,
@@ -99,7 +99,7 @@ def mesh_debug(run: Script, *arguments: str, status: int = 0) -> str:
 
 
 def stopped(run: Script, count: int) -> list[str]:
-    """Wait until so many have stopped; the lines that said so."""
+    """Wait until ``count`` threads have stopped and return the lines that say so."""
     assert run.process.stderr is not None
     lines: list[str] = []
     while len(lines) < count:
@@ -115,13 +115,13 @@ def sockets(folder: Path) -> list[str]:
 
 
 def debugged(folder: Path) -> list[str]:
-    """The sockets of processes that have something stopped."""
+    """Return the sockets of processes with stopped threads."""
     return [name for name in sockets(folder) if name.endswith(".sock")]
 
 
 @pytest.fixture(autouse=True)
 def every_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every rank's own line is shown, where a user would see one for all that stop at the same place."""
+    """Show each rank's own line; normally, equal lines of ranks are merged."""
     monkeypatch.setenv("MESH_LOG_WINDOW", "0")
 
 
@@ -166,10 +166,10 @@ def test_list_attach_step_print_cast_continue(trainers: Script, terminal: Any, f
     answers = desk.ask("cast all p loss", DESK)
     assert "trainers gpus=0:3 (3 alike):\n  10\n" in answers
     assert "trainers gpus=3:\n  100\n" in answers
-    assert "goes on" in desk.ask("continue gpus=1", DESK)
+    assert "continues" in desk.ask("continue gpus=1", DESK)
     assert "gpus=1" not in desk.ask("list", DESK)
     assert "3 alike" not in desk.ask("cast all n", DESK)
-    assert "goes on" in desk.ask("continue all", DESK)
+    assert "continues" in desk.ask("continue all", DESK)
     assert "nothing is stopped" in desk.ask("list", DESK)
     desk.type("quit")
     assert desk.finish() == 0
@@ -179,7 +179,7 @@ def test_list_attach_step_print_cast_continue(trainers: Script, terminal: Any, f
     assert not sockets(folder)
 
 
-def test_others_go_on_meanwhile(trainers: Script, folder: Path) -> None:
+def test_other_threads_continue(trainers: Script, folder: Path) -> None:
     """DBG-1."""
     trainers.say("ping")
     assert trainers.line() == "['pong', 'pong', 'pong', 'pong']"
@@ -198,8 +198,8 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
     assert {stop["pid"] for stop in stops} < set(family(trainers.process.pid))
     assert mesh_debug(trainers, "cast", "gpus=1:3", "p", "loss") == "trainers gpus=1:3 (2 alike):\n  10\n"
     assert "did you mean 'gpus'" in mesh_debug(trainers, "cast", "gpu=1", "p loss", status=1)
-    assert "means 2" in mesh_debug(trainers, "attach", "gpus=1:3", status=1)
-    assert "cast takes" in mesh_debug(trainers, "cast", "all", status=1)
+    assert "matches 2" in mesh_debug(trainers, "attach", "gpus=1:3", status=1)
+    assert "cast needs" in mesh_debug(trainers, "cast", "all", status=1)
     assert "4 alike" in mesh_debug(trainers, "continue", "all")
     assert "nothing is stopped" in mesh_debug(trainers, "list")
     assert "nothing is stopped" in mesh_debug(trainers, "continue", status=1)
@@ -217,7 +217,7 @@ def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> N
     again = terminal(trainers, "attach", "gpus=2")
     assert "-> loss += current_rank().rank" in again.expect(PDB)
     assert again.ask("p loss", PDB).startswith("10\n")
-    again.ask("c", "goes on")
+    again.ask("c", "continues")
     assert again.finish() == 0
     assert "3 alike" in mesh_debug(trainers, "continue")
     trainers.say("end")
@@ -293,7 +293,7 @@ def test_ctrl_c_stops_what_was_stepped_over(script: Any, terminal: Any) -> None:
     desk.press("c")
     assert "spin()" in desk.expect(PDB)
     desk.ask("self.begun = False", PDB)
-    desk.ask("c", "goes on")
+    desk.ask("c", "continues")
     assert desk.finish() == 0
     assert run.line() == "3"
 
@@ -326,7 +326,7 @@ def test_breakpoints_set_at_the_prompt_and_quit(script: Any, terminal: Any) -> N
     assert "total += i" in desk.ask("c", PDB)
     assert desk.ask("p i, total", PDB).startswith("(2, 1)\n")
     assert "Deleted" in desk.ask("clear 1", PDB)
-    desk.ask("c", "goes on")
+    desk.ask("c", "continues")
     assert desk.finish() == 0
     assert run.line() == "3"
     stopped(run, 1)
@@ -337,7 +337,7 @@ def test_breakpoints_set_at_the_prompt_and_quit(script: Any, terminal: Any) -> N
     assert run.process.returncode == 0
 
 
-def test_stepping_out_of_the_endpoint_lets_it_go_on(script: Any) -> None:
+def test_stepping_out_of_the_endpoint_continues_it(script: Any) -> None:
     run = script(
         """
         from mesh_core import Actor, endpoint, this_host
@@ -360,7 +360,7 @@ def test_stepping_out_of_the_endpoint_lets_it_go_on(script: Any) -> None:
     )
     stopped(run, 1)
     assert "--Return--" in mesh_debug(run, "cast", "all", "n")
-    assert "goes on" in mesh_debug(run, "cast", "all", "n")
+    assert "continues" in mesh_debug(run, "cast", "all", "n")
     assert run.line() == "1"
     assert run.line() == "2"
 
@@ -395,16 +395,16 @@ def test_coroutines_and_constructors(script: Any) -> None:
     mesh_debug(run, "continue")
     assert " in wait " in stopped(run, 1)[0]
     mesh_debug(run, "cast", "all", "n")
-    # Over an await, and back in the same coroutine.
+    # Step over an await and back into the same coroutine.
     assert "second = first + 1" in mesh_debug(run, "cast", "all", "n")
     mesh_debug(run, "cast", "all", "n")
     assert "2" in mesh_debug(run, "cast", "all", "p second")
-    assert "goes on" in mesh_debug(run, "cast", "all", "n")
+    assert "continues" in mesh_debug(run, "cast", "all", "n")
     assert run.line() == "('built', 2)"
 
 
 @pytest.mark.slow
-def test_source_that_is_in_no_file(script: Any) -> None:
+def test_source_without_a_file_is_shown(script: Any) -> None:
     run = script(
         '''
         import linecache, sys, types
@@ -494,7 +494,7 @@ def test_post_mortem(script: Any) -> None:
         assert f"{name}()" in where
         assert "mesh_core" not in where
         mesh_debug(run, "cast", "all", "u")
-        assert "goes on" in mesh_debug(run, "continue")
+        assert "continues" in mesh_debug(run, "continue")
         assert "ZeroDivisionError" in run.line()
 
 
@@ -551,7 +551,7 @@ def test_an_actor_of_the_controller_itself(script: Any) -> None:
 
 @pytest.mark.slow
 def test_several_in_one_process(script: Any, folder: Path) -> None:
-    """Two actors' threads, a thread of the user's, and a copy of the process."""
+    """Breakpoints in threads of two actors, a thread of the user, and a forked copy of the process."""
     run = script(
         """
         import os, threading
@@ -602,7 +602,7 @@ def test_several_in_one_process(script: Any, folder: Path) -> None:
     answers = mesh_debug(run, "cast", "all", "p name")
     for name in ("first", "second", "third"):
         assert f"  '{name}'\n" in answers
-    assert "goes on" in mesh_debug(run, "continue", "a")
+    assert "continues" in mesh_debug(run, "continue", "a")
     assert len(json.loads(mesh_debug(run, "list", "--json"))["stops"]) == 2
     mesh_debug(run, "continue")
     assert run.line() == "['first', 'second', 7]"
@@ -644,8 +644,8 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     mesh_debug(run, "continue")
     assert run.line() == "[procs] prepared"
     assert "(breakpoint: look here)" in stopped(run, 1)[0]
-    # At the prompt it would wait for itself.
-    assert "passed over)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
+    # At the prompt, it would wait for itself.
+    assert "evaluated here)\n  42\n" in mesh_debug(run, "cast", "odd", "p self.nested + 1")
     mesh_debug(run, "continue")
     assert run.line() == "1"
     assert " in __cleanup__ " in stopped(run, 1)[0]
@@ -653,7 +653,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     assert run.line() == "[odd] cleaned"
 
 
-def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> None:
+def test_breakpoint_without_a_socket_folder_is_reported_and_skipped(script: Any, folder: Path) -> None:
     run = script(
         """
         import os
@@ -677,15 +677,15 @@ def test_nowhere_to_wait_is_said_and_passed_over(script: Any, folder: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_job_takes_its_sockets_along(trainers: Script, folder: Path) -> None:
-    """Stopped workers are killed when the script ends; nothing of them stays."""
+def test_sockets_are_removed_with_the_job(trainers: Script, folder: Path) -> None:
+    """Stopped workers are killed when the script ends, and leave nothing behind."""
     assert sockets(folder)
     trainers.process.send_signal(signal.SIGINT)
     trainers.finish()
     assert not sockets(folder)
 
 
-def test_a_listing_removes_remains_of_killed_jobs(trainers: Script, folder: Path) -> None:
+def test_listing_removes_sockets_of_killed_jobs(trainers: Script, folder: Path) -> None:
     """DBG-3."""
     watch = trainers.watch()
     trainers.process.kill()
@@ -762,11 +762,11 @@ def test_selections() -> None:
     assert names([stops[0], stops[2]]) == "a hosts=0,gpus=0 hosts=0,gpus=2"
     assert names(stops[6:]) == "b"
     for text in ("gpus=", "gpus=x", "gpus=-1", "gpus=0:1:0", "gpus=1:2:3:4"):
-        with pytest.raises(MeshError, match="is not a coordinate"):
+        with pytest.raises(MeshError, match="a coordinate must be"):
             Selection.parse(text)
     with pytest.raises(MeshError, match="did you mean 'gpus'"):
         Selection.parse("gpu=1").pick(stops)
-    with pytest.raises(MeshError, match="meshes there: a, b"):
+    with pytest.raises(MeshError, match="the meshes are: a, b"):
         Selection.parse("zzz").pick(stops)
     with pytest.raises(MeshError, match="nothing is stopped"):
         Selection.parse("all").pick([])

@@ -1,4 +1,4 @@
-"""Debugging where something is very large: what is printed, what was raised, the line that it was raised in."""
+"""Debugging with very large data: printed values, exceptions, lines of source."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_huge_error_and_a_huge_value_are_shown(
     assert out == "ActorError[ValueError]\n"
 
 
-def test_a_long_line_comes_whole_and_one_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_line_arrives_whole_and_an_endless_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mesh_core._features.debug.wire._LINE_LIMIT", 100_000)
     here, there = socket.socketpair()
     wire = Wire(here)

@@ -1,4 +1,4 @@
-"""What is said through a debugger's socket, by ends that do not keep to it."""
+"""The debugger's socket with peers that break the protocol."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def answering() -> Iterator[Callable[[Callable[[socket.socket], object]], None]]:
-    """A process that has something stopped, whose server a test plays."""
+    """A process with a stopped thread, whose server is played by the test."""
     listener, path = places.listen(JOB)
     threads: list[threading.Thread] = []
 
@@ -90,11 +90,11 @@ def test_a_process_that_answers_is_listed(answering: Any) -> None:
         described(line=None),
     ],
 )
-def test_a_process_that_tells_nonsense_is_named_and_no_more(answering: Any, answer: bytes) -> None:
+def test_a_process_that_sends_garbage_is_only_named(answering: Any, answer: bytes) -> None:
     answering(lambda peer: peer.sendall(answer))
     found = client.find(JOB)
     assert found.stops == []
-    # Who went away without a word has ended.
+    # A peer that closed without a message has ended.
     assert len(found.silent) == (1 if answer else 0)
 
 
@@ -114,15 +114,15 @@ def test_slow_answers_do_not_extend_the_wait_with_each_byte(answering: Any) -> N
     assert found.stops == [] and len(found.silent) == 1
 
 
-def test_an_end_that_does_not_read_is_waited_for_once() -> None:
+def test_a_peer_that_does_not_read_is_waited_for_once() -> None:
     here, there = map(Wire, socket.socketpair())
     try:
         here.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 0, 10_000))
         assert not here.tell(out="x" * (1 << 22))
-        # The limit is long now, and not waited for.
+        # The limit is long now, and must not be waited for.
         here.peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 3600, 0))
         assert not here.tell(out="more")
-        # Whoever serves it sees an end.
+        # The server sees the end of the connection.
         assert here.take() is None
     finally:
         here.close()
@@ -130,7 +130,7 @@ def test_an_end_that_does_not_read_is_waited_for_once() -> None:
 
 
 class _Stopped(Debugger):
-    """A debugger with nothing stopped, which fails where a test wants it to."""
+    """A debugger without stopped threads, which fails where a test wants it to."""
 
     def __init__(self) -> None:
         super().__init__(None)  # type: ignore[arg-type]
@@ -144,7 +144,7 @@ class _Stopped(Debugger):
 
 @pytest.fixture
 def server() -> Iterator[str]:
-    """A server's path."""
+    """Run a server and yield its path."""
     listener, path = places.listen(JOB)
     server = Server(_Stopped(), listener, path)
     server.start()
@@ -153,16 +153,16 @@ def server() -> Iterator[str]:
     server.join()
 
 
-def test_a_server_that_fails_at_one_request_answers_the_next(server: str) -> None:
+def test_a_server_that_fails_one_request_answers_the_next(server: str) -> None:
     for _ in range(2):
         wire = Wire(places.connect(server))
         wire.tell(do="describe")
-        assert wire.hear() == [{"error": "mesh failed to answer that: RuntimeError('made up')"}]
+        assert wire.hear() == [{"error": "mesh failed to answer: RuntimeError('made up')"}]
         assert wire.hear() is None
         wire.close()
 
 
-def test_a_server_without_descriptors_waits_until_there_are(
+def test_a_server_without_free_descriptors_waits_for_them(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = threading.Event()

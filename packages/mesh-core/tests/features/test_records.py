@@ -1,4 +1,4 @@
-"""Records of workers in the script's own logging."""
+"""Log records of workers in the script's own logging."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def large(count: int) -> None:
 
 
 def garbage() -> None:
-    """What a worker may write to its stderr, marks of Mesh's included."""
+    """Write anything to the worker's stderr, even Mesh's own markers."""
     for raw in (
         b"\x1eR40\x1f\x1f\x1f\x1ftext\x1fnot json",
         b"\x1eR40\x1f\x1f\x1f\x1ftext\x1f[1, 2]",
@@ -70,7 +70,7 @@ def garbage() -> None:
 
 
 class Kept(logging.Handler):
-    """Keeps what it is given."""
+    """Keeps the records that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Kept(logging.Handler):
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """As in a script that has set up no logging; pytest sets up its own for each part of a test."""
+    """Remove pytest's handlers, as in a script that has not set up logging; pytest adds them for each part of a test."""
     before, logging.root.handlers = logging.root.handlers, []
     try:
         yield
@@ -92,7 +92,7 @@ def plain() -> Iterator[None]:
 
 @pytest.fixture
 def kept() -> Iterator[Kept]:
-    """A handler of the script's."""
+    """Add a handler of the script."""
     handler = Kept()
     logging.root.addHandler(handler)
     yield handler
@@ -123,7 +123,7 @@ def test_records_reach_the_handlers_of_the_script(
     assert text.startswith("ERROR failed\nTraceback (most recent call last):\n")
     assert text.endswith("ValueError: bad\nbatch")
     assert "log_all" in after.stack_info
-    # And nothing but what was printed is on stderr.
+    # Only printed text is on stderr.
     assert capfd.readouterr().err == "[trainers gpus=1] printed\n"
 
 
@@ -133,21 +133,21 @@ def test_each_rank_has_its_own_record(kept: Kept, procs: ProcMesh) -> None:
     assert sorted(record.rank for record in kept.records) == [0, 1]
 
 
-def test_records_are_text_where_nothing_is_set_up(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
+def test_records_are_text_without_handlers(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:
     with plain():
         procs.spawn("trainers", Echo).slice(gpus=0).call.call_one(log, 30, "hello").get(timeout=30)
         procs.stop().get(timeout=30)
     assert capfd.readouterr().err == "[trainers gpus=0] WARNING lib.part: hello\n"
 
 
-def test_the_setting_keeps_them_text(kept: Kept, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_setting_makes_records_text(kept: Kept, capfd: pytest.CaptureFixture[str]) -> None:
     with configured(log_records=False), this_host().spawn_procs(name="procs") as procs:
         procs.spawn("one", Echo).call.call_one(log, 30, "hello").get(timeout=30)
     assert kept.records == []
     assert capfd.readouterr().err == "[one] WARNING lib.part: hello\n"
 
 
-def test_pytest_sees_them(procs: ProcMesh, caplog: pytest.LogCaptureFixture) -> None:
+def test_pytest_captures_records(procs: ProcMesh, caplog: pytest.LogCaptureFixture) -> None:
     procs.spawn("trainers", Echo).slice(gpus=0).call.call_one(partial(log, 30, "hello", step=3)).get(
         timeout=30
     )
@@ -196,7 +196,7 @@ def test_levels_filters_and_loggers_of_the_script(kept: Kept, procs: ProcMesh) -
         lib.setLevel(logging.NOTSET)
     said = [record.getMessage() for record in kept.records]
     assert said == ["by the default of the root's level", "debug", "error"]
-    # A worker's names make no loggers here.
+    # Names from a worker create no loggers here.
     assert "lib.part" not in set(logging.root.manager.loggerDict) - before
 
 
@@ -246,14 +246,14 @@ def test_a_record_is_bounded(kept: Kept, procs: ProcMesh, capfd: pytest.CaptureF
     (record,) = kept.records
     assert record.getMessage().startswith("xxx") and record.getMessage().endswith("more characters)")
     assert record.f0 == "y" * 512 + "… (490 more characters)" or record.f0.startswith("'yyy")
-    # What is longer than that is text.
+    # Longer lines are text.
     assert "x" * 200_000 in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
     "extra", [{"a": float("nan")}, {"a": {(1, 2): 3}}, {"a": b"x"}, {"a": "\udc80\n\x1e"}]
 )
-def test_whatever_is_extra_becomes_json(extra: dict[str, Any]) -> None:
+def test_extra_fields_become_json(extra: dict[str, Any]) -> None:
     record = logging.makeLogRecord({"name": "a", "msg": "m", "levelno": 30, "created": 1.5, **extra})
     data = Encoder().encode(record)
     assert data.isascii() and data.decode().isprintable()
@@ -263,14 +263,14 @@ def test_whatever_is_extra_becomes_json(extra: dict[str, Any]) -> None:
     assert hasattr(read, "a") and (read.actor, read.point) == ("actor", {"hosts": 1, "gpus": 3})  # type: ignore[attr-defined]
 
 
-def test_a_loop_in_what_is_extra() -> None:
+def test_a_circular_extra_field() -> None:
     loop: list[Any] = []
     loop.append(loop)
     data = Encoder().encode(logging.makeLogRecord({"msg": "m", "loop": loop}))
     assert json.loads(data)["extra"] == {"loop": "[[...]]"}
 
 
-def test_a_file_handler_has_all_when_the_script_just_ends(script: Any, tmp_path: Any) -> None:
+def test_a_file_handler_gets_everything_when_the_script_ends(script: Any, tmp_path: Any) -> None:
     path = tmp_path / "app.log"
     run = script(
         """

@@ -1,4 +1,4 @@
-"""Spans of spawns, calls and endpoints, and the context that they carry from process to process."""
+"""Spans of spawns, calls and endpoints, and the context that they pass between processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLIENT, SERVER, PRODUCER, CONSUMER = "CLIENT", "SERVER", "PRODUCER", "CONSUMER"
 
 
 class Seen:
-    """A span, as it can be sent."""
+    """A span in a form that can be sent."""
 
     def __init__(self, span: ReadableSpan) -> None:
         assert span.context is not None
@@ -60,7 +60,7 @@ def record() -> InMemorySpanExporter:
 
 
 def begin_recording() -> None:
-    """A worker's bootstrap."""
+    """Bootstrap a worker with a provider."""
     record()
 
 
@@ -110,7 +110,7 @@ class Worker(Actor):
 
 @pytest.fixture
 def kept() -> Iterator[InMemorySpanExporter]:
-    """What this process records; tracing is on."""
+    """Record the spans of this process, with tracing on."""
     exporter = record()
     exporter.clear()
     assert inspect.trace()
@@ -207,7 +207,7 @@ def test_a_broadcast_is_a_message(kept: InMemorySpanExporter, own: ProcMesh) -> 
 
 def test_spawns_and_constructors(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     worker = own.slice(gpus=0).spawn("worker", Worker)
-    # Each is constructed on a thread of its own: their spans end in any order.
+    # Each actor is constructed on its own thread, so their spans end in any order.
     worker.initialized.get(timeout=30)
     broken = own.slice(gpus=0).spawn("broken", Worker, ok=False)
     assert isinstance(broken.initialized.exception(), ValueError)
@@ -220,7 +220,7 @@ def test_spawns_and_constructors(kept: InMemorySpanExporter, own: ProcMesh) -> N
     assert [span.failed for span in made] == [False, True]
 
 
-def test_a_result_that_nobody_asks_for_ends_its_span(kept: InMemorySpanExporter, own: ProcMesh) -> None:
+def test_an_unclaimed_result_ends_its_span(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     worker = own.slice(gpus=0).spawn("worker", Worker)
     future = worker.step.call_one(1)
     assert not [span for span in here(kept) if span.name == "Worker/step"]
@@ -231,7 +231,7 @@ def test_a_result_that_nobody_asks_for_ends_its_span(kept: InMemorySpanExporter,
     assert len([span for span in here(kept) if span.name == "Worker/step"]) == 1
 
 
-def test_a_span_ends_when_the_reply_came_not_when_it_was_looked_at(
+def test_a_span_ends_when_the_reply_arrives_not_when_it_is_read(
     kept: InMemorySpanExporter, own: ProcMesh
 ) -> None:
     import time
@@ -258,7 +258,7 @@ def test_it_can_be_turned_off(kept: InMemorySpanExporter, own: ProcMesh) -> None
     assert one(here(kept), "Worker/step", CLIENT)
 
 
-def test_workers_without_a_provider_serve_all_the_same(kept: InMemorySpanExporter) -> None:
+def test_workers_without_a_provider_handle_traced_calls(kept: InMemorySpanExporter) -> None:
     with this_host().spawn_procs() as procs:
         worker = procs.spawn("worker", Worker)
         assert worker.step.call_one(1).get() == 2
@@ -277,7 +277,7 @@ def run(source: str) -> str:
     return done.stdout.strip()
 
 
-def test_mesh_does_not_import_it() -> None:
+def test_mesh_does_not_import_opentelemetry() -> None:
     told = run(
         """
         import sys
@@ -346,7 +346,7 @@ def test_a_promise_finished_by_a_descriptor_has_a_span(kept: InMemorySpanExporte
     assert not one(here(kept), "promise native", "INTERNAL").failed
 
 
-def test_a_promise_that_nobody_looks_at_has_a_span(kept: InMemorySpanExporter) -> None:
+def test_an_unread_promise_has_a_span(kept: InMemorySpanExporter) -> None:
     done, dropped = Promise[int]("done"), Promise[int]("dropped")
     done.set_result(1)
     given_up = dropped.future

@@ -1,4 +1,4 @@
-"""`sync_workspace`: copies are what the tree is, and only changes travel."""
+"""`sync_workspace`: copies equal the tree, and only changes are sent."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NOTES = ".mesh-workspace"
 
 @pytest.fixture(scope="module", autouse=True)
 def keeper(runtime: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its process and the thread of its actor are there before the first test, and stay until the last."""
+    """Start the keeper before the first test and keep it until the last."""
     this_host().sync_workspace(tmp_path_factory.mktemp("nothing")).get()
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A directory to be synced."""
+    """Return a directory to sync."""
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
@@ -34,19 +34,19 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Where its copy goes, for tests that look at it as files."""
+    """Return the place of its copy, for tests that read it as files."""
     return tmp_path / "copies" / "copy"
 
 
 @pytest.fixture
 def worker() -> Iterator[Any]:
-    """An actor in a process of its own that runs functions."""
+    """Spawn an actor in its own process that runs functions."""
     with this_host().spawn_procs(name="worker") as procs:
         yield procs.spawn("worker", Echo)
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """All that is below a directory: content and executable bit of files, targets of links."""
+    """Return everything below a directory: contents and executable bits of files, targets of links."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -64,7 +64,7 @@ def contents(folder: Path) -> dict[str, Any]:
 # Copies.
 
 
-def test_a_copy_is_what_the_tree_is(tree: Path, copy: Path) -> None:
+def test_a_copy_equals_the_tree(tree: Path, copy: Path) -> None:
     write(tree / "top.txt", "top")
     write(tree / "empty", "")
     write(tree / "a" / "b" / "deep.bin", os.urandom(9_500_000))
@@ -91,7 +91,7 @@ def contents_without(folder: Path, name: str) -> dict[str, Any]:
     return contents(folder)
 
 
-def test_only_what_has_changed_is_sent(tree: Path, copy: Path) -> None:
+def test_only_changes_are_sent(tree: Path, copy: Path) -> None:
     for n in range(50):
         write(tree / f"m{n}.txt", f"{n}")
     assert len(sync(tree, to=copy).sent) == 50
@@ -105,7 +105,7 @@ def test_only_what_has_changed_is_sent(tree: Path, copy: Path) -> None:
     assert contents(copy) == contents(tree)
 
 
-def test_bits_kinds_and_links_change(tree: Path, copy: Path) -> None:
+def test_changed_modes_kinds_and_links_are_copied(tree: Path, copy: Path) -> None:
     write(tree / "tool", "x")
     write(tree / "was-file", "x")
     write(tree / "was-dir" / "in" / "it", "x")
@@ -127,7 +127,7 @@ def test_bits_kinds_and_links_change(tree: Path, copy: Path) -> None:
     assert contents(copy) == contents(tree)
 
 
-def test_what_was_synced_is_deleted_and_nothing_else(tree: Path, copy: Path) -> None:
+def test_only_synced_files_are_deleted(tree: Path, copy: Path) -> None:
     """WSP-2."""
     write(tree / "old" / "a.py", "a")
     write(tree / "mixed" / "b.txt", "b")
@@ -143,7 +143,7 @@ def test_what_was_synced_is_deleted_and_nothing_else(tree: Path, copy: Path) -> 
     assert list(contents(copy)) == ["c2.txt", "mixed", "mixed/theirs.txt"]
 
 
-def test_what_was_there_before_is_not_ours_to_delete(tree: Path, copy: Path) -> None:
+def test_existing_files_are_not_deleted(tree: Path, copy: Path) -> None:
     write(copy / "same.txt", "same")
     write(tree / "same.txt", "same")
     assert sync(tree, to=copy).sent == ()
@@ -152,7 +152,7 @@ def test_what_was_there_before_is_not_ours_to_delete(tree: Path, copy: Path) -> 
     assert (copy / "same.txt").read_text() == "same"
 
 
-def test_a_later_job_knows_what_an_earlier_one_has_put_there(
+def test_a_later_job_knows_what_an_earlier_one_synced(
     tree: Path, copy: Path, script: Callable[..., Any]
 ) -> None:
     write(tree / "stays.txt", "1")
@@ -179,7 +179,7 @@ def test_a_later_job_knows_what_an_earlier_one_has_put_there(
         '{"version": 1, "records": {"../theirs.txt": [true, "f", null, ""], "/theirs.txt": [true, "f", null, ""]}}',
     ],
 )
-def test_notes_that_are_not_a_syncs_delete_nothing(tree: Path, copy: Path, notes: str) -> None:
+def test_a_foreign_index_deletes_nothing(tree: Path, copy: Path, notes: str) -> None:
     write(tree / "mine.txt", "1")
     write(copy / NOTES / "index.json", notes)
     write(copy / "theirs.txt", "2")
@@ -190,7 +190,7 @@ def test_notes_that_are_not_a_syncs_delete_nothing(tree: Path, copy: Path, notes
     assert (copy.parent / "theirs.txt").exists()
 
 
-def test_what_was_changed_on_the_host_is_put_right(tree: Path, copy: Path) -> None:
+def test_changes_on_the_host_are_reverted(tree: Path, copy: Path) -> None:
     write(tree / "a" / "x.txt", "right")
     write(tree / "a" / "y.txt", "right")
     sync(tree, to=copy)
@@ -200,7 +200,7 @@ def test_what_was_changed_on_the_host_is_put_right(tree: Path, copy: Path) -> No
     assert contents(copy) == contents(tree)
 
 
-def test_links_in_the_copy_lead_no_file_elsewhere(tree: Path, copy: Path, tmp_path: Path) -> None:
+def test_links_in_the_copy_are_not_followed(tree: Path, copy: Path, tmp_path: Path) -> None:
     """WSP-3."""
     write(tree / "a" / "x.txt", "mine")
     sync(tree, to=copy)
@@ -220,11 +220,11 @@ def test_links_in_the_copy_lead_no_file_elsewhere(tree: Path, copy: Path, tmp_pa
     assert contents(elsewhere) == {"x.txt": (b"theirs", False)}
 
 
-def test_a_directory_with_others_files_is_not_replaced(tree: Path, copy: Path) -> None:
+def test_a_directory_with_foreign_files_is_not_replaced(tree: Path, copy: Path) -> None:
     write(tree / "name", "a file")
     write(tree / "other", "a file")
     write(copy / "name" / "theirs", "x")
-    with pytest.raises(OSError, match="holds files which no sync has put there; move them away"):
+    with pytest.raises(OSError, match=r"holds files which no sync put there\. Move them away"):
         sync(tree, to=copy)
     assert (copy / "name" / "theirs").exists()
     (copy / "name" / "theirs").unlink()
@@ -232,7 +232,7 @@ def test_a_directory_with_others_files_is_not_replaced(tree: Path, copy: Path) -
     assert contents(copy) == contents(tree)
 
 
-def test_what_is_left_out(tree: Path, copy: Path) -> None:
+def test_excluded_files_are_not_copied(tree: Path, copy: Path) -> None:
     names = [
         ".git/HEAD", "a/__pycache__/m.pyc", "a/m.py", "a/m.pyc", ".venv/bin/python", "js/node_modules/x/y", "build/lib/z",
         "a/build/kept.py", "thing.egg-info/PKG", "data/big.ckpt", "data/big.txt", "logs/1.log", "logs/keep.log",
@@ -281,7 +281,7 @@ def test_a_file_that_changes_while_it_is_sent_arrives_whole(tree: Path, copy: Pa
     seen = threading.Event()
 
     def change() -> None:
-        # The first pieces have arrived: the tree was looked through before, and the file is being read.
+        # The first pieces have arrived: the tree was scanned before, and the file is being read.
         while not list((copy / NOTES).glob("arriving-*/*")):
             if seen.wait(0.001):
                 return
@@ -299,7 +299,7 @@ def test_a_file_that_changes_while_it_is_sent_arrives_whole(tree: Path, copy: Pa
     assert sync(tree, to=copy).sent == ()
 
 
-def test_a_file_that_never_rests_is_named_and_nothing_changes(tree: Path, copy: Path) -> None:
+def test_a_file_that_keeps_changing_is_named_and_nothing_changes(tree: Path, copy: Path) -> None:
     """WSP-1."""
     write(tree / "quiet.txt", "1")
     sync(tree, to=copy)
@@ -331,7 +331,7 @@ def test_a_file_that_never_rests_is_named_and_nothing_changes(tree: Path, copy: 
     assert contents(copy) == contents(tree)
 
 
-def test_syncs_at_once_are_done_one_after_another(tree: Path, copy: Path) -> None:
+def test_concurrent_syncs_run_one_after_another(tree: Path, copy: Path) -> None:
     for n in range(30):
         write(tree / f"{n}.txt", f"{n}")
     futures = [this_host().sync_workspace(tree, to=copy) for _ in range(8)]
@@ -340,7 +340,7 @@ def test_syncs_at_once_are_done_one_after_another(tree: Path, copy: Path) -> Non
     assert contents(copy) == contents(tree)
 
 
-def test_in_a_coroutine_and_with_what_is_not_waited_for(tree: Path, copy: Path) -> None:
+def test_syncs_in_coroutines_and_unawaited_syncs(tree: Path, copy: Path) -> None:
     write(tree / "a.txt", "a")
 
     async def main() -> WorkspaceReport:
@@ -348,7 +348,7 @@ def test_in_a_coroutine_and_with_what_is_not_waited_for(tree: Path, copy: Path) 
         return await this_host().sync_workspace(tree, to=copy)
 
     assert asyncio.run(main()).files == 1
-    # The one that was given up was not begun, or came to its end, before the other.
+    # The abandoned one did not start, or finished before the other.
     assert contents(copy) == contents(tree)
 
 
@@ -424,11 +424,11 @@ def test_a_keeper_that_dies_fails_the_sync_and_the_next_one_has_another(
         str(copy),
     ).finish()
     assert out == "9 1\n('x.txt',) ['index.json']\n" * 2, err
-    # Handled: the script's end has nothing to report.
+    # It was handled, so the script has nothing to report at its end.
     assert err == ""
 
 
-def test_nothing_is_left_at_the_end_of_a_script(tree: Path, script: Callable[..., Any]) -> None:
+def test_a_script_leaves_nothing_behind(tree: Path, script: Callable[..., Any]) -> None:
     write(tree / "made_up_end.py", "value = 1")
     started = script(
         """
@@ -477,7 +477,7 @@ def test_a_script_does_not_wait_for_a_sync_that_nobody_waits_for(
     assert not (copy / "big.bin").exists()
 
 
-def test_the_next_script_removes_remains_of_a_killed_one(tree: Path, script: Callable[..., Any]) -> None:
+def test_the_next_script_cleans_up_after_a_killed_one(tree: Path, script: Callable[..., Any]) -> None:
     write(tree / "made_up_killed.py", "value = 1")
     source = """
         import sys
@@ -501,7 +501,7 @@ def test_the_next_script_removes_remains_of_a_killed_one(tree: Path, script: Cal
     assert live.exists()
 
 
-def test_programs_that_do_not_sync_have_nothing_of_it(script: Callable[..., Any]) -> None:
+def test_programs_that_do_not_sync_load_nothing(script: Callable[..., Any]) -> None:
     out, err = script(
         """
         import sys

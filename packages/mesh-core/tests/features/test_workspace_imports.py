@@ -1,4 +1,4 @@
-"""`sync_workspace`: processes import what was synced, and import it again where that is asked for."""
+"""`sync_workspace`: processes import what was synced, and reload it on request."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ pytestmark = pytest.mark.python
 
 @pytest.fixture(scope="module", autouse=True)
 def keeper(runtime: None, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Its process and the thread of its actor are there before the first test, and stay until the last."""
+    """Start the keeper before the first test and keep it until the last."""
     this_host().sync_workspace(tmp_path_factory.mktemp("nothing")).get()
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A directory to be synced."""
+    """Return a directory to sync."""
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
@@ -36,7 +36,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def importable(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The directory as a script's: it imports from there."""
+    """Make the directory importable in the script."""
     monkeypatch.syspath_prepend(str(tree))
     before = set(sys.modules)
     yield tree
@@ -48,7 +48,7 @@ def importable(tree: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def worker() -> Iterator[Any]:
-    """An actor in a process of its own that runs functions."""
+    """Spawn an actor in its own process that runs functions."""
     with this_host().spawn_procs(name="worker") as procs:
         yield procs.spawn("worker", Echo)
 
@@ -65,9 +65,9 @@ def test_processes_spawned_later_import_from_the_copy(importable: Path, start: A
         assert not worker.call.call_one(file_of, name).get().startswith(str(importable))
 
 
-def test_processes_that_run_import_from_the_copy(importable: Path, worker: Any) -> None:
+def test_running_processes_import_from_the_copy(importable: Path, worker: Any) -> None:
     write(importable / "made_up_running.py", "value = 'synced'")
-    # Python has looked, and remembers what it has not found.
+    # Python has searched, and remembers that it found nothing.
     assert isinstance(worker.call.call_one(value_of, "made_up_absent").exception(), ModuleNotFoundError)
     write(importable / "made_up_absent.py", "value = 'now'")
     sync(importable)
@@ -75,9 +75,7 @@ def test_processes_that_run_import_from_the_copy(importable: Path, worker: Any) 
     assert worker.call.call_one(value_of, "made_up_absent").get() == "now"
 
 
-def test_directories_below_are_importable_as_they_are_here(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subdirectories_are_importable_as_in_the_script(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tree / "src" / "made_up_layout.py", "value = 'src'")
     write(tree / ".venv" / "made_up_layout.py", "value = 'venv'")
     monkeypatch.syspath_prepend(str(tree / ".venv"))
@@ -88,7 +86,7 @@ def test_directories_below_are_importable_as_they_are_here(
         assert worker.call.call_one(file_of, "made_up_layout").get().endswith("/src/made_up_layout.py")
 
 
-def test_what_is_preloaded_is_what_was_synced_last(importable: Path) -> None:
+def test_preloading_uses_the_last_sync(importable: Path) -> None:
     seen = []
     for value in (1, 2):
         write(importable / "made_up_preload.py", f"value = {value}")
@@ -109,7 +107,7 @@ def test_a_change_of_the_same_size_in_the_same_second_is_seen(importable: Path, 
             assert procs.spawn("fresh", Echo).call.call_one(value_of, "made_up_quick").get() == value
 
 
-def test_processes_that_actors_have_spawned_are_notified(importable: Path) -> None:
+def test_processes_spawned_by_actors_are_notified(importable: Path) -> None:
     write(importable / "made_up_nested.py", "value = 1")
     with this_host().spawn_procs() as procs:
         caller: Any = procs.spawn("caller", Echo)
@@ -125,7 +123,7 @@ def spawn_inner() -> Any:
     return this_host().spawn_procs().spawn("inner", Echo)
 
 
-# Importing again.
+# Reloading.
 
 MODEL = """
 from mesh_core import Actor, endpoint
@@ -155,17 +153,17 @@ class Model(Actor, Base):
 
 
 class Project:
-    """An actor of a class of the workspace, alive before the first sync."""
+    """An actor of a class in the workspace, spawned before the first sync."""
 
     def __init__(self, tree: Path, procs: ProcMesh, stem: str) -> None:
-        # Names of its own: copies of other tests' are still where processes import from.
+        # Unique names: processes can still import from the copies of other tests.
         self.tree, self.procs, self.model, self.parts = tree, procs, f"{stem}_model", f"{stem}_parts"
         write(tree / self.parts / "__init__.py", "")
         self.write_rate(1, 1)
         self.write_model(MODEL)
         self.cls = importlib.import_module(self.model).Model
         self.actors: Any = procs.spawn("model", self.cls)
-        # It imports the module as it is now.
+        # It imports the current module.
         self.actors.initialized.get()
 
     def write_rate(self, rate: int, factor: int) -> None:
@@ -185,13 +183,13 @@ def project(importable: Path, request: pytest.FixtureRequest) -> Iterator[Projec
         yield Project(importable, procs, f"made_up_{zlib.crc32(request.node.name.encode()):x}")
 
 
-def test_actors_that_live_have_the_new_code_and_their_state(project: Project) -> None:
+def test_running_actors_get_the_new_code_and_keep_their_state(project: Project) -> None:
     assert project.step(3) == [(1, 3, 3, 1, "model of base")] * 2
     project.write_rate(2, 10)
     report = sync(project.tree, reload=True)
     assert f"{project.parts}.rate" in report.reloaded
     assert report.kept == ()
-    # By name, by `from import`, and as a callback taken before.
+    # By name, by `from import`, and as a callback that was taken before.
     assert project.step(3) == [(2, 30, 30, 2, "model of base")] * 2
     project.write_model(MODEL.replace("+= 1", "+= 100").replace("model of", "new model of"))
     assert sync(project.tree, reload=True).reloaded == (project.model,)
@@ -200,15 +198,15 @@ def test_actors_that_live_have_the_new_code_and_their_state(project: Project) ->
     assert later.step.call(1).get().values() == [(100, 10, 10, 2, "new model of base")] * 2
 
 
-def test_without_reload_nothing_that_runs_changes(project: Project) -> None:
+def test_without_reload_running_code_stays(project: Project) -> None:
     project.write_rate(2, 10)
     assert sync(project.tree).reloaded == ()
     assert project.step(3) == [(1, 3, 3, 1, "model of base")] * 2
 
 
-def test_modules_that_have_not_changed_keep_what_they_hold(project: Project) -> None:
+def test_unchanged_modules_keep_their_state(project: Project) -> None:
     write(project.tree / f"{project.parts}_state.py", "seen = []\n")
-    # The first takes what was touched since the job began for changed.
+    # The first sync counts what was touched since the job began as changed.
     sync(project.tree, reload=True)
     worker: Any = project.procs.spawn("worker", Echo)
     worker.call.call(append_to, f"{project.parts}_state").get()
@@ -223,25 +221,25 @@ def append_to(module: str) -> int:
     return len(seen)
 
 
-def test_endpoints_that_live_actors_cannot_take_are_named(project: Project) -> None:
+def test_endpoints_that_running_actors_cannot_switch_are_named(project: Project) -> None:
     sync(project.tree)
     changed = MODEL.replace("async def step_async", "def step_async")
     changed = changed.replace("def step(self, x):", "def step(self, x, more=0):\n        self.extra()")
     project.write_model(changed + "\n    def extra(self):\n        self.steps += len(super().name())\n")
     report = sync(project.tree, reload=True)
     assert len(report.kept) == 1
-    assert report.kept[0].startswith(f"{project.model}.Model.step_async (it is sync or async,")
+    assert report.kept[0].startswith(f"{project.model}.Model.step_async (its kind has changed:")
     assert report.kept[0].endswith("running actors keep the old one")
     assert project.step(3) == [(5, 3, 3, 1, "model of base")] * 2
     assert project.actors.step_async.call(3).get().values() == [3, 3]
     sync(project.tree, reload=True)
-    # Again, as the actors' own endpoints are not those of the class any more.
+    # Again, because the actors' endpoints are no longer those of the class.
     project.write_model(changed.replace("self.extra()", "self.steps += 50"))
     assert len(sync(project.tree, reload=True).kept) == 1
     assert project.step(3) == [(56, 3, 3, 1, "model of base")] * 2
 
 
-def test_what_cannot_be_imported_changes_nothing_that_runs(project: Project) -> None:
+def test_a_failed_reload_changes_nothing(project: Project) -> None:
     sync(project.tree, reload=True)
     project.write_rate(5, 10)
     for broken, where in (
@@ -253,13 +251,13 @@ def test_what_cannot_be_imported_changes_nothing_that_runs(project: Project) -> 
         with pytest.raises(MeshError, match=said):
             sync(project.tree, reload=True)
     assert project.step(3) == [(1, 3, 3, 1, "model of base")] * 2
-    # What the other module was changed to is not forgotten.
+    # Changes of the other module are not forgotten.
     project.write_model(MODEL.replace("+= 1", "+= 100"))
     assert sync(project.tree, reload=True).reloaded == (project.model, f"{project.parts}.rate")
     assert project.step(3) == [(101, 30, 30, 5, "model of base")] * 2
 
 
-def test_what_was_synced_without_reload_comes_with_the_next(project: Project) -> None:
+def test_changes_synced_without_reload_are_reloaded_by_the_next_sync(project: Project) -> None:
     sync(project.tree, reload=True)
     project.write_rate(2, 10)
     sync(project.tree)
@@ -323,9 +321,7 @@ def everything():
 """
 
 
-def test_decorated_functions_and_members_of_all_kinds_have_the_new_code(
-    importable: Path, worker: Any
-) -> None:
+def test_decorated_functions_and_all_kinds_of_members_get_the_new_code(importable: Path, worker: Any) -> None:
     write(importable / "made_up_decorated.py", DECORATED.replace("FACTOR", "2").replace("VALUE", "5"))
     write(importable / "made_up_user.py", USER)
     sync(importable, reload=True)
@@ -335,7 +331,7 @@ def test_decorated_functions_and_members_of_all_kinds_have_the_new_code(
     write(importable / "made_up_decorated.py", DECORATED.replace("FACTOR", "3").replace("VALUE", "7"))
     assert sync(importable, reload=True).kept == ()
     seen = ask(text_of, "made_up_user", "everything").get()
-    # A bound classmethod that was taken before has the function of before, which has the new code.
+    # A classmethod that was bound before refers to the old function, which has the new code.
     assert seen == "([21, [3]], 21, 7, Point(x=7), 300, [3], 300, 21, True, True, True)"
 
 
@@ -351,7 +347,7 @@ def test_classes_that_cannot_be_changed_in_place_are_named(importable: Path, wor
     write(importable / "made_up_kinds.py", text.format("Base", "__slots__ = ('x',)", 2))
     report = sync(importable, reload=True)
     assert [each.partition(":")[0] for each in report.kept] == [
-        "made_up_kinds.Color (members of an enumeration cannot be replaced)",
+        "made_up_kinds.Color (members of an enum cannot be replaced)",
         "made_up_kinds.Kind (its bases have changed)",
     ]
 

@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A directory to be synced."""
+    """Return a directory to sync."""
     folder = tmp_path / "project"
     folder.mkdir()
     return folder
@@ -34,17 +34,17 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Where its copy goes."""
+    """Return the place of its copy."""
     return tmp_path / "copy"
 
 
 def scan(tree: Path) -> Manifest:
-    """The tree as a host hears of it."""
+    """Return the tree as a host receives it."""
     return Manifest.decode(Scanner(str(tree), Rules([]), lambda: None).scan().encode())
 
 
 def transfer(tree: Path, mirror: Mirror) -> int:
-    """One sync, without hosts and connections; returns how many files were sent."""
+    """Run one sync without hosts and connections, and return how many files were sent."""
     manifest = scan(tree)
     lacking = memoryview(mirror.survey(manifest)).cast("I").tolist()
     for number in lacking:
@@ -86,7 +86,7 @@ def test_files_and_folders_keep_their_modes(tree: Path, copy: Path, umask: int) 
     assert modes(copy) == modes(tree) == {**dict.fromkeys(wanted, 0o640), "closed": 0o750}
 
 
-def test_no_copy_has_its_owners_rights_or_is_everybodys_to_write(tree: Path, copy: Path) -> None:
+def test_copies_are_neither_setuid_nor_world_writable(tree: Path, copy: Path) -> None:
     write(tree / "program", "x")
     (tree / "program").chmod(0o6777)
     (tree / "open").mkdir()
@@ -97,7 +97,7 @@ def test_no_copy_has_its_owners_rights_or_is_everybodys_to_write(tree: Path, cop
     assert modes(copy) == {"odd": 0o705, "open": 0o775, "program": 0o775}
 
 
-def test_a_folder_keeps_its_group_for_what_is_made_in_it(tree: Path, copy: Path) -> None:
+def test_a_folder_keeps_its_setgid_bit(tree: Path, copy: Path) -> None:
     (tree / "team").mkdir()
     (tree / "team").chmod(0o750)
     transfer(tree, Mirror(copy))
@@ -127,16 +127,16 @@ def test_a_sync_that_fails_on_a_full_disk_leaves_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         with pytest.raises(
-            OSError, match=r"No space left on device: the sync brings 3,000 bytes here, and"
+            OSError, match=r"No space left on device: the sync needs 3,000 bytes here, and"
         ) as error:
             mirror.take([(1, b"b" * 900, DONE)])
     assert error.value.errno == errno.ENOSPC
     assert "choose another place with to=" in str(error.value)
     assert os.listdir(copy / NOTES) == []  # noqa: PTH208
     assert descriptors_to(copy) == []
-    # What is under way still is nothing to it, and it is not taken for a whole sync.
+    # What is still under way does not count for it, and is not taken for a complete sync.
     mirror.take([(2, b"c" * 1000, DONE)])
-    with pytest.raises(MeshError, match="given up; sync it again"):
+    with pytest.raises(MeshError, match=r"abandoned\. Sync again"):
         mirror.commit()
     assert transfer(tree, mirror) == 3
     assert (copy / "b").read_text() == "b" * 1000
@@ -170,17 +170,17 @@ def test_a_full_disk_is_named_to_the_script(tree: Path, copy: Path, script: Call
     out, err = run.finish()
     if "cannot mount here" in err:
         pytest.skip("mounts cannot be made here")
-    assert f"the sync brings 6,291,456 bytes here, and the file system at {copy} has 2," in out, out + err
+    assert f"the sync needs 6,291,456 bytes here, and the file system at {copy} has 2," in out, out + err
     assert out.endswith("['.mesh-workspace'] [] True\n")
 
 
-# Folders of others (PRV-1).
+# Folders of other users (PRV-1).
 
 
 @needs_root
 @pytest.mark.parametrize("what", ["the copy", "its notes", "a folder in it", "a link to it"])
 def test_another_users_folder_is_refused(tree: Path, copy: Path, what: str) -> None:
-    """Its owner could put other code in the place of what is synced, which processes import."""
+    """The folder's owner could replace what is synced with other code, which processes would import."""
     write(tree / "package" / "code.py", "x")
     theirs = {"the copy": copy, "its notes": copy / NOTES, "a folder in it": copy / "package"}.get(what)
     if theirs is None:
@@ -206,7 +206,7 @@ def test_another_users_files_are_replaced_even_if_they_are_equal(tree: Path, cop
     assert (copy / "code.py").stat().st_uid == os.geteuid()
 
 
-def test_notes_that_are_a_link_are_refused(tree: Path, copy: Path, tmp_path: Path) -> None:
+def test_an_index_that_is_a_link_is_refused(tree: Path, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     copy.mkdir()
     (copy / NOTES).symlink_to(tmp_path / "elsewhere")
@@ -214,7 +214,7 @@ def test_notes_that_are_a_link_are_refused(tree: Path, copy: Path, tmp_path: Pat
         transfer(tree, Mirror(copy))
 
 
-def test_a_link_of_ones_own_to_the_copy_is_followed(tree: Path, copy: Path, tmp_path: Path) -> None:
+def test_the_users_own_link_to_the_copy_is_followed(tree: Path, copy: Path, tmp_path: Path) -> None:
     write(tree / "x", "x")
     (tmp_path / "elsewhere").mkdir()
     copy.symlink_to(tmp_path / "elsewhere")
@@ -223,7 +223,7 @@ def test_a_link_of_ones_own_to_the_copy_is_followed(tree: Path, copy: Path, tmp_
 
 
 def test_links_that_appear_during_a_sync_are_not_followed(tree: Path, copy: Path, tmp_path: Path) -> None:
-    """WSP-3, also between the look at a folder and its use."""
+    """WSP-3, also between checking a folder and using it."""
     write(tree / "a" / "x", "mine")
     write(tree / "gone" / "x", "mine")
     mirror = Mirror(copy)

@@ -280,7 +280,7 @@ def test_strangers_may_not_look(
             inspect.connect(host=cluster.addresses[0], credentials=folder)
     with pytest.raises(AuthenticationError, match="does not exist"):
         inspect.connect(host=cluster.addresses[0], credentials=tmp_path / "nothing")
-    with pytest.raises(TypeError, match="takes both host= and credentials="):
+    with pytest.raises(TypeError, match="must be given together"):
         inspect.connect(host=cluster.addresses[0])
 
 
@@ -337,9 +337,7 @@ def test_places_are_bounded(
         assert MOST == 32
         with visit(cluster.addresses[1], observer) as late:
             heard = late.hear(SOON)
-            assert (
-                heard is not None and "at most 32 programs may look into a job at once" in heard[0]["error"]
-            )
+            assert heard is not None and "32 programs are looking into this job" in heard[0]["error"]
     until(lambda: visits(cluster.pids[0]) == 0)
     assert inspect.connect(host=cluster.addresses[0], credentials=observer).snapshot(timeout=10).procs
 
@@ -476,7 +474,7 @@ def test_a_stopped_controller_is_reported(
             assert inspect.jobs(**where) == []
             with pytest.raises(MeshError, match=f"job {there.info.id} does not answer: it may be stopped"):
                 inspect.connect(**where)
-            with pytest.raises(MeshError, match=r"has not answered within 0\.4 s"):
+            with pytest.raises(MeshError, match=r"did not answer within 0\.4 s"):
                 there.snapshot(timeout=0.1)
         finally:
             os.kill(other.pid, signal.SIGCONT)
@@ -575,6 +573,6 @@ def test_the_command(cluster: LocalCluster, talkers: Talker, observer: Path) -> 
     shown = mesh(*where, "snapshot", "--json", "--job", told["id"], "--timeout", "10")
     assert json.loads(shown.stdout)["hosts"][0]["procs"][0]["name"] == "controller"
     refused = mesh("--host", cluster.addresses[1])
-    assert refused.returncode != 0 and "--host and --credentials go together" in refused.stderr
+    assert refused.returncode != 0 and "--host and --credentials must be given together" in refused.stderr
     wrong = mesh("--host", "tcp://127.0.0.1:1", "--credentials", str(observer))
     assert wrong.returncode != 0 and "127.0.0.1:1" in wrong.stderr

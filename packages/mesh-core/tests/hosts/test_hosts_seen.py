@@ -30,7 +30,7 @@ from mesh_core import (
     shutdown,
     this_host,
 )
-from mesh_core.cli._debug import Desk
+from mesh_core.cli._debug import JobDebugger
 from mesh_core.testing import LocalCluster
 
 LONG = 30.0
@@ -476,14 +476,14 @@ def test_breakpoints_on_hosts_of_this_machine(
             said.append(line)
     assert any("attach, on host host-1, with: mesh debug attach trainers,hosts=1" in line for line in said)
 
-    desk = Desk(run.process.pid)
-    desk.show()
+    debugger = JobDebugger(run.process.pid)
+    debugger.show()
     listing = capsys.readouterr().out.splitlines()
     assert "HOST" in listing[0]
     assert ["host-0" in listing[1], "host-1" in listing[2]] == [True, True]
-    desk.cast("all", "p n")
+    debugger.cast("all", "p n")
     assert capsys.readouterr().out == "trainers hosts=0:2 (2 alike):\n  5\n"
-    desk.continue_("all")
+    debugger.continue_("all")
     out, _ = run.process.communicate("\n", timeout=60)
     assert "[6, 6]" in out
 

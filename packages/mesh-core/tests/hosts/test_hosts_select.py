@@ -172,7 +172,7 @@ def test_invalid_labels_and_resources_of_an_agent(
 
 
 def test_a_cluster_needs_as_many_labels_as_hosts() -> None:
-    with pytest.raises(ValueError, match=r"labels= must be of all hosts, or one for each of 3, got 1"):
+    with pytest.raises(ValueError, match=r"labels must be one mapping, or one for each of 3 hosts, got 1"):
         LocalCluster(hosts=3, labels=[{"zone": "a"}])
 
 
@@ -193,8 +193,8 @@ def test_the_command_takes_labels_and_resources(cluster: LocalCluster) -> None:
         finally:
             agent.terminate()
     for wrong, said in (
-        (["--label", "zone"], "'zone' must be NAME=VALUE"),
-        (["--resource", "gpus=x"], "'gpus=x' must be"),
+        (["--label", "zone"], "must be NAME=VALUE, such as zone=a, got 'zone'"),
+        (["--resource", "gpus=x"], "such as gpus=8, got 'gpus=x'"),
     ):
         run = subprocess.run(
             [*command, f"{cluster.credentials}/host", *wrong], capture_output=True, text=True, timeout=60

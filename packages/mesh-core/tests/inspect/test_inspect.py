@@ -1,4 +1,4 @@
-"""Looking at a running program: snapshots, events and stacks, also of what is stuck."""
+"""Look at a running program: snapshots, events and stacks, also of stuck processes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ LONG_S = 600
 
 
 class Turnstile(Actor):
-    """Lets one message through for each byte in a file."""
+    """Handles one message for each byte in a file."""
 
     def __init__(self, turns: str) -> None:
         self.turns = os.open(turns, os.O_RDWR)
@@ -53,7 +53,7 @@ class Turnstile(Actor):
 
 
 class Stuck(Actor):
-    """Sticks in many ways."""
+    """Gets stuck in many ways."""
 
     @endpoint
     def sleep(self) -> None:
@@ -65,7 +65,7 @@ class Stuck(Actor):
 
     @endpoint
     def hold_the_lock(self, flag: str) -> None:
-        """Sleep in C without letting go of the interpreter's lock; nothing in this process runs Python meanwhile."""
+        """Sleep in C while holding the interpreter's lock, so that nothing in this process runs Python."""
         sleep = ctypes.PyDLL(None).sleep
         with open(flag, "w") as file:  # noqa: PTH123 - it says that the endpoint has begun
             file.write("begun")
@@ -81,7 +81,7 @@ class Stuck(Actor):
 
 
 class StuckLoop(Actor):
-    """Blocks its process's event loop."""
+    """Blocks the event loop of its process."""
 
     @endpoint
     async def block(self) -> None:
@@ -116,7 +116,7 @@ class Looker(Actor):
 
 @pytest.fixture
 def own(runtime: None, fault_tolerant: None) -> Iterator[ProcMesh]:
-    """Four processes that a test may do anything to; stuck ones are killed rather than waited for."""
+    """Return four processes that a test may break; stuck ones are killed instead of waited for."""
     procs = this_host().spawn_procs(per_host={"gpus": 4}, name="mortal")
     procs.initialized.get()
     yield procs
@@ -128,7 +128,7 @@ def own(runtime: None, fault_tolerant: None) -> Iterator[ProcMesh]:
 
 
 def until(found: Callable[[Snapshot], Any], limit: float = 20.0) -> Any:
-    """Take snapshots until one shows what is looked for."""
+    """Take snapshots until one fulfils a condition."""
     end = time.monotonic() + limit
     while not (value := found(snap := inspect.snapshot())):
         assert time.monotonic() < end, f"not seen within {limit} s:\n{snap}"
@@ -153,7 +153,7 @@ def busy(name: str, rank: int = 0) -> Callable[[Snapshot], bool]:
 # Snapshots.
 
 
-def test_the_whole_tree(procs: ProcMesh, echo: Any) -> None:
+def test_snapshot_shows_the_whole_job(procs: ProcMesh, echo: Any) -> None:
     for _ in range(3):
         echo.echo.call(1).get()
     echo.slice(hosts=1, gpus=0).fail.call_one(ValueError("x")).exception()
@@ -183,7 +183,7 @@ def test_the_whole_tree(procs: ProcMesh, echo: Any) -> None:
     assert actor(snap, "echo", 0).handled == 3
 
 
-def test_it_can_be_written_as_json(procs: ProcMesh, echo: Any) -> None:
+def test_snapshot_is_json(procs: ProcMesh, echo: Any) -> None:
     echo.echo.call(1).get()
     told = json.loads(json.dumps(inspect.snapshot().as_dict()))
     names = [one["name"] for host in told["hosts"] for one in host["procs"]]
@@ -205,8 +205,8 @@ def test_queues_are_counted(own: ProcMesh) -> None:
 
 
 @pytest.mark.parametrize("method", ["enter", "enter_async"])
-def test_what_an_actor_has_taken_and_not_begun_is_counted(own: ProcMesh, method: str, tmp_path: Path) -> None:
-    """It takes many messages at once, and comes to one after the other."""
+def test_messages_taken_but_not_started_are_counted(own: ProcMesh, method: str, tmp_path: Path) -> None:
+    """The actor takes many messages at once and handles them one after another."""
     fifo = tmp_path / "turns"
     os.mkfifo(fifo)
     turnstile = own.slice(gpus=0).spawn("turnstile", Turnstile, str(fifo))
@@ -223,10 +223,10 @@ def test_what_an_actor_has_taken_and_not_begun_is_counted(own: ProcMesh, method:
         assert waiting(3)
         turns.write(b"+")
         calls[0].get()
-        # The other three were taken together, and one of them has begun.
+        # The other three were taken together, and one of them was started.
         assert waiting(2)
         calls[2].cancel()
-        # The event loop, which carries out cancellations, has come to this one.
+        # The event loop, which carries out cancellations, has reached this one.
         for _ in range(2):
             neighbour.echo_async.call_one(1).get()
         turns.write(b"+")
@@ -237,7 +237,7 @@ def test_what_an_actor_has_taken_and_not_begun_is_counted(own: ProcMesh, method:
         calls[3].get()
 
 
-def test_concurrent_endpoints_are_all_seen(own: ProcMesh) -> None:
+def test_all_concurrent_endpoints_are_shown(own: ProcMesh) -> None:
     doors = own.slice(gpus=1).spawn("doors", Coroutines)
     waiting = [doors.enter.call_one(n) for n in range(3)]
     seen = until(lambda snap: len(actor(snap, "doors").running) == 3 and actor(snap, "doors"))
@@ -249,7 +249,7 @@ def test_concurrent_endpoints_are_all_seen(own: ProcMesh) -> None:
     assert (after.running, after.handled) == ((), 6)
 
 
-def test_a_tell_that_raises_has_been_handled(own: ProcMesh) -> None:
+def test_a_broadcast_that_raises_counts_as_handled(own: ProcMesh) -> None:
     echo = own.slice(gpus=0).spawn("echo", Echo)
     echo.fail.broadcast(ValueError("nobody hears"))
     assert isinstance(echo.echo.call_one(1).exception(), SupervisionError)
@@ -266,7 +266,7 @@ def test_a_cancelled_call_is_over(own: ProcMesh) -> None:
     until(lambda snap: not actor(snap, "doors").running)
 
 
-def test_an_actor_that_is_still_made_is_starting(own: ProcMesh, tmp_path: Any) -> None:
+def test_an_actor_under_construction_is_starting(own: ProcMesh, tmp_path: Any) -> None:
     path = tmp_path / "go"
     os.mkfifo(path)
     own.slice(gpus=0).spawn("slow", SlowToStart, str(path))
@@ -285,11 +285,11 @@ class SlowToStart(Actor):
         pass
 
 
-def test_a_stopped_process_is_told_apart_and_does_not_hold_it_up(own: ProcMesh) -> None:
+def test_a_stopped_process_is_shown_as_stopped_and_delays_nothing(own: ProcMesh) -> None:
     pid = own.pids[3]
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    # The kernel stops it in its own time; it may answer once more.
+    # The kernel stops it with some delay; it may answer once more.
     snap = until(lambda snap: proc(snap, "mortal[3]").state == "stopped" and snap)
     assert proc(inspect.snapshot(timeout=30), "mortal[3]").state == "stopped"
     assert proc(snap, "mortal[2]").state == "running"
@@ -319,7 +319,7 @@ def test_from_inside_an_actor(own: ProcMesh) -> None:
     gate.block.broadcast()
     until(busy("gate"))
     assert "in block" in looker.stack_of.call_one(gate, "gate").get()
-    with pytest.raises(MeshError, match="works in the script"):
+    with pytest.raises(MeshError, match="works only in the script"):
         looker.follow.call_one().get()
 
 
@@ -352,7 +352,7 @@ def test_a_table_stays_short(procs: ProcMesh) -> None:
 # Stacks.
 
 
-def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: Any) -> None:
+def test_stuck_threads_are_shown_while_others_answer(own: ProcMesh, tmp_path: Any) -> None:
     """GAU-1, WTS-2: a process answers though its interpreter is held up."""
     stuck = own.spawn("stuck", Stuck)
     loops = own.spawn("loops", StuckLoop)
@@ -368,7 +368,7 @@ def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: 
     end = time.monotonic() + 20
     while not flag.exists() or not flag.read_text():
         assert time.monotonic() < end
-    # Others answer, those beside a stuck thread and those in other processes.
+    # Others answer: those beside a stuck thread, and other processes.
     assert echo.slice(gpus=0).echo.call_one("beside").get(timeout=20) == "beside"
     assert echo.slice(gpus=3).echo.call_one("else").get(timeout=20) == "else"
     found = inspect.stacks(own).values()
@@ -384,7 +384,7 @@ def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: 
     assert found[2].of("stuck").own[0].function == "hold_the_lock"
     assert not found[3].of("stuck").own
     assert "waits for messages" in str(found[3])
-    # They are as they were: nothing was interrupted.
+    # They are unchanged: nothing was interrupted.
     snap = inspect.snapshot()
     for name, rank in (("stuck", 0), ("loops", 1), ("stuck", 2)):
         assert actor(snap, name, rank).handled <= 1
@@ -394,8 +394,8 @@ def test_what_is_stuck_is_reported_while_others_answer(own: ProcMesh, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_thread_that_runs_is_caught_in_the_act(own: ProcMesh) -> None:
-    """Many times, as it is the risky case: its frames change while they are looked at."""
+def test_stacks_of_a_running_thread(own: ProcMesh) -> None:
+    """Try many times, because its frames change while they are read."""
     one = own.slice(gpus=0)
     stuck = one.spawn("stuck", Stuck)
     stuck.spin.broadcast()
@@ -408,8 +408,8 @@ def test_a_thread_that_runs_is_caught_in_the_act(own: ProcMesh) -> None:
 
 
 @pytest.mark.slow
-def test_a_loop_that_spins_is_caught_in_the_act(own: ProcMesh) -> None:
-    """Its frames change while they are looked at, and nothing but the runtime can tell of them."""
+def test_stacks_of_a_spinning_event_loop(own: ProcMesh) -> None:
+    """Its frames change while they are read, and only the runtime can report them."""
     one = own.slice(gpus=0)
     spinning = one.spawn("spinning", SpinningLoop)
     busy_too = one.spawn("stuck", Stuck)
@@ -436,7 +436,7 @@ class SpinningLoop(Actor):
         return depth and await self.deeper(depth - 1)
 
 
-def test_the_slice_that_is_asked_for(own: ProcMesh) -> None:
+def test_stacks_of_a_slice(own: ProcMesh) -> None:
     echo = own.spawn("echo", Echo)
     echo.echo.call(0).get()
     part = inspect.stacks(echo.slice(gpus=slice(1, 3)))
@@ -521,7 +521,7 @@ def test_a_life_in_events(happening: Events) -> None:
     assert (stopped.proc, stopped.exitcode) == ("seen[1]", 0)
 
 
-def test_processes_of_actors_report_it_too(happening: Events, own: ProcMesh) -> None:
+def test_processes_spawned_by_actors_send_events(happening: Events, own: ProcMesh) -> None:
     caller = own.slice(gpus=0).spawn("caller", Caller)
     caller.nest.call_one(1).get()
     while True:
@@ -694,8 +694,8 @@ def test_promises_of_a_worker_are_shown() -> None:
             pass
 
 
-def test_many_promises_that_are_over_leave_those_that_are_not() -> None:
-    """WTS-1: what nobody waits for any more is no edge."""
+def test_only_pending_promises_are_shown() -> None:
+    """WTS-1: a wait that nobody waits for any more is not an edge."""
     first = Promise[int]("first")
     gathered = gather(first.future)
     for n in range(500):

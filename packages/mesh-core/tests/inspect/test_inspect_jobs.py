@@ -1,4 +1,4 @@
-"""Looking into a job from another process: who may, what is answered, and what becomes of those who misuse it."""
+"""Look into a job from another process: who may, what is answered, and how misuse ends."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ if __name__ == "__main__":
 
 
 class Job:
-    """A script that is told what to do, line by line."""
+    """A script that follows instructions, line by line."""
 
     def __init__(self, path: Path) -> None:
         path.write_text(JOB)
@@ -133,7 +133,7 @@ def test_a_job_is_found_and_looked_into(job: Job) -> None:
 
 def test_what_happens_is_followed_until_the_end(job: Job) -> None:
     there = inspect.connect(job.pid)
-    # From the connection on: what is still kept tells that it stands.
+    # From the connection on; the events still kept show that it is established.
     followed = there.events(past=True)
     assert next(followed).kind == "procs_spawned"
     seen: list[str] = []
@@ -149,7 +149,7 @@ def test_what_happens_is_followed_until_the_end(job: Job) -> None:
     rest = [event.kind for event in followed]
     assert rest.count("proc_stopped") == 2 and set(rest) <= {"actor_stopped", "proc_stopped"}
     job.process.wait(SOON)
-    with pytest.raises(MeshError, match=f"job {job.pid} cannot be reached: .*it has ended"):
+    with pytest.raises(MeshError, match=f"job {job.pid} cannot be reached: .*It has ended"):
         there.snapshot()
     assert job.pid not in [each.pid for each in inspect.jobs()]
 
@@ -168,7 +168,7 @@ def test_what_is_printed_is_followed(job: Job) -> None:
 
     listener = threading.Thread(target=listen)
     listener.start()
-    # Until it follows, what is printed is not for it.
+    # Output from before it follows is not for it.
     deadline = time.monotonic() + SOON
     while not texts and time.monotonic() < deadline:
         job.do("say hello")
@@ -178,7 +178,7 @@ def test_what_is_printed_is_followed(job: Job) -> None:
     assert any("hello" in text for text in texts)
 
 
-def test_a_job_that_is_killed_leaves_nothing_that_is_taken_for_one(job: Job) -> None:
+def test_a_killed_job_is_not_listed(job: Job) -> None:
     there = inspect.connect(job.pid)
     followed = there.events(past=True)
     next(followed)
@@ -207,7 +207,7 @@ def test_a_stopped_job_is_reported(job: Job, monkeypatch: pytest.MonkeyPatch) ->
         assert job.pid not in [each.pid for each in inspect.jobs()]
         with pytest.raises(MeshError, match="does not answer: it may be stopped by a signal"):
             inspect.connect(job.pid)
-        with pytest.raises(MeshError, match=r"has not answered within 0\.4 s"):
+        with pytest.raises(MeshError, match=r"did not answer within 0\.4 s"):
             there.snapshot(timeout=0.1)
     finally:
         os.kill(job.pid, signal.SIGCONT)
@@ -222,7 +222,7 @@ class Idle(Actor):
 
 @pytest.fixture
 def here() -> Iterator[str]:
-    """The socket of a job that is this very process."""
+    """Return the socket of a job that is this very process."""
     shutdown()
     procs = this_host().spawn_procs(name="workers")
     procs.spawn("idle", Idle).initialized.get(timeout=SOON)
@@ -256,7 +256,7 @@ def test_without_observers_there_is_no_cost(here: str) -> None:
         (b"[1]\n", "invalid question: not an object"),
         (b"[" * 100_000 + b"\n", "invalid question"),
         (b"x" * (9 << 20), "invalid question: a line is too long"),
-        (b"{}\n", "unknown question None; there are describe, snapshot"),
+        (b"{}\n", "unknown question None; the questions are describe, snapshot"),
         (b'{"do": ["describe"]}\n', "unknown question ['describe']"),
         (b'{"do": "stop"}\n', "unknown question 'stop'"),
         (b'{"do": "snapshot", "timeout": "long"}\n', "timeout must be between 0 and 60 seconds, got 'long'"),
@@ -268,7 +268,7 @@ def test_garbage_is_answered_and_changes_nothing(here: str, sent: bytes, said: s
     """INS-1."""
     peer = _places.connect(here)
     peer.settimeout(SOON)
-    # It may hang up before all of it was sent.
+    # It may hang up before everything was sent.
     try:
         peer.sendall(sent)
     except OSError:
@@ -279,14 +279,14 @@ def test_garbage_is_answered_and_changes_nothing(here: str, sent: bytes, said: s
     assert inspect.connect(os.getpid()).snapshot(timeout=10).procs
 
 
-def test_somebody_elses_process_is_turned_away(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_users_process_is_refused(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """INS-1."""
     with monkeypatch.context() as other:
         other.setattr(_places, "peer_uid", lambda _: 12345)
         with pytest.raises(PermissionError, match="belongs to uid 12345"):
             _places.connect(here)
         assert list(_places.find_inspected(os.getpid())) == []
-        # And so is one that connects without asking who this is.
+        # A client that does not check the other end is refused too.
         with socket.socket(socket.AF_UNIX) as peer:
             peer.connect(here)
             peer.settimeout(SOON)
@@ -301,9 +301,9 @@ def test_too_many_and_too_slow(here: str) -> None:
         crowd[-1].tell(do="describe")
         assert crowd[-1].hear(SOON)
     refused = Wire(_places.connect(here))
-    assert f"{MOST} programs may look into a job at once" in refused.hear(SOON)[0]["error"]  # type: ignore[index]
+    assert f"{MOST} programs are looking into this job" in refused.hear(SOON)[0]["error"]  # type: ignore[index]
     refused.close()
-    # One that does not read is waited for by nobody but its own thread.
+    # Only its own thread waits for a client that does not read.
     crowd[0].peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     for _ in range(2_000):
         crowd[0].tell(do="describe")
@@ -315,7 +315,7 @@ def test_too_many_and_too_slow(here: str) -> None:
     assert inspect.connect(os.getpid()).snapshot(timeout=10).procs
 
 
-def test_the_end_of_the_job_ends_what_follows_it(here: str) -> None:
+def test_the_end_of_the_job_ends_followers(here: str) -> None:
     guests = [Wire(_places.connect(here)) for _ in range(2)]
     for guest, do in zip(guests, ("events", "logs"), strict=True):
         guest.tell(do=do)
@@ -328,7 +328,7 @@ def test_the_end_of_the_job_ends_what_follows_it(here: str) -> None:
     until(lambda: looks() == 0)
 
 
-def test_an_answer_that_is_strange(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_answer_is_reported(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from mesh_core.inspect import _socket_server
 
     there = inspect.connect(os.getpid())
@@ -381,7 +381,7 @@ def test_the_command_follows_until_the_end(job: Job) -> None:
     job.process.wait(SOON)
 
 
-def test_ctrl_c_ends_what_follows(job: Job) -> None:
+def test_ctrl_c_ends_following(job: Job) -> None:
     command = [sys.executable, "-m", "mesh_core.cli", "look", "events", "--past", "--job", str(job.pid)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as follower:
         assert follower.stdout is not None

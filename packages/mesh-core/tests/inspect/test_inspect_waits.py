@@ -1,4 +1,4 @@
-"""The wait-for graph: who waits for whom, circles, and what is said of it when a deadline has passed."""
+"""The wait-for graph: who waits for whom, circles, and the errors of missed deadlines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("runtime")
 
 
 def until(shown: Callable[[Waits], Any]) -> Waits:
-    """Look until it is to be seen."""
+    """Look until a condition holds."""
     end = time.monotonic() + WITHIN
     while True:
         graph = inspect.waits()
@@ -74,14 +74,14 @@ def test_nobody_waits(procs: ProcMesh) -> None:
 
 
 def test_calls_of_the_script_and_of_actors(waiters: list[Any], freers: Any) -> None:
-    """WTS-1: whoever blocks has noted for whom."""
+    """WTS-1: whoever blocks has recorded for whom."""
     port, receiver = Channel[str].open()
     busy = waiters[2].block.call_one(port)
     assert receiver.recv().get(WITHIN) == "began"
     answer = waiters[0].ask.call_one(waiters[1], waiters[2])
     thread = threading.Thread(target=answer.exception)
     thread.start()
-    # The processes are asked one after the other, and an actor notes that it waits only after it has sent the call.
+    # Processes are asked one after another, and an actor records its wait only after it has sent the call.
     graph = until(lambda graph: all(of(graph, waiter) for waiter in ("w[0]", "w[1]", "controller")))
     (first,), (second,) = of(graph, "w[0]"), of(graph, "w[1]")
     assert (first.kind, first.endpoint, first.whom, first.missing) == ("call", "ask", ("w[1]",), 1)
@@ -98,11 +98,11 @@ def test_calls_of_the_script_and_of_actors(waiters: list[Any], freers: Any) -> N
 
 @pytest.mark.parametrize("length", [2, 3])
 @pytest.mark.usefixtures("fault_tolerant")
-def test_circle_in_which_none_can_go_on(procs: ProcMesh, length: int) -> None:
+def test_deadlock_is_found(procs: ProcMesh, length: int) -> None:
     with this_host().spawn_procs({"gpus": length}, name="own") as own:
         mesh = own.spawn("w", Waiter)
         check_circle([mesh.slice(gpus=n) for n in range(length)], length)
-        # They would not hear of their end.
+        # They would not be told of their end.
         for proc in inspect.snapshot().procs:
             if proc.mesh == "own" and proc.pid is not None:
                 os.kill(proc.pid, signal.SIGKILL)
@@ -123,9 +123,9 @@ def check_circle(waiters: list[Any], length: int) -> None:
     until_explained(circle_text, lambda: late_error(answer))
 
 
-def test_circle_of_coroutines_that_go_on_is_not_stuck(coroutines: list[Any]) -> None:
+def test_circle_of_concurrent_coroutines_is_not_stuck(coroutines: list[Any]) -> None:
     first, second, *_ = coroutines
-    # First runs two at a time: one waits for second, and the other is what that waits for.
+    # First runs two at a time: one waits for second, and second waits for the other.
     answer = first.open_ask.call_one(second, first)
     graph = until(lambda graph: graph.circles and min(wait.seconds for wait in graph.circles[0].waits) > 0.2)
     assert not graph.circles[0].is_stuck
@@ -134,7 +134,7 @@ def test_circle_of_coroutines_that_go_on_is_not_stuck(coroutines: list[Any]) -> 
     assert inspect.waits().circles == ()
 
 
-def test_circle_of_coroutines_that_handle_one_at_a_time(coroutines: list[Any]) -> None:
+def test_circle_of_sequential_coroutines_is_stuck(coroutines: list[Any]) -> None:
     answer = coroutines[0].ask.call_one(coroutines[1], coroutines[0])
     until(lambda graph: graph.circles and graph.circles[0].is_stuck)
     assert answer.cancel()
@@ -216,17 +216,17 @@ def test_stopped_process_is_named_and_delays_nothing(waiters: list[Any]) -> None
     os.kill(pid, signal.SIGSTOP)
     try:
         answer = waiters[0].ask.call_one(waiters[1])
-        silent = ("three[1], which a signal has stopped",)
-        # Until the signal has reached it, it is one that does not answer.
+        silent = ("three[1], which was stopped by a signal",)
+        # Until the signal takes effect, the process only fails to answer.
         graph = until(lambda graph: of(graph, "w[0]") and graph.silent == silent)
         assert of(graph, "w[0]")[0].whom == ("w[1]",)
-        assert "not known: three[1], which a signal has stopped" in str(graph)
+        assert "not known: three[1], which was stopped by a signal" in str(graph)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert answer.get(WITHIN) == 1
 
 
-def test_many_waits_are_told_up_to_a_number(waiters: list[Any], freers: Any) -> None:
+def test_number_of_reported_waits_is_limited(waiters: list[Any], freers: Any) -> None:
     """WTS-2."""
     port, receiver = Channel[str].open()
     busy = waiters[0].block.call_one(port)
@@ -242,7 +242,9 @@ def test_many_waits_are_told_up_to_a_number(waiters: list[Any], freers: Any) -> 
     assert busy.get(WITHIN) is None
 
 
-def test_deadline_of_an_actor_tells_what_the_other_does(waiters: list[Any], coroutines: list[Any]) -> None:
+def test_error_of_a_missed_deadline_says_what_the_callee_does(
+    waiters: list[Any], coroutines: list[Any]
+) -> None:
     port, receiver = Channel[str].open()
     busy = waiters[1].block.call_one(port)
     receiver.recv().get(WITHIN)
@@ -251,7 +253,7 @@ def test_deadline_of_an_actor_tells_what_the_other_does(waiters: list[Any], coro
         until_explained(
             r"; w\[1\] has run block for ", lambda late=late: late.call_one(waiters[1], 1.0).get(WITHIN)
         )
-    # Who polls is not held up.
+    # Polling is not delayed.
     assert "has run" not in waiters[0].late.call_one(waiters[1], 0.05).get(WITHIN)
     busy.cancel()
 
@@ -268,7 +270,7 @@ def test_as_dict_is_plain() -> None:
     assert job.waits().circles == ()
 
 
-# Circles, as a function.
+# The function circles().
 
 
 def is_circle(graph: dict[int, list[int]], found: list[int]) -> bool:
@@ -278,7 +280,7 @@ def is_circle(graph: dict[int, list[int]], found: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_a_circle_is_found_where_there_is_one(seed: int) -> None:
+def test_circles_agrees_with_a_simple_search(seed: int) -> None:
     rng = random.Random(seed)
     size = rng.randint(1, 9)
     graph = {n: rng.sample(range(size), rng.randint(0, min(3, size))) for n in range(size)}
@@ -286,7 +288,7 @@ def test_a_circle_is_found_where_there_is_one(seed: int) -> None:
     assert all(is_circle(graph, each) for each in found)
     nodes = [node for each in found for node in each]
     assert len(nodes) == len(set(nodes))
-    # What is left when those that lead nowhere are taken away has a circle.
+    # Something is left after removing nodes that lead nowhere, so there is a circle.
     left = dict(graph)
     while free := [node for node, after in left.items() if not any(one in left for one in after)]:
         for node in free:

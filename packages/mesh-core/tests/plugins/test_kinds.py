@@ -1,4 +1,4 @@
-"""A kind of plugin belongs to the package that declares it; core knows it from its entry point, and by name if at all."""
+"""Kinds belong to the packages that declare them; core finds them through entry points."""
 
 import json
 import subprocess
@@ -59,7 +59,7 @@ GOOD = "probe=probe"
 
 @pytest.fixture
 def stores(site):
-    """A distribution that declares a kind, and one that offers a plugin of it; returns how to write the latter."""
+    """Install a distribution that declares a kind and one that offers a plugin of it; return a function that writes the latter."""
     site.module("made_up_stores", KIND)
     site.distribution("mesh-stores", "[mesh.kinds]\nstores = made_up_stores:STORES\n", version="3.1")
     site.distribution("disks", "[mesh.stores]\ndisk = made_up_disk\n")
@@ -78,7 +78,7 @@ class Quiet(list[PluginLoadError]):
         self.append(error)
 
 
-# What is declared.
+# Declared kinds.
 
 
 @pytest.mark.parametrize("kind", [BYPASSES, COMMANDS, DOCTOR_CHECKS, POLICIES], ids=lambda kind: kind.word)
@@ -100,7 +100,7 @@ def test_a_declared_kind_is_found_and_its_plugins_are_used(stores, site):
     assert warned == []
 
 
-def test_names_of_a_declared_kind_import_nothing(stores, site):
+def test_listing_names_of_a_declared_kind_imports_nothing(stores, site):
     """MAN-1, MAN-2."""
     kind = stores()
     (site.path / "made_up_stores.imported").unlink()
@@ -156,7 +156,7 @@ def test_a_misspelt_hook_is_compared_with_hooks_of_declared_kinds(stores, site):
         PluginManager(warn=Quiet()).get(kind, "disk")
 
 
-# What is checked of a plugin of such a kind.
+# Checks of plugins of such a kind.
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_misspelt_hook_is_compared_with_hooks_of_declared_kinds(stores, site):
         (GOOD + ", size=3", "unexpected keyword argument 'size'"),
     ],
 )
-def test_what_does_not_fit_the_kind_does_not_load(stores, more, cause):
+def test_a_plugin_that_does_not_fit_its_kind_does_not_load(stores, more, cause):
     kind = stores(more)
     with pytest.raises(PluginLoadError) as caught:
         PluginManager(warn=Quiet()).get(kind, "disk")
@@ -204,7 +204,7 @@ def test_a_plugin_for_a_newer_contract_names_the_owner_of_the_kind(stores):
     assert caught.value.remedy == "upgrade mesh-stores, or install an older disks"
 
 
-def test_a_suite_of_a_declared_kind_fails_for_who_breaks_its_promises(stores):
+def test_a_suite_of_a_declared_kind_notices_broken_promises(stores):
     kind = stores()
 
     class StoreConformance(PluginConformance):
@@ -236,7 +236,7 @@ def test_a_suite_of_a_declared_kind_fails_for_who_breaks_its_promises(stores):
     )
 
 
-# Declarations that are wrong.
+# Wrong declarations.
 
 WRONG = {
     "missing module": ("stores = no_such_module_at_all:X", "", "its import raised: ModuleNotFoundError"),
@@ -278,7 +278,7 @@ def test_a_broken_declaration_is_reported_and_harms_no_other_kind(site, entry, m
     assert len([each for each in warned if each.distribution == "mesh-stores"]) == 1
 
 
-def test_two_that_declare_one_kind_are_an_error_naming_both(stores, site):
+def test_two_packages_that_declare_one_kind_are_both_named(stores, site):
     stores()
     site.distribution("copycat", "[mesh.kinds]\nstores = made_up_stores:STORES\n")
     reports = [each for each in PluginManager(warn=Quiet()).survey() if each.kind == "kind"]
@@ -316,7 +316,7 @@ def test_a_plugin_that_takes_a_name_of_core_affects_only_itself(site, name):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-def test_a_kind_that_cannot_be_is_refused(change, error):
+def test_an_invalid_kind_is_refused(change, error):
     @dataclass(frozen=True, kw_only=True)
     class StorePlugin(Plugin[None]):
         pass
@@ -334,7 +334,7 @@ def test_a_kind_that_cannot_be_is_refused(change, error):
         PluginKind(**good | change)
 
 
-# What core knows by name only.
+# Names that core knows without the package.
 
 
 def test_a_known_name_that_is_not_installed_names_its_package(monkeypatch):
@@ -355,7 +355,7 @@ def test_a_known_name_that_an_installed_package_lacks_asks_for_an_upgrade(site):
         PluginManager().get(POLICIES, "one_for_one")
 
 
-def test_a_known_name_that_somebody_offers_is_theirs(site):
+def test_a_known_name_offered_by_another_package_is_used(site):
     site.module(
         "made_up_own",
         "from mesh_core.plugins import *\n@hookimpl\ndef mesh_register_policies():\n"
@@ -365,7 +365,7 @@ def test_a_known_name_that_somebody_offers_is_theirs(site):
     assert PluginManager().get(POLICIES, "one_for_one").create is dict
 
 
-def test_a_group_whose_owner_is_not_installed_is_unavailable_and_says_whose_it_is(site):
+def test_a_group_whose_owner_is_not_installed_is_unavailable_and_names_the_owner(site):
     site.distribution("rails", "[mesh.transports]\nfast = made_up_rails\n")
     warned = Quiet()
     (report,) = (each for each in PluginManager(warn=warned).survey() if each.distribution == "rails")
@@ -376,7 +376,7 @@ def test_a_group_whose_owner_is_not_installed_is_unavailable_and_says_whose_it_i
 
 
 def hide(monkeypatch, name):
-    """Have a distribution not found, whether it is installed or not."""
+    """Make a distribution impossible to find, whether it is installed or not."""
     import importlib.metadata
 
     real = importlib.metadata.version

@@ -1,4 +1,4 @@
-"""Plugins are found by name and loaded one by one; one that is broken harms only who selects it."""
+"""Plugins are found by name and loaded one by one; a broken one affects only code that selects it."""
 
 import logging
 import pickle
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.python, pytest.mark.versions]
 
 
 class Told(list[PluginLoadError]):
-    """A `warn` that remembers."""
+    """A `warn` that records errors."""
 
     def __call__(self, error):
         self.append(error)
@@ -39,10 +39,10 @@ def load_error(site_manager: PluginManager, name: str) -> PluginLoadError:
     return caught.value
 
 
-# --- what is found, and what is imported for it ---
+# --- finding plugins, and what that imports ---
 
 
-def test_own_commands_and_checks_come_by_entry_points():
+def test_own_commands_and_checks_are_found_through_entry_points():
     entries = [
         each
         for kind in (COMMANDS, DOCTOR_CHECKS)
@@ -160,7 +160,7 @@ def test_many_threads_load_a_plugin_once(site):
     assert sys.modules[module].COUNT == [1]
 
 
-def test_unknown_name_names_the_nearest_and_all():
+def test_unknown_name_suggests_the_nearest_and_lists_all():
     with pytest.raises(
         PluginError, match=r"no command is called 'docter'; did you mean 'doctor'\?.*installed are: .*plugins"
     ) as caught:
@@ -252,8 +252,8 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("source", "cause"), BROKEN.values(), ids=BROKEN.keys())
-def test_broken_plugin_is_an_error_for_who_selects_it(site, source, cause):
-    """MAN-3: it is warned of once, and no error for anybody else."""
+def test_broken_plugin_is_an_error_when_selected(site, source, cause):
+    """MAN-3: it is warned about once, and is no error for other code."""
     site.command("bad", distribution="bad", version="3.2", source=source)
     site.command("talk", distribution="talker")
     told = Told()
@@ -266,7 +266,7 @@ def test_broken_plugin_is_an_error_for_who_selects_it(site, source, cause):
     assert error.remedy
     assert isinstance(error, PluginError)
     assert isinstance(error, MeshError)
-    # Selected again, listed, surveyed: the same error, warned of once.
+    # Selected again, listed, surveyed: the same error, and one warning.
     assert str(load_error(manager, "bad")) == str(error)
     assert "talk" in [each.name for each in manager.all(COMMANDS)]
     (report,) = (each for each in manager.survey() if each.name == "bad")
@@ -334,7 +334,7 @@ def test_distribution_without_metadata_still_has_its_plugins(site):
     assert load_error(PluginManager(warn=Told()), "bare").distribution == "(a distribution without a name)"
 
 
-def test_foreign_distributions_with_damaged_metadata_are_none_of_our_business(site):
+def test_damaged_metadata_of_unrelated_distributions_is_ignored(site):
     site.distribution("foreign", "[other.group]\nthis line has no equals sign\n")
     told = Told()
     PluginManager(warn=told).survey()
@@ -344,7 +344,7 @@ def test_foreign_distributions_with_damaged_metadata_are_none_of_our_business(si
 # --- one name, two distributions ---
 
 
-def test_two_that_offer_one_name_are_an_error_naming_both(site):
+def test_two_packages_that_offer_one_name_are_both_named(site):
     site.command("talk", distribution="first", version="1.0")
     site.command("talk", distribution="second", version="2.5")
     told = Told()
@@ -396,8 +396,8 @@ def test_one_distribution_seen_twice_on_the_path_is_one(site, tmp_path, monkeypa
 # --- probes and descriptors ---
 
 
-def test_probe_that_breaks_its_promise_is_a_no(site):
-    """PLUG-2: whatever a probe does, the answer is a yes or a no with a reason and a remedy."""
+def test_probe_that_breaks_its_contract_means_no(site):
+    """PLUG-2: whatever a probe does, the answer is yes, or no with a reason and a remedy."""
     site.module(
         "made_up_probing",
         "from mesh_core.plugins import *\n"
@@ -458,7 +458,7 @@ def test_capabilities_are_a_frozen_dataclass_of_plain_values():
             ProbeResult.yes(wrong)
 
 
-def test_probe_result_travels_and_cannot_be_changed():
+def test_probe_result_can_be_pickled_and_is_frozen():
     result = ProbeResult.yes(Lanes(4))
     assert pickle.loads(pickle.dumps(result)) == result
     assert hash(result) == hash(pickle.loads(pickle.dumps(result)))
@@ -488,14 +488,14 @@ def test_good_names(name):
     assert name_problem(name) is None
 
 
-def test_finding_that_is_not_well_says_what_to_do():
+def test_finding_that_is_not_ok_needs_a_remedy():
     with pytest.raises(ValueError, match="remedy"):
         Finding(status="warn", detail="few files")
     with pytest.raises(ValueError, match="status must be"):
         Finding(status="bad", detail="few files")  # type: ignore[arg-type]
 
 
-def test_load_error_travels():
+def test_load_error_can_be_pickled():
     error = PluginLoadError(
         "m", kind="command", name="n", distribution="d", version="1", cause="c", remedy="r"
     )
@@ -551,7 +551,7 @@ def test_conformance_suite_notices_a_plugin_that_breaks_promises(site):
     }
 
 
-def test_a_misspelt_group_is_warned_of_once_where_plugins_are_loaded(site):
+def test_a_misspelt_group_is_warned_about_once_when_plugins_are_loaded(site):
     site.distribution(
         "typo", "[mesh.launcher]\nfoo = made_up_foo\n[meshes.commands]\nbar = x\n[mesh.doctor]\n"
     )

@@ -1,4 +1,4 @@
-"""`patch_actor` and `mock_actor`: how far they reach, what they refuse, and that they leave nothing."""
+"""`patch_actor` and `mock_actor`: where they apply, what they refuse, and that they leave nothing behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
 
 class Store(Actor):
-    """What a program uses, and a test cannot."""
+    """Works in a program, but not in a test."""
 
     def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         raise OSError(f"{url} cannot be reached")
@@ -31,7 +31,7 @@ class Store(Actor):
 
 
 class StoreInMemory(Actor):
-    """Not related."""
+    """A mock that is not derived."""
 
     def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         self.values = {"url": url}
@@ -46,7 +46,7 @@ class StoreInMemory(Actor):
 
 
 class StoreWithoutNetwork(Store):
-    """Derived."""
+    """A mock that is derived."""
 
     def __init__(self, url: str, *, timeout: float = 1.0) -> None:
         self.url = url
@@ -57,7 +57,7 @@ class StoreWithoutNetwork(Store):
 
 
 class Program(Actor):
-    """Spawns its store itself."""
+    """Spawns its own store."""
 
     @endpoint
     def near(self) -> str:
@@ -69,7 +69,7 @@ class Program(Actor):
 
     @endpoint
     async def far(self) -> str:
-        """In a process of its own, by an actor there."""
+        """Spawn it in a separate process, in an actor there."""
         async with this_host().spawn_procs() as procs:
             inner: Any = procs.spawn("inner", Program)
             return str(await inner.near.call_one())
@@ -101,7 +101,7 @@ def test_a_derived_mock(one: ProcMesh) -> None:
         assert get_url(one) == "url of db://main"
 
 
-def test_the_mesh_is_of_the_mocks_class(one: ProcMesh) -> None:
+def test_the_mesh_has_the_class_of_the_mock(one: ProcMesh) -> None:
     with patch_actor(Store, StoreInMemory):
         store: Any = one.spawn("store", Store, "db://main")
     assert store.class_name == "StoreInMemory"
@@ -115,12 +115,12 @@ def test_patches_nest(one: ProcMesh) -> None:
         with patch_actor(Store, StoreWithoutNetwork):
             assert get_url(one) == "url of db://main"
         assert get_url(one) == "db://main"
-        # What a patch spawns is not patched in turn.
+        # The mock of a patch is not patched in turn.
         with patch_actor(StoreInMemory, StoreWithoutNetwork):
             assert get_url(one) == "db://main"
 
 
-def test_it_ends_with_an_exception_too(one: ProcMesh) -> None:
+def test_patch_ends_if_the_block_raises(one: ProcMesh) -> None:
     patch = patch_actor(Store, StoreInMemory)
     for _ in range(2):
         with pytest.raises(KeyError), patch:
@@ -129,7 +129,7 @@ def test_it_ends_with_an_exception_too(one: ProcMesh) -> None:
         get_url(one)
 
 
-def test_every_thread_of_this_process(one: ProcMesh) -> None:
+def test_patch_applies_to_all_threads(one: ProcMesh) -> None:
     seen: list[str] = []
     with patch_actor(Store, StoreInMemory):
         thread = threading.Thread(target=lambda: seen.append(get_url(one)))
@@ -138,7 +138,7 @@ def test_every_thread_of_this_process(one: ProcMesh) -> None:
     assert seen == ["db://main"]
 
 
-def test_actors_in_this_process() -> None:
+def test_patch_applies_to_actors_in_this_process() -> None:
     with patch_actor(Store, StoreInMemory):
         program: Any = this_proc().spawn("program", Program)
         assert program.near.call_one().get(timeout=30) == "db://near"
@@ -146,7 +146,7 @@ def test_actors_in_this_process() -> None:
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
-def test_processes_that_are_spawned_within_and_theirs(start: Any) -> None:
+def test_patch_applies_to_processes_spawned_in_the_block_and_to_theirs(start: Any) -> None:
     with patch_actor(Store, StoreInMemory), this_host().spawn_procs(start=start) as procs:
         program: Any = procs.spawn("program", Program)
         assert program.near.call_one().get(timeout=30) == "db://near"
@@ -161,7 +161,7 @@ def test_existing_processes_are_not_notified(one: ProcMesh) -> None:
         program.stop().get()
 
 
-def test_processes_from_within_keep_it_and_later_ones_have_none() -> None:
+def test_processes_spawned_in_the_block_keep_the_patch_and_later_ones_lack_it() -> None:
     with patch_actor(Store, StoreInMemory):
         within = this_host().spawn_procs()
     with within, this_host().spawn_procs() as later:
@@ -210,7 +210,7 @@ def test_as_a_decorator(one: ProcMesh) -> None:
         patch_actor(Store, StoreInMemory)(Program)
 
 
-def test_it_starts_no_runtime(script: Any) -> None:
+def test_patching_starts_no_runtime(script: Any) -> None:
     run = script(
         """
         from core_samples import Echo
@@ -225,7 +225,7 @@ def test_it_starts_no_runtime(script: Any) -> None:
     assert run.finish() == ("None\n", "")
 
 
-# What it refuses.
+# Refused mocks.
 
 
 def test_every_missing_endpoint_is_named() -> None:
@@ -303,10 +303,10 @@ def test_only_actor_classes(pair: tuple[Any, Any]) -> None:
         patch_actor(*pair)
 
 
-# Mocks that are made.
+# mock_actor().
 
 
-def test_a_made_mock_answers_as_told(one: ProcMesh) -> None:
+def test_mock_actor_gives_the_specified_answers(one: ProcMesh) -> None:
     mock = mock_actor(Store, get=lambda key, default="": key + default)
     assert mock.__name__ == "MockStore"
     with patch_actor(Store, mock):
@@ -322,7 +322,7 @@ def test_a_made_mock_answers_as_told(one: ProcMesh) -> None:
     store.stop().get()
 
 
-def test_a_made_mock_raises_and_awaits(one: ProcMesh) -> None:
+def test_mock_actor_raises_and_awaits(one: ProcMesh) -> None:
     async def later(key: str, value: str, retry: bool = False) -> int:
         await asyncio.sleep(0)
         return os.getpid()
@@ -345,7 +345,7 @@ def test_mocks_that_cannot_be_made() -> None:
         @endpoint
         def calls_received(self) -> None: ...
 
-    with pytest.raises(TypeError, match="of its own"):
+    with pytest.raises(TypeError, match="its own endpoint"):
         mock_actor(Clash)
     with pytest.raises(TypeError, match=r"MockStore\(url, timeout=1\.0\) missing required argument 'url'"):
         this_proc().spawn("store", mock_actor(Store))

@@ -1,4 +1,4 @@
-"""`mesh_core.testing`: the clock, plugins for a while, processes for a test."""
+"""`mesh_core.testing`: the clock, temporarily installed plugins, processes for a test."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_every_public_name_is_documented(page: Any) -> None:
 # The clock.
 
 
-def test_time_passes_when_told() -> None:
+def test_time_passes_only_by_advance() -> None:
     clock = FakeClock(10)
     assert (clock(), clock.now) == (10.0, 10.0)
     assert clock.advance(0) == 10.0
     assert clock.advance(2.5) == 12.5
     for wrong in (-1, float("nan")):
-        with pytest.raises(ValueError, match="0 and more"):
+        with pytest.raises(ValueError, match="at least 0"):
             clock.advance(wrong)
 
 
@@ -61,7 +61,7 @@ def test_timers_fire_in_the_order_of_their_times_each_at_its_own() -> None:
     assert clock.call_later(0, lambda: fired.append(("now", clock()))) and fired[-1] == ("now", 5.0)
 
 
-def test_a_timer_that_sets_another() -> None:
+def test_a_timer_can_start_another() -> None:
     clock, fired = FakeClock(), []
 
     def tick() -> None:
@@ -135,7 +135,7 @@ def test_a_timeout_by_the_clock() -> None:
     assert asyncio.run(main()) == "done"
 
 
-# Plugins that are installed for a while.
+# Temporarily installed plugins.
 
 
 class Greet:

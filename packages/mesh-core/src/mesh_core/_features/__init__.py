@@ -1,1 +1,1 @@
-"""What a process comes with beside the kernel: the debugger, logs, traces, synced workspaces, substitutes for tests. `_bundle` attaches them."""
+"""Features on top of the core: the debugger, logs, traces, synced workspaces, substitutes for tests. `_bundle` attaches them."""

@@ -1,6 +1,6 @@
-"""Which actor classes are spawned as others, while tests want it so: what ``mesh_core.testing.patch_actor`` changes.
+"""Actor classes that are spawned in place of others in tests: the state behind ``mesh_core.testing.patch_actor``.
 
-An extension. A process that is spawned meanwhile is told, and tells those that it spawns itself.
+An extension passes it on to processes that are spawned meanwhile, which pass it on to theirs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 
 class Layers:
-    """Classes, and those that are spawned in their place; the newest layer counts. Kept when the runtime ends."""
+    """Pairs of a class and its substitute; the newest pair wins. Kept when the runtime ends."""
 
     def __init__(self) -> None:
         self._layers: list[tuple[type, type]] = []
         self._told = ""
-        """What the spawner of this process has said, not read yet: that imports the classes."""
+        """What the spawner of this process sent. Not read yet, because reading imports the classes."""
         self._joins = False
 
     def hear(self, told: str) -> None:
-        """Take what :meth:`tell` has made in another process."""
+        """Take over what :meth:`tell` returned in another process."""
         self._told = told
 
     def tell(self) -> str:
-        """All of it as text, for a process that is spawned; empty if there is nothing."""
+        """Return all pairs as text, for a process that is spawned; empty if there are none."""
         if self._told and not self._layers:
             return self._told
         self._read()
@@ -42,13 +42,13 @@ class Layers:
         )
         if buffers:
             raise MeshError(
-                "a class that patch_actor() replaces, or its replacement, holds large data; pass that to the "
+                "a class that patch_actor() replaces, or its replacement, holds large data. Pass the data to the "
                 "constructor instead of keeping it in the class or its globals"
             )
         return b2a_base64(data, newline=False).decode()
 
     def push(self, real: type, substitute: type) -> None:
-        """From now on spawn ``substitute`` where ``real`` is asked for."""
+        """Spawn ``substitute`` in place of ``real`` from now on."""
         self._read()
         self._layers.append((real, substitute))
         if not self._joins:
@@ -56,14 +56,14 @@ class Layers:
             holder().for_each(_join)
 
     def pop(self, real: type, substitute: type) -> None:
-        """Take the newest such layer back."""
+        """Remove the newest such pair."""
         for index in range(len(self._layers) - 1, -1, -1):
             if self._layers[index] == (real, substitute):
                 del self._layers[index]
                 return
 
     def of(self, cls: type) -> type:
-        """What to spawn where ``cls`` is asked for."""
+        """Return the class to spawn in place of ``cls``."""
         if self._told:
             self._read()
         for real, substitute in reversed(self._layers):
@@ -78,26 +78,26 @@ class Layers:
 
 
 def layers() -> Layers:
-    """Those of this process."""
+    """Return the layers of this process."""
     return holder().slots.of(Layers)
 
 
 class Substitutes(Extension):
-    """Has substitutes spawned; ``payload`` is what the spawner of this process has said, as text."""
+    """Spawns substitutes; ``payload`` is the text from the spawner of this process."""
 
     name = "mesh.substitutes"
 
     def for_spawn(self, spawning: Spawning) -> Any:
-        """Tell new processes what counts here."""
+        """Send this process's layers to new processes."""
         return layers().tell() or NOT_CARRIED
 
     def start(self) -> None:
-        """Take over what counts where this process was spawned."""
+        """Take over the layers of the spawner."""
         if self.payload:
             layers().hear(self.payload)
 
     def actor_class(self, cls: type) -> type:
-        """What to spawn where ``cls`` is asked for."""
+        """Return the class to spawn in place of ``cls``."""
         return layers().of(cls)
 
 

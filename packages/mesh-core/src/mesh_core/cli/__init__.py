@@ -1,4 +1,4 @@
-"""The ``mesh`` command. Its subcommands are plugins, its own included; only the one that is run is imported."""
+"""The ``mesh`` command. All subcommands are plugins, including Mesh's own; only the one that runs is imported."""
 
 from mesh_core.cli._app import main
 

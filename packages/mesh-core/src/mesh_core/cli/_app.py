@@ -1,6 +1,6 @@
-"""From a command line to the one plugin that carries it out.
+"""Find and run the plugin that a command line names.
 
-The first word picks the subcommand, before argparse sees anything: so only its plugin is imported, and
+The first word picks the subcommand before argparse runs, so that only its plugin is imported;
 ``mesh --version`` and ``mesh --help`` import none.
 """
 
@@ -21,7 +21,7 @@ _OWN_DISTRIBUTION: Final = "mesh-core"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``mesh`` with these arguments, by default the process's own, and return the exit status."""
+    """Run ``mesh`` with these arguments, by default those of the process, and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     manager = quiet_manager()
     try:
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _exit.INTERRUPTED
     except BrokenPipeError:
-        # Else the interpreter fails once more, aloud, when it flushes stdout at its end.
+        # Otherwise the interpreter prints another error when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _exit.PIPE_CLOSED
     except MeshError as error:
@@ -59,32 +59,36 @@ def _parser(manager: PluginManager) -> argparse.ArgumentParser:
         usage="mesh [--version] [--help] COMMAND ...",
         description="Drive a whole cluster from one Python script.",
         epilog="\n".join(
-            ["commands:", *(line.rstrip() for line in lines), "", "`mesh COMMAND --help` explains each."]
+            [
+                "commands:",
+                *(line.rstrip() for line in lines),
+                "",
+                "`mesh COMMAND --help` describes a command.",
+            ]
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--version", "-V", action="store_true", help="show the installed Mesh packages and the Python"
+        "--version", "-V", action="store_true", help="show the versions of Mesh packages and Python"
     )
     return parser
 
 
 def _summary(entry: PluginEntry) -> str:
-    """What a command does; of one that somebody else has made, what its distribution is."""
+    """Return what a command does; for a command of another distribution, the distribution's summary."""
     if entry.distribution == _OWN_DISTRIBUTION:
         return SUMMARIES.get(entry.name, "")
     try:
-        said = importlib.metadata.metadata(entry.distribution)["Summary"] or ""
+        summary = " ".join((importlib.metadata.metadata(entry.distribution)["Summary"] or "").split())
     except Exception:  # noqa: BLE001 - damaged or missing, and not needed
-        said = ""
-    said = " ".join(said.split())
-    return f"{said} (from {entry.distribution})" if said else f"from {entry.distribution}"
+        summary = ""
+    return f"{summary} (from {entry.distribution})" if summary else f"from {entry.distribution}"
 
 
 def _run(manager: PluginManager, name: str, arguments: list[str]) -> int:
     try:
-        # With an own name taken by another distribution as well, `mesh` must still be able to say so.
+        # Mesh's own commands work even if another distribution offers the same name: `mesh plugins` reports it.
         plugin = manager.get(COMMANDS, name, distribution=_OWN_DISTRIBUTION if name in SUMMARIES else None)
     except PluginLoadError as error:
         return _complain(str(error), _exit.UNUSABLE)
@@ -103,7 +107,7 @@ def _run(manager: PluginManager, name: str, arguments: list[str]) -> int:
     except (MeshError, OSError):
         raise
     except Exception as error:
-        error.add_note(f"raised by the command {name!r} of {manager.origin(COMMANDS, name)}")
+        error.add_note(f"raised by command {name!r} of {manager.origin(COMMANDS, name)}")
         raise
 
 

@@ -1,4 +1,4 @@
-"""mesh-core's own commands and checks, offered in the same way as any plugin's: the entry points name this module."""
+"""mesh-core's own commands and checks, offered through entry points like those of any plugin."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -17,33 +17,33 @@ _COMMANDS = {
     "doctor": "_doctor:DoctorCommand",
 }
 _CHECKS = {
-    "python": ("_interpreter:check_python", "the Python version and how it was built"),
-    "kernel": ("_interpreter:check_kernel", "the kernel's version and the C library's"),
-    "native": ("_interpreter:check_native", "the native module belongs to this version"),
+    "python": ("_interpreter:check_python", "the Python version and build"),
+    "kernel": ("_interpreter:check_kernel", "the versions of the kernel and the C library"),
+    "native": ("_interpreter:check_native", "the native module matches this version"),
     "plugins": ("_interpreter:check_plugins", "every installed plugin loads"),
-    "cpus": ("_limits:check_cpus", "cores, and how much of them the container may use"),
+    "cpus": ("_limits:check_cpus", "CPU cores, and the container's CPU limit"),
     "open-files": ("_limits:check_open_files", "the limit on open files"),
     "processes": ("_limits:check_processes", "the limits on processes"),
     "shared-memory": ("_kernel:check_shared_memory", "anonymous shared memory and /dev/shm"),
-    "memory-sharing": ("_kernel:check_memory_sharing", "a process may open its sibling's shared memory"),
-    "pidfd": ("_kernel:check_pidfd", "the kernel tells at once when a process ends"),
-    "unix-sockets": ("_kernel:check_unix_sockets", "local sockets, and descriptors sent through them"),
+    "memory-sharing": ("_kernel:check_memory_sharing", "processes can open each other's shared memory"),
+    "pidfd": ("_kernel:check_pidfd", "the kernel reports at once when a process ends"),
+    "unix-sockets": ("_kernel:check_unix_sockets", "local sockets, and passing descriptors through them"),
 }
 
 
 @cache
 def _lazily(place: str, *, make: bool = False) -> Callable[[], Any]:
-    """Find ``module:name`` below this package, and ``make`` one of it, when that is asked for: listing plugins must stay cheap.
+    """Return a function that imports ``module:name`` from this package, and with ``make`` calls it; listing plugins stays cheap.
 
-    Descriptors are compared, so the same place gives the same function.
+    Cached because plugin descriptors are compared: the same place must give the same function.
     """
 
-    def find() -> Any:
+    def load() -> Any:
         module, _, name = place.partition(":")
         found = getattr(import_module(f"mesh_core.cli.{module}"), name)
         return found() if make else found
 
-    return find
+    return load
 
 
 @hookimpl
@@ -56,6 +56,6 @@ def mesh_register_commands() -> Iterable[CommandPlugin]:
 
 @hookimpl
 def mesh_register_doctor_checks() -> Iterable[DoctorCheck]:
-    """What Mesh needs of the interpreter, the kernel and their limits."""
+    """Checks of the interpreter, the kernel and resource limits."""
     for name, (place, summary) in _CHECKS.items():
         yield DoctorCheck(name=name, api_version=1, create=_lazily(f"checks.{place}"), summary=summary)

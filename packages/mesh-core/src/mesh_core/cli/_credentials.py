@@ -12,17 +12,17 @@ from mesh_core.cli._table import aligned
 
 
 class CredentialsCommand:
-    """Make, show, renew and revoke what the members of a job prove themselves with."""
+    """Create, show, renew and revoke the credentials of a job."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the subcommands."""
         commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="do", help="what to do")
         for name, summary in (
-            ("new", "make a new job's credentials"),
-            ("issue", "make a folder for one more host, or for an observer, which can be revoked alone"),
-            ("renew", "make new certificates for the keys of a folder"),
-            ("show", "list a folder's certificates, and how long they hold"),
-            ("revoke", "shut somebody out"),
+            ("new", "create credentials for a new job"),
+            ("issue", "create a folder for one more host or an observer, which can be revoked separately"),
+            ("renew", "issue new certificates for the keys in a folder"),
+            ("show", "list a folder's certificates and how long they are valid"),
+            ("revoke", "revoke a certificate and all others for the same key"),
         ):
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.add_argument("dir", type=Path, metavar="DIR", help="the job's folder")
@@ -31,11 +31,15 @@ class CredentialsCommand:
                 each.add_argument(
                     "--observer",
                     action="store_true",
-                    help="for somebody who may look into jobs (mesh look --host), and do nothing else",
+                    help="for an observer, who may look into jobs (mesh look --host) and do nothing else",
                 )
             elif name == "renew":
                 each.add_argument(
-                    "out", type=Path, metavar="OUT", nargs="?", help="a host's folder; else DIR itself"
+                    "out",
+                    type=Path,
+                    metavar="OUT",
+                    nargs="?",
+                    help="the folder to renew (default: DIR itself)",
                 )
             elif name == "show":
                 each.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -43,7 +47,7 @@ class CredentialsCommand:
                 each.add_argument(
                     "which",
                     metavar="WHICH",
-                    help="a serial number, a fingerprint (the first digits do), or a file",
+                    help="a serial number or fingerprint (the first digits suffice), or the certificate's file",
                 )
             if name in ("new", "issue", "renew"):
                 for unit in ("days", "hours", "seconds"):
@@ -52,11 +56,11 @@ class CredentialsCommand:
                         type=_number,
                         default=0.0,
                         metavar="N",
-                        help=f"certificates hold for N {unit}",
+                        help=f"make certificates valid for N {unit}; the units add up",
                     )
 
     def run(self, args: Namespace) -> int:
-        """Carry out one of them."""
+        """Run one subcommand."""
         if args.do == "new":
             _new(args.dir, _lifetime(args))
         elif args.do == "issue":
@@ -76,7 +80,7 @@ def _number(text: str) -> float:
     except ValueError:
         number = -1.0
     if not 0 < number < 1e9:
-        raise ArgumentTypeError(f"{text!r} is not a positive number")
+        raise ArgumentTypeError(f"must be a positive number, got {text!r}")
     return number
 
 
@@ -87,16 +91,18 @@ def _lifetime(args: Namespace) -> timedelta:
 
 def _new(path: Path, lifetime: timedelta) -> None:
     credentials = Credentials.new(path, lifetime=lifetime)
-    print(f"made the credentials of job {credentials.job} in {path}; they hold for {_age(lifetime)}")
+    print(f"created credentials for job {credentials.job} in {path}, valid for {_age(lifetime)}")
     print()
     rows = [
-        ("your script", f"attach_to_workers([...], credentials={str(path)!r})"),
-        ("each host", f"scp -rp {shlex.quote(str(credentials.host_path))} HOST:mesh-credentials"),
-        ("on the host", "mesh host --listen 0.0.0.0:26600 --credentials mesh-credentials"),
+        ("in your script", f"attach_to_workers([...], credentials={str(path)!r})"),
+        ("for each host", f"scp -rp {shlex.quote(str(credentials.host_path))} HOST:mesh-credentials"),
+        ("on each host", "mesh host --listen 0.0.0.0:26600 --credentials mesh-credentials"),
     ]
     print(aligned(rows))
     print()
-    print(f"Whoever can read {path / 'ca.key'} can let anybody in: it stays here.")
+    print(
+        f"Anyone who can read {path / 'ca.key'} can let anyone into the job: do not copy it to another machine."
+    )
 
 
 def _issue(path: Path, out: Path, lifetime: timedelta, *, observer: bool) -> None:
@@ -104,13 +110,13 @@ def _issue(path: Path, out: Path, lifetime: timedelta, *, observer: bool) -> Non
     issue = credentials.issue_observer if observer else credentials.issue_host
     made = issue(out, lifetime=lifetime)
     print(
-        f"made {out} for {'an observer' if observer else 'a host'}: certificate {_short(made)}, which holds for {_age(lifetime)}"
+        f"created {out} for {'an observer' if observer else 'a host'}: certificate {_short(made)}, valid for {_age(lifetime)}"
     )
 
 
 def _renew(path: Path, out: Path | None, lifetime: timedelta) -> None:
     for made in Credentials.load(path).renew(out, lifetime=lifetime):
-        print(f"the {made.role} certificate is now {_short(made)}, which holds for {_age(lifetime)}")
+        print(f"renewed the {made.role} certificate: now {_short(made)}, valid for {_age(lifetime)}")
 
 
 def _revoke(path: Path, which: str) -> None:
@@ -121,8 +127,8 @@ def _revoke(path: Path, which: str) -> None:
     more = f", and {others} more for the same key" if others else ""
     print(f"revoked the {gone.role} certificate {_short(gone)}{more}")
     print(
-        f"A running controller that uses {path} takes this up by itself, and hands it on to its hosts; "
-        f"hosts that wait for a job need the new {path / 'crl.pem'}."
+        f"A running controller that uses {path} notices this and tells its hosts. "
+        f"Copy the new {path / 'crl.pem'} to hosts that are waiting for a job."
     )
 
 
@@ -172,7 +178,7 @@ def _short(certificate: Certificate) -> str:
 
 
 def _age(span: timedelta) -> str:
-    """A span as people say it.
+    """Format a time span in its two largest units.
 
     >>> _age(timedelta(days=6, hours=23, minutes=59)), _age(timedelta(minutes=95)), _age(timedelta(seconds=2.5))
     ('6 d 23 h', '1 h 35 min', '2 s')

@@ -17,29 +17,29 @@ from mesh_core.cli import _exit
 from mesh_core.cli._table import age, aligned
 
 _HELP: Final = """\
-list                  what is stopped, and where
-attach WHICH          open the debugger of one: n, s, p, w, u, d, ll, b, c, interact ...; h there explains
-cast WHICH COMMAND    give one command to many, and see their answers
-continue [WHICH]      let them go on; without WHICH all
-quit                  leave; what is stopped stays so
+list                  show which actors are stopped, and where
+attach WHICH          debug one actor: n, s, p, w, u, d, ll, b, c, interact ...; h explains them
+cast WHICH COMMAND    send a command to several actors and show their answers
+continue [WHICH]      let actors continue; without WHICH, all of them
+quit                  leave; stopped actors stay stopped
 
-WHICH is a number of the list, the name of a mesh, coordinates, or all: 2, trainers, gpus=0:4, trainers,gpus=3
+WHICH is a number from the list, the name of a mesh, coordinates, or all: 2, trainers, gpus=0:4, trainers,gpus=3
 """
 
 
 class DebugCommand:
-    """List what is stopped at breakpoints, and debug it: one alone, or many at once."""
+    """List the actors that are stopped at breakpoints and debug them, one at a time or many at once."""
 
     def configure(self, parser: ArgumentParser) -> None:
-        """Declare the subcommands; without one it asks for them."""
+        """Declare the subcommands; without one, ``run`` opens a prompt."""
         parser.add_argument("--job", type=int, metavar="PID", help="only the job whose script has this pid")
         parser.set_defaults(do=None, json=False)
-        commands = parser.add_subparsers(metavar="COMMAND", help="without one, asks for them")
+        commands = parser.add_subparsers(metavar="COMMAND", help="without one, opens a prompt")
         for name, summary in (
-            ("list", "show what is stopped, and where"),
-            ("attach", "open the debugger of one"),
-            ("cast", "give one command to many, and show their answers"),
-            ("continue", "let them go on"),
+            ("list", "show which actors are stopped, and where"),
+            ("attach", "debug one actor"),
+            ("cast", "send a command to several actors and show their answers"),
+            ("continue", "let actors continue"),
         ):
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.set_defaults(do=name)
@@ -47,43 +47,45 @@ class DebugCommand:
             if name == "list":
                 each.add_argument("--json", action="store_true", help="print JSON instead of a table")
             elif name == "cast":
-                each.add_argument("which", help="all, a number of the list, a mesh, or coordinates: gpus=0:4")
-                each.add_argument("command", nargs=REMAINDER, help="what to give to the debuggers: p loss")
+                each.add_argument(
+                    "which", help="all, a number from the list, a mesh, or coordinates: gpus=0:4"
+                )
+                each.add_argument(
+                    "command", nargs=REMAINDER, help="a command of the debugger, such as: p loss"
+                )
             else:
                 each.add_argument("which", nargs="+" if name == "attach" else "*", help="as for cast")
 
     def run(self, args: Namespace) -> int:
-        """Carry out one command, or those that are typed."""
-        desk = Desk(args.job)
+        """Run one command, or open a prompt."""
+        debugger = JobDebugger(args.job)
         if args.do is None:
-            return desk.serve()
+            return debugger.prompt()
         if args.do == "list":
-            desk.show(as_json=args.json)
+            debugger.show(as_json=args.json)
         elif args.do == "attach":
-            desk.attach(" ".join(args.which))
+            debugger.attach(" ".join(args.which))
         elif args.do == "cast":
-            desk.cast(args.which, " ".join(args.command))
+            debugger.cast(args.which, " ".join(args.command))
         else:
-            desk.continue_(" ".join(args.which))
+            debugger.continue_(" ".join(args.which))
         return _exit.OK
 
 
-class Desk:
-    """What the user does to the jobs' stopped actors."""
+class JobDebugger:
+    """The commands of ``mesh debug``, for the stopped actors of one job or of all."""
 
     def __init__(self, job: int | None) -> None:
         self._job = job
         self._listed: list[Stop] | None = None
-        """What the numbers in the user's commands mean."""
+        """The list last shown, which numbers in commands refer to."""
 
-    # At the prompt.
-
-    def serve(self) -> int:
-        """Carry out what is typed until the user leaves."""
+    def prompt(self) -> int:
+        """Read and run commands until the user leaves."""
         if sys.stdin.isatty():
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401 - gives input() its editing and history
-        self._carry_out("list")
+        self._run("list")
         while True:
             try:
                 line = input("mesh debug> ")
@@ -95,9 +97,9 @@ class Desk:
                 return _exit.OK
             if line.strip() in ("quit", "q", "exit"):
                 return _exit.OK
-            self._carry_out(line)
+            self._run(line)
 
-    def _carry_out(self, line: str) -> None:
+    def _run(self, line: str) -> None:
         word, _, rest = line.strip().partition(" ")
         which, _, command = rest.strip().partition(" ")
         commands: dict[str, Callable[[], None]] = {
@@ -113,40 +115,39 @@ class Desk:
         known = commands.get(short.get(word, word))
         try:
             if known is None:
-                raise MeshError(f"no command is called {word!r}; there are {', '.join(commands)} and quit")
+                raise MeshError(f"unknown command {word!r}; the commands are {', '.join(commands)} and quit")
             known()
         except (MeshError, OSError) as error:
             print(f"mesh: {error}")
         except KeyboardInterrupt:
             print()
 
-    # The commands.
-
     def show(self, *, as_json: bool = False) -> None:
-        """Show what is stopped."""
+        """Show which actors are stopped."""
         found = find(self._job)
         self._listed = found.stops
         print(_as_json(found) if as_json else _as_table(found))
 
     def attach(self, which: str) -> None:
-        """Be at one debugger."""
+        """Debug one actor."""
         found = self._pick(which) if which else self._stops()
         if not found:
             raise MeshError("nothing is stopped")
         if len(found) > 1:
             raise MeshError(
-                f"attach takes one, and {which or 'that'} means {len(found)}: {names(found)}; cast reaches many"
+                f"attach takes one actor, but {which + ' matches' if which else 'there are'} {len(found)}: "
+                f"{names(found)}. Name one, or use cast"
             )
         Attached(found[0]).run()
 
     def cast(self, which: str, command: str) -> None:
-        """Give one command to many."""
+        """Send one command to several actors."""
         if not which or not command.strip():
-            raise MeshError("cast takes whom and what: cast gpus=0:4 p loss")
+            raise MeshError("cast needs actors and a command, such as: cast gpus=0:4 p loss")
         _show(Cast(self._pick(which), command).collect(_waiting))
 
     def continue_(self, which: str) -> None:
-        """Let some go on."""
+        """Let actors continue."""
         _show(Cast(self._pick(which or "all"), "continue").collect(_waiting))
 
     def _stops(self) -> list[Stop]:
@@ -154,7 +155,7 @@ class Desk:
 
     def _pick(self, which: str) -> list[Stop]:
         selection = Selection.parse(which)
-        # Numbers are those of the list that the user has seen; anything else means what is stopped now.
+        # Numbers refer to the list that the user has seen; everything else to what is stopped now.
         if selection.numbers and self._listed is not None:
             return selection.pick(self._listed)
         return selection.pick(self._stops())
@@ -191,7 +192,7 @@ def _as_json(found: Found) -> str:
 
 def _as_table(found: Found) -> str:
     notes = [
-        f"process {Path(path).stem} of job {Path(path).parent.name} has something stopped and does not answer"
+        f"process {Path(path).stem} of job {Path(path).parent.name} has stopped actors, but does not answer"
         for path in found.silent
     ]
     if not found.stops:

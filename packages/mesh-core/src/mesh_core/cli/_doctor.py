@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from mesh_core._common.display import counted
 from mesh_core._common.errors import PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
 from mesh_core.plugins import DOCTOR_CHECKS, DoctorCheck, Finding, PluginManager
 
 LIMIT: Final = 30.0
-"""Seconds that a check may take."""
+"""How many seconds a check may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +38,25 @@ class DoctorCommand:
             type=float,
             default=LIMIT,
             metavar="SECONDS",
-            help=f"how long each check may take (by default {LIMIT:g} seconds)",
+            help=f"how long each check may take (default: {LIMIT:g} seconds)",
         )
 
     def run(self, args: Namespace) -> int:
-        """Print what was found; the status is 1 if any check failed, 0 with warnings only."""
+        """Print the findings and return 1 if any check failed; warnings alone return 0."""
         manager = quiet_manager()
         width = max((len(name) for name in manager.names(DOCTOR_CHECKS)), default=0)
         results = []
         for result in examine(manager, limit=args.limit):
             results.append(result)
             if not args.json:
-                # As they come: one that takes long does not hold back what the others have found.
+                # At once, so that a slow check does not hold back the findings of the others.
                 print(_as_lines(result, width), flush=True)
-        print(_as_json(results) if args.json else _sum(results))
-        return (
-            _exit.FAILED
-            if any(each.status == "fail" for result in results for each in result.findings)
-            else _exit.OK
-        )
+        print(_as_json(results) if args.json else _totals(results))
+        return _exit.FAILED if _counts(results)["fail"] else _exit.OK
 
 
 def examine(manager: PluginManager, *, limit: float = LIMIT) -> Iterator[CheckResult]:
-    """Run the checks one after the other, by name. One that misbehaves is a failure of its own, not of the rest."""
+    """Run the checks one after another, in the order of their names. If one misbehaves, the others still run."""
     for name in manager.names(DOCTOR_CHECKS):
         origin = manager.origin(DOCTOR_CHECKS, name)
         try:
@@ -79,7 +76,7 @@ def _limited(manager: PluginManager, check: DoctorCheck, name: str, origin: str,
         found = _findings(check, origin) if applies else ()
         results.append(CheckResult(name, origin, found, skipped="" if applies else applies.reason))
 
-    # Nothing ends what a check waits for; the end of the command does not wait for it.
+    # A check that hangs cannot be interrupted; a daemon thread does not keep the command from exiting.
     thread = threading.Thread(target=run, name=f"mesh-doctor-{name}", daemon=True)
     thread.start()
     thread.join(limit)
@@ -87,8 +84,8 @@ def _limited(manager: PluginManager, check: DoctorCheck, name: str, origin: str,
         return results[0]
     late = Finding(
         status="fail",
-        detail=f"the check has not finished within {limit:g} s",
-        remedy=f"see what it waits for, such as a file system that does not answer, or report this to the author of {origin}",
+        detail=f"the check did not finish within {limit:g} s",
+        remedy=f"find out what it is waiting for, such as a hung file system, or report this to the author of {origin}",
     )
     return CheckResult(name, origin, (late,))
 
@@ -98,7 +95,9 @@ def _findings(check: DoctorCheck, origin: str) -> tuple[Finding, ...]:
         findings = tuple(check.create()())
         strangers = [type(each).__name__ for each in findings if not isinstance(each, Finding)]
         if strangers or not findings:
-            raise PluginError(f"a check must give one or more Findings, got {', '.join(strangers) or 'none'}")
+            raise PluginError(
+                f"a check must return one or more Findings, got {', '.join(strangers) or 'none'}"
+            )
         return findings
     except Exception as error:  # noqa: BLE001 - whatever an outside check raises, the others still run
         detail = f"the check itself failed: {type(error).__name__}: {error}"
@@ -130,10 +129,10 @@ def _as_lines(result: CheckResult, width: int) -> str:
     return "\n".join(f"{status:<4}  {name:<{width}}  {text}".rstrip() for status, name, text in rows)
 
 
-def _sum(results: list[CheckResult]) -> str:
+def _totals(results: list[CheckResult]) -> str:
     counts = _counts(results)
     none = "" if results else "no checks are installed\n"
-    return f"{none}\n{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"
+    return f"{none}\n{counts['ok']} ok, {counted(counts['warn'], 'warning')}, {counts['fail']} failed"
 
 
 def _counts(results: list[CheckResult]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""``mesh host``: the agent of a machine."""
+"""``mesh host``: run the agent of this machine."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import sys
 from mesh_core.cli import _exit
 
 _EXAMPLE = """\
-example, with a folder that `mesh credentials new train` has made where the script runs:
+example, with a folder created by `mesh credentials new train` on the script's machine:
   scp -rp train/host HERE:mesh-credentials
   mesh host --listen 0.0.0.0:26600 --credentials mesh-credentials
   ... and in the script: attach_to_workers(["tcp://HERE:26600"], credentials="train")
 
-The address is printed on stdout; jobs that begin and end, and who was refused, on stderr."""
+The address is printed to stdout. Jobs that begin or end, and refused connections, are reported on stderr."""
 
 
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=VALUE, such as zone=a")
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, such as zone=a, got {text!r}")
     return name, value
 
 
@@ -28,21 +28,23 @@ def _amount(text: str) -> tuple[str, float]:
     try:
         return name, float(value)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} must be NAME=NUMBER, such as gpus=8") from None
+        raise argparse.ArgumentTypeError(f"must be NAME=NUMBER, such as gpus=8, got {text!r}") from None
 
 
 class HostCommand:
-    """Serves jobs on this machine."""
+    """Serve jobs on this machine."""
 
     def configure(self, parser: argparse.ArgumentParser) -> None:
         """Add the options."""
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.description = "Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C: one after another, and several at once."
+        parser.description = (
+            "Serve jobs on this machine, also several at once, until SIGTERM, SIGHUP or Ctrl-C."
+        )
         parser.epilog = _EXAMPLE
         parser.add_argument(
             "--listen",
             metavar="HOST:PORT",
-            help="where controllers and other hosts find this one; port 0 is any",
+            help="the address at which controllers and other hosts connect; port 0 stands for any free port",
         )
         parser.add_argument(
             "--credentials", metavar="DIR", required=True, help="the folder with this host's credentials"
@@ -50,21 +52,23 @@ class HostCommand:
         parser.add_argument(
             "--dial",
             metavar="HOST:PORT",
-            help="where a script waits (attach_to_workers(listen=...)), if nobody can connect to this host",
+            help="the address at which a script waits (attach_to_workers(listen=...)), if nobody can connect to this host",
         )
         parser.add_argument(
             "--once",
             action="store_true",
-            help="serve one job, no other beside it, and exit when it has ended",
+            help="serve a single job, and exit when it ends",
         )
-        parser.add_argument("--name", help="what errors and listings call this host")
+        parser.add_argument(
+            "--name", help="this host's name in errors and listings (default: the machine's name)"
+        )
         parser.add_argument(
             "--label",
             metavar="NAME=VALUE",
             action="append",
             default=[],
             type=_pair,
-            help="what scripts select this host by, such as zone=a (hosts.select(zone='a')); may be repeated",
+            help="a label by which scripts select this host, such as zone=a (hosts.select(zone='a')); may be repeated",
         )
         parser.add_argument(
             "--resource",
@@ -81,7 +85,7 @@ class HostCommand:
 
         if options.listen is None and options.dial is None:
             print(
-                "mesh: give --listen, or --dial for a network in which nobody can connect to this host",
+                "mesh: missing argument: give --listen, or --dial if nobody can connect to this host",
                 file=sys.stderr,
             )
             return _exit.USAGE

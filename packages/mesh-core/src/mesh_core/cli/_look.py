@@ -16,22 +16,23 @@ from mesh_core.inspect import JobInfo, RunningJob, connect, jobs
 
 
 class LookCommand:
-    """Look into a job that runs on this machine, from any terminal of the same user, or into one on other machines, with
-    credentials. Nothing in the job is changed.
+    """Look into a job on this machine, from any terminal of the same user, or with credentials into one on other machines.
+
+    Nothing in the job is changed.
     """
 
     def configure(self, parser: ArgumentParser) -> None:
-        """Declare the subcommands; without one it lists the jobs."""
+        """Declare the subcommands; without one, ``run`` lists the jobs."""
         _add_where(parser)
         parser.set_defaults(do="list", json=False, job=None, host=None, credentials=None)
         commands = parser.add_subparsers(metavar="COMMAND", help="without one, lists the jobs")
         for name, summary in (
-            ("list", "list the jobs that run"),
-            ("snapshot", "show hosts, processes and actors, and what they do"),
-            ("waits", "show who waits for whom, and where that is a circle"),
-            ("events", "show what happens, until Ctrl-C or the job's end"),
-            ("logs", "show what workers print, until Ctrl-C or the job's end"),
-            ("stacks", "show where the Python threads of all processes stand"),
+            ("list", "list the running jobs"),
+            ("snapshot", "show hosts, processes and actors, and what they are doing"),
+            ("waits", "show who waits for whom, and deadlocks"),
+            ("events", "show events until Ctrl-C or the end of the job"),
+            ("logs", "show what workers print, until Ctrl-C or the end of the job"),
+            ("stacks", "show the stacks of the Python threads of all processes"),
         ):
             each = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
             each.set_defaults(do=name)
@@ -39,20 +40,25 @@ class LookCommand:
             if name != "logs":
                 each.add_argument("--json", action="store_true", help="print JSON")
             if name == "events":
-                each.add_argument("--past", action="store_true", help="begin with those that are still kept")
+                each.add_argument(
+                    "--past", action="store_true", help="begin with the events that are still kept"
+                )
             elif name == "stacks":
                 each.add_argument("mesh", nargs="?", default="", help="only the processes of this mesh")
             if name in ("snapshot", "waits", "stacks"):
                 each.add_argument(
-                    "--timeout", type=float, default=2.0, metavar="SECONDS", help="wait so long for processes"
+                    "--timeout",
+                    type=float,
+                    default=2.0,
+                    metavar="SECONDS",
+                    help="how long to wait for processes",
                 )
 
     def run(self, args: Namespace) -> int:
-        """Carry out one subcommand."""
+        """Run one subcommand."""
         if (args.host is None) != (args.credentials is None):
-            raise MeshError("--host and --credentials go together: which host to look through, and with what")
+            raise MeshError("--host and --credentials must be given together")
         if args.do == "list":
-            # Of none there is nothing to say by a status: that is not wrong.
             known = jobs(host=args.host, credentials=args.credentials)
             found = [info for info in known if args.job in (None, info.pid, info.id)]
             print(_listed(found, args.host, as_json=args.json))
@@ -64,32 +70,32 @@ class LookCommand:
             if args.do not in ("events", "logs"):
                 raise
         except BrokenPipeError:
-            # `head` has seen enough; at its end Python would flush into nothing.
+            # A reader such as `head` has left; without this, Python fails to flush stdout at exit.
             sys.stdout = None
         return _exit.OK
 
 
 def _add_where(parser: ArgumentParser) -> None:
-    """Which job; said before the subcommand or behind it."""
+    """Add the options that select a job, which may stand before or after the subcommand."""
     parser.add_argument(
         "--job",
         type=_job,
         metavar="JOB",
         default=SUPPRESS,
-        help="the pid of the job's script, or the job's id",
+        help="the pid of the job's script, or the job's ID",
     )
     parser.add_argument(
         "--host",
         metavar="ADDRESS",
         default=SUPPRESS,
-        help="look through this host of the job, on any machine: tcp://b7:26600",
+        help="look through this host of the job, on any machine, such as tcp://b7:26600",
     )
     parser.add_argument(
         "--credentials",
         type=Path,
         metavar="DIR",
         default=SUPPRESS,
-        help="with --host: the folder of the job's owner, or an observer's",
+        help="the folder of the job's owner or of an observer; required with --host",
     )
 
 
@@ -97,7 +103,7 @@ def _job(text: str) -> int | str:
     if len(text) == 16 and set(text) <= set(string.hexdigits):
         return text.lower()
     if not text.isdecimal():
-        raise ArgumentTypeError(f"{text!r} is neither a pid nor an id of 16 hexadecimal digits")
+        raise ArgumentTypeError(f"must be a pid or an ID of 16 hexadecimal digits, got {text!r}")
     return int(text)
 
 
@@ -118,13 +124,13 @@ def _show(job: RunningJob, args: Namespace) -> None:
         missed = 0
         for event in job.events(past=args.past):
             if job.missed > missed:
-                print(f"mesh: {job.missed - missed} events were missed", file=sys.stderr)
+                print(f"mesh: missed {job.missed - missed} events", file=sys.stderr)
                 missed = job.missed
             print(event.as_json() if args.json else event, flush=True)
     else:
         for one in job.logs():
             if one.missed:
-                print(f"mesh: {one.missed} texts were missed", file=sys.stderr)
+                print(f"mesh: missed {one.missed} pieces of output", file=sys.stderr)
             stream = sys.stderr if one.is_error else sys.stdout
             stream.write(one.text)
             stream.flush()
@@ -136,7 +142,7 @@ def _listed(found: Iterable[JobInfo], host: str | None, *, as_json: bool) -> str
     rows = [
         (
             str(info.pid),
-            # Of jobs on other machines the pid may be another's too.
+            # Pids of jobs on other machines are not unique.
             *([info.id, info.host] if host else []),
             Path(info.script).name or "python",
             age(time.time() - info.began),
@@ -145,5 +151,9 @@ def _listed(found: Iterable[JobInfo], host: str | None, *, as_json: bool) -> str
         for info in found
     ]
     if not rows:
-        return f"no job can be looked into through {host}" if host else "no job of yours runs on this machine"
+        return (
+            f"no job can be looked into through {host}"
+            if host
+            else "you have no running jobs on this machine"
+        )
     return aligned([("JOB", *(["ID", "ON"] if host else []), "SCRIPT", "FOR", "IN"), *rows])

@@ -11,14 +11,14 @@ from mesh_core.plugins import PluginReport
 
 
 class PluginsCommand:
-    """List every installed plugin, and say of each whether it can be used here, and if not, why and what would help."""
+    """List every installed plugin and whether it can be used here, and if not, why and what would help."""
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare ``--json``."""
         parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
     def run(self, args: Namespace) -> int:
-        """Print the list. The status is 0 also when a plugin is broken: to check is `mesh doctor`'s part."""
+        """Print the list and return 0, even if a plugin is broken: checking is up to `mesh doctor`."""
         reports = quiet_manager().survey()
         print(_as_json(reports) if args.json else _as_table(reports))
         return _exit.OK

@@ -1,4 +1,4 @@
-"""What Mesh's own commands do, in a line each: `mesh --help` shows them and imports no command for that."""
+"""One-line summaries of Mesh's own commands, so that `mesh --help` can show them without importing the commands."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -6,11 +6,11 @@ from typing import Final
 
 SUMMARIES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "credentials": "make, show, renew and revoke what the members of a job prove themselves with",
+        "credentials": "create, show, renew and revoke the credentials of a job",
         "debug": "debug actors that are stopped at a breakpoint",
         "doctor": "check that this machine is ready for Mesh",
         "host": "serve jobs on this machine",
         "look": "look into a running job: its tree, events, logs, and the stacks of its processes",
-        "plugins": "list the plugins of this environment, and what keeps any from working",
+        "plugins": "list the installed plugins, and why any of them cannot be used",
     }
 )

@@ -1,10 +1,10 @@
-"""Columns and spans of time for people to read."""
+"""Format tables and time spans."""
 
 from collections.abc import Iterable, Sequence
 
 
 def aligned(rows: Iterable[Sequence[str]], *, gap: int = 2) -> str:
-    """The rows as lines, every column as wide as its widest cell, the last one as it comes.
+    """Format rows as lines, each column as wide as its widest cell, without trailing spaces.
 
     >>> print(aligned([("NAME", "STATUS"), ("doctor", "ok")]))
     NAME    STATUS
@@ -20,7 +20,7 @@ def aligned(rows: Iterable[Sequence[str]], *, gap: int = 2) -> str:
 
 
 def age(seconds: float) -> str:
-    """A span of time in its largest unit.
+    """Format a time span in its largest unit.
 
     >>> age(2.4), age(7200), age(3 * 86400)
     ('2 s', '2 h', '3 d')

@@ -1,4 +1,4 @@
-"""What ``mesh --version`` shows: from metadata alone, so that it works when a package does not."""
+"""The output of ``mesh --version``, from metadata alone, so that it works even if a package cannot be imported."""
 
 import importlib.metadata
 import platform
@@ -10,7 +10,7 @@ from mesh_core.cli._table import aligned
 
 
 def version_report() -> str:
-    """The installed Mesh packages, those of others that offer plugins, and the Python."""
+    """List the installed Mesh packages, other packages that offer plugins, and Python, with their versions."""
     found = {"mesh-core": _version_of("mesh-core")} | _family() | _outside()
     rows = [(name, version) for name, version in found.items()]
     rows.append(
@@ -27,7 +27,7 @@ def _version_of(name: str) -> str:
 
 
 def _family() -> dict[str, str]:
-    """Distributions called mesh-something that need mesh-core: others are called mesh-something too."""
+    """Return the distributions called mesh-something that require mesh-core; unrelated ones share the prefix."""
     names = {
         re.sub(r"[-_.]+", "-", str(each.name)).lower()
         for each in importlib.metadata.distributions()

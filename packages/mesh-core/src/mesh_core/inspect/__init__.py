@@ -1,17 +1,17 @@
-"""Look at a running program: the whole tree at one moment, what happens in it, and where its threads stand.
+"""Look into a running job: its hosts, processes and actors, its events, and the stacks of its threads.
 
 ============== ==========================================================================================
-``snapshot()`` every host, process and actor: what waits, what runs since when, how much was handled, failures
-``events()``   what happens, as it happens
-``waits()``    who waits for whom, since when, and where that is a circle
-``stacks()``   the Python threads of every process of a mesh, also of one that is stuck
-``trace()``    whether calls make OpenTelemetry spans
-``jobs()``     the jobs of this user that run on this machine
-``connect()``  one of them, to ask it all this from another terminal
+``snapshot()`` every host, process and actor: queues, running endpoints, message counts, failures
+``events()``   events as they happen
+``waits()``    who waits for whom, for how long, and deadlocks
+``stacks()``   the Python threads of every process of a mesh, even of a process that is stuck
+``trace()``    turns OpenTelemetry spans on or off
+``jobs()``     this user's running jobs on this machine
+``connect()``  one of these jobs, to ask it the same questions from another terminal
 ============== ==========================================================================================
 
-All of it is answered by the processes' runtimes, not by Python code there: it works while an actor is stuck, its event
-loop is blocked, or C code holds the interpreter's lock.
+The processes' runtimes answer, not Python code. So this works while an actor is stuck, its event loop is blocked, or
+C code holds the interpreter's lock.
 
 >>> from mesh_core import Actor, endpoint, inspect, this_host
 >>> class Counter(Actor):

@@ -1,4 +1,4 @@
-"""Questions to processes, which their runtimes answer."""
+"""Ask processes questions, which their runtimes answer."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 Addr = tuple[int, int, int]
-"""A process's mesh, its rank there and its host; agents of hosts are mesh 0, and the controller is host 0's."""
+"""A process's mesh, its rank there, and its host. Host agents are mesh 0; the controller is the agent of host 0."""
 
 ROOT: Addr = (0, 0, 0)
 
 _USUAL_S = 0.1
-"""A process that has not answered after this long is checked: a signal may have stopped it."""
+"""If a process has not answered after this long, check whether a signal has stopped it."""
 
 
 def addr_of(told: Sequence[int]) -> Addr:
-    """An address as JSON has it."""
+    """Convert an address from JSON."""
     return told[0], told[1], told[2]
 
 
@@ -40,16 +40,16 @@ def ask(
     deadline: float,
     read: Callable[[Message], Any] = _from_json,
 ) -> dict[Addr, Any]:
-    """Put a question to processes, given with their pids where these are known.
+    """Ask processes a question and return the answers that arrive by ``deadline``.
 
-    Pids are those of this very host; of processes elsewhere there is none. Those that have not answered by ``deadline`` are not in the answer; those that turn out to be stopped by a signal are
-    not waited for that long.
+    ``whom`` maps processes to their pids, ``None`` for processes on other hosts. A process on this host that a signal has
+    stopped is not waited for.
     """
     return hear(put(process, question, whom), whom, deadline, read)
 
 
 def put(process: Process, question: Question, whom: Iterable[Addr]) -> dict[Addr, Call]:
-    """Put a question to processes, whose answers :func:`hear` waits for."""
+    """Send a question to processes; :func:`hear` waits for the answers."""
     return {
         (mesh, rank, host): process.runtime.asker(Target.one(mesh, rank, Placement.on(host)), question).call(
             None
@@ -64,7 +64,7 @@ def hear(
     deadline: float,
     read: Callable[[Message], Any] = _from_json,
 ) -> dict[Addr, Any]:
-    """The answers that have come by ``deadline``; see :func:`ask`."""
+    """Return the answers that arrive by ``deadline``; see :func:`ask`."""
     answers: dict[Addr, Any] = {}
     soon = min(deadline, time.monotonic() + _USUAL_S)
     for addr, call in calls.items():
@@ -80,7 +80,7 @@ def hear(
 
 
 def split_title(title: str) -> tuple[str, dict[str, int]]:
-    """What a mesh is called, and its shape."""
+    """Split a title into the name of a mesh and its sizes."""
     name, _, shape = title.partition("\0")
     shape = shape.partition("\0")[0]
     pairs = (dim.rsplit("=", 1) for dim in shape.split(",") if dim)
@@ -88,7 +88,7 @@ def split_title(title: str) -> tuple[str, dict[str, int]]:
 
 
 def point_of(rank: int, sizes: dict[str, int]) -> dict[str, int]:
-    """The coordinates of a rank."""
+    """Return the coordinates of a rank."""
     point: dict[str, int] = {}
     for label, size in reversed(sizes.items()):
         rank, point[label] = divmod(rank, size)
@@ -96,7 +96,7 @@ def point_of(rank: int, sizes: dict[str, int]) -> dict[str, int]:
 
 
 def proc_name(process: Process, addr: Addr, names: dict[int, str]) -> str:
-    """A process for people: the rank that its mesh knows it by."""
+    """Return a process's display name, with its rank in its mesh."""
     mesh, rank = addr[0], seat(process.runtime, *addr)[1]
     if addr == ROOT:
         return "controller"

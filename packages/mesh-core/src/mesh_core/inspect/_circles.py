@@ -1,4 +1,4 @@
-"""Circles in a graph of waits."""
+"""Find circles in a wait-for graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ N = TypeVar("N", bound=Hashable)
 
 
 def circles(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
-    """A shortest circle of each knot: of each maximal set of nodes that can all reach each other.
+    """Return a shortest circle of each strongly connected component.
 
     >>> circles({"a": ["b"], "b": ["c"], "c": ["a", "d"], "d": []})
     [['a', 'b', 'c']]
@@ -18,16 +18,16 @@ def circles(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
     [['a']]
     """
     found = []
-    for knot in _knots(graph):
-        members = set(knot)
-        shortest = min((_around(graph, start, members) for start in knot), key=len)
+    for component in _components(graph):
+        members = set(component)
+        shortest = min((_around(graph, start, members) for start in component), key=len)
         if shortest:
             found.append(shortest)
     return found
 
 
 def _around(graph: Mapping[N, Iterable[N]], start: N, members: set[N]) -> list[N]:
-    """The shortest path from a node to itself within its knot."""
+    """Return the shortest path from a node to itself within its component."""
     before: dict[N, N] = {}
     todo = deque([start])
     while todo:
@@ -44,13 +44,16 @@ def _around(graph: Mapping[N, Iterable[N]], start: N, members: set[N]) -> list[N
     return []
 
 
-def _knots(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
-    """Tarjan's strongly connected components with a circle in them, without recursion, in the order of the graph."""
+def _components(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
+    """Return the strongly connected components that contain a circle, in the order of the graph.
+
+    Tarjan's algorithm, without recursion.
+    """
     index: dict[N, int] = {}
     low: dict[N, int] = {}
     stack: list[N] = []
     on_stack: set[N] = set()
-    knots: list[list[N]] = []
+    components: list[list[N]] = []
     for root in graph:
         if root in index:
             continue
@@ -75,13 +78,13 @@ def _knots(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
                     low[work[-1][0]] = min(low[work[-1][0]], low[node])
                 if low[node] == index[node]:
                     at = stack.index(node)
-                    knot = stack[at:]
+                    component = stack[at:]
                     del stack[at:]
-                    on_stack.difference_update(knot)
-                    if len(knot) > 1 or node in graph.get(node, ()):
-                        knots.append(knot)
+                    on_stack.difference_update(component)
+                    if len(component) > 1 or node in graph.get(node, ()):
+                        components.append(component)
     places = {node: place for place, node in enumerate(graph)}
     return sorted(
-        (sorted(knot, key=lambda node: places.get(node, 0)) for knot in knots),
-        key=lambda knot: places.get(knot[0], 0),
+        (sorted(each, key=lambda node: places.get(node, 0)) for each in components),
+        key=lambda component: places.get(component[0], 0),
     )

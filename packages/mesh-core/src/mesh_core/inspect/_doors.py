@@ -1,4 +1,4 @@
-"""Ways to a job: a local socket, or a host of the job, with credentials."""
+"""Ways to connect to a job: through a local socket, or through a host of the job with credentials."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mesh_core._features.debug.wire import Wire
 from mesh_core._native import VisitEnd, jobs_of_host, visit_job
 
 _REACH_S = 10.0
-"""How long it may take to connect to a host."""
+"""How many seconds connecting to a host may take."""
 
 
 class Ended(Exception):
-    """There is no such job, or it has ended."""
+    """The job does not exist or has ended."""
 
 
 class Link:
@@ -29,7 +29,7 @@ class Link:
 
     @property
     def broken(self) -> str:
-        """Why the connection has ended, if not because the job has; empty while it is up."""
+        """Why the connection ended, if not because the job did; empty while it is up."""
         return (self._end and self._end.why) or ""
 
 
@@ -37,7 +37,7 @@ class Door(Protocol):
     """A way to a job."""
 
     def open(self) -> Link:
-        """Connect; :class:`Ended` or a ``MeshError`` if that cannot be."""
+        """Connect; raise :class:`Ended` or a ``MeshError`` if that fails."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LocalDoor:
 
 @dataclass(frozen=True)
 class HostDoor:
-    """A host that has a part in a job."""
+    """A host that takes part in a job."""
 
     address: str
     credentials: Path
@@ -69,6 +69,6 @@ class HostDoor:
 
 
 def doors_of_host(address: str, credentials: str | os.PathLike[str]) -> list[HostDoor]:
-    """One for each job that the host at this address has a part in."""
+    """Return a door for each job that the host at this address takes part in."""
     folder = Path(credentials)
     return [HostDoor(address, folder, job) for job in jobs_of_host(address, folder, _REACH_S)]

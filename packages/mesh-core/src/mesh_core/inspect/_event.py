@@ -1,4 +1,4 @@
-"""One thing that has happened in the tree."""
+"""An event in a job."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened; what does not apply is empty or ``None``.
+    """Something that happened. Fields that do not apply are empty or ``None``.
 
     ==================== =============================================================================
-    ``host_attached``    a host has answered for the first time
+    ``host_attached``    a host answered for the first time
     ``host_leaving``     a host will be taken away in ``grace`` seconds; ``text`` says why
     ``host_died``        a host is no longer part of the job; ``text`` says why
-    ``host_stopped``     a host was let go, by :meth:`HostMesh.stop` or ``detach``
-    ``procs_spawned``    a mesh of processes was asked for; ``count`` of them on this ``host``
+    ``host_stopped``     a host was released by :meth:`HostMesh.stop` or ``detach``
+    ``procs_spawned``    ``count`` processes of a mesh are being spawned on this ``host``
     ``proc_up``          a process can be reached
-    ``proc_stopped``     a process has ended as it was asked to
-    ``proc_died``        a process has ended otherwise: ``exitcode`` or ``signal`` say how
-    ``actor_created``    an actor's constructor has returned
-    ``actor_failed``     an actor's constructor has raised
-    ``actor_stopped``    an actor has stopped
-    ``failure_handled``  a failure was handled; ``failure`` is it, ``text`` says by whom
-    ``failure``          a failure was handled by nobody
+    ``proc_stopped``     a process ended because it was asked to
+    ``proc_died``        a process ended otherwise; ``exitcode`` or ``signal`` says how
+    ``actor_created``    an actor's constructor returned
+    ``actor_failed``     an actor's constructor raised
+    ``actor_stopped``    an actor stopped
+    ``failure_handled``  ``failure`` was handled; ``text`` says by whom
+    ``failure``          nobody handled ``failure``
     ==================== =============================================================================
     """
 
@@ -47,15 +47,15 @@ class Event:
     signal: int | None = None
     text: str = ""
     host: str = ""
-    """The host that this is about, or on which it happened; empty for what the script's process has noted."""
+    """The host that this is about, or on which it happened; empty for events recorded by the script's process."""
     grace: float | None = None
-    """How many seconds after :attr:`time` a host that is leaving will be gone."""
+    """How many seconds after :attr:`time` a leaving host will be gone."""
     failure: MeshFailure | None = None
-    """Only at the controller, and if it was recorded there; elsewhere, ``text`` is its report."""
+    """Set only in the controller, for events recorded there; elsewhere, ``text`` is the failure's report."""
 
     @classmethod
     def of_failure(cls, failure: MeshFailure, *, handled: bool, by: str = "") -> Event:
-        """The event that a failure was handled, or that nobody did."""
+        """Make the event for a failure that was handled, or that nobody handled."""
         return cls(
             kind="failure_handled" if handled else "failure",
             time=time.time(),
@@ -70,7 +70,7 @@ class Event:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """What is known, ready for JSON; a failure as its report."""
+        """Return the fields that are set, ready for JSON; a failure becomes its report."""
         told = {
             one.name: value
             for one in fields(self)
@@ -81,7 +81,7 @@ class Event:
         return told
 
     def as_json(self) -> str:
-        """The same as text."""
+        """Return :meth:`as_dict` as JSON."""
         return json.dumps(self.as_dict())
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Events of the tree, as they happen."""
+"""Follow a job's events as they happen."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _TREE_S = 2.0
 
 
 class Names:
-    """The names of meshes of processes, as far as events or the controller have told them."""
+    """Names of process meshes, learned from events and from the controller."""
 
     def __init__(self, process: Process, known: dict[int, str] | None = None) -> None:
         self._process = process
         self._known = dict(known or {})
 
     def learn(self, mesh: int, name: str) -> None:
-        """An event has told a name."""
+        """Remember a mesh's name."""
         self._known[mesh] = name
 
     def of(self, addr: Addr) -> str:
-        """A process for people."""
+        """Return a process's display name."""
         if addr != ROOT and addr[0] not in self._known:
             self._ask(addr[2])
-            # Asked once: a mesh that has ended since is not named any more.
+            # Ask only once: the name of a mesh that has ended is no longer known.
             self._known.setdefault(addr[0], f"mesh {addr[0]:x}")
         return proc_name(self._process, addr, self._known)
 
     def host(self, number: int) -> str:
-        """A host for people."""
+        """Return a host's display name."""
         me = self._process.identity
         return me.host if number == me.host_no else self._process.name_of_host(number)
 
@@ -58,16 +58,16 @@ class Names:
 
 
 def read_event(process: Process, text: str, names: Names) -> Event | None:
-    """An entry of the runtime's journal; ``None`` for what is not for people."""
+    """Read an entry of the runtime's journal; ``None`` if it cannot be read."""
     try:
         entry: dict[str, Any] = json.loads(text)
         return _recorded(process, entry) if not isinstance(entry.get("proc"), list) else _told(entry, names)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return None  # a process of another version
+        return None  # written by a process of another version
 
 
 def _recorded(process: Process, entry: dict[str, Any]) -> Event:
-    """One that Python has recorded, under the event's own names."""
+    """Read an event recorded in Python, which has the event's field names."""
     kept = Recorded.of(process).find(entry.get("token", -1))
     if kept is not None:
         return kept
@@ -76,8 +76,8 @@ def _recorded(process: Process, entry: dict[str, Any]) -> Event:
     return Event(**{**told, "text": entry.get("failure") or entry.get("text", "")})
 
 
-def _told(entry: dict[str, Any], names: Names) -> Event | None:
-    """One that a runtime has told."""
+def _told(entry: dict[str, Any], names: Names) -> Event:
+    """Read an event recorded by a runtime."""
     mesh, rank, host = entry["proc"]
     if entry.get("title"):
         names.learn(mesh, split_title(entry["title"])[0])
@@ -106,15 +106,15 @@ def _told(entry: dict[str, Any], names: Names) -> Event | None:
         host=names.host(host),
         exitcode=entry.get("exitcode"),
         signal=entry.get("signal"),
-        # How a process ended says more than that its connection closed.
+        # An exit status says more than the text, which is only that the connection closed.
         text="" if {"exitcode", "signal"} & entry.keys() else entry.get("text", ""),
     )
 
 
 class Events(Closing):
-    """Events as they come, with ``for`` or ``async for``; made by :func:`events`.
+    """An iterator over events, for ``for`` or ``async for``; returned by :func:`events`.
 
-    The latest 2,048 are kept for a reader that is slow; what it misses beyond that is counted in :attr:`missed`.
+    The latest 2,048 events are kept for a slow reader; :attr:`missed` counts those that it missed beyond that.
     Iteration ends when the runtime is shut down, or after :meth:`close`.
     """
 
@@ -128,7 +128,7 @@ class Events(Closing):
         """How many events were overwritten before this reader got to them."""
 
     def _pull(self) -> bool:
-        """Fetch new events; false once there will be no more."""
+        """Fetch new events; return false once there will be no more."""
         journal = self._journal
         if journal is None:
             return False
@@ -142,7 +142,7 @@ class Events(Closing):
         return bool(entries) or not journal.over()
 
     def get(self, timeout: float | None = None) -> Event | None:
-        """The next event; ``None`` if there was none within ``timeout`` seconds, or if there will be no more."""
+        """Return the next event; ``None`` if there is none within ``timeout`` seconds, or there will be no more."""
         until = None if timeout is None else time.monotonic() + timeout
         while not self._ready:
             if not self._pull():
@@ -165,7 +165,7 @@ class Events(Closing):
                     return
                 journal = self._journal
                 if not self._ready and journal is not None:
-                    # A journal is waited for as a call is: it can be looked at, and tells a waker.
+                    # The journal can be waited for like a call: both can be polled and notify a waker.
                     await self._process.bridge().wait(cast("Call", journal), self._seen)
             yield self._ready.popleft()
 
@@ -180,14 +180,15 @@ class Events(Closing):
 
 
 def events(*, past: bool = False, actors: bool = True) -> Events:
-    """Follow what happens: processes and actors that start, stop, fail.
+    """Follow events: hosts, processes and actors that start, stop or fail.
 
-    Only in the script (the controller). Nothing waits for the reader; one that is slow misses events, with a count.
+    Works only in the script (the controller). The job does not wait for readers: a slow reader misses events, which are
+    counted.
 
     Args:
-        past: begin with the events that are still kept, instead of with the next one. Actors tell of themselves only
-            while somebody follows.
-        actors: whether actors are to tell of their creation and their end, which costs each of them a message.
+        past: begin with the events that are still kept, instead of with the next one. Actors report events only while
+            somebody follows them.
+        actors: whether actors report their creation and end, which costs one message each.
 
     >>> from mesh_core import inspect, this_host
     >>> with inspect.events() as happening:
@@ -204,7 +205,7 @@ def events(*, past: bool = False, actors: bool = True) -> Events:
     process = current()
     if process.identity.mesh_id != 0:
         raise MeshError(
-            "events() works in the script that drives the mesh, where all events arrive; this is the process "
-            f"{process.identity.proc_id} of an actor. Follow events there, or take snapshots here"
+            "events() works only in the script, where all events arrive, but was called in the worker "
+            f"{process.identity.proc_id}. Call it in the script, or call snapshot() here"
         )
     return Events(process, past=past, actors=actors)

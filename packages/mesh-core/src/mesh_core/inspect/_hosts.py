@@ -1,4 +1,4 @@
-"""The hosts of the tree, and what their agents report about their processes."""
+"""The hosts of a job, and what their agents report about their processes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _AGENTS_SHARE = 0.4
-"""The share of the time limit that agents may use; the processes are asked after that."""
+"""The share of the timeout that agents may use; the rest is for their processes."""
 
 
 def agent(host: int) -> Addr:
-    """The address of a host's agent; the controller is the agent of host 0."""
+    """Return the address of a host's agent; the controller is the agent of host 0."""
     return 0, host, host
 
 
 def pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, int]:
-    """The pids of processes anywhere, as their agents tell them; those that are gone are not in it."""
+    """Ask agents for the pids of processes on any host; processes that are gone are left out."""
     agents = dict.fromkeys(agent(addr[2]) for addr in addrs)
     told = ask(process, Question.TREE, agents, time.monotonic() + timeout) if agents else {}
     return {
@@ -36,7 +36,7 @@ def pids(process: Process, addrs: Iterable[Addr], timeout: float) -> dict[Addr, 
 
 
 def stopped(process: Process, pids: Mapping[Addr, int], timeout: float) -> set[Addr]:
-    """Those processes of other hosts that a signal has stopped."""
+    """Return those processes on other hosts that a signal has stopped."""
     agents = dict.fromkeys(agent(addr[2]) for addr in pids)
     told = ask(process, Question.USAGE, agents, time.monotonic() + timeout) if agents else {}
     states = {(answer["host"], pid): used[0] for answer in told.values() for pid, used in answer["procs"]}
@@ -45,7 +45,7 @@ def stopped(process: Process, pids: Mapping[Addr, int], timeout: float) -> set[A
 
 @dataclass
 class Host:
-    """What is known of one host."""
+    """What is known about one host."""
 
     number: int
     name: str
@@ -54,14 +54,14 @@ class Host:
     address: str = ""
     why: str = ""
     told: dict[str, Any] | None = None
-    """Its usage, as its agent reports it; ``None`` for this host, whose kernel is asked directly."""
+    """Its resource usage as reported by its agent; ``None`` for this host, where the kernel is asked directly."""
     used: dict[int, list[Any]] = field(default_factory=dict)
-    """The same for its processes, by pid."""
+    """The usage of its processes, by pid."""
 
 
 @dataclass
 class Tree:
-    """All hosts and processes, and what failed lately."""
+    """All hosts and processes, and the latest failures."""
 
     hosts: dict[int, Host]
     titles: dict[int, tuple[str, dict[str, int]]]
@@ -69,23 +69,22 @@ class Tree:
     failures: list[str]
 
     def host_name(self, number: int) -> str:
-        """A host for people."""
+        """Return a host's display name."""
         host = self.hosts.get(number)
         return host.name if host is not None and host.name else f"host {number}"
 
 
 def look(process: Process, timeout: float, *, pss: bool) -> tuple[Tree, float]:
-    """Ask the controller which hosts there are, and their agents for the rest; also returns what is left of the time, as a
-    deadline.
+    """Ask the controller for the hosts and their agents for the rest; return both and the deadline for further questions.
 
-    A host that cannot be reached, or is silent, is reported as such, and does not delay the others.
+    A host that is unreachable or silent is reported as such and does not delay the others.
     """
     deadline = time.monotonic() + timeout
     told = ask(process, Question.TREE, {ROOT: None}, deadline).get(ROOT)
     if told is None:
         raise MeshError(
-            f"the controller did not answer within {timeout} s, and only it knows all processes; "
-            "it may be stopped by a signal, or very busy: try a longer timeout"
+            f"the controller did not answer within {timeout} s, and only it knows all processes. "
+            "It may be stopped by a signal or very busy. Try a longer timeout"
         )
     here = process.identity.host_no
     root_name = process.identity.host if here == 0 else process.name_of_host(0)

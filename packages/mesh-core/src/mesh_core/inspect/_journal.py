@@ -1,4 +1,4 @@
-"""The events of this process, for :func:`mesh_core.inspect.events`."""
+"""Record this process's events, for :func:`mesh_core.inspect.events`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KEPT = 2048
 
 
 class Journal:
-    """Records events; the runtime's journal keeps their order, and wakes readers that wait for them.
+    """Records events; the runtime's journal orders them and wakes readers.
 
-    Recording never waits for a reader. The controller keeps the events themselves, the latest of them; a worker sends
-    what can be sent of its own.
+    Recording never waits for a reader. The controller keeps its latest events as objects; a worker sends its events as
+    JSON.
     """
 
     __slots__ = ("_at_root", "_kept", "_lock", "_next", "_runtime")
@@ -32,11 +32,11 @@ class Journal:
 
     @classmethod
     def of(cls, process: Process) -> Journal:
-        """The one of a process."""
+        """Return a process's journal."""
         return process.slots.of(cls, lambda: cls(process.runtime, at_root=process.identity.mesh_id == 0))
 
     def record(self, event: Event) -> None:
-        """Note an event."""
+        """Record an event."""
         import json
 
         told = event.as_dict()
@@ -49,12 +49,12 @@ class Journal:
         self._runtime.note_text(json.dumps(told), event.failure is not None)
 
     def failed(self, failure: MeshFailure, *, handled: bool, by: str = "") -> None:
-        """Record what became of a failure: ``by`` handled it, or was the last to pass it on."""
+        """Record that ``by`` handled a failure, or was the last to pass it on."""
         from mesh_core.inspect._event import Event
 
         self.record(Event.of_failure(failure, handled=handled, by=by))
 
     def find(self, token: int) -> Event | None:
-        """The event that was recorded here as number ``token``, if it is still kept."""
+        """Return the event recorded here as number ``token``, if it is still kept."""
         with self._lock:
             return self._kept.get(token)

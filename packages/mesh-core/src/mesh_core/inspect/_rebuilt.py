@@ -1,4 +1,4 @@
-"""Makes dataclasses from JSON. The sender may have another version, or be anything at all."""
+"""Rebuild dataclasses from JSON of an untrusted sender, which may also have another version of Mesh."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Strange(ValueError):
 
 
 def rebuilt(cls: type[T], value: object) -> T:
-    """An object of a dataclass, or :class:`Strange`. What this version does not know is left out.
+    """Make an instance of a dataclass, or raise :class:`Strange`. Unknown fields are ignored.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -53,7 +53,7 @@ def _as(kind: Any, value: Any, where: str) -> Any:
         if type(value) is not kind:
             raise Strange(f"{where} must be {kind.__name__}, got {value!r:.80}")
         return value
-    raise Strange(f"{where} cannot be told by another process")
+    raise Strange(f"{where} has a type that cannot be sent")
 
 
 def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -68,7 +68,6 @@ def _one_of(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 def _object(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise Strange(f"{where} must be an object, got {value!r:.80}")
-    # Names that are imported for type checkers alone stand for what does not travel.
     hints = _hints(cls)
     given = {}
     for one in fields(cls):
@@ -83,5 +82,6 @@ def _hints(cls: Any) -> dict[str, Any]:
     import sys
 
     names = dict(vars(sys.modules[cls.__module__]))
+    # Imported for type checkers only; failures are sent as their reports.
     names.setdefault("MeshFailure", type(None))
     return typing.get_type_hints(cls, names)

@@ -1,4 +1,4 @@
-"""Inspecting a job from another process, through its inspection socket."""
+"""Inspect a job from another process, through its inspection socket."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from mesh_core.inspect._waits import Waits
 T = TypeVar("T")
 
 _ANSWER_S = 5.0
-"""How long a job may take to answer, in addition to the time limit of the question."""
+"""How many seconds a job may take to answer, in addition to the question's own timeout."""
 _SILENT_S = 10.0
-"""A job that is followed reports once a second that it is alive."""
+"""How many seconds a followed job may be silent; it reports every second that it is alive."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class JobInfo:
     pid: int
     """The script's process."""
     script: str
-    """What it runs."""
+    """The path of the script."""
     host: str
     began: float
     """When it first used Mesh, in seconds since the epoch."""
@@ -44,24 +44,24 @@ class JobInfo:
     version: str
     """Its version of Mesh."""
     id: str = ""
-    """Its unique id: 16 hexadecimal digits."""
+    """Its unique ID: 16 hexadecimal digits."""
 
 
 @dataclass(frozen=True)
 class LogText:
-    """Output of a job's workers, as its script shows it: one or more lines."""
+    """One or more lines of the workers' output, as the script shows them."""
 
     text: str
     is_error: bool
-    """Whether it was for stderr."""
+    """Whether it was written to stderr."""
     missed: int = 0
-    """How many texts were lost since the previous one, because this reader was too slow."""
+    """How many texts before this one were lost because the reader was too slow."""
 
 
 class RunningJob:
-    """A job that another process drives; made by :func:`connect`.
+    """A job of another process; returned by :func:`connect`.
 
-    Each question uses a new connection. Questions never change the job.
+    Each question opens a new connection. Questions never change the job.
     """
 
     def __init__(self, info: JobInfo, door: Door) -> None:
@@ -69,18 +69,18 @@ class RunningJob:
         """Its description."""
         self._door = door
         self.missed = 0
-        """How many events were lost because readers of this object were too slow."""
+        """How many events were lost because their readers were too slow."""
 
     def snapshot(self, timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
-        """The whole tree at one moment, as :func:`mesh_core.inspect.snapshot` gives it there."""
+        """Take a snapshot of the job; see :func:`mesh_core.inspect.snapshot`."""
         return self._ask(Snapshot, timeout, do="snapshot", timeout=timeout, pss=pss)
 
     def waits(self, timeout: float = 1.0) -> Waits:
-        """Who waits for whom, as :func:`mesh_core.inspect.waits` tells it there."""
+        """Return who waits for whom; see :func:`mesh_core.inspect.waits`."""
         return self._ask(Waits, timeout, do="waits", timeout=timeout)
 
     def stacks(self, mesh: str = "", timeout: float = 2.0) -> tuple[ProcStacks, ...]:
-        """The Python threads of all processes, the script's first; or of the mesh of processes with this name."""
+        """Return the Python threads of all processes, the script's first, or of the process mesh with this name."""
         told = self._answer(timeout, do="stacks", timeout=timeout, mesh=mesh)
         if not isinstance(told, list):
             raise self._strange("stacks must be a list")
@@ -89,7 +89,7 @@ class RunningJob:
     def events(self, *, past: bool = False) -> Iterator[Event]:
         """Follow events until the job ends; with ``past``, begin with the events that are still kept.
 
-        To stop, close the iterator or drop it.
+        To stop earlier, close or drop the iterator.
         """
         for told in self._follow(do="events", past=past):
             if isinstance(missed := told.get("missed"), int):
@@ -98,7 +98,7 @@ class RunningJob:
                 yield self._event(told["event"])
 
     def logs(self) -> Iterator[LogText]:
-        """Follow what workers print, as the script shows it, from now on until the job ends."""
+        """Follow the workers' output, as the script shows it, until the job ends."""
         missed = 0
         for told in self._follow(do="logs"):
             if isinstance(more := told.get("missed"), int):
@@ -108,7 +108,7 @@ class RunningJob:
                 missed = 0
 
     def _event(self, told: Any) -> Event:
-        # A failure is told as its report.
+        # A failure is sent as its report.
         if isinstance(told, dict) and isinstance(report := told.pop("failure", None), str):
             told["text"] = report
         return self._made(Event, told)
@@ -132,7 +132,7 @@ class RunningJob:
 
         return MeshError(
             f"job {self.info.pid} gave an answer that this version of Mesh ({__version__}) does not understand: {what}. "
-            f"Look into it with its own, {self.info.version}"
+            f"Use the job's version, {self.info.version}"
         )
 
     def _answer(self, limit: float, **question: Any) -> Any:
@@ -162,7 +162,7 @@ class RunningJob:
             link = self._door.open()
         except Ended as error:
             raise _Over(
-                f"job {self.info.pid} cannot be reached: {error}; it has ended, or is about to"
+                f"job {self.info.pid} cannot be reached: {error}. It has ended, or is about to end"
             ) from None
         try:
             link.wire.tell(**question)
@@ -175,8 +175,8 @@ class RunningJob:
             heard = link.wire.hear(limit)
         except TimeoutError:
             raise MeshError(
-                f"job {self.info.pid} has not answered within {limit:g} s: it may be stopped by a signal, or its "
-                "interpreter be held by C code"
+                f"job {self.info.pid} did not answer within {limit:g} s: it may be stopped by a signal, or C code may "
+                "hold its interpreter's lock"
             ) from None
         except Garbled as error:
             raise self._strange(str(error)) from None
@@ -195,7 +195,7 @@ class _Over(MeshError):
 
 
 Found = tuple[list[tuple[JobInfo, Door]], list[str]]
-"""Those that answer, and what those are called that do not."""
+"""The jobs that answer, and the pids or IDs of those that do not."""
 
 
 def _here(pid: int | None) -> Found:
@@ -217,7 +217,7 @@ def _through(host: str, credentials: str | os.PathLike[str]) -> Found:
             try:
                 asked.append((f"{door.job:016x}", door, door.open()))
             except MeshError:
-                # It has ended since the host was asked, or the host has.
+                # The job or the host ended after the host listed the job.
                 continue
     except BaseException:
         for _, _, link in asked:
@@ -249,20 +249,21 @@ def _find(job: int | str | None, host: str | None, credentials: str | os.PathLik
     if host is None and credentials is None:
         return _here(job if isinstance(job, int) else None)
     if host is None or credentials is None:
-        raise TypeError("to look into a job from another machine takes both host= and credentials=")
+        raise TypeError("host= and credentials= must be given together")
     return _through(host, credentials)
 
 
 def jobs(*, host: str | None = None, credentials: str | os.PathLike[str] | None = None) -> list[JobInfo]:
-    """The jobs of this user on this machine that can be inspected, the oldest first.
+    """List this user's jobs on this machine that can be inspected, the oldest first.
 
-    A script is one from its first spawn on, until it ends. One that does not answer, as a signal has stopped it, is not in
-    the list.
+    A script can be inspected from its first spawn until it ends. A job that does not answer, for example because a signal
+    has stopped it, is not in the list.
 
     Args:
-        host: the address of a host's agent, such as ``"tcp://b7:26600"``, on any machine: then the list is of the jobs that
-            this host has a part in.
-        credentials: the folder of the job's owner, or one of :meth:`Credentials.issue_observer`; goes with ``host``.
+        host: the address of a host's agent on any machine, such as ``"tcp://b7:26600"``, to list the jobs that this host
+            takes part in.
+        credentials: the folder of the job's owner, or one made by :meth:`Credentials.issue_observer`; required with
+            ``host``.
 
     >>> from mesh_core import inspect, shutdown, this_host
     >>> import os
@@ -280,13 +281,14 @@ def connect(
     host: str | None = None,
     credentials: str | os.PathLike[str] | None = None,
 ) -> RunningJob:
-    """Connect to a job that another process of this user drives on this machine, or to one on other machines.
+    """Connect to a job of this user on this machine, or to a job on other machines.
 
     Args:
-        job: the pid of its script, or its :attr:`JobInfo.id`; may be left out where there is one job alone.
-        host: the address of a host's agent, such as ``"tcp://b7:26600"``: any host of the job passes on what is asked. The
-            controller needs no open port.
-        credentials: the folder of the job's owner, or one of :meth:`Credentials.issue_observer`; goes with ``host``.
+        job: the pid of its script, or its :attr:`JobInfo.id`; may be omitted if there is only one job.
+        host: the address of a host's agent, such as ``"tcp://b7:26600"``. Any host of the job forwards the questions, so
+            the controller needs no open port.
+        credentials: the folder of the job's owner, or one made by :meth:`Credentials.issue_observer`; required with
+            ``host``.
 
     >>> from mesh_core import inspect, shutdown, this_host
     >>> import os
@@ -297,33 +299,34 @@ def connect(
     >>> shutdown()
     """
     if job is not None and (isinstance(job, bool) or not isinstance(job, int | str)):
-        raise TypeError(f"connect() takes the pid of a job's script, or the job's id, got {job!r}")
+        raise TypeError(f"job must be the pid of a job's script or the job's ID, got {job!r}")
     if isinstance(job, str) and not (len(job) == 16 and set(job) <= set(string.hexdigits)):
-        raise ValueError(f"a job's id has 16 hexadecimal digits, got {job!r}")
+        raise ValueError(f"a job's ID must have 16 hexadecimal digits, got {job!r}")
     all_found, silent = _find(job, host, credentials)
     found = [each for each in all_found if job in (None, each[0].pid) or job == each[0].id]
     if len(found) == 1:
         return RunningJob(*found[0])
     if found:
         several = ", ".join(f"{_called(info, found)} ({info.script or 'python'})" for info, _ in found)
-        raise MeshError(f"there are {len(found)} jobs; name one by its pid or id: {several}")
+        raise MeshError(f"there are {len(found)} jobs; name one by its pid or ID: {several}")
     if silent and (job is None or str(job) in silent or host is not None):
         raise MeshError(
-            f"job {', '.join(silent)} does not answer: it may be stopped by a signal, or its interpreter be held by C code"
+            f"job {', '.join(silent)} does not answer: it may be stopped by a signal, or C code may hold its "
+            "interpreter's lock"
         )
     if host is not None:
         which = "no job" if job is None else f"no job {job}"
         raise MeshError(
-            f"{which} can be looked into through {host}: a job can be, through any host that is attached to it, from its "
-            "first spawn on"
+            f"{which} can be looked into through {host}: the host must be attached to the job, and the job's script must "
+            "have spawned something"
         )
     which = "no job of this user runs" if job is None else f"no job {job} of this user runs"
     raise MeshError(
-        f"{which} on this machine; a script can be looked into from its first spawn on, on the machine where it runs"
+        f"{which} on this machine; a script can be looked into after its first spawn, on the machine where it runs"
     )
 
 
 def _called(info: JobInfo, among: list[tuple[JobInfo, Door]]) -> str:
-    """A job for people: by its pid, unless that is another's too, on another machine."""
-    alike = sum(other.pid == info.pid for other, _ in among)
-    return str(info.pid) if alike == 1 else info.id
+    """Return a job's pid, or its ID if a job on another machine has the same pid."""
+    same = sum(other.pid == info.pid for other, _ in among)
+    return str(info.pid) if same == 1 else info.id

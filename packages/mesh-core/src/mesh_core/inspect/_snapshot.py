@@ -1,4 +1,4 @@
-"""The whole tree at one moment."""
+"""Snapshots of a whole job."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Awaited:
 
     name: str
     seconds: float
-    """Since it was made."""
+    """Seconds since it was created."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class ActorState:
 
     name: str
     class_name: str
-    """Empty while the actor's process has not read its spawn yet."""
+    """Empty until the actor's process has read the spawn message."""
     rank: int
     point: Mapping[str, int]
     proc: str
@@ -61,14 +61,14 @@ class ActorState:
     owner: str
     """The process that spawned it."""
     state: str
-    """``starting`` until its constructor has returned, then ``busy`` or ``idle``."""
+    """``starting`` until its constructor returns, then ``busy`` or ``idle``."""
     age: float
-    """Seconds since its spawn arrived."""
+    """Seconds since its spawn message arrived."""
     queue: int
-    """Messages that have arrived and not been started."""
+    """Messages that have arrived but were not started."""
     queue_bytes: int
     received: int
-    """Messages that have arrived, including waiting ones."""
+    """Messages that have arrived, including those in the queue."""
     received_bytes: int
     handled: int
     failed: int
@@ -76,18 +76,18 @@ class ActorState:
     rate: float
     """Messages handled in the last second."""
     mean: float
-    """Seconds per message: a moving average, in which recent messages count most."""
+    """Seconds per message: a moving average that weights recent messages most."""
     longest: float
     running: tuple[Running, ...]
     actor_id: int = field(repr=False)
     waited: float = 0.0
-    """The part of :attr:`mean` in which the process waited for others, as far as something in it reports that
+    """The part of :attr:`mean` spent waiting for other processes, if something in the process reports it
     (:class:`mesh_core.extensions.ClockStop`)."""
 
 
 @dataclass(frozen=True)
 class ProcState:
-    """One process. Unknown values are ``None``, or 0 for values that only the process itself can report."""
+    """One process. Unknown values are ``None``, or 0 for values that only the process itself reports."""
 
     name: str
     mesh: str
@@ -98,26 +98,26 @@ class ProcState:
     owner: str
     """The process that spawned it; empty for the controller."""
     state: str
-    """``starting``, ``running``, ``stopping``, ``ending``, ``stopped`` (by a signal such as SIGSTOP), or ``silent``:
-    running, but its runtime has not answered in time."""
+    """``starting``, ``running``, ``stopping``, ``ending``, ``stopped`` (by a signal such as SIGSTOP), or ``silent``
+    (running, but its runtime did not answer in time)."""
     cpu: float | None
-    """Processor time used, in seconds."""
+    """CPU time used, in seconds."""
     rss: int | None
     """Resident memory in bytes, including shared memory."""
     pss: int | None
     """The same, with shared memory divided among the processes that share it."""
     threads: int | None
     outgoing: int
-    """Bytes that wait to be sent to it."""
+    """Bytes waiting to be sent to it."""
     calls: int
-    """Its own calls that wait for replies."""
+    """How many of its calls wait for replies."""
     shm_bytes: int
     """Bytes of shared memory that it owns."""
     actors: tuple[ActorState, ...]
     incarnation: int = 0
-    """How often the process of this rank was made again."""
+    """How many times the process of this rank was respawned."""
     promises: tuple[Awaited, ...] = ()
-    """Its named promises that somebody waits for: the oldest hundred, oldest first."""
+    """The oldest hundred of its named promises that somebody waits for, oldest first."""
 
 
 @dataclass(frozen=True)
@@ -133,25 +133,25 @@ class HostState:
     """Bytes available without swapping."""
     procs: tuple[ProcState, ...]
     state: str = "running"
-    """``attaching`` until its agent has answered for the first time, then ``running``; ``suspect`` if it has been silent
-    for a while, ``unreachable`` if there is no connection to it just now, ``silent`` if its agent has not answered in
-    time, ``dead``. Of one that is not running or suspect nothing else is known."""
+    """``attaching`` until its agent answers for the first time, then ``running``; ``suspect`` if it has been silent for a
+    while, ``unreachable`` if there is no connection to it at the moment, ``silent`` if its agent did not answer in time,
+    or ``dead``. Unless it is running or suspect, nothing else is known about it."""
     number: int = 0
-    """Its number in the job; the script's own host is 0."""
+    """Its number in the job; the script's host is 0."""
     address: str = ""
-    """Where it was attached."""
+    """The address at which it was attached."""
     pid: int | None = None
-    """The process of its agent; for the script's host, of the controller."""
+    """The pid of its agent; for the script's host, of the controller."""
     why: str = ""
-    """The reason, if it is dead or cannot be reached."""
+    """Why it is dead or unreachable."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything at one moment; printed, it is a table for people."""
+    """The state of a job at one moment; printing it shows a table."""
 
     time: float
-    """When it was taken, in seconds since the epoch."""
+    """When the snapshot was taken, in seconds since the epoch."""
     hosts: tuple[HostState, ...]
     failures: tuple[Event, ...]
     """The latest failures, oldest first."""
@@ -188,14 +188,15 @@ class Snapshot:
 
 
 def snapshot(timeout: float = 1.0, *, pss: bool = True) -> Snapshot:
-    """Look at the whole tree: hosts, processes, actors, queues, rates, latencies, failures.
+    """Take a snapshot of the job: hosts, processes, actors, queues, rates, latencies, failures.
 
-    Works from the script and inside actors alike. Processes answer without running any Python; one that has not
-    answered after ``timeout`` seconds is in the result as ``silent``, one that a signal has stopped as ``stopped``.
+    Works in the script and inside actors. Processes answer without running any Python. A process that does not answer
+    within ``timeout`` seconds appears as ``silent``, one that a signal has stopped as ``stopped``.
 
     Args:
         timeout: how long to wait for processes, in seconds.
-        pss: whether to compute each process's share of memory, which takes the kernel about a millisecond per process.
+        pss: whether to compute each process's share of shared memory, which takes the kernel about a millisecond per
+            process.
 
     >>> from mesh_core import inspect, this_host
     >>> with this_host().spawn_procs(per_host={"gpus": 2}, name="workers") as procs:
@@ -221,7 +222,7 @@ class _Taker:
         self.pss = pss
 
     def _stopped(self, pid: int | None, host: int) -> bool:
-        """Whether a signal has stopped a process."""
+        """Return whether a signal has stopped a process."""
         if host == self.here:
             return is_stopped(pid)
         used = self.tree.hosts[host].used.get(pid or 0)
@@ -242,9 +243,9 @@ class _Taker:
         for (mesh, rank, host), stage, pid, owner, outgoing in self.procs:
             addr = (mesh, rank, host)
             if addr in frozen:
-                stage = "stopped"  # noqa: PLW2901 - what the kernel says counts
+                stage = "stopped"  # noqa: PLW2901 - the kernel's view overrides the agent's
             elif addr not in answers and stage == "running":
-                # It may have stopped, or ended, since it was asked.
+                # A signal may have stopped it after it was asked.
                 stage = "stopped" if self._stopped(pid, host) else "silent"  # noqa: PLW2901
             states.setdefault(host, []).append(
                 self._proc(addr, stage, pid, addr_of(owner), outgoing, answers=answers)
@@ -333,7 +334,7 @@ class _Taker:
 
 
 class _Used:
-    """What a process of this host uses, according to the kernel; all ``None`` if it is gone."""
+    """The resource usage of a process on this host, from the kernel; all ``None`` if it is gone."""
 
     def __init__(self, pid: int | None, pss: bool) -> None:
         self.cpu: float | None = None
@@ -351,11 +352,11 @@ class _Used:
             if pss:
                 self.pss = next(_kilobytes(folder / "smaps_rollup", "Pss:"), None)
         except (OSError, ValueError, IndexError):
-            return  # it has ended since
+            return  # the process has ended
 
     @classmethod
     def told(cls, used: list[Any] | None) -> _Used:
-        """The usage of a process of another host, as its agent reports it."""
+        """Make the usage of a process on another host from its agent's report."""
         made = cls(None, pss=False)
         if used is not None:
             _, made.cpu, made.rss, made.pss, made.threads = used

@@ -1,14 +1,14 @@
-"""The one way into a running job for other programs: a local socket at which it can be looked at, and not changed.
+"""The local socket through which other programs look into a running job, without being able to change it.
 
-The job's controller has a socket in a folder that is the user's alone (PRV-1). Nobody waits at it: the runtime's own set of
-descriptors has it, and tells when somebody connects; only then threads are started and modules imported
-(``inspect._socket_server``). What is said there is in ``inspect/_remote.py``, the other end. Who looks in from another machine
-arrives at a socket of the same kind, which the runtime makes (``gateway/visits`` in Rust, VIS-1 and VIS-2).
+The controller listens in a folder private to the user (PRV-1). No thread waits there: the runtime watches the descriptor
+and reports a connection, and only then are threads started and modules imported (``inspect._socket_server``). The other end
+of the protocol is in ``inspect/_remote.py``. A visitor from another machine arrives through a socket of the same kind, which
+the runtime makes (``gateway/visits`` in Rust, VIS-1 and VIS-2).
 
-* INS-1: each end checks that the other is the same user, or has a certificate that may look; and only questions are
-  answered: nothing that is said there changes the job.
-* INS-2: without a connection there is neither a thread nor a wake-up.
-* INS-3: who asks too much, or reads too slowly, loses its connection, and holds up nobody.
+* INS-1: each end checks that the other is the same user, or has a certificate that allows looking. Only questions are
+  answered; none of them changes the job.
+* INS-2: without a connection, there is neither a thread nor a wake-up.
+* INS-3: a program that asks too much or reads too slowly loses its connection and delays nobody.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Inspection:
         self._path = ""
 
     def open(self) -> None:
-        """Accept connections from now on. If there is no suitable folder, the job runs without an inspection socket."""
+        """Start accepting connections. Without a suitable folder, the job runs without an inspection socket."""
         from mesh_core._features.debug import places
 
         with self.lock, contextlib.suppress(OSError):
@@ -57,23 +57,21 @@ class Inspection:
                 self.process.runtime.watch_inspection(self._listener.fileno())
 
     def knocked(self) -> None:
-        """Somebody has connected."""
+        """Start a thread for a new connection."""
         from mesh_core.inspect._socket_server import receive
 
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread can be started: whoever has connected hears nothing
+        with contextlib.suppress(RuntimeError):  # no thread can be started: the visitor gets no answer
             threading.Thread(target=receive, args=(self,), name="mesh-inspect", daemon=True).start()
 
     def accept(self) -> socket.socket | None:
-        """The next connection, if there is one. ``OSError`` if it cannot be taken."""
+        """Return the next connection, if there is one; raise ``OSError`` if it cannot be accepted."""
         import socket
 
         with self.lock:
             if self.closed:
                 return None
             listener = self._listener
-        # From another machine; who may was checked there.
+        # A visitor from another machine, whose certificate was checked by the runtime.
         if (visitor := self.process.runtime.take_visitor()) is not None:
             return socket.socket(fileno=visitor)
         if listener is None:
@@ -85,7 +83,7 @@ class Inspection:
         return peer
 
     def close(self) -> None:
-        """The job ends: no more connections or questions are accepted. Followers still get the rest."""
+        """Accept no more connections or questions. Followers still receive what is left."""
         import socket
 
         from mesh_core._features.debug import places
@@ -101,7 +99,7 @@ class Inspection:
             guest.end(socket.SHUT_RD)
 
     def join(self) -> None:
-        """Wait for the threads that answer; what they follow has ended."""
+        """Wait for the answering threads, after everything that they follow has ended."""
         until = time.monotonic() + _END_S
         with self.lock:
             guests = list(self.guests)

@@ -1,4 +1,4 @@
-"""Answers to programs that inspect a running job; imported when the first one connects."""
+"""Answer programs that inspect a running job; imported when the first one connects."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from mesh_core.inspect._socket import Inspection
 
 MOST = 32
-"""How many may be connected."""
+"""How many programs may be connected at once."""
 
 ALIVE_S = 1.0
-"""After this long without news, a follower is told that the job is alive."""
+"""After this many seconds without news, a follower is told that the job is alive."""
 
 _NO_ROOM_S = 0.1
 _LONGEST_S = 60.0
@@ -35,7 +35,7 @@ _LINES = 10_000
 
 
 def receive(inspection: Inspection) -> None:
-    """Take those who have connected, and wait for others again."""
+    """Accept pending connections, then wait for the next one."""
     # It takes a lock that the end of the job needs (EXIT-1).
     serve_to_the_end()
     while True:
@@ -43,7 +43,7 @@ def receive(inspection: Inspection) -> None:
             peer = inspection.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # The connection is still pending: without a pause, this loop would take a whole core until there is room.
+                # The connection is still pending: without a pause, this would use a whole core until descriptors are free.
                 time.sleep(_NO_ROOM_S)
             break
         if peer is None:
@@ -60,9 +60,9 @@ def _admit(inspection: Inspection, peer: socket.socket) -> None:
         return
     guest = Guest(inspection, peer)
     with inspection.lock:
-        refused = "the job ends" if inspection.closed else ""
+        refused = "the job is ending" if inspection.closed else ""
         if len(inspection.guests) >= MOST:
-            refused = f"at most {MOST} programs may look into a job at once, and as many do; end one of them"
+            refused = f"{MOST} programs are looking into this job, which is the limit; end one of them"
         if not refused:
             inspection.guests.add(guest)
     try:
@@ -70,7 +70,7 @@ def _admit(inspection: Inspection, peer: socket.socket) -> None:
             guest.start()
             return
     except RuntimeError:
-        refused = "the job can start no thread to answer"
+        refused = "the job cannot start a thread to answer"
         with inspection.lock:
             inspection.guests.discard(guest)
     guest.wire.tell(error=refused)
@@ -87,8 +87,8 @@ class Guest(threading.Thread):
         self.wire = Wire(peer)
 
     def run(self) -> None:
-        """Answer until it leaves."""
-        # Followers are notified of the end too.
+        """Answer until the program disconnects."""
+        # Followers must also be told of the end.
         serve_to_the_end()
         try:
             while (told := self.wire.hear()) is not None:
@@ -120,13 +120,13 @@ class Guest(threading.Thread):
         known = questions.get(do) if isinstance(do, str) else None
         if known is None:
             return self.wire.tell(
-                error=f"unknown question {do!r}; there are {', '.join(map(str, questions))}"
+                error=f"unknown question {do!r}; the questions are {', '.join(map(str, questions))}"
             )
         try:
             return known(told)
         except (MeshError, ValueError, TypeError) as error:
             return self.wire.tell(error=str(error))
-        except Exception as error:  # noqa: BLE001 - whoever has asked is to hear of it, and nobody else
+        except Exception as error:  # noqa: BLE001 - reported to the program that asked
             return self.wire.tell(error=f"the job failed to answer: {error!r}")
 
     def _describe(self, _told: Told) -> bool:
@@ -192,7 +192,7 @@ class Guest(threading.Thread):
 
 
 class Lines:
-    """Output that is kept for a slow reader. When it is full, the oldest is dropped and counted."""
+    """A buffer of output for a slow reader. When it is full, the oldest output is dropped and counted."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[bool, str]] = deque(maxlen=_LINES)
@@ -200,14 +200,14 @@ class Lines:
         self._changed = threading.Condition()
 
     def take(self, is_error: bool, text: str) -> None:
-        """Keep what is shown."""
+        """Add output to the buffer."""
         with self._changed:
             self._missed += len(self._kept) == _LINES
             self._kept.append((is_error, text))
             self._changed.notify()
 
     def wait(self, limit: float) -> tuple[list[tuple[bool, str]], int]:
-        """Return what has arrived within ``limit`` seconds, and how much was dropped before it."""
+        """Return the output that arrives within ``limit`` seconds, and how many texts were dropped before it."""
         with self._changed:
             self._changed.wait_for(lambda: self._kept, limit)
             found, missed = list(self._kept), self._missed
@@ -224,7 +224,7 @@ def _seconds(told: Told) -> float:
 
 
 def describe(process: Process) -> dict[str, Any]:
-    """A job's description of itself."""
+    """Describe this job, as :class:`JobInfo` has it."""
     from mesh_core._native import __version__
 
     return {

@@ -1,4 +1,4 @@
-"""The stacks of the Python threads of processes."""
+"""Stacks of the Python threads of processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
-# What waits for messages, and what hands them to actors.
+# The code that waits for messages and passes them to actors.
 _PLUMBING = tuple(
     f"mesh_core/{name}.py"
     for name in (
@@ -40,7 +40,7 @@ _PLUMBING = tuple(
     )
 )
 _LOOP_S = 0.1
-"""How long a process's event loop may take to answer."""
+"""How many seconds a process's event loop may take to answer."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
@@ -51,7 +51,7 @@ class StackFrame:
 
     file: str
     line: int
-    """0 where it is not known."""
+    """0 if unknown."""
     function: str
 
     def __str__(self) -> str:
@@ -63,17 +63,17 @@ class ThreadStack:
     """One thread's stack."""
 
     ident: int
-    """As :func:`threading.get_ident` has it there."""
+    """Its :func:`threading.get_ident`."""
     name: str
-    """``loop`` for the process's event loop, an actor's name for its thread; empty where nothing is known."""
+    """``loop`` for the process's event loop, the actor's name for an actor's thread; empty if unknown."""
     running: tuple[str, ...]
-    """The endpoints that run on it: ``trainers.step for 3.2 s``."""
+    """The endpoints that it runs, such as ``trainers.step for 3.2 s``."""
     frames: tuple[StackFrame, ...]
     """The most recent call first."""
 
     @property
     def own(self) -> tuple[StackFrame, ...]:
-        """The frames above Mesh's own: the endpoint and what it has called. All frames if none of them is Mesh's."""
+        """The frames above Mesh's own: the endpoint and what it called. All frames if none are Mesh's."""
         for index, frame in enumerate(self.frames):
             if frame.file.endswith(_PLUMBING):
                 return self.frames[:index]
@@ -86,7 +86,7 @@ class ThreadStack:
         frames = self.own
         if not frames:
             return f"{head}: waits for messages"
-        # As in a traceback: the most recent call last.
+        # The most recent call last, as in a traceback.
         return "\n".join([f"{head}:", *(f"  {frame}" for frame in reversed(frames))])
 
 
@@ -98,12 +98,12 @@ class ProcStacks:
     pid: int | None
     threads: tuple[ThreadStack, ...]
     error: str = ""
-    """Why there are none."""
+    """Why there are no stacks."""
 
     def of(self, name: str) -> ThreadStack:
-        """The thread of an actor, by the actor's name, or the ``loop``.
+        """Return the thread of the actor with this name, or the ``loop``.
 
-        An actor whose endpoints are all coroutines has no thread of its own; it runs on the ``loop``.
+        An actor whose endpoints are all coroutines has no thread; it runs on the ``loop``.
         """
         for thread in self.threads:
             if thread.name == name:
@@ -125,10 +125,10 @@ class ProcStacks:
 
 
 def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> ValueMesh[ProcStacks]:
-    """The Python threads of every process of a mesh of processes or actors.
+    """Return the Python threads of every process of a mesh of processes or actors.
 
-    Answered without the interpreter's help: also where an endpoint is stuck, the event loop is blocked, or C code holds
-    the interpreter's lock. A process that a signal has stopped, or that has ended, says so in :attr:`ProcStacks.error`.
+    Works without the interpreter, so also if an endpoint is stuck, the event loop is blocked, or C code holds the
+    interpreter's lock. For a process that has ended or was stopped by a signal, :attr:`ProcStacks.error` says so.
 
     >>> import threading
     >>> from mesh_core import Actor, endpoint, inspect, this_host
@@ -148,7 +148,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     >>> shutdown()
     """
     if not hasattr(mesh, "_procs_id"):
-        raise TypeError(f"stacks() must be given a mesh of processes or actors, got {mesh!r}")
+        raise TypeError(f"mesh must be a mesh of processes or actors, got {mesh!r}")
     process: Process = mesh._process
     view, procs_id = mesh._view, mesh._procs_id
     addrs: list[Addr] = [locate(process.runtime, *mesh._location.addr(procs_id, rank)) for rank in view]
@@ -157,7 +157,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
 
 
 def stacks_of_job(process: Process, mesh: str, timeout: float) -> list[ProcStacks]:
-    """The same of all processes of a job, the controller first; of one mesh alone if its name is given."""
+    """Return the threads of all processes of a job, the controller first, or of the mesh with this name."""
     tree, _ = look(process, timeout, pss=False)
     names = {number: name for number, (name, _) in tree.titles.items()}
     addrs = sorted((addr_of(who) for who, *_ in tree.procs), key=lambda addr: (names.get(addr[0], ""), *addr))
@@ -167,7 +167,7 @@ def stacks_of_job(process: Process, mesh: str, timeout: float) -> list[ProcStack
 
         known = sorted({*names.values(), "controller"})
         raise MeshError(
-            f"no mesh of processes is called {mesh!r}{did_you_mean(mesh, known) or '; there are: ' + ', '.join(known)}"
+            f"no mesh of processes is called {mesh!r}{did_you_mean(mesh, known) or '; the names are: ' + ', '.join(known)}"
         )
     return _stacks_at(process, found, names, timeout)
 
@@ -181,7 +181,7 @@ def _stacks_at(
     asked = {addr: pids[addr] for addr in addrs if addr not in frozen and addr != here}
     deadline = time.monotonic() + timeout
     threads = ask(process, Question.THREADS, asked, min(deadline, time.monotonic() + _LOOP_S))
-    # Processes of other hosts that a signal has stopped are not waited for; only their agents know about that.
+    # Do not wait for processes on other hosts that a signal has stopped; only their agents know that.
     afar = [addr for addr in asked if addr not in threads and pids[addr] is None]
     pids |= pids_afar(process, afar, _LOOP_S)
     frozen |= stopped(process, {addr: pid for addr in afar if (pid := pids[addr])}, _LOOP_S)
@@ -189,7 +189,7 @@ def _stacks_at(
     threads |= ask(process, Question.THREADS, late, deadline)
     able = {addr: pids[addr] for addr in threads}
     told = ask(process, Question.STACKS, able, min(deadline, time.monotonic() + _LOOP_S), Message.load)
-    # The loops of the others are blocked; only their runtimes answer.
+    # The event loops of the others are blocked; only their runtimes can answer.
     able = {addr: pid for addr, pid in able.items() if addr not in told}
     dumps = ask(process, Question.DUMP, able, deadline)
     found = []
@@ -221,7 +221,7 @@ def _mesh_name(process: Process, mesh: Any) -> str:
 
 
 def _made(name: str, told: dict[str, Any], stacks: list[Stack], error: str = "") -> ProcStacks:
-    """Put stacks together with what the runtime knows of the threads."""
+    """Combine stacks with what the runtime knows about the threads."""
     loop = told["loop"]
     named = {loop: "loop"} if loop else {}
     running: dict[int, list[str]] = {}
@@ -243,7 +243,7 @@ def _made(name: str, told: dict[str, Any], stacks: list[Stack], error: str = "")
 
 
 def parse(text: str) -> list[Stack]:
-    r"""Threads and frames as ``faulthandler`` writes them; names where it tells them.
+    r"""Parse threads and frames as written by ``faulthandler``; newer versions include thread names.
 
     >>> parse('Thread 0x1f (most recent call first):\n  File "a.py", line 3 in f\n')
     [(31, '', [('a.py', 3, 'f')])]

@@ -1,4 +1,4 @@
-"""A snapshot for people: a table of bounded size, whatever the size of the tree."""
+"""Format a snapshot as a table of bounded size, whatever the size of the job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST_FAILURES = 5
 
 
 def size(count: float | None) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     if count is None:
         return "-"
     for unit in ("B", "kB", "MB", "GB"):
@@ -29,7 +29,7 @@ def size(count: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """A time for people."""
+    """Format a time span."""
     if seconds >= 120:
         return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     if seconds >= 1:
@@ -38,7 +38,7 @@ def span(seconds: float) -> str:
 
 
 def doing(actor: ActorState) -> str:
-    """What an actor does."""
+    """Describe what an actor is doing."""
     if not actor.running:
         return actor.state
     first = max(actor.running, key=lambda one: one.seconds)
@@ -53,7 +53,7 @@ def _unwell(proc: ProcState) -> bool:
 
 
 def _chosen(procs: Sequence[ProcState]) -> tuple[list[ProcState], int]:
-    """The processes that are shown, and how many are not; those that may be in trouble go first where not all fit."""
+    """Choose the processes to show, those that may be in trouble first, and count the others."""
     rows = 0
     chosen: set[str] = set()
     for proc in sorted(procs, key=lambda proc: not _unwell(proc)):
@@ -125,7 +125,7 @@ def _host_line(host: HostState) -> str:
 
 
 def as_text(snapshot: Snapshot) -> str:
-    """The snapshot as lines."""
+    """Format the snapshot as lines."""
     lines = [_title(snapshot)]
     for host in snapshot.hosts:
         lines.append(_host_line(host))
@@ -138,7 +138,7 @@ def as_text(snapshot: Snapshot) -> str:
 
 
 def as_html(snapshot: Snapshot) -> str:
-    """The snapshot as tables."""
+    """Format the snapshot as HTML tables."""
     import html
 
     parts = [f"<div><b>{html.escape(_title(snapshot))}</b></div>"]

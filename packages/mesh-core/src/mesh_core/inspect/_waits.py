@@ -24,30 +24,30 @@ if TYPE_CHECKING:
 _MOST_SHOWN = 40
 
 Node = tuple[Addr, int]
-"""An actor: its process, and its number there; the process itself, for threads that work for no actor, is number 0."""
+"""An actor: its process and its number there. Number 0 is the process itself, for threads that belong to no actor."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """One wait, and what it is for."""
+    """One wait and what it is for."""
 
     waiter: str
-    """The actor that waits, as ``trainers[3]``; or its process, where no actor does: ``controller`` is the script."""
+    """The actor that waits, such as ``trainers[3]``, or the process if no actor waits; the script is ``controller``."""
     endpoint: str
-    """What the waiter runs meanwhile; empty if that is no endpoint."""
+    """The endpoint that the waiter is running; empty if there is none."""
     kind: str
-    """``call``: an endpoint's answer. ``room``: a mailbox or a link is full, so that a message cannot be sent. ``port``: a
-    value from a channel. ``promise``: a promise with a name. ``runtime``: an answer of Mesh itself."""
+    """What it waits for: ``call``, an endpoint's answer; ``room``, space in a full mailbox or link, to send a message;
+    ``port``, a value from a channel; ``promise``, a named promise; ``runtime``, an answer from Mesh itself."""
     text: str
     """A description of what it waits for."""
     whom: tuple[str, ...]
-    """Those who have not answered, up to eight of them."""
+    """Those that have not answered, at most eight."""
     missing: int
     """How many have not answered."""
     seconds: float
     """For how long."""
     proc: str
-    """The process that the waiter lives in, as :attr:`ProcState.name`."""
+    """The waiter's process, as :attr:`ProcState.name`."""
 
     def __str__(self) -> str:
         at = f", in {self.endpoint}," if self.endpoint else ""
@@ -56,18 +56,18 @@ class Wait:
 
 @dataclass(frozen=True)
 class Circle:
-    """A circle of waits: each is for the waiter of the next one, and the last is for the waiter of the first."""
+    """A circle of waits: each waits for the waiter of the next, and the last for the waiter of the first."""
 
     waits: tuple[Wait, ...]
-    """The longest first, and from there around. Each process tells how long it has waited when it is asked: of waits that
-    began together any may be the longest."""
+    """The longest wait first, then around the circle. Processes are asked at slightly different times, so of waits that
+    began together, any may come first."""
     is_stuck: bool
-    """Whether it cannot end by itself: none of the actors can handle anything else meanwhile that could provide the answer."""
+    """Whether it is a deadlock: no actor in it can handle another message that could end it."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """The wait-for graph at one moment; printed, it is a list for people: circles first, then the longest waits."""
+    """The wait-for graph at one moment; printing it lists circles first, then the longest waits."""
 
     time: float
     """When it was taken, in seconds since the epoch."""
@@ -76,9 +76,9 @@ class Waits:
     circles: tuple[Circle, ...]
     """One circle for each set of actors that all wait for each other."""
     silent: tuple[str, ...]
-    """Processes that have not answered, and why; their waits are not known."""
+    """Processes that did not answer, and why; their waits are unknown."""
     left_out: int
-    """How many waits are not in the list: each process reports only its longest thousand."""
+    """How many waits are missing from the list: each process reports only its thousand longest."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain dicts, lists, strings and numbers, ready for JSON."""
@@ -109,8 +109,8 @@ class Waits:
 def waits(timeout: float = 1.0) -> Waits:
     """Find out who waits for whom in the whole job. Start here when a program hangs.
 
-    Works from the script and inside actors alike. Processes answer without running any Python; those that have not answered
-    after ``timeout`` seconds are named in :attr:`Waits.silent`.
+    Works in the script and inside actors. Processes answer without running any Python. :attr:`Waits.silent` names those
+    that do not answer within ``timeout`` seconds.
 
     >>> from mesh_core import Actor, Channel, endpoint, inspect, this_host
     >>> class Reader(Actor):
@@ -139,12 +139,12 @@ def waits(timeout: float = 1.0) -> Waits:
         if stage not in ("running", "stopping"):
             continue
         if host == here and is_stopped(pid):
-            silent.append(f"{proc_name(process, (mesh, rank, host), names)}, which a signal has stopped")
+            silent.append(f"{proc_name(process, (mesh, rank, host), names)}, which was stopped by a signal")
         else:
             pids[mesh, rank, host] = pid if host == here else None
     answers = ask(process, Question.WAITS, pids, deadline)
     silent += [
-        f"{proc_name(process, addr, names)}, which has not answered within {timeout:g} s"
+        f"{proc_name(process, addr, names)}, which did not answer within {timeout:g} s"
         for addr in pids
         if addr not in answers
     ]
@@ -156,7 +156,7 @@ def waits(timeout: float = 1.0) -> Waits:
 
 
 _SETTLED_S = 0.1
-"""A message that was sent longer ago than this has been started, or has to wait."""
+"""A message sent longer ago than this has been started or is queued."""
 _WELL = ("running", "suspect")
 
 
@@ -185,7 +185,7 @@ class _Graph:
         if actor is not None:
             return name_of(actor)
         if number and known:
-            # Its process has not reported it: that is silent, or the actor is new.
+            # Its process is silent, or the actor is new and not reported yet.
             return f"{known}[{seat(self._process.runtime, *addr)[1]}]" if addr[0] in self._many else known
         return proc_name(self._process, addr, self._names)
 
@@ -219,7 +219,7 @@ class _Graph:
             for told in answer["waits"]:
                 node, wait, whom = self._wait(addr, told)
                 all_waits.append(wait)
-                # Nobody can wait for threads without an actor, so they are in no circle.
+                # Threads without an actor cannot be waited for, so they are in no circle.
                 for one in whom if node[1] else ():
                     graph.setdefault(node, []).append(one)
                     edges.setdefault((node, one), wait)
@@ -240,6 +240,6 @@ class _Graph:
         )
 
     def _is_stuck(self, node: Node) -> bool:
-        """Whether an actor does nothing but wait: then any message for it is this wait, or is queued behind it."""
+        """Return whether an actor is doing nothing but waiting: any other message to it is queued behind this wait."""
         actor = self._actors.get(node)
         return actor is not None and len(actor["running"]) == 1

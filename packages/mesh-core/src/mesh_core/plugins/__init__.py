@@ -1,7 +1,7 @@
-"""Plugins: what an author writes them with, and what finds them.
+"""Plugins: write them, and find installed ones.
 
-An author imports a descriptor and ``hookimpl``; Mesh's packages find plugins with :class:`PluginManager`. A package that
-has plugins of its own declares their :class:`PluginKind`.
+Authors import a descriptor and ``hookimpl``. Mesh's packages find plugins with :class:`PluginManager`. A package that accepts
+plugins of its own declares their :class:`PluginKind`.
 
 >>> from mesh_core.plugins import CommandPlugin, hookimpl
 >>> @hookimpl

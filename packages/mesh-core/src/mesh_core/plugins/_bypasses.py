@@ -1,4 +1,4 @@
-"""What moves large parts of messages between hosts."""
+"""Create the bypass that moves large parts of messages between hosts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from mesh_core.plugins import BYPASSES, PluginManager
 
 
 def create_bypass() -> object | None:
-    """Make the first, by name, that works here; without one large parts travel through the agents."""
+    """Create the first bypass, in the order of their names, that works here.
+
+    Without one, large parts travel through the agents.
+    """
     log = logging.getLogger("mesh")
     manager = PluginManager()
     for plugin in manager.all(BYPASSES):

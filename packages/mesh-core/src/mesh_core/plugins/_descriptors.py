@@ -1,8 +1,8 @@
-"""What a plugin's hook returns: small frozen descriptions, which do no work until :attr:`create` is called.
+"""Descriptors, which a plugin's hook returns: small frozen dataclasses that do no work until :attr:`create` is called.
 
-Making a descriptor is cheap and has no effect; whatever is heavy is imported inside ``create``.
+Making a descriptor is cheap and has no effect; heavy imports belong inside ``create``.
 
-PLUG-2: ``probe`` is cheap, never raises, and says yes with what there is, or no with the reason and the remedy.
+PLUG-2: ``probe`` is cheap, never raises, and returns yes with capabilities, or no with a reason and a remedy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from mesh_core.policies import Policy
 
 Capability: TypeAlias = str | int | float | bool | None
-"""The type of a field of a capabilities dataclass: JSON can express it, so it can be shown, compared and sent to other hosts."""
+"""The type of a field of a capabilities dataclass: JSON can express it, so it can be shown, compared and sent."""
 
 C = TypeVar("C")
 
@@ -39,7 +39,7 @@ MAX_NAME_LENGTH: Final = 64
 
 
 def name_problem(name: object) -> str | None:
-    """What is wrong with ``name`` as a plugin's name, or ``None``.
+    """Return what is wrong with a plugin's name, or ``None``.
 
     >>> name_problem("ib-verbs") is None
     True
@@ -57,9 +57,9 @@ def name_problem(name: object) -> str | None:
 
 @dataclass(frozen=True)
 class ProbeResult(Generic[C]):
-    """Whether a plugin can work here: with its capabilities, or with the reason why not and the remedy.
+    """Whether a plugin can work here: yes with its capabilities, or no with a reason and a remedy.
 
-    Capabilities are an instance of the frozen dataclass that the plugin's kind names.
+    Capabilities are an instance of the frozen dataclass that the plugin's kind defines.
 
     >>> from dataclasses import dataclass
     >>> @dataclass(frozen=True)
@@ -93,16 +93,16 @@ class ProbeResult(Generic[C]):
 
     @staticmethod
     def yes(capabilities: C | None = None) -> ProbeResult[C]:
-        """Available, with what it can do."""
+        """Return that the plugin is available, with its capabilities."""
         return ProbeResult(True, capabilities)
 
     @staticmethod
     def no(reason: str, *, remedy: str) -> ProbeResult[Any]:
-        """Not available: why, and what would change that."""
+        """Return that the plugin is not available, why, and what would change that."""
         return ProbeResult(False, None, reason, remedy)
 
     def as_dict(self) -> dict[str, Capability]:
-        """The capabilities by name; empty where there are none."""
+        """Return the capabilities by name; empty if there are none."""
         return _fields(self.capabilities)
 
     def __bool__(self) -> bool:
@@ -125,7 +125,7 @@ def _fields(capabilities: Any) -> dict[str, Capability]:
 
 
 def is_frozen_dataclass(cls: object) -> bool:
-    """Say whether ``cls`` is a class whose instances cannot be changed."""
+    """Return whether ``cls`` is a frozen dataclass."""
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         return False
     return bool(cls.__dataclass_params__.frozen)  # type: ignore[attr-defined]  # typeshed leaves it out
@@ -138,20 +138,21 @@ def always_available() -> ProbeResult[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plugin(Generic[C]):
-    """What every kind of plugin says about itself. Hooks return one of its subclasses.
+    """The base class of descriptors. Hooks return instances of its subclasses.
 
     A kind's owner derives the kind's descriptor from it, as a frozen dataclass: ``Plugin[StoreCapabilities]``, or
-    ``Plugin[None]`` for a kind without capabilities. The subclass gives ``create`` the type that its contract promises.
+    ``Plugin[None]`` for a kind without capabilities. The subclass declares the type of ``create`` that the contract
+    promises.
     """
 
     name: str
-    """What the user selects it by; the same as its entry point's name."""
+    """The name by which users select it; the same as its entry point's name."""
 
     api_version: int
-    """The version of this kind's contract that the plugin was written for, such as ``1``."""
+    """The version of the kind's contract that the plugin was written for, such as ``1``."""
 
     create: Callable[..., Any]
-    """Makes the thing itself; called only when the plugin has been selected."""
+    """Creates the plugin's object; called only when the plugin was selected."""
 
     probe: Callable[[], ProbeResult[C]] = always_available
     """Whether it can work on this machine."""
@@ -177,7 +178,7 @@ class Plugin(Generic[C]):
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyPlugin(Plugin[None]):
-    """A supervision policy that ``supervise="name"`` selects; ``create()`` makes a :class:`mesh_core.policies.Policy`.
+    """A supervision policy, selected by ``supervise="name"``; ``create()`` returns a :class:`mesh_core.policies.Policy`.
 
     >>> PolicyPlugin(name="shrug", api_version=1, create=lambda: Shrug(), summary="ignores every failure").name
     'shrug'
@@ -188,11 +189,11 @@ class PolicyPlugin(Plugin[None]):
 
 @dataclass(frozen=True, kw_only=True)
 class BypassPlugin(Plugin[None]):
-    """What moves large parts of messages from one host to another past the host agents.
+    """A bypass: moves large parts of messages directly between hosts instead of through the host agents.
 
-    ``create()`` returns a capsule as ``mesh_core/bypass.h`` describes it; see :func:`mesh_core.get_include`. It is called in
-    each process that sends or is sent a large part, by the thread that the process has for such things. A part that does not
-    come by it comes through the agents.
+    ``create()`` returns a capsule as described in ``mesh_core/bypass.h``; see :func:`mesh_core.get_include`. It is called in
+    each process that sends or receives a large part, on a thread reserved for that. A part that the bypass does not deliver
+    travels through the agents.
 
     >>> BypassPlugin(name="pigeons", api_version=1, create=lambda: capsule, summary="takes its time").name
     'pigeons'
@@ -225,7 +226,7 @@ class Command(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandPlugin(Plugin[None]):
-    """A subcommand of ``mesh``; ``create()`` makes a :class:`Command`.
+    """A subcommand of ``mesh``; ``create()`` returns a :class:`Command`.
 
     >>> CommandPlugin(name="greet", api_version=1, create=lambda: Greet(), summary="say hello").name
     'greet'
@@ -239,20 +240,20 @@ Status: TypeAlias = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing a doctor check found out.
+    """One result of a doctor check.
 
     >>> Finding(status="warn", detail="1,024 open files allowed", remedy="ulimit -n 65536").status
     'warn'
     """
 
     status: Status
-    """``ok``; ``warn``: works, but slower or smaller than it could; ``fail``: something of Mesh will not work."""
+    """``ok``; ``warn``: works, but slower or smaller than it could; ``fail``: something in Mesh will not work."""
 
     detail: str
-    """What was found, in one line with the figures."""
+    """What was found, on one line, with figures."""
 
     remedy: str = ""
-    """What to do about it; needed unless ``ok``."""
+    """What to do about it; required unless ``status`` is ``ok``."""
 
     def __post_init__(self) -> None:
         if self.status not in ("ok", "warn", "fail"):
@@ -264,12 +265,12 @@ class Finding:
 
 
 Check: TypeAlias = Callable[[], Iterable[Finding]]
-"""What a doctor check's ``create`` returns: called once, gives one or more findings."""
+"""What a doctor check's ``create`` returns: a function that is called once and returns one or more findings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorCheck(Plugin[None]):
-    """A check for ``mesh doctor``; ``probe`` says whether it applies to this machine, ``create()`` gives the check.
+    """A check for ``mesh doctor``; ``probe`` says whether it applies to this machine, ``create()`` returns the check.
 
     >>> def check():
     ...     yield Finding(status="ok", detail="all well")

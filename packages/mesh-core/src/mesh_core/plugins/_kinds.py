@@ -1,4 +1,4 @@
-"""Kinds of plugins. A kind belongs to the package that defines its contract, which declares it under ``mesh.kinds``."""
+"""Kinds of plugins. The package that defines a kind's contract owns the kind and declares it under ``mesh.kinds``."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from mesh_core.plugins._descriptors import (
 P_co = TypeVar("P_co", bound=Plugin[Any], covariant=True)
 
 PREFIX: Final = "mesh."
-"""What every entry-point group of Mesh begins with."""
+"""The prefix of all entry-point groups of Mesh."""
 KINDS_GROUP: Final = "mesh.kinds"
 """The entry-point group under which packages declare kinds."""
 
@@ -29,8 +29,8 @@ _HOOK: Final = re.compile(r"mesh_[a-z0-9_]+")
 class PluginKind(Generic[P_co]):
     """One kind of plugin.
 
-    A package declares a kind by an entry point of the group ``mesh.kinds``. The entry point's name is the kind's group
-    without ``mesh.``, and its value leads to the ``PluginKind``.
+    A package declares a kind by an entry point in the group ``mesh.kinds``. The entry point's name is the kind's group
+    without ``mesh.``, and its value refers to the ``PluginKind``.
 
     >>> from collections.abc import Callable
     >>> from dataclasses import dataclass
@@ -63,11 +63,11 @@ class PluginKind(Generic[P_co]):
     descriptor: type[P_co]
     """The class of its descriptors, a subclass of :class:`Plugin`."""
     api_version: int
-    """The newest version of its contract that the installed owner speaks."""
+    """The newest version of its contract that the installed owner supports."""
     owner: str
     """The distribution that defines the contract."""
     capabilities: type | None = None
-    """The frozen dataclass that a probe returns with its yes; ``None`` if plugins of this kind have no capabilities."""
+    """The frozen dataclass of capabilities that a probe returns; ``None`` if plugins of this kind have none."""
 
     def __post_init__(self) -> None:
         if not self.word or "\n" in self.word:
@@ -104,7 +104,7 @@ class PluginKind(Generic[P_co]):
 
     @property
     def plural(self) -> str:
-        """The word for many."""
+        """The plural of :attr:`word`."""
         if self.word.endswith("y"):
             return self.word.removesuffix("y") + "ies"
         return self.word + ("es" if self.word.endswith("s") else "s")

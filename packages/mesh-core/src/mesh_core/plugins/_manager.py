@@ -1,11 +1,10 @@
-"""Finding plugins by name and loading the one that was asked for.
+"""Find plugins by name and load the selected one.
 
-MAN-1: making a manager, and asking for names, imports nothing of any plugin.
-MAN-2: selecting one plugin imports that plugin and no other.
-MAN-3: a plugin that does not load is remembered, warned of once, and an error for whoever selects it;
-       it is never an error for anyone else.
-MAN-4: a kind needs no declaration to be asked for by the code that holds it. Declarations under ``mesh.kinds`` are
-       imported to list everything, or to check a hook that is of none of core's kinds and that nobody has asked for.
+MAN-1: creating a manager and asking for names imports no plugin.
+MAN-2: selecting a plugin imports that plugin and no other.
+MAN-3: a plugin that does not load is remembered and warned about once. It is an error only for code that selects it.
+MAN-4: code that holds a kind can use it without a declaration. Declarations under ``mesh.kinds`` are imported only to list
+       everything, or to check a hook that is unknown so far.
 """
 
 import importlib.metadata
@@ -44,7 +43,7 @@ OWN_DISTRIBUTION: Final = "mesh-core"
 
 @dataclass(frozen=True, kw_only=True)
 class PluginReport:
-    """What is known of one plugin after trying it: one line of ``mesh plugins``.
+    """What is known about a plugin after loading and probing it: one line of ``mesh plugins``.
 
     >>> PluginReport(kind="command", name="greet", distribution="mesh-greet", version="1.0", status="available").status
     'available'
@@ -63,9 +62,9 @@ class PluginReport:
 
 
 class PluginManager:
-    """The plugins of this environment. An object: make one where it is needed, pass it on, let it go.
+    """The installed plugins. There is no global manager: create one where you need it.
 
-    ``warn`` is told of each broken plugin once; by default it is logged.
+    ``warn`` is called once for each broken plugin; by default it is logged.
 
     >>> from mesh_core.plugins import COMMANDS
     >>> manager = PluginManager()
@@ -77,7 +76,7 @@ class PluginManager:
 
     def __init__(self, *, warn: Callable[[PluginLoadError], None] | None = None) -> None:
         self._warn = warn if warn is not None else _log
-        # Loading imports the plugin, which may ask this manager for another on the same thread.
+        # Reentrant: a plugin may ask this manager for another plugin while it is imported.
         self._lock = threading.RLock()
         self._loaded: dict[PluginEntry, tuple[Kind, Plugin[Any]]] = {}
         self._broken: dict[PluginEntry, PluginLoadError] = {}
@@ -95,8 +94,8 @@ class PluginManager:
 
     @cached_property
     def _declared(self) -> tuple[tuple[tuple[PluginEntry, Kind], ...], tuple[PluginLoadError, ...]]:
-        """The kinds that load, and what is wrong with those that do not."""
-        # mesh-core's first: who takes one of its names or hooks is the one that does not load.
+        """The declared kinds that load, and the errors of those that do not."""
+        # mesh-core's own come first, so that a declaration that takes one of its names or hooks is the one that fails.
         entries = sorted(
             self._scan.under(KINDS_GROUP), key=lambda each: each.distribution != OWN_DISTRIBUTION
         )
@@ -114,26 +113,26 @@ class PluginManager:
         return tuple(found), tuple(errors)
 
     def kinds(self) -> tuple[Kind, ...]:
-        """Every declared kind whose declaration loads, by group; imports the modules that declare them."""
+        """Return all declared kinds that load, ordered by group; imports the modules that declare them."""
         with self._lock:
             return tuple(kind for _, kind in self._declared[0])
 
     def entries(self, kind: Kind | None = None) -> tuple[PluginEntry, ...]:
-        """Every entry point of a kind, also those that share a name or will not load; from metadata alone.
+        """Return all entry points of a kind, including those that share a name or do not load; from metadata alone.
 
-        Without a kind, every entry point under a group that begins with ``mesh.``.
+        Without a kind, all entry points in groups that begin with ``mesh.``.
         """
         return self._scan.entries if kind is None else self._scan.of(kind)
 
     def names(self, kind: Kind) -> tuple[str, ...]:
-        """The names that can be asked for, in order; from metadata alone."""
+        """Return the names that can be selected, in order; from metadata alone."""
         return tuple(dict.fromkeys(each.name for each in self.entries(kind)))
 
     def get(self, kind: PluginKind[P], name: str, *, distribution: str | None = None) -> P:
-        """The plugin of that name, imported now if it was not yet.
+        """Return the plugin of this name, importing it if necessary.
 
-        Raises :class:`PluginError` if there is none, or two, and :class:`PluginLoadError` if it does not load.
-        ``distribution`` picks one where several offer the name.
+        Raises :class:`PluginError` if there is none, and :class:`PluginLoadError` if there are several or it does not load.
+        ``distribution`` picks one if several distributions offer the name.
         """
         found = [each for each in self.entries(kind) if each.name == name]
         if distribution is not None:
@@ -145,30 +144,30 @@ class PluginManager:
         return self._load(kind, found[0])
 
     def all(self, kind: PluginKind[P]) -> tuple[P, ...]:
-        """Every plugin of a kind that loads, by name; of those that do not, a warning the first time."""
+        """Return all plugins of a kind that load, ordered by name; warn once about those that do not."""
         return tuple(plugin for _, plugin in self._each(kind) if not isinstance(plugin, PluginLoadError))
 
     def probe(self, plugin: Plugin[Any]) -> ProbeResult[Any]:
-        """Ask a plugin whether it can work here. A probe that breaks a promise, such as not to raise, is a no."""
+        """Ask a plugin whether it can work here. If its probe breaks its contract, such as by raising, the answer is no."""
         try:
             result: object = plugin.probe()
-        except Exception as error:  # noqa: BLE001 - a probe is somebody else's code
-            said = f"its probe raised {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - a probe is foreign code
+            reason = f"its probe raised {type(error).__name__}: {error}"
         else:
             if not isinstance(result, ProbeResult):
-                said = f"its probe must return a ProbeResult, got {type(result).__name__}"
+                reason = f"its probe must return a ProbeResult, got {type(result).__name__}"
             else:
                 problem = self._capability_problem(plugin, result)
                 if problem is None:
                     return result
-                said = problem
-        return ProbeResult.no(said, remedy=f"report this to the author of {self._origin(plugin)}")
+                reason = problem
+        return ProbeResult.no(reason, remedy=f"report this to the author of {self._origin(plugin)}")
 
     def survey(self, kinds: Iterable[Kind] | None = None) -> tuple[PluginReport, ...]:
-        """Load and probe every plugin, and report on each; the broken ones are in the report, and warned of once.
+        """Load and probe every plugin, and report on each, including broken ones, which are also warned about once.
 
-        Without ``kinds``, of every declared kind. Metadata that cannot be read is reported as the kind ``metadata``, a
-        declaration that does not load as ``kind``, and a group that no installed package declares as ``group``.
+        Without ``kinds``, covers all declared kinds. Unreadable metadata is reported as the kind ``metadata``, a declaration
+        that does not load as ``kind``, and a group that no installed package declares as ``group``.
         """
         undeclared = () if kinds is not None else self._declared[1]
         reports = [_broken(error) for error in (*self._scan.unreadable, *self._scan.misnamed, *undeclared)]
@@ -186,7 +185,7 @@ class PluginManager:
         return tuple(reports)
 
     def origin(self, kind: Kind, name: str) -> str:
-        """The distribution, or distributions, that offer a name, for messages; from metadata alone."""
+        """Return the distributions that offer a name, for messages; from metadata alone."""
         return " and ".join(each.origin for each in self.entries(kind) if each.name == name)
 
     def _each(self, kind: PluginKind[P]) -> Iterator[tuple[PluginEntry, P | PluginLoadError]]:
@@ -207,7 +206,7 @@ class PluginManager:
                 assert isinstance(known[1], kind.descriptor)
                 return known[1]
             if entry in self._broken:
-                # Raised anew without the frames of the last time, which would pile up and hold what they refer to.
+                # Without the traceback of the last time, whose frames would accumulate and keep objects alive.
                 raise self._broken[entry].with_traceback(None)
             try:
                 plugin = self._offered(kind, entry)
@@ -218,15 +217,15 @@ class PluginManager:
 
     def _remember(self, entry: PluginEntry, error: PluginLoadError) -> PluginLoadError:
         with self._lock:
-            # A conflict is the same text for each of the rivals, and is said once.
-            said = any(str(error) == str(each) for each in self._broken.values())
+            # A conflict has the same text for each of the rivals: warn once.
+            is_known = any(str(error) == str(each) for each in self._broken.values())
             self._broken[entry] = error
-            if not said:
+            if not is_known:
                 self._warn(error)
             return error
 
     def _offered(self, kind: PluginKind[P], entry: PluginEntry) -> P:
-        """Import the entry point's module, register it, call its hook, and return the descriptor of that name."""
+        """Import the entry point's module, register it, call its hook, and return the descriptor of this name."""
         problem = name_problem(entry.name)
         if problem is not None:
             raise _load_error(kind.word, entry, f"bad name: {problem}", _tell_author(entry))
@@ -271,7 +270,7 @@ class PluginManager:
         return f"its probe must return {wanted}, got {type(result.capabilities).__name__}"
 
     def _declaration(self, entry: PluginEntry, others: list[Kind]) -> Kind:
-        """Import the kind that an entry point of ``mesh.kinds`` leads to, and check that it is what it says."""
+        """Import and check the kind that an entry point of ``mesh.kinds`` refers to."""
         with _blamed("kind", entry, "its import raised", _reinstall(entry)):
             kind = _import(entry)
         problem = None
@@ -289,14 +288,14 @@ class PluginManager:
         raise _load_error("kind", entry, problem, _tell_author(entry))
 
     def _specify(self, kind: Kind) -> None:
-        """Tell pluggy of a kind's hook."""
+        """Add a kind's hook to pluggy."""
         if kind.hook not in self._specified:
             self._hooks.add_hookspecs(spec_of(kind))
             self._specified.add(kind.hook)
 
     def _register(self, module: object, entry: PluginEntry) -> None:
         if self._hooks.is_registered(module):
-            return  # one module may stand behind several entry points
+            return  # several entry points may name one module
         try:
             self._hooks.register(module, name=f"{entry.group}:{entry.distribution}:{entry.name}")
             if self._unspecified(module):
@@ -304,12 +303,12 @@ class PluginManager:
                 for each in self.kinds():
                     self._specify(each)
             for name in self._unspecified(module):
-                # pluggy takes an implementation of a hook that nobody specified for one that is still to come.
+                # pluggy accepts an implementation of an unknown hook, as one that may be specified later.
                 known = sorted(self._specified)
                 hint = did_you_mean(name, known) or f"; the hooks are {', '.join(known)}"
                 raise TypeError(f"there is no hook {name!r}{hint}")
         except BaseException:
-            # Else the next entry point of this module would find it registered, and half checked.
+            # Otherwise the module's next entry point would find it registered, though not fully checked.
             self._hooks.unregister(module)
             raise
 
@@ -324,7 +323,7 @@ class PluginManager:
                 kind.word, entry, f"{entry.value} has no @hookimpl named {kind.hook}", _tell_author(entry)
             )
         with _blamed(kind.word, entry, f"{kind.hook} raised", _tell_author(entry)):
-            # Iterating belongs inside: a hook that is a generator runs only now.
+            # Iterate inside the block: a hook that is a generator runs only now.
             yielded = [each for result in hook() for each in _listed(kind, result)]
         offered: list[P] = []
         for each in yielded:
@@ -374,7 +373,7 @@ class PluginManager:
 
 
 def _refuse_known(kind: Kind, name: str, owner: str) -> NoReturn:
-    """Raise the error for a name that is not offered, and that a package of Mesh is known to have."""
+    """Raise the error for a name that is missing but known to be in a package of Mesh."""
     try:
         version = importlib.metadata.version(owner)
     except importlib.metadata.PackageNotFoundError:
@@ -419,7 +418,7 @@ def _listed(kind: Kind, result: object) -> list[object]:
 
 @contextmanager
 def _blamed(word: str, entry: PluginEntry, what: str, remedy: str) -> Iterator[None]:
-    """Turn whatever a plugin's own code raises into the error that names the plugin."""
+    """Turn anything that a plugin's code raises into an error that names the plugin."""
     try:
         yield
     # SystemExit: a module that calls sys.exit() while it is imported must not end the user's program.
@@ -440,7 +439,7 @@ def _load_error(word: str, entry: PluginEntry, cause: str, remedy: str) -> Plugi
 
 
 def _conflict(word: str, name: str, rivals: list[PluginEntry]) -> PluginLoadError:
-    """The error for a name that is offered more than once."""
+    """Make the error for a name that is offered more than once."""
     origins = list(dict.fromkeys(each.origin for each in rivals))
     if len(origins) > 1:
         cause = (
@@ -482,7 +481,7 @@ def _tell_author(entry: PluginEntry) -> str:
 def _short(value: object) -> str:
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - so is a repr
+    except Exception:  # noqa: BLE001 - a repr is foreign code
         return "(whose repr raises)"
     return text if len(text) <= 60 else text[:57] + "..."
 

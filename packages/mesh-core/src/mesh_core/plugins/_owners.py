@@ -1,4 +1,4 @@
-"""Which package has what mesh-core only knows by name, so that errors can say what to install."""
+"""Packages that own names known to mesh-core, so that errors can say what to install."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -12,4 +12,4 @@ GROUP_OWNERS: Final[Mapping[str, str]] = MappingProxyType(
 NAME_OWNERS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {("mesh.policies", name): "mesh-supervision" for name in ("one_for_one", "one_for_all", "rest_for_one")}
 )
-"""The package that offers a plugin, by the entry-point group and the name."""
+"""The package that offers a plugin, by the plugin's entry-point group and name."""

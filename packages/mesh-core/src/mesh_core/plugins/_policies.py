@@ -1,4 +1,4 @@
-"""Policies of supervision by their names."""
+"""Create supervision policies by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mesh_core.policies import Policy
 
 
 def create_policy(name: str) -> Policy:
-    """Make the policy that an installed package offers under that name."""
+    """Create the policy that an installed package offers under this name."""
     manager = PluginManager()
     plugin = manager.get(POLICIES, name)
     able = manager.probe(plugin)

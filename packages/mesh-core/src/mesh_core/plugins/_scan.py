@@ -1,4 +1,4 @@
-"""What is installed, from the distributions' metadata alone: nothing of a plugin is imported here."""
+"""Find installed plugins from the distributions' metadata alone, without importing them."""
 
 import importlib.metadata
 import re
@@ -27,41 +27,41 @@ class PluginEntry:
     distribution: str
     version: str
     point: importlib.metadata.EntryPoint | None = field(default=None, compare=False, repr=False)
-    """The entry point itself, for the one who loads it."""
+    """The entry point itself, for loading it."""
 
     @property
     def origin(self) -> str:
-        """The distribution and its version, as messages name it."""
+        """The distribution and its version, for messages."""
         return f"{self.distribution} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Everything found under groups that begin with ``mesh.``, and what is wrong with some of it."""
+    """All entry points in groups that begin with ``mesh.``, and the problems among them."""
 
     entries: tuple[PluginEntry, ...]
-    """By group, name and distribution; also those of groups that no kind is declared for."""
+    """Sorted by group, name and distribution; includes groups without a declared kind."""
     unreadable: tuple[PluginLoadError, ...]
-    """One for each distribution whose metadata cannot be read."""
+    """An error for each distribution whose metadata cannot be read."""
     misnamed: tuple[PluginLoadError, ...]
-    """One for each group of a distribution that no installed or known package declares; ``name`` is the group."""
+    """An error for each group of a distribution that no installed or known package declares; ``name`` is the group."""
     ownerless: tuple[PluginLoadError, ...]
-    """One for each group of a distribution whose kind is declared by a package that is not installed."""
+    """An error for each group of a distribution whose kind is declared by a package that is not installed."""
 
     def of(self, kind: PluginKind[Any]) -> tuple[PluginEntry, ...]:
-        """The entries of one kind, by name, then distribution."""
+        """Return the entries of a kind, sorted by name, then distribution."""
         return self.under(kind.group)
 
     def under(self, group: str) -> tuple[PluginEntry, ...]:
-        """The entries of one group, by name, then distribution."""
+        """Return the entries of a group, sorted by name, then distribution."""
         return tuple(each for each in self.entries if each.group == group)
 
 
 def scan() -> Scan:
-    """Look through every installed distribution for entry-point groups of Mesh.
+    """Search all installed distributions for entry-point groups of Mesh.
 
-    One distribution with a damaged entry_points.txt makes the standard look-up fail for all of them; here it is
-    one error, and the others are found.
+    With the standard look-up, one damaged entry_points.txt makes the whole search fail; here it is one error, and the other
+    distributions are still found.
     """
     entries: list[PluginEntry] = []
     unreadable: list[PluginLoadError] = []
@@ -76,12 +76,12 @@ def scan() -> Scan:
             if normal(name) in seen:
                 continue
             seen.add(normal(name))
-            # Where two of one name are on the path, Python imports from the first: so its metadata counts.
+            # If two distributions on the path have one name, Python imports from the first, so its metadata counts.
             distribution = importlib.metadata.distribution(name)
             name, version = _identity(distribution)
         try:
             points = list(distribution.entry_points)
-        except Exception as error:  # noqa: BLE001 - the parser raises what it stumbles over
+        except Exception as error:  # noqa: BLE001 - the parser may raise anything
             cause = f"{type(error).__name__}: {error}"
             unreadable.append(
                 PluginLoadError(
@@ -114,7 +114,7 @@ def scan() -> Scan:
 
 def _misnamed(entries: list[PluginEntry], declared: set[str]) -> PluginLoadError:
     group, distribution = entries[0].group, entries[0].distribution
-    # The part that they all begin with makes any two alike.
+    # Compare without the common prefix, which would make any two names similar.
     endings = {each.removeprefix(PREFIX): each for each in sorted({*declared, KINDS_GROUP, *GROUP_OWNERS})}
     match = nearest(group.removeprefix(PREFIX), endings)
     known = ", ".join(endings.values())
@@ -161,5 +161,5 @@ def _identity(distribution: importlib.metadata.Distribution) -> tuple[str, str]:
 
 
 def normal(name: str) -> str:
-    """A distribution's name as installers compare it."""
+    """Normalize a distribution's name, as installers do."""
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,6 +1,6 @@
-"""Hooks: what a plugin implements. They return descriptors and do nothing else; none is called on a message or data path.
+"""Hooks, which plugins implement. A hook only returns descriptors, and is never called while messages or data are moved.
 
-A hook is called when a plugin of its kind is looked up by name, or listed. Its name is its kind's
+A hook is called when plugins of its kind are looked up by name or listed. Its name is the kind's
 :attr:`~mesh_core.plugins.PluginKind.hook`.
 """
 
@@ -21,7 +21,7 @@ hookimpl: Final = pluggy.HookimplMarker(PROJECT)
 
 
 def spec_of(kind: PluginKind[Any]) -> ModuleType:
-    """What pluggy needs to know of a kind's hook: it takes no arguments and returns descriptors."""
+    """Return a kind's hook specification for pluggy: no arguments, returns descriptors."""
 
     def hook() -> Iterable[Plugin[Any]]:  # type: ignore[empty-body]
         """Return descriptors."""

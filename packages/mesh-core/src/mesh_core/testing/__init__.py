@@ -1,4 +1,4 @@
-"""What authors of plugins, and of programs that use Mesh, test with.
+"""Test plugins, and programs that use Mesh.
 
 >>> from mesh_core.plugins import COMMANDS, PluginManager
 >>> from mesh_core.testing import CommandPluginConformance

@@ -1,4 +1,4 @@
-"""The conformance suite of what moves large parts of messages: two processes that give each other memory, without a mesh."""
+"""The conformance suite for bypasses: two processes exchange memory, without a mesh."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Struct(ctypes.Structure):
 
 
 class _Calls:
-    """Counts calls of one of our functions, which come on any thread."""
+    """Records calls of one of our callbacks, which may come on any thread."""
 
     def __init__(self) -> None:
         self.statuses: list[int] = []
@@ -82,7 +82,7 @@ class _Calls:
 
 
 class _Offer:
-    """Memory that is offered."""
+    """Offered memory."""
 
     def __init__(self, memory: Any, ticket: bytes, number: int, calls: _Calls) -> None:
         self.memory = memory
@@ -92,7 +92,7 @@ class _Offer:
 
 
 class _Bypass:
-    """A bypass, as mesh-core calls it."""
+    """Calls a bypass as mesh-core does."""
 
     def __init__(self, capsule: object) -> None:
         pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -101,7 +101,7 @@ class _Bypass:
         self._at: int = pointer(capsule, _NAME)
         self._struct = _Struct.from_address(self._at)
         self.version: int = self._struct.version
-        # What is still being written to, or read, however a test ends.
+        # Memory that may still be read or written after a test ends.
         self._kept: list[Any] = []
 
     def offer(self, data: bytes) -> _Offer | None:
@@ -115,29 +115,27 @@ class _Bypass:
         return _Offer(memory, ticket.raw[:size], number.value, calls) if size else None
 
     def withdraw(self, number: int) -> None:
-        """Offer them no longer."""
+        """Withdraw an offer."""
         self._struct.withdraw(self._at, number)
 
     def fetch(self, ticket: bytes, length: int) -> tuple[Any, _Calls]:
-        """Begin to fetch."""
+        """Start a fetch."""
         memory, calls = ctypes.create_string_buffer(length), _Calls()
         self._kept.append((memory, calls))
         self._struct.fetch(self._at, ticket, len(ticket), memory, length, calls.done, None)
         return memory, calls
 
     def fetched(self, ticket: bytes, length: int) -> bytes | None:
-        """Return what is fetched, or none if it does not come this way."""
+        """Fetch a part; ``None`` if the bypass does not deliver it."""
         memory, calls = self.fetch(ticket, length)
-        assert calls.came.wait(_LIMIT_S), f"fetch() has not called done() within {_LIMIT_S} s"
+        assert calls.came.wait(_LIMIT_S), f"fetch() did not call done() within {_LIMIT_S} s"
         return memory.raw if calls.statuses[0] == 0 else None
 
     def reached(self, ticket: bytes, length: int) -> bytes:
-        """Return what is fetched in the end: a way may have to be tried first."""
+        """Fetch a part, trying again until it arrives: a bypass may need to connect first."""
         end = time.monotonic() + _LIMIT_S
         while (found := self.fetched(ticket, length)) is None:
-            assert time.monotonic() < end, (
-                f"no fetch() of a part that is offered succeeded within {_LIMIT_S} s"
-            )
+            assert time.monotonic() < end, f"no fetch() of an offered part succeeded within {_LIMIT_S} s"
             time.sleep(_PAUSE_S)
         return found
 
@@ -152,16 +150,16 @@ class _Peer:
         )
 
     def ask(self, **question: Any) -> Any:
-        """Have it do something, and return what it says."""
+        """Send it a request and return the answer."""
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()
-        assert line, f"the other process has ended with status {self.process.wait()}"
+        assert line, f"the other process ended with status {self.process.wait()}"
         return json.loads(line)
 
     def offer(self, seed: int, length: int) -> tuple[bytes, int]:
-        """Have it offer bytes; returns the ticket and its number."""
+        """Have it offer bytes; return the ticket and its number."""
         told = self.ask(offer=seed, length=length)
         return bytes.fromhex(told["ticket"]), told["number"]
 
@@ -172,12 +170,14 @@ class _Peer:
 
 
 class BypassPluginConformance(PluginConformance):
-    """What holds for a :class:`~mesh_core.plugins.BypassPlugin`: what is offered arrives whole, once, or not at all."""
+    """Tests for a :class:`~mesh_core.plugins.BypassPlugin`: an offered part arrives complete and once, or not at all."""
 
     kind = BYPASSES
 
     def _bypass(self) -> _Bypass:
-        assert isinstance(self.plugin, BypassPlugin), f"a BypassPlugin, not {type(self.plugin).__name__}"
+        assert isinstance(self.plugin, BypassPlugin), (
+            f"plugin must be a BypassPlugin, got {type(self.plugin).__name__}"
+        )
         return _Bypass(self.plugin.create())
 
     @contextmanager
@@ -189,18 +189,19 @@ class BypassPluginConformance(PluginConformance):
             peer.close()
 
     def test_creates_a_capsule_of_the_version(self) -> None:
-        """``create()`` gives a capsule named ``mesh_core.bypass``, whose struct has the version that the header has."""
-        assert self._bypass().version == _VERSION, f"version must be {_VERSION}"
+        """``create()`` returns a capsule named ``mesh_core.bypass``, whose struct has the header's version."""
+        version = self._bypass().version
+        assert version == _VERSION, f"version must be {_VERSION}, got {version}"
 
     def test_what_is_offered_is_read_by_another_process(self) -> None:
-        """Parts of any length, several at once, in any order."""
+        """Fetch parts of any length, several at once, in any order."""
         with self._two() as (bypass, peer):
             tickets = [(*peer.offer(at, length), at, length) for at, length in enumerate(_LENGTHS)]
             for ticket, _, seed, length in reversed(tickets):
                 assert bypass.reached(ticket, length) == _bytes(seed, length), f"{length} bytes came wrong"
 
     def test_many_threads_fetch_at_once(self) -> None:
-        """All functions are called on any thread."""
+        """All functions may be called on any thread."""
         with self._two() as (bypass, peer):
             tickets = [peer.offer(seed, 100_000)[0] for seed in range(8)]
             bypass.reached(tickets[0], 100_000)
@@ -217,15 +218,17 @@ class BypassPluginConformance(PluginConformance):
                 each.start()
             for each in threads:
                 each.join()
-            assert not wrong, f"the parts of seeds {wrong} came wrong"
+            assert not wrong, f"the parts of seeds {wrong} arrived damaged"
 
     def test_memory_is_freed_once_and_not_before_it_is_withdrawn(self) -> None:
-        """``freed()`` gives it back to mesh-core, which uses it for something else."""
+        """``freed()`` returns the memory to mesh-core, which reuses it."""
         bypass = self._bypass()
         offers = [bypass.offer(_bytes(seed, 10_000)) for seed in range(20)]
         made = [each for each in offers if each is not None]
-        assert made, "no memory was offered at all"
-        assert not any(each.calls.count for each in made), "freed() was called for memory that is offered"
+        assert made, "offer() accepted no memory at all"
+        assert not any(each.calls.count for each in made), (
+            "freed() was called for memory that is still offered"
+        )
         for each in made:
             bypass.withdraw(each.number)
         for each in made:
@@ -233,33 +236,37 @@ class BypassPluginConformance(PluginConformance):
         assert [each.calls.count for each in made] == [1] * len(made), "freed() was called more than once"
 
     def test_what_is_withdrawn_is_not_read(self) -> None:
-        """Nor is it what has taken its place."""
+        """Neither is data that replaced it."""
         with self._two() as (bypass, peer):
             ticket, number = peer.offer(1, 50_000)
             bypass.reached(ticket, 50_000)
             assert peer.ask(withdraw=number) == {"freed": 1}
             peer.offer(2, 50_000)
-            assert bypass.fetched(ticket, 50_000) is None, "memory was read that had been withdrawn"
-            # The owner is there, and what it offers comes at once.
+            assert bypass.fetched(ticket, 50_000) is None, "withdrawn memory was read"
+            # The owner is still reachable, and its next part arrives at once.
             ticket, _ = peer.offer(3, 50_000)
             assert bypass.fetched(ticket, 50_000) == _bytes(3, 50_000), (
-                "after a part that was withdrawn the next one of the same process did not come"
+                "after a withdrawn part, the next part of the same process did not arrive"
             )
 
     def test_other_lengths_and_foreign_tickets_are_refused(self) -> None:
-        """Tickets come over the network."""
+        """Tickets arrive over the network and may be wrong."""
         with self._two() as (bypass, peer):
             ticket, _ = peer.offer(1, 5000)
             bypass.reached(ticket, 5000)
             for length in (4999, 5001):
-                assert bypass.fetched(ticket, length) is None, f"{length} bytes were had of a part of 5000"
+                assert bypass.fetched(ticket, length) is None, (
+                    f"{length} bytes of a part of 5000 were fetched"
+                )
             chance = random.Random(0)
             for wrong in (b"", b"x", bytes(_ROOM), ticket[:-1], chance.randbytes(len(ticket))):
-                assert bypass.fetched(wrong, 5000) is None, f"a part was had for the ticket {wrong!r}"
+                assert bypass.fetched(wrong, 5000) is None, (
+                    f"a part was fetched with the wrong ticket {wrong!r}"
+                )
             assert bypass.reached(ticket, 5000) == _bytes(1, 5000)
 
     def test_the_death_of_the_owner_is_reported(self) -> None:
-        """``done()`` is called once for all that is under way, and for what comes later."""
+        """``done()`` is called once for each fetch under way, and for later ones."""
         with self._two() as (bypass, peer):
             length = _LENGTHS[-1]
             ticket, _ = peer.offer(1, length)
@@ -272,20 +279,20 @@ class BypassPluginConformance(PluginConformance):
                 assert calls.came.wait(_LIMIT_S), (
                     f"done() was not called within {_LIMIT_S} s of the owner's death"
                 )
-                assert calls.statuses[0] != 0 or memory.raw == _bytes(1, length), "a part came wrong"
-            assert begun[-1][1].statuses[0] != 0, "a part was had of a process that has ended"
+                assert calls.statuses[0] != 0 or memory.raw == _bytes(1, length), "a part arrived damaged"
+            assert begun[-1][1].statuses[0] != 0, "a part was fetched from a process that has ended"
             assert [calls.count for _, calls in begun] == [1] * len(begun), "done() was called more than once"
 
 
 def serve(name: str) -> None:
-    """Be the other process: do what is said on stdin."""
+    """Run the other process: carry out the requests on stdin."""
     plugin = PluginManager().get(BYPASSES, name)
     assert isinstance(plugin, BypassPlugin)
     bypass, offers = _Bypass(plugin.create()), dict[int, _Offer]()
 
     def offer(seed: int, length: int) -> dict[str, Any]:
         made = bypass.offer(_bytes(seed, length))
-        assert made is not None, "offer() has returned 0"
+        assert made is not None, "offer() returned 0"
         offers[made.number] = made
         return {"ticket": made.ticket.hex(), "number": made.number}
 
@@ -293,7 +300,7 @@ def serve(name: str) -> None:
         made = offers.pop(number)
         bypass.withdraw(number)
         made.calls.came.wait(_LIMIT_S)
-        # As what takes its place.
+        # Overwrite it, as a new user of the memory would.
         made.memory.raw = bytes(len(made.memory))
         return {"freed": made.calls.count}
 

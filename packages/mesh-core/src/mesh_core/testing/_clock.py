@@ -1,4 +1,4 @@
-"""Time that passes when a test says so."""
+"""A clock that tests control."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Timer:
-    """What :meth:`FakeClock.call_later` returns: a call that can be taken back."""
+    """A scheduled call that can be cancelled; returned by :meth:`FakeClock.call_later`."""
 
     __slots__ = ("cancelled", "function")
 
@@ -23,14 +23,14 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Do not call, if that has not happened yet."""
+        """Cancel the call, unless it has happened."""
         self.cancelled = True
 
 
 class FakeClock:
-    """A clock that tests advance. Whoever takes time from a function takes it from this: calling it gives the time.
+    """A clock that tests advance. Calling it returns the time, so it replaces functions such as ``time.monotonic``.
 
-    Sleepers and timers are served in the order of their times while the clock advances, each at its own time.
+    While the clock advances, sleepers and timers run in the order of their times, each at its own time.
 
     >>> from mesh_core.testing import FakeClock
     >>> clock, rung = FakeClock(start=100.0), []
@@ -58,22 +58,24 @@ class FakeClock:
 
     @property
     def waiting(self) -> int:
-        """How many sleepers and timers wait for a later time."""
+        """How many sleepers and timers are waiting for a later time."""
         with self._changed:
             return sum(not timer.cancelled for _, _, timer in self._due)
 
     def wait_until_waiting(self, count: int = 1, limit: float = 30.0) -> None:
-        """Return once so many wait, which other threads may need a moment for; after ``limit`` real seconds, fail."""
+        """Wait until ``count`` sleepers and timers are waiting; raise ``TimeoutError`` after ``limit`` real seconds."""
 
         def enough() -> bool:
             return sum(not timer.cancelled for _, _, timer in self._due) >= count
 
         with self._changed:
             if not self._changed.wait_for(enough, limit):
-                raise TimeoutError(f"fewer than {count} wait for the clock, {limit} s later")
+                raise TimeoutError(
+                    f"fewer than {count} sleepers and timers waited for the clock within {limit} s"
+                )
 
     def call_later(self, seconds: float, function: Callable[[], object]) -> Timer:
-        """Call ``function`` once so much time has passed, on the thread that advances the clock; at once for 0 or less."""
+        """Call ``function`` after this many seconds, on the thread that advances the clock; at once for 0 or less."""
         timer = Timer(function)
         if seconds <= 0:
             function()
@@ -84,9 +86,9 @@ class FakeClock:
         return timer
 
     def advance(self, seconds: float) -> float:
-        """Let time pass; returns the time after it. Never goes back."""
+        """Advance the clock and return the new time. It never goes back."""
         if not seconds >= 0:
-            raise ValueError(f"a clock advances by seconds of 0 and more, not {seconds!r}")
+            raise ValueError(f"seconds must be at least 0, got {seconds!r}")
         until = self._now + seconds
         while True:
             with self._changed:
@@ -99,20 +101,20 @@ class FakeClock:
                 timer.function()
 
     def sleep(self, seconds: float) -> None:
-        """Block this thread until another has advanced the clock so far."""
+        """Block this thread until another thread has advanced the clock by ``seconds``."""
         woken = threading.Event()
         self.call_later(seconds, woken.set)
         woken.wait()
 
     async def sleep_async(self, seconds: float) -> None:
-        """The same for a coroutine; whoever advances the clock may be in another thread."""
+        """Suspend this coroutine until the clock was advanced by ``seconds``, from any thread."""
         import asyncio
 
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed
                 loop.call_soon_threadsafe(_finish, woken)
 
         timer = self.call_later(seconds, wake)
@@ -123,7 +125,7 @@ class FakeClock:
 
     @contextlib.asynccontextmanager
     async def timeout(self, seconds: float) -> AsyncIterator[None]:
-        """Like ``asyncio.timeout``: what still runs in the block when the clock gets so far is cancelled, ``TimeoutError``.
+        """Like ``asyncio.timeout``, by this clock: cancel the block after ``seconds`` and raise ``TimeoutError``.
 
         >>> import asyncio
         >>> clock = FakeClock()
@@ -142,7 +144,7 @@ class FakeClock:
         async with asyncio.timeout(None) as limit:
 
             def expire() -> None:
-                with contextlib.suppress(RuntimeError):  # the block has been left, or the loop closed
+                with contextlib.suppress(RuntimeError):  # the block was left or the loop closed
                     limit.reschedule(loop.time())
 
             def ring() -> None:

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, for tests: real agents, real connections, real encryption."""
+"""Several hosts on one machine, for tests, with real agents, connections and encryption."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ V = TypeVar("V")
 def _each(
     given: Mapping[str, V] | Sequence[Mapping[str, V]] | None, hosts: int, what: str
 ) -> list[Mapping[str, V] | None]:
-    """What was said of all hosts, or of each."""
+    """Return one value per host, from one for all or a sequence."""
     if given is None or isinstance(given, Mapping):
         return [given] * hosts
     if len(given) != hosts:
-        raise ValueError(f"{what}= must be of all hosts, or one for each of {hosts}, got {len(given)}")
+        raise ValueError(f"{what} must be one mapping, or one for each of {hosts} hosts, got {len(given)}")
     return list(given)
 
 
 class LocalCluster:
-    """``hosts`` agents on this machine, each a process of its own with an address and credentials of its own.
+    """``hosts`` agents on this machine, each in its own process, with its own address and credentials.
 
-    ``labels`` and ``resources`` are those of each host, or one mapping for all.
+    ``labels`` and ``resources`` are one mapping for all hosts, or a sequence with one for each.
 
     >>> from mesh_core.testing import LocalCluster
     >>> with LocalCluster(hosts=2) as cluster:
@@ -53,7 +53,7 @@ class LocalCluster:
         resources: Mapping[str, float] | Sequence[Mapping[str, float]] | None = None,
     ) -> None:
         if hosts < 1:
-            raise ValueError(f"a cluster has at least one host, not {hosts}")
+            raise ValueError(f"hosts must be at least 1, got {hosts}")
         self._labels = _each(labels, hosts, "labels")
         self._resources = _each(resources, hosts, "resources")
         self._count = hosts
@@ -61,10 +61,10 @@ class LocalCluster:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._given = credentials
         self._agents: list[HostAgent] = []
-        # Not the mesh: it would keep a runtime that was shut down.
+        # Not the mesh, which would keep a runtime alive that was shut down.
         self._attached = False
         self.addresses: list[str] = []
-        """Where the agents listen."""
+        """The addresses of the agents."""
 
     @property
     def credentials(self) -> str:
@@ -77,7 +77,7 @@ class LocalCluster:
 
     @property
     def pids(self) -> list[int]:
-        """The agents' processes."""
+        """The pids of the agents."""
         return [agent.pid for agent in self._agents]
 
     def start(self) -> Self:
@@ -116,21 +116,21 @@ class LocalCluster:
         )
 
     def log(self, number: int) -> str:
-        """What an agent has written."""
+        """Return an agent's output."""
         return self._agent(number).log()
 
     def attach(self) -> HostMesh:
-        """The agents as a mesh of hosts."""
+        """Attach to the agents and return them as a mesh of hosts."""
         from mesh_core._meshes.attach import attach_to_workers
 
         self._attached = True
-        # They listen, or have been killed.
+        # No need to wait: agents listen already, or were killed.
         return attach_to_workers(self.addresses, credentials=self.credentials, timeout=0)
 
     def kill(self, number: int, with_signal: int = signal.SIGKILL) -> None:
-        """Send an agent a signal; SIGKILL if none is named.
+        """Send an agent a signal, by default SIGKILL.
 
-        Returns once it has ended by SIGKILL, or stands still by SIGSTOP with all its threads.
+        With SIGKILL, returns once the agent has ended; with SIGSTOP, once all its threads have stopped.
         """
         self._agent(number).send_signal(with_signal)
 
@@ -138,24 +138,24 @@ class LocalCluster:
         if self._folder is None:
             raise MeshError("the cluster is not started; use it in a with block")
         if not 0 <= number < len(self._agents):
-            raise IndexError(f"there is no agent {number}; this cluster has {len(self._agents)}, from 0 on")
+            raise IndexError(f"number must be from 0 to {len(self._agents) - 1}, got {number}")
         return self._agents[number]
 
     def restart(self, number: int) -> None:
-        """Start an agent that has ended anew, at its old address."""
+        """Restart an agent at its old address; if it is still running, kill it first."""
         agent = self._agent(number)
         if agent.is_running:
             self.kill(number)
         agent.start()
 
     def stop(self) -> None:
-        """End the agents, and all that runs on them."""
+        """Stop the agents and everything that runs on them."""
         if self._attached:
             from mesh_core._process.process import shutdown
 
             self._attached = False
             shutdown()
-        # All are asked before any is waited for.
+        # Ask all of them before waiting for any.
         for agent in self._agents:
             agent.terminate()
         for agent in self._agents:

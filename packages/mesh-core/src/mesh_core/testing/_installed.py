@@ -1,4 +1,4 @@
-"""A way to have plugins installed for a while."""
+"""Pretend that plugins are installed, for tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _Offer(importlib.metadata.Distribution):
-    """A distribution that is nowhere on disk."""
+    """A distribution that exists only in memory."""
 
     def __init__(self, name: str, entry_points: str) -> None:
         self._name = name
@@ -34,7 +34,7 @@ class _Offer(importlib.metadata.Distribution):
 
 
 class _Finder:
-    """What the standard library asks for distributions, and this for no module."""
+    """A meta path finder that finds the distribution, but no modules."""
 
     def __init__(self, offer: _Offer) -> None:
         self._offer = offer
@@ -53,9 +53,9 @@ def installed_plugins(
     kinds: Iterable[PluginKind[Plugin[Any]]] = (),
     distribution: str = "mesh-test-plugins",
 ) -> Iterator[None]:
-    """Have plugins found by name in this process, by the same road as installed ones, for a ``with`` block.
+    """Make plugins available in this process for a ``with`` block, found through entry points like installed ones.
 
-    ``kinds`` are kinds that no installed package declares. Those that are ``distribution``'s own are declared by it.
+    ``kinds`` are kinds that no installed package declares. Those whose owner is ``distribution`` are declared by it.
 
     >>> from mesh_core.plugins import COMMANDS, CommandPlugin, PluginManager
     >>> from mesh_core.testing import installed_plugins

@@ -1,4 +1,4 @@
-"""Processes for a test, gone after it."""
+"""Local processes for the duration of a test."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 def local_procs(
     n: int = 1, *, label: str = "procs", stop_timeout: float = 2.0, **options: Any
 ) -> Iterator[ProcMesh]:
-    """Give ``n`` running processes on this machine to a ``with`` block, or to a fixture; ``n=1`` is a mesh without dimensions.
+    """Run ``n`` processes on this machine for a ``with`` block or fixture; with ``n=1``, the mesh has no dimensions.
 
-    They are up when the block begins, so that what the block measures or kills is there, and stopped when it ends;
-    one that hangs is killed after ``stop_timeout`` seconds. ``options`` are those of ``spawn_procs``.
+    They are up when the block begins, so that it can measure or kill them, and are stopped when it ends. A process that hangs
+    is killed after ``stop_timeout`` seconds. ``options`` are those of ``spawn_procs``.
 
     >>> from mesh_core.testing import local_procs
     >>> with local_procs(3) as procs:

@@ -1,4 +1,4 @@
-"""Another class in an actor's place, for tests of those who spawn and call it."""
+"""Replace actor classes in tests of code that spawns and calls them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class patch_actor:  # noqa: N801 - used like a function, as unittest.mock.patch is
-    """While it is entered, ``spawn(name, real, ...)`` spawns ``mock`` instead; also a decorator of functions and coroutines.
+    """Spawn ``mock`` in place of ``real``, in a ``with`` block or a decorated function or coroutine function.
 
-    ``mock`` is any actor class, derived from ``real`` or not. It must have the real one's endpoints and take whatever
-    calls they take, constructor included: what is missing is a ``TypeError`` that names it all, raised at once.
+    ``mock`` is any actor class, derived from ``real`` or not. It must have all endpoints of ``real`` and accept the same
+    calls, including those of the constructor. Otherwise a ``TypeError`` that lists everything missing is raised at once.
 
-    It reaches every spawn in this process, from whatever thread, and every spawn in processes that are spawned
-    meanwhile, for as long as those live, and in theirs. Processes that exist already are not told. Patches nest: the
-    innermost counts, and what it spawns is spawned as it is, whatever an outer one says of that class.
+    The patch applies to every spawn in this process, on any thread, and in processes that are spawned meanwhile, for as long
+    as they live, and in the processes that those spawn. Existing processes are not affected. Patches nest: the innermost wins,
+    and its ``mock`` is not replaced by an outer patch.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> from mesh_core.testing import patch_actor
@@ -42,7 +42,7 @@ class patch_actor:  # noqa: N801 - used like a function, as unittest.mock.patch 
     def __init__(self, real: type, mock: type) -> None:
         for cls in (real, mock):
             if not (isinstance(cls, type) and issubclass(cls, Actor)) or cls is Actor:
-                raise TypeError(f"patch_actor() takes two actor classes, and {cls!r} is none")
+                raise TypeError(f"patch_actor() takes two actor classes, got {cls!r}")
         problems = list(_problems(real, mock))
         if problems:
             raise TypeError(
@@ -60,7 +60,7 @@ class patch_actor:  # noqa: N801 - used like a function, as unittest.mock.patch 
         layers().pop(self._real, self._mock)
 
     def __call__(self, function: F) -> F:
-        """Patch while ``function`` runs; a coroutine function, until its coroutine has ended."""
+        """Patch while ``function`` runs; for a coroutine function, until its coroutine ends."""
         import inspect
 
         if isinstance(function, type):
@@ -86,7 +86,7 @@ class patch_actor:  # noqa: N801 - used like a function, as unittest.mock.patch 
 
 
 def _problems(real: type, mock: type) -> Iterator[str]:
-    """Why ``mock`` cannot take the calls that ``real`` takes."""
+    """Yield the reasons why ``mock`` does not accept all calls that ``real`` accepts."""
     here, there = table_of(real), table_of(mock)
     for name, spec in here.items():
         own = there.get(name)
@@ -101,7 +101,7 @@ def _problems(real: type, mock: type) -> Iterator[str]:
 
 
 def constructor_of(cls: type) -> Arity:
-    """Which arguments a class is made with."""
+    """Return the arguments that a class's constructor takes."""
     import inspect
 
     if cls.__init__ is object.__init__:  # type: ignore[misc]  # only compared
@@ -110,7 +110,7 @@ def constructor_of(cls: type) -> Arity:
 
 
 def _mismatch(wanted: Arity, given: Arity) -> str:
-    """What ``given`` says to the calls at the limits of what ``wanted`` allows; empty if it takes them all."""
+    """Return the first complaint of ``given`` about calls at the limits of ``wanted``; empty if it accepts them all."""
     needed = dict.fromkeys(wanted.required_keywords)
     by_name = wanted.names[wanted.bare :]
     bare = (None,) * wanted.bare
@@ -127,15 +127,15 @@ def _mismatch(wanted: Arity, given: Arity) -> str:
         calls.append(((None,) * (max(len(wanted.names), given.most or 0) + 1), needed))
     if wanted.variadic_keywords:
         calls.append((bare, {**dict.fromkeys((*by_name, *wanted.keywords)), "any_other": None}))
-    return next((said for args, kwargs in calls if (said := given.complaint(args, kwargs))), "")
+    return next((complaint for args, kwargs in calls if (complaint := given.complaint(args, kwargs))), "")
 
 
 def mock_actor(real: type, /, **answers: Any) -> type[Any]:
-    """Make an actor class with the endpoints of ``real`` that answer as told, and keep what they were called with.
+    """Make an actor class with the endpoints of ``real`` that gives the specified answers and records its calls.
 
-    An answer is a value to return, an exception to raise, or a function to call with the endpoint's arguments; an
-    endpoint without one returns ``None``. The endpoint ``calls_received`` returns what came so far, as tuples
-    ``(name, args, kwargs)`` in order. Calls are checked against the real signatures, as always.
+    An answer is a value to return, an exception to raise, or a function to call with the endpoint's arguments. An endpoint
+    without an answer returns ``None``. The endpoint ``calls_received`` returns the calls so far, in order, as tuples
+    ``(name, args, kwargs)``. Calls are checked against the real signatures, as always.
 
     >>> from mesh_core import Actor, endpoint, this_host
     >>> from mesh_core.testing import mock_actor, patch_actor
@@ -156,7 +156,7 @@ def mock_actor(real: type, /, **answers: Any) -> type[Any]:
     [('step', (8,), {}), ('save', ('/tmp',), {})]
     """
     if not (isinstance(real, type) and issubclass(real, Actor)) or real is Actor:
-        raise TypeError(f"mock_actor() takes an actor class, not {real!r}")
+        raise TypeError(f"mock_actor() takes an actor class, got {real!r}")
     table = table_of(real)
     unknown = [name for name in answers if name not in table]
     if unknown:
@@ -165,7 +165,7 @@ def mock_actor(real: type, /, **answers: Any) -> type[Any]:
         )
     if "calls_received" in table:
         raise TypeError(
-            f"{real.__qualname__} has an endpoint 'calls_received' of its own; write the mock by hand"
+            f"{real.__qualname__} has its own endpoint 'calls_received'. Write the mock class by hand"
         )
     members: dict[str, Any] = {
         name: _answering(name, spec, answers.get(name)) for name, spec in table.items()
@@ -189,7 +189,7 @@ def mock_actor(real: type, /, **answers: Any) -> type[Any]:
 
 
 def _answering(name: str, spec: EndpointProperty[..., Any], answer: Any) -> Any:
-    """An endpoint like ``spec`` that answers as told."""
+    """Make an endpoint like ``spec`` that gives ``answer``."""
 
     def answered(self: Any, *args: Any, **kwargs: Any) -> Any:
         self._received.append((name, args, kwargs))
@@ -208,7 +208,7 @@ def _answering(name: str, spec: EndpointProperty[..., Any], answer: Any) -> Any:
 
 
 def _bare_signature(function: Any) -> Any:
-    """A function's signature without annotations, which may be of modules that a worker need not have."""
+    """Return a function's signature without annotations, whose modules a worker may not have."""
     import inspect
 
     if function is object.__init__:

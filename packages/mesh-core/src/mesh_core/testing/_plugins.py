@@ -1,7 +1,7 @@
-"""The conformance suites: an author subclasses the one for the plugin's kind, and pytest runs it.
+"""Conformance suites: a plugin's author subclasses the suite of the plugin's kind, and pytest runs it.
 
-Every test is about one promise of the contract, and its failure says which. The suites here are those of mesh-core's own
-kinds. The owner of another kind derives its suite from :class:`PluginConformance`, and proves the kind itself with
+Each test checks one promise of the contract, and its failure says which. These are the suites of mesh-core's own kinds. The
+owner of another kind derives its suite from :class:`PluginConformance`, and tests the kind itself with
 :class:`KindConformance`.
 """
 
@@ -30,7 +30,7 @@ from mesh_core.policies import Due, Ended, Event, Failed, Policy, checked_action
 
 
 class KindConformance:
-    """What holds for every kind that a package declares.
+    """Tests for every kind that a package declares.
 
     >>> from mesh_core.plugins import COMMANDS
     >>> class TestCommands(KindConformance):
@@ -42,23 +42,23 @@ class KindConformance:
     """The kind. Its owner must be installed where the suite runs."""
 
     def test_declared_by_its_owner(self) -> None:
-        """The owner's entry point in the group ``mesh.kinds`` leads to this very object."""
+        """The owner's entry point in the group ``mesh.kinds`` refers to this very object."""
         found = [each for each in PluginManager().kinds() if each.group == self.kind.group]
         assert found, f"no installed package declares the kind {self.kind.name!r} under mesh.kinds"
-        assert found[0] is self.kind, f"{self.kind.owner} declares {found[0]}, not {self.kind}"
+        assert found[0] is self.kind, f"{self.kind.owner} must declare {self.kind}, but declares {found[0]}"
 
     def test_descriptor_says_what_create_makes(self) -> None:
-        """The descriptor gives ``create`` a type of its own, so that a type checker knows the contract."""
+        """The descriptor declares the type of ``create``, so that type checkers know the contract."""
         assert "create" in inspect.get_annotations(self.kind.descriptor), (
             f"{self.kind.descriptor.__name__} must annotate 'create' with what the contract promises"
         )
 
     def test_descriptor_is_a_frozen_dataclass(self) -> None:
-        """Descriptors are shared by everyone who asks for the plugin."""
+        """Descriptors are shared by everyone who selects the plugin."""
         try:
             plugin = self.kind.descriptor(name="made-up", api_version=self.kind.api_version, create=dict)
         except TypeError:
-            return  # it has fields of its own that must be given
+            return  # it has more required fields
         try:
             plugin.name = "other"  # type: ignore[misc]
         except FrozenInstanceError:
@@ -67,7 +67,7 @@ class KindConformance:
 
 
 class PluginConformance:
-    """What holds for plugins of every kind; a kind's owner derives the kind's suite from it and sets ``kind``.
+    """Tests for plugins of every kind; a kind's owner derives the kind's suite from it and sets ``kind``.
 
     >>> class TestDoctor(PluginConformance):
     ...     kind = COMMANDS
@@ -80,7 +80,7 @@ class PluginConformance:
     """The kind. The suite of a kind sets this."""
 
     plugin: ClassVar[Plugin[Any]]
-    """The descriptor, as the plugin's hook yields it. Every author sets this."""
+    """The descriptor that the plugin's hook yields. Every author sets this."""
 
     distribution: ClassVar[str]
     """The name of the distribution that offers it, which must be installed where the suite runs."""
@@ -96,20 +96,20 @@ class PluginConformance:
         assert name_problem(self.plugin.name) is None, name_problem(self.plugin.name)
 
     def test_api_version_is_spoken_here(self) -> None:
-        """Not newer than what the installed owner of the kind speaks."""
+        """The version is not newer than what the installed owner of the kind supports."""
         newest = self.kind.api_version
         assert 1 <= self.plugin.api_version <= newest, (
-            f"api_version is {self.plugin.api_version}; spoken: 1 to {newest}"
+            f"api_version must be from 1 to {newest}, got {self.plugin.api_version}"
         )
 
     def test_summary_is_one_line(self) -> None:
-        """Lists and help show it."""
+        """The summary is shown in lists and help."""
         summary = self.plugin.summary
-        assert len(summary.splitlines()) == 1, f"one line, not {summary!r}"
-        assert len(summary) <= 100, f"at most 100 characters, not {len(summary)}"
+        assert len(summary.splitlines()) == 1, f"summary must be one line, got {summary!r}"
+        assert len(summary) <= 100, f"summary must have at most 100 characters, got {len(summary)}"
 
     def test_descriptor_is_frozen(self) -> None:
-        """It is shared by everyone who asks for the plugin."""
+        """The descriptor is shared by everyone who selects the plugin."""
         try:
             self.plugin.name = "other"  # type: ignore[misc]
         except FrozenInstanceError:
@@ -117,28 +117,34 @@ class PluginConformance:
         raise AssertionError("the descriptor can be changed; do not redefine __setattr__")
 
     def test_installed_under_its_name(self) -> None:
-        """Selected by name, through its entry point, it is this plugin, and there is no other of that name."""
+        """Selecting the name finds this plugin through its entry point, and no other plugin has the name."""
         found = PluginManager().get(self.kind, self.plugin.name)
-        assert found == self.plugin, f"the entry point {self.plugin.name!r} gives {found}, not {self.plugin}"
+        assert found == self.plugin, (
+            f"the entry point {self.plugin.name!r} must give {self.plugin}, got {found}"
+        )
         origins = {
             each.distribution for each in PluginManager().entries(self.kind) if each.name == self.plugin.name
         }
-        assert origins == {self.distribution}, f"offered by {origins}, not {self.distribution!r}"
+        assert origins == {self.distribution}, (
+            f"must be offered by {self.distribution!r} alone, got {origins}"
+        )
 
     def test_probe_answers(self) -> None:
-        """A ``ProbeResult``, never an exception, and the same when asked again."""
+        """The probe returns a ``ProbeResult``, never raises, and gives the same answer again."""
         first, second = self.plugin.probe(), self.plugin.probe()
-        assert isinstance(first, ProbeResult), f"probe() returned {type(first).__name__}, not ProbeResult"
-        assert first.available == second.available, "asked twice, the probe gave two answers"
+        assert isinstance(first, ProbeResult), (
+            f"probe() must return a ProbeResult, got {type(first).__name__}"
+        )
+        assert first.available == second.available, "the probe gave different answers when called twice"
 
     def test_probe_result_can_be_shown_and_sent(self) -> None:
-        """Hosts tell each other what they can do; `mesh plugins --json` tells everybody."""
+        """Results are sent between hosts and shown by `mesh plugins --json`."""
         result = self.plugin.probe()
         assert pickle.loads(pickle.dumps(result)) == result
         json.dumps(result.as_dict())
 
     def test_capabilities_are_those_of_the_kind(self) -> None:
-        """A yes carries an instance of the dataclass that the kind names; nothing, for a kind without capabilities."""
+        """A yes carries an instance of the kind's dataclass, or nothing if the kind has no capabilities."""
         result = self.plugin.probe()
         if result.available:
             wanted = self.kind.capabilities or type(None)
@@ -147,30 +153,30 @@ class PluginConformance:
             )
 
     def test_refusal_says_why_and_what_to_do(self) -> None:
-        """A probe that says no is of use only with the reason and the remedy."""
+        """A probe that says no must give a reason and a remedy."""
         result = self.plugin.probe()
         assert result.available or (result.reason.strip() and result.remedy.strip())
 
 
 class CommandPluginConformance(PluginConformance):
-    """What holds for a :class:`~mesh_core.plugins.CommandPlugin`."""
+    """Tests for a :class:`~mesh_core.plugins.CommandPlugin`."""
 
     kind = COMMANDS
 
     def _command(self) -> Command:
         assert isinstance(self.plugin, COMMANDS.descriptor), (
-            f"a CommandPlugin, not {type(self.plugin).__name__}"
+            f"plugin must be a CommandPlugin, got {type(self.plugin).__name__}"
         )
         return self.plugin.create()
 
     def test_creates_a_command(self) -> None:
-        """Something with ``configure`` and ``run``; a new one each time."""
+        """``create()`` returns a new object with ``configure`` and ``run`` each time."""
         first, second = self._command(), self._command()
         assert isinstance(first, Command), (
-            f"create() gave {type(first).__name__}, which lacks configure() or run()"
+            f"create() returned {type(first).__name__}, which lacks configure() or run()"
         )
         assert first is not second, (
-            "create() gave the same object twice: a command's state must not outlive its run"
+            "create() returned the same object twice: a command's state must not outlive its run"
         )
 
     def test_declares_its_options(self) -> None:
@@ -181,7 +187,7 @@ class CommandPluginConformance(PluginConformance):
         assert not silent, f"no help text for {', '.join(silent)}"
 
     def test_configuring_has_no_effect_beyond_the_parser(self) -> None:
-        """Configured twice, on two parsers, it declares the same: ``--help`` must not change anything."""
+        """Configuring two parsers declares the same options: ``--help`` must not change anything."""
         command, usages = self._command(), []
         for _ in range(2):
             parser = ArgumentParser(prog=f"mesh {self.plugin.name}")
@@ -191,65 +197,65 @@ class CommandPluginConformance(PluginConformance):
 
 
 class DoctorCheckConformance(PluginConformance):
-    """What holds for a :class:`~mesh_core.plugins.DoctorCheck`."""
+    """Tests for a :class:`~mesh_core.plugins.DoctorCheck`."""
 
     kind = DOCTOR_CHECKS
 
     def _findings(self) -> list[Finding]:
         assert isinstance(self.plugin, DOCTOR_CHECKS.descriptor), (
-            f"a DoctorCheck, not {type(self.plugin).__name__}"
+            f"plugin must be a DoctorCheck, got {type(self.plugin).__name__}"
         )
         return list(self.plugin.create()())
 
     def test_finds_something(self) -> None:
-        """Where the check applies, it gives one or more findings, and raises nothing."""
+        """If the check applies, it returns one or more findings and does not raise."""
         if not self.plugin.probe():
             return
         findings = self._findings()
-        assert findings, "a check that has nothing to report gives a Finding with status 'ok'"
+        assert findings, "a check without problems to report must return a Finding with status 'ok'"
         strangers = [each for each in findings if not isinstance(each, Finding)]
-        assert not strangers, f"not a Finding: {strangers[0]!r}"
+        assert not strangers, f"findings must be Findings, got {strangers[0]!r}"
 
     def test_each_finding_is_one_line(self) -> None:
-        """They are shown in a table."""
+        """Findings are shown in a table."""
         for each in self._findings() if self.plugin.probe() else []:
-            assert "\n" not in each.detail + each.remedy, f"more than one line: {each}"
+            assert "\n" not in each.detail + each.remedy, f"detail and remedy must be one line, got {each}"
 
 
 class PolicyPluginConformance(PluginConformance):
-    """What holds for a :class:`~mesh_core.plugins.PolicyPlugin`: a random schedule of events, the same in every run."""
+    """Tests for a :class:`~mesh_core.plugins.PolicyPlugin`, with random events that are the same in every run."""
 
     kind = POLICIES
 
     def _policy(self) -> Policy:
         assert isinstance(self.plugin, POLICIES.descriptor), (
-            f"a PolicyPlugin, not {type(self.plugin).__name__}"
+            f"plugin must be a PolicyPlugin, got {type(self.plugin).__name__}"
         )
         return self.plugin.create()
 
     def test_creates_a_policy(self) -> None:
-        """Something with ``on(event, now)``."""
+        """``create()`` returns an object with ``on(event, now)``."""
         policy = self._policy()
         assert isinstance(policy, Policy), (
-            f"create() gave {type(policy).__name__}, which lacks on(event, now)"
+            f"create() returned {type(policy).__name__}, which lacks on(event, now)"
         )
 
     def test_answers_every_event_with_actions(self) -> None:
-        """Whatever happens, it returns the next state and a sequence of actions, and raises nothing."""
+        """For every event, the policy returns its next state and a sequence of actions, and does not raise."""
         state = self._policy()
         for event, now in _schedule():
             state, actions = state.on(event, now)
             checked_actions(actions)
 
     def test_answers_every_failure(self) -> None:
-        """No actions for a failure would pass it on in silence; a policy says :class:`Escalate` and why."""
+        """Returning no action would pass a failure on silently; a policy must return :class:`Escalate` with a reason."""
         state = self._policy()
         for event, now in _schedule():
             state, actions = state.on(event, now)
             assert actions or not isinstance(event, Failed), f"no action for {event}"
 
     def test_is_pure(self) -> None:
-        """Asked again in the same state, it gives the same answer: it returns its next state and never changes itself."""
+        """In the same state, the policy gives the same answer: it returns its next state and never changes itself."""
         state = self._policy()
         for event, now in _schedule():
             following, actions = state.on(event, now)
@@ -259,7 +265,7 @@ class PolicyPluginConformance(PluginConformance):
 
 
 def _schedule(length: int = 200, seed: int = 2026) -> Iterator[tuple[Event, float]]:
-    """Failures, orderly ends and timers in random order, of a mesh of four ranks."""
+    """Yield failures, orderly ends and timers of a mesh of four ranks, in random order."""
     import random
 
     chance, now = random.Random(seed), 0.0

@@ -57,7 +57,7 @@ class Attached:
         self._told.put({"gone": True})
         self._gone = True
         if self._typing:
-            # The terminal is being read; only a signal ends that.
+            # The main thread is reading the terminal; only a signal interrupts that.
             signal.pthread_kill(self._main, signal.SIGUSR1)
 
     def _on_gone(self, number: int, frame: FrameType | None) -> None:
@@ -68,7 +68,7 @@ class Attached:
         try:
             return self._step()
         except KeyboardInterrupt:
-            # Just before a line is read, or between a command and the wait for its end.
+            # Ctrl-C arrived just before a line was read, or between a command and the wait for its end.
             if self._question is None:
                 self._wire.tell(do="interrupt")
             return True
@@ -76,17 +76,17 @@ class Attached:
     def _step(self) -> bool:
         told = self._question or self._next()
         if told is None:
-            return _end(f"(detached; {self._stop.name} goes on to its next stop)")
+            return _end(f"(detached; {self._stop.name} continues to its next stop)")
         if "out" in told:
             _print(str(told["out"]))
         elif "prompt" in told:
             self._question = told
             return self._ask(str(told["prompt"]), takes_end=bool(told.get("end")))
         elif "over" in told:
-            return _end(f"({self._stop.name} goes on)")
+            return _end(f"({self._stop.name} continues)")
         elif "running" in told:
             if told.get("continued"):
-                _end("(it goes on to its next breakpoint; Ctrl-C stops it at its next line)")
+                _end("(it continues to its next breakpoint; Ctrl-C stops it at its next line)")
         elif "error" in told:
             return _end(f"({self._stop.name}: {told['error']})")
         elif "gone" in told:
@@ -94,7 +94,7 @@ class Attached:
         return True
 
     def _next(self) -> dict[str, Any] | None:
-        """The next message; ``None`` after Ctrl-C twice."""
+        """Return the next message; ``None`` if Ctrl-C was pressed twice."""
         interrupted = False
         while True:
             try:
@@ -104,7 +104,7 @@ class Attached:
                     return None
                 interrupted = True
                 self._wire.tell(do="interrupt")
-                _end("(interrupted; Ctrl-C once more detaches)")
+                _end("(interrupted; press Ctrl-C again to detach)")
 
     def _ask(self, prompt: str, *, takes_end: bool) -> bool:
         while True:

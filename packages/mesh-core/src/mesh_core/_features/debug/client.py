@@ -31,7 +31,7 @@ class Stop:
 
     @property
     def name(self) -> str:
-        """Its mesh and place, for people."""
+        """Its mesh and coordinates, for display."""
         place = ",".join(f"{label}={index}" for label, index in self.coordinates.items())
         return f"{self.mesh} {place}".rstrip()
 
@@ -101,7 +101,7 @@ def _stop(path: str, told: dict[str, Any], about: dict[str, Any]) -> Stop:
 
 
 def _checked(value: Any, kind: type | tuple[type, ...]) -> Any:
-    """Check a value that is sorted by or shown later."""
+    """Check the type of a value that is later shown or sorted by."""
     if not isinstance(value, kind):
         raise TypeError(f"unexpected answer from a stopped process: {value!r}")
     return value
@@ -113,7 +113,7 @@ def attach(stop: Stop, *, quiet: bool = False) -> Wire:
         wire = Wire(places.connect(stop.path))
     except OSError as error:
         raise MeshError(
-            f"{stop.name} cannot be reached: {error}; it may be running again, or have ended"
+            f"{stop.name} cannot be reached: {error}. It may be running again, or have ended"
         ) from error
     wire.tell(do="attach", stop=stop.number, quiet=quiet)
     return wire
@@ -199,7 +199,7 @@ class Cast:
                 self._asked.add(fd)
                 self._wires[fd].tell(do="answer", line=self._line)
         elif "over" in told or told.get("continued"):
-            answer.text += f"({told.get('over', 'goes on')})\n"
+            answer.text += f"({told.get('over', 'continues')})\n"
             answer.done = True
         elif "error" in told:
             answer.text += f"({told['error']})\n"

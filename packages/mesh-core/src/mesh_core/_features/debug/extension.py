@@ -1,4 +1,4 @@
-"""The debugger in each process: ``breakpoint()``, and stops where an exception has gone unhandled."""
+"""The debugger in each process: ``breakpoint()``, and stopping at unhandled exceptions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Debugging(Extension):
         self._breakpoints.install()
 
     def stop(self) -> None:
-        """Restore ``breakpoint()`` in the script. In a worker it stays replaced, because that never has a terminal."""
+        """Restore ``breakpoint()`` in the script. A worker never has a terminal, so it stays replaced there."""
         if self._mesh_process.identity.is_script:
             self._breakpoints.uninstall()
 
     def endpoint_raised(self, raised: Raised) -> None:
-        """Stop where an exception was not handled, if the setting ``post_mortem`` is on."""
+        """Stop where an unhandled exception was raised, if the setting ``post_mortem`` is on."""
         if self._mesh_process.settings.post_mortem:
             self._breakpoints.examine(raised.error)

@@ -22,7 +22,7 @@ class Breakpoints:
     def __init__(self, process: Process, *, everywhere: bool) -> None:
         self._process = process
         self._everywhere = everywhere
-        """Whether the whole process has no terminal, as in a worker. In a script, only actors' threads have none."""
+        """Whether no thread has a terminal, as in a worker. In a script, only actors' threads have none."""
         self._before: Callable[..., Any] = sys.__breakpointhook__
         self._debugger: Debugger | None = None
         self._local = threading.local()
@@ -74,7 +74,7 @@ class Breakpoints:
     ) -> None:
         pdb = self._pdb()
         if pdb.busy:
-            pdb.message("(a breakpoint in what was evaluated here is passed over)")
+            pdb.message("(skipped a breakpoint in the code evaluated here)")
         else:
             pdb.stop_at(frame, header, commands)
 
@@ -116,7 +116,7 @@ class _PdbFinder:
         self._breakpoints = breakpoints
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Let other finders find it, and change it once it is loaded."""
+        """Have the other finders find ``pdb``, and patch it once it is loaded."""
         if name != "pdb":
             return None
         import importlib.util
@@ -127,9 +127,9 @@ class _PdbFinder:
         if loader is not None:
             execute = loader.exec_module
 
-            def execute_and_change(module: ModuleType) -> None:
+            def execute_and_patch(module: ModuleType) -> None:
                 execute(module)
                 self._breakpoints.take_over(module)
 
-            loader.exec_module = execute_and_change  # type: ignore[method-assign]
+            loader.exec_module = execute_and_patch  # type: ignore[method-assign]
         return spec

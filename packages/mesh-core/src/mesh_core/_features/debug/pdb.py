@@ -21,17 +21,17 @@ _SUSPENDS = frozenset({"YIELD_VALUE", "RETURN_GENERATOR", "RESUME"})
 
 
 class RemotePdb(pdb.Pdb):
-    """The debugger of one thread. It stays alive, so that breakpoints set with ``b`` do too."""
+    """The debugger of one thread. It is kept between stops, and with it the breakpoints set with ``b``."""
 
     def __init__(self, session: Session) -> None:
         console: Any = session.console
         super().__init__(stdin=console, stdout=console, nosigint=True, skip=_PASSED_OVER)
         self.session = session
         self.busy = False
-        """Whether it is at its prompt: breakpoints in code that is evaluated there are skipped."""
+        """Whether it is at its prompt; breakpoints in code evaluated there are skipped."""
         self._why = "breakpoint"
         self._after = False
-        """Whether it shows code that was ended by an exception."""
+        """Whether it shows code that an exception ended."""
         self._again = False
         session.break_in = self.break_in
 
@@ -42,7 +42,7 @@ class RemotePdb(pdb.Pdb):
             self._why = f"breakpoint: {header}"
         if commands:
             self.rcLines.extend(commands)
-        # From 3.13 on a later plain `breakpoint()` takes the last debugger again, and would wait at this one's socket.
+        # From 3.13 on, a later plain `breakpoint()` reuses the last debugger, and would wait at this one's socket.
         last = getattr(pdb.Pdb, _LAST, None)
         self.set_trace(frame)
         if hasattr(pdb.Pdb, _LAST):
@@ -87,7 +87,7 @@ class RemotePdb(pdb.Pdb):
         return self.quitting or sys.gettrace() is None
 
     def dispatch_return(self, frame: FrameType, arg: Any) -> Any:
-        """Resume the thread once a step has led out of the user's code."""
+        """Resume the thread when a step leaves the user's code."""
         result = super().dispatch_return(frame, arg)
         stepping = self.stopframe is None or self.stopframe is frame or self.returnframe is frame
         if stepping and self._is_outermost(frame) and not _is_suspended(frame):
@@ -163,9 +163,9 @@ class RemotePdb(pdb.Pdb):
     def do_EOF(self, arg: str) -> None:  # noqa: N802 - the name is pdb's
         """EOF.
 
-        Ctrl-D detaches, and leaves it stopped; q ends the call with an error.
+        Ctrl-D detaches and leaves the actor stopped; q ends the call with an error.
         """
-        self.message("Ctrl-D detaches; q ends the call with an error, c lets it go on")
+        self.message("Ctrl-D detaches; q ends the call with an error; c continues")
 
 
 class _Shell(code.InteractiveConsole):
@@ -188,7 +188,7 @@ class _Shell(code.InteractiveConsole):
     def runcode(self, code: Any) -> None:
         before = sys.stdin, sys.stdout
         console: Any = self._session.console
-        # The former as well: exit() closes it.
+        # Replace stdin too: exit() closes it.
         sys.stdin = sys.stdout = console
         try:
             super().runcode(code)
@@ -207,7 +207,7 @@ def _end_of(trace: TracebackType) -> tuple[FrameType, int]:
 
 
 def _is_suspended(frame: FrameType) -> bool:
-    """Whether a frame that returns is a coroutine that only waits."""
+    """Return whether a frame that returns is a coroutine that is only suspended."""
     if frame.f_lasti < 0:
         return False
     return dis.opname[frame.f_code.co_code[frame.f_lasti]] in _SUSPENDS

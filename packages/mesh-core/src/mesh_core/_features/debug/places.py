@@ -1,4 +1,4 @@
-"""Where the sockets of stopped processes are: in one folder per job, in a private folder of the user (PRV-1)."""
+"""Find and make the sockets of stopped processes, which are in one folder per job in a private folder of the user (PRV-1)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _REMEDY = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
 
 
 def folders() -> list[str]:
-    """The folders that may contain jobs; first those that a new terminal finds too."""
+    """Return the folders that may contain jobs; first those that a new terminal would find too."""
     uid = os.geteuid()
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    # After `su` it may still be that of the user before.
+    # After `su` it may still be the previous user's.
     if runtime and not _belongs_to(runtime, uid):
         runtime = None
     parents = (runtime, f"/run/user/{uid}", "/tmp", os.environ.get("TMPDIR"))
@@ -45,21 +45,21 @@ def require_same_user(peer: socket.socket) -> None:
 
 
 def peer_uid(peer: socket.socket) -> int:
-    """The user of the process at the other end, according to the kernel."""
+    """Return the user of the process at the other end, according to the kernel."""
     credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _pid, uid, _gid = struct.unpack("3i", credentials)
     return int(uid)
 
 
 def listen(job: int, name: str = "") -> tuple[socket.socket, str]:
-    """Open this process's socket in the folder of its job, as ``name`` or as its debugger's; returns it and its path."""
+    """Open a socket in the job's folder, called ``name`` or, without one, as this process's debugger; return it and its path."""
     reasons = []
     for folder in folders():
         try:
             return _listen_in(folder, job, name or f"{os.getpid()}.sock")
         except OSError as error:
             reasons.append(str(error))
-    raise OSError("no folder for a socket: " + "; ".join(reasons))
+    raise OSError("found no folder for a socket: " + "; ".join(reasons))
 
 
 def _listen_in(folder: str, job: int, name: str) -> tuple[socket.socket, str]:
@@ -68,7 +68,7 @@ def _listen_in(folder: str, job: int, name: str) -> tuple[socket.socket, str]:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with _opened(place, make=True) as at:
-                # Listening before it has its name: whoever finds the name gets an answer, or it is stale.
+                # Listen before the socket gets its name: a name without an answer is then always stale.
                 early = f".{os.getpid()}-{os.urandom(4).hex()}"
                 listener.bind(f"/proc/self/fd/{at}/{early}")
                 listener.listen(64)
@@ -76,7 +76,7 @@ def _listen_in(folder: str, job: int, name: str) -> tuple[socket.socket, str]:
             return listener, f"{place}/{name}"
         except OSError as error:
             listener.close()
-            # Somebody else has removed the folder in between, as it was empty.
+            # Another process may have removed the folder meanwhile, because it was empty.
             if not isinstance(error, FileNotFoundError) or tried == _TRIES - 1:
                 raise
     raise AssertionError("unreachable")
@@ -93,7 +93,7 @@ def _connect_at(at: int, name: str) -> socket.socket:
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         peer.settimeout(_ANSWER_S)
-        # Through the folder's descriptor, also because the path of a socket may have at most 107 bytes.
+        # Through the folder's descriptor, also because a socket's path is limited to 107 bytes.
         peer.connect(f"/proc/self/fd/{at}/{name}")
         require_same_user(peer)
     except BaseException:
@@ -104,7 +104,7 @@ def _connect_at(at: int, name: str) -> socket.socket:
 
 @contextlib.contextmanager
 def _opened(place: str, *, make: bool = False) -> Iterator[int]:
-    """A descriptor of a job's folder: it and the one around it belong to this user alone, or this raises."""
+    """Open a job's folder; raise unless it and its parent are private to this user."""
     folder, _, job = place.rpartition("/")
     if make:
         _make(folder)
@@ -127,10 +127,10 @@ def _make(folder: str, dir_fd: int | None = None) -> None:
 
 
 def find(job: int | None = None) -> Iterator[tuple[str, socket.socket | None]]:
-    """Connect to every process of this user that has something stopped.
+    """Connect to every process of this user that has stopped threads.
 
-    Yields the path with the connection, or with ``None`` for a process that does not answer. What dead processes have
-    left is removed.
+    Yields the path with the connection, or with ``None`` for a process that does not answer. Sockets of dead processes are
+    removed.
     """
     for folder in folders():
         for name in _jobs(folder):
@@ -142,7 +142,7 @@ def find(job: int | None = None) -> Iterator[tuple[str, socket.socket | None]]:
 
 
 def find_inspected(job: int | None = None) -> Iterator[tuple[int, str, socket.socket | None]]:
-    """Connect to every job of this user that can be looked into; yields its pid and path as :func:`find` does."""
+    """Connect to every job of this user that can be looked into; yield its pid, and its path as :func:`find` does."""
     seen: set[int] = set()
     for folder in folders():
         for name in _jobs(folder):
@@ -194,7 +194,7 @@ def _find_in(place: str, at: int) -> Iterator[tuple[str, socket.socket | None]]:
         elif _is_early(name) and not os.path.exists(f"/proc/{name[1:].partition('-')[0]}"):  # noqa: PTH110
             _unlink_at(at, name)
         elif name == INSPECTION and not os.path.exists(f"/proc/{place.rpartition('/')[2]}"):  # noqa: PTH110
-            # Its job has ended, or has another numbering of processes.
+            # Its job has ended, or runs in another pid namespace.
             try:
                 _connect_at(at, name).close()
             except ConnectionRefusedError:
@@ -208,17 +208,17 @@ def _is_number(text: str) -> bool:
 
 
 def _is_name(name: str) -> bool:
-    """Whether a socket can be reached by that name."""
+    """Return whether this is the name of a process's debugger socket."""
     return name.endswith(".sock") and _is_number(name[:-5])
 
 
 def _is_early(name: str) -> bool:
-    """Whether a socket has that name before it can be reached."""
+    """Return whether this is the temporary name of a socket that is not reachable yet."""
     return name.startswith(".") and _is_number(name[1:].partition("-")[0])
 
 
 def _unlink_at(at: int, name: str) -> None:
-    """Remove a socket of ours; whatever else has that name stays."""
+    """Remove one of our sockets; anything else with that name stays."""
     with contextlib.suppress(OSError):
         if _is_name(name) or _is_early(name) or name == INSPECTION:
             found = os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -227,7 +227,7 @@ def _unlink_at(at: int, name: str) -> None:
 
 
 def unlink(path: str) -> None:
-    """Remove a socket, and folders that are empty then."""
+    """Remove a socket, and its folders if they are empty then."""
     place, _, name = path.rpartition("/")
     with contextlib.suppress(OSError), _opened(place) as at:
         _unlink_at(at, name)
@@ -235,7 +235,7 @@ def unlink(path: str) -> None:
 
 
 def remove_empty(place: str) -> None:
-    """Remove a job's folder, and the one it is in, if nothing is in them."""
+    """Remove a job's folder and its parent if they are empty."""
     folder, _, job = place.rpartition("/")
     try:
         outer = open_private(folder)
@@ -250,7 +250,7 @@ def remove_empty(place: str) -> None:
 
 
 def forget_job(job: int) -> None:
-    """The job is over: remove the sockets that its killed processes have left, and nothing else (PRV-1)."""
+    """Remove the sockets that killed processes of an ended job have left, and nothing else (PRV-1)."""
     for folder in folders():
         place = f"{folder}/{job}"
         try:

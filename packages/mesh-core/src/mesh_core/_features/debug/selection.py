@@ -1,4 +1,4 @@
-"""Selects stopped actors by number, mesh and coordinates, and names a selection."""
+"""Select stopped actors by number, mesh and coordinates, and name a selection."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Selection:
 
     @classmethod
     def parse(cls, text: str) -> Selection:
-        """Read a selection: ``all``, numbers of the list, names of meshes, coordinates, with commas in between."""
+        """Parse a selection: ``all``, numbers from the list, names of meshes, coordinates, separated by commas."""
         meshes: list[str] = []
         numbers: list[int] = []
         ranges: dict[str, slice] = {}
@@ -40,12 +40,12 @@ class Selection:
         return cls(text, tuple(meshes), tuple(numbers), ranges)
 
     def pick(self, stops: Sequence[Stop]) -> list[Stop]:
-        """The stops that it selects; raises a ``MeshError`` that lists what there is if it selects none."""
+        """Return the selected stops; if there are none, raise a ``MeshError`` that lists what could be selected."""
         if not stops:
             raise MeshError("nothing is stopped")
         found = [stop for number, stop in enumerate(stops) if self._means(number, stop)]
         if not found:
-            raise MeshError(f"nothing that is stopped is called {self.text!r}{self._hint(stops)}")
+            raise MeshError(f"no stopped actor matches {self.text!r}{self._hint(stops)}")
         return found
 
     def _means(self, number: int, stop: Stop) -> bool:
@@ -62,12 +62,12 @@ class Selection:
         labels = sorted({label for stop in stops for label in stop.coordinates})
         for label in self.ranges:
             if label not in labels:
-                return did_you_mean(label, labels) or f"; dimensions there: {', '.join(labels) or 'none'}"
+                return did_you_mean(label, labels) or f"; the dimensions are: {', '.join(labels) or 'none'}"
         meshes = sorted({stop.mesh for stop in stops})
         for mesh in self.meshes:
             if mesh not in meshes:
-                return did_you_mean(mesh, meshes) or f"; meshes there: {', '.join(meshes)}"
-        return "; 'list' shows what is"
+                return did_you_mean(mesh, meshes) or f"; the meshes are: {', '.join(meshes)}"
+        return "; 'list' shows what is stopped"
 
 
 def _range(term: str, index: str) -> slice:
@@ -78,7 +78,7 @@ def _range(term: str, index: str) -> slice:
         bounds = [-1]
     start, stop, step = (*bounds, None, None, None)[:3]
     if len(parts) > 3 or any(bound is not None and bound < 0 for bound in bounds) or step == 0 or index == "":
-        raise MeshError(f"{term!r} is not a coordinate; write gpus=2, gpus=0:4 or gpus=0:8:2")
+        raise MeshError(f"a coordinate must be like gpus=2, gpus=0:4 or gpus=0:8:2, got {term!r}")
     if len(parts) == 1:
         assert start is not None
         return slice(start, start + 1)
@@ -95,7 +95,7 @@ def _contains(wanted: slice, index: int) -> bool:
 
 
 def names(stops: Sequence[Stop]) -> str:
-    """Name several in few words: ``trainers gpus=0:4``.
+    """Name several stops in few words, such as ``trainers gpus=0:4``.
 
     >>> names([])
     ''

@@ -37,15 +37,15 @@ class Debugger:
         self._server: Server | None = None
 
     def next_number(self) -> int:
-        """The number of the next stop."""
+        """Return the number of the next stop."""
         return next(self._numbers)
 
     def find(self, number: object) -> Session | None:
-        """The session of a stop, unless it is over."""
+        """Return the session of a stop, unless it is over."""
         return next((each for each in self._sessions if each.number == number and each.state != "over"), None)
 
     def about(self) -> Told:
-        """This process's description of itself."""
+        """Describe this process and its stops."""
         pid, script = self._process.job
         stops = [
             {**each.about, "state": each.state, "attached": each.client is not None}
@@ -55,7 +55,7 @@ class Debugger:
         return {"job": pid, "script": script, "pid": os.getpid(), "stops": stops}
 
     def open(self, session: Session) -> bool:
-        """Make a stopped thread reachable; if that fails, print why and return false."""
+        """Make a stopped thread reachable; on failure, print why and return false."""
         self._sessions = [each for each in self._sessions if each.state != "over" and each is not session]
         self._sessions.append(session)
         if self._server is None:
@@ -81,7 +81,7 @@ class Debugger:
             server.join(_END_S)
 
     def describe(self, frame: FrameType, line: int, why: str, *, after: bool) -> dict[str, Any]:
-        """What listings show of the calling thread, stopped there."""
+        """Describe the calling thread, stopped at this line, for listings."""
         me = self._process.identity
         actor = current_instance()
         file, function = frame.f_code.co_filename, frame.f_code.co_name
@@ -105,10 +105,10 @@ class Debugger:
         }
 
     def announce(self, about: dict[str, Any]) -> None:
-        """Tell the user, where the process's other errors go."""
+        """Tell the user, on the process's stderr."""
         place = ",".join(f"{label}={index}" for label, index in about["coordinates"].items())
         where = ",".join(filter(None, (about["mesh"], place)))
-        # The socket can be reached only from the machine that the process is on.
+        # The socket can be reached only from the process's machine.
         there = f", on host {about['host']}," if self._process.identity.host_no != 0 else ""
         _say(
             f"mesh: {where} stopped at {about['file']}:{about['line']} in {about['function']} ({about['why']}); "
@@ -181,13 +181,13 @@ class Server(threading.Thread):
             peer, _ = self._listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                # The connection is still pending: without a pause, this loop would take a whole core until there is room.
+                # The connection is still pending: without a pause, this would use a whole core until descriptors are free.
                 time.sleep(_NO_ROOM_S)
             return
         try:
             places.require_same_user(peer)
         except OSError as error:
-            _say(f"mesh: a connection to a stopped actor was refused: {error}")
+            _say(f"mesh: refused a connection to a stopped actor: {error}")
             peer.close()
             return
         guest = _Guest(peer)
@@ -205,7 +205,7 @@ class Server(threading.Thread):
         except Garbled as error:
             guest.wire.tell(error=f"invalid request: {error}")
         except Exception as error:  # noqa: BLE001 - without this thread, nothing could resume the stopped ones
-            guest.wire.tell(error=f"mesh failed to answer that: {error!r}")
+            guest.wire.tell(error=f"mesh failed to answer: {error!r}")
         self._part(guest)
 
     def _part(self, guest: _Guest) -> None:

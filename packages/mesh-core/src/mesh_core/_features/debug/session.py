@@ -44,12 +44,12 @@ class Session:
         self._interrupted = False
         """Whether an exception was sent to the thread."""
         self._cut = False
-        """Whether an interrupt arrived for the last command, which may not have begun, or may be over."""
+        """Whether an interrupt arrived for the last command, which may not have begun or may be over."""
 
     # Called by the thread itself.
 
     def enter(self, frame: FrameType, line: int, why: str, *, after: bool, again: bool) -> bool:
-        """The thread has stopped; false if nobody could ever resume it."""
+        """Note that the thread has stopped; return false if nobody could ever resume it."""
         about = self.debugger.describe(frame, line, why, after=after)
         with self.debugger.lock:
             if not again:
@@ -66,7 +66,7 @@ class Session:
         return True
 
     def resumed(self, *, over: bool) -> None:
-        """The thread resumes: still under the debugger, or without it."""
+        """Note that the thread resumes, freely if ``over``, else still under the debugger."""
         with self.debugger.lock:
             if self.state == "over":
                 return
@@ -75,7 +75,7 @@ class Session:
             if client is not None:
                 if over:
                     self.client = None
-                    client.tell(over="goes on")
+                    client.tell(over="continues")
                 else:
                     client.tell(running=True, continued=self.continuing)
             if self._cut and not over and self.break_in is not None:
@@ -83,7 +83,7 @@ class Session:
         self.debugger.tidy_up()
 
     def ask(self, prompt: str, *, takes_end: bool = False) -> str:
-        """Wait for a line from the attached user, now or later; empty for Ctrl-D where that is an answer."""
+        """Wait until an attached user enters a line; empty for Ctrl-D if ``takes_end``."""
         with self.debugger.lock:
             self._evaluating = self._cut = False
             self._forget_interrupt()
@@ -98,7 +98,7 @@ class Session:
         return line
 
     def answered(self) -> None:
-        """A command was carried out; interrupts from now on are not meant for it."""
+        """Note that a command was carried out; later interrupts are not meant for it."""
         with self.debugger.lock:
             self._evaluating = False
             self._forget_interrupt()
@@ -121,7 +121,7 @@ class Session:
             client.tell(prompt=self.prompt, end=self.takes_end)
 
     def answer(self, line: str | None) -> None:
-        """Pass on the user's input, ``None`` for Ctrl-D, if there is a prompt."""
+        """Pass on the user's input if there is a prompt; ``None`` means Ctrl-D."""
         if self.prompt is not None and (line is not None or self.takes_end):
             self.prompt = None
             self._lines.put("" if line is None else line + "\n")
@@ -162,9 +162,9 @@ class Console:
         self._written = ""
 
     def write(self, text: str) -> int:
-        """Print; an incomplete line may turn out to be a prompt."""
+        """Print complete lines; an incomplete one is kept, because it may be a prompt."""
         if threading.current_thread() is not self._session.thread:
-            # pdb puts this in place of sys.stdout while it runs a statement; other threads print as usual.
+            # pdb replaces sys.stdout with this while it runs a statement; other threads print as usual.
             return len(text) if sys.__stdout__ is None else sys.__stdout__.write(text)
         whole, end, rest = (self._written + text).rpartition("\n")
         self._written = rest
@@ -173,19 +173,19 @@ class Console:
         return len(text)
 
     def flush(self) -> None:
-        """Whole lines have been sent already."""
+        """Do nothing: complete lines were sent already."""
 
     def isatty(self) -> bool:
-        """There may be a terminal at the other end, but its modes cannot be set from here."""
+        """Return false: there may be a terminal at the other end, but its modes cannot be set from here."""
         return False
 
     def readline(self) -> str:
-        """Use the incomplete line as the prompt; returns once somebody has answered."""
+        """Use the incomplete line as the prompt, and return once somebody answers."""
         prompt, self._written = self._written, ""
         return self._session.ask(prompt, takes_end=self.takes_end)
 
     def drain(self) -> None:
-        """Send the rest of an incomplete line, before the thread resumes."""
+        """Send an incomplete line before the thread resumes."""
         if self._written:
             self._session.show(self._written)
             self._written = ""

@@ -1,4 +1,4 @@
-"""Source code that is in no file, such as a notebook's; it is sent along with the class that it defines."""
+"""Send source code that is not in a file, such as a notebook's, along with the class that it defines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def with_sources(cls: type) -> object:
-    """What to pickle for an actor class: the class, and the source of its code if that is in no file."""
+    """Return what to pickle for an actor class: the class, with its source if that is not in a file."""
     names = {code.co_filename for code in _codes(cls)}
     # Workers are on this host, or have the same files.
     found = {
@@ -35,16 +35,16 @@ class Sourced:
 
 
 def arrive(sources: dict[str, list[str]], cls: type) -> type:
-    """Make sources known here, so that the debugger, tracebacks and ``inspect`` show them; returns the class."""
+    """Register sources, so that the debugger, tracebacks and ``inspect`` show them, and return the class."""
     for name, lines in sources.items():
         if not os.path.exists(name):  # noqa: PTH110
-            # Without a time of change, so that nobody looks for a newer file.
+            # Without a modification time, so that linecache does not look for a newer file.
             linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
     return cls
 
 
 def _codes(root: type) -> Iterator[types.CodeType]:
-    """The code of a class and of what it uses, as far as that is sent by value."""
+    """Yield the code of a class and of everything it uses that is sent by value."""
     todo: list[Any] = [root]
     seen: set[int] = set()
     while todo:
@@ -69,7 +69,7 @@ def _codes(root: type) -> Iterator[types.CodeType]:
 
 
 def _used(function: types.FunctionType) -> Iterator[Any]:
-    """What a function may call: what its code, and code inside it, names among its globals, and its closure."""
+    """Yield what a function may call: the globals that it and its inner code name, and its closure."""
     codes = [function.__code__]
     while codes:
         code = codes.pop()
@@ -83,7 +83,7 @@ def _used(function: types.FunctionType) -> Iterator[Any]:
 
 
 def _travels(each: Any) -> bool:
-    """Whether a class or function is sent by value instead of by name."""
+    """Return whether a class or function is sent by value instead of by name."""
     module = getattr(each, "__module__", None)
     return (
         module in (None, "__main__", "__mp_main__")

@@ -39,17 +39,17 @@ class Wire:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SEND_LIMIT)
         self.peer = peer
         self._read: list[bytes] = []
-        """The pieces of a line that is not whole yet."""
+        """The pieces of an incomplete line."""
         self._length = 0
         self._deaf = False
         """Whether the other end has stopped reading."""
-        # A stopped thread and the one that answers write to the same connection.
+        # A stopped thread and the server thread write to the same connection.
         self._lock = threading.Lock()
 
     def tell(self, **told: Any) -> bool:
-        """Send an object; returns whether the other end is still there.
+        """Send an object; return whether the other end is still there.
 
-        A peer that does not read is waited for once. Then the connection is closed, because part of an object may have been sent.
+        If the peer does not read within a time limit, the connection is closed, because part of an object may have been sent.
         """
         with self._lock:
             if self._deaf:
@@ -63,12 +63,12 @@ class Wire:
         return not self._deaf
 
     def hear(self, limit: float | None = None) -> list[Told] | None:
-        """Wait for the next objects; ``None`` once the other end is gone. ``TimeoutError`` after ``limit`` seconds."""
+        """Return the next objects; ``None`` once the other end is gone. Raise ``TimeoutError`` after ``limit`` seconds."""
         poll = select.poll()
         poll.register(self.peer, select.POLLIN)
         until = None if limit is None else time.monotonic() + limit
         while True:
-            # The limit is for the whole answer, even if that arrives byte by byte.
+            # The limit is for the whole answer, even if it arrives byte by byte.
             if until is not None and not poll.poll(max(0.0, until - time.monotonic()) * 1000):
                 raise TimeoutError("no answer")
             told = self.take()

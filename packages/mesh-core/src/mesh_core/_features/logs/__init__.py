@@ -1,4 +1,4 @@
-"""Where log records go: the ``mesh`` logger's in a controller, everybody's in a worker."""
+"""Route log records: those of the ``mesh`` logger in a controller, all records in a worker."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class _ToController(logging.Handler):
-    """Sends a worker's records to the controller, each with its level: as text and, if wanted, as records too.
+    """Sends a worker's records to the controller, each with its level, as text and, if wanted, as records too.
 
-    It is logging's last resort, not a handler of some logger: programs that set up their own, with
-    ``logging.basicConfig`` say, find everything as they expect it, and have it all.
+    It is ``logging.lastResort`` instead of a logger's handler, so that programs that set up handlers, with
+    ``logging.basicConfig`` for example, find logging as they expect it.
     """
 
     def __init__(self, *, records: bool) -> None:
         super().__init__()
         self._records = records
         self._encoder: Encoder | None = None
-        """Made by the first record: most processes log nothing."""
+        """Made for the first record: most processes log nothing."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record to stderr."""
@@ -34,7 +34,7 @@ class _ToController(logging.Handler):
             if isinstance(stream, LineStream):
                 stream.record(text, record.levelno, self._encode(record) if self._records else b"")
             elif stream is not None:
-                # The program has put another in its place, to see what is written there.
+                # The program has replaced stderr, to capture what is written to it.
                 stream.write(text)
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
@@ -47,7 +47,7 @@ class _ToController(logging.Handler):
         return self._encoder.encode(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Name the logger only where it says more than the actor, who stands before the line already."""
+        """Name the logger only if it says more than the actor's name, which precedes the line anyway."""
         own = record.name in ("root", "mesh") or record.name.startswith("mesh.")
         self.formatter = logging.Formatter(
             "%(levelname)s %(message)s" if own else "%(levelname)s %(name)s: %(message)s"
@@ -56,7 +56,7 @@ class _ToController(logging.Handler):
 
 
 def set_up(level: str, where: str) -> None:
-    """Log from ``level`` on, with ``where`` saying which process it was."""
+    """Log from ``level`` on, in a controller; ``where`` names the process in each line."""
     logger = logging.getLogger("mesh")
     if isinstance(logging.lastResort, _ToController):
         return
@@ -68,12 +68,12 @@ def set_up(level: str, where: str) -> None:
 
 
 def set_up_worker(level: str, *, records: bool) -> None:
-    """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up its own."""
+    """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up handlers."""
     logging.lastResort = _ToController(records=records)
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
 
 
 def set_level(level: int) -> None:
-    """Set what a worker sends."""
+    """Set the level from which on a worker sends records."""
     logging.getLogger().setLevel(level)

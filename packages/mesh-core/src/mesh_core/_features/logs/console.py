@@ -1,8 +1,8 @@
-"""What the workers print, shown by the controller.
+"""Show in the controller what the workers print.
 
-The runtime gathers the lines of all processes of the host and makes of equal ones one (``mesh-proto/src/logs``). The
-thread here writes what comes of that to whatever ``sys.stdout`` and ``sys.stderr`` are at the time: a terminal, a file,
-the cell of a notebook that runs. Records of ``logging`` go to the handlers of the script, where it has set up some.
+The runtime collects the lines of all processes and merges equal ones (``mesh-proto/src/logs``). The thread here writes them to
+whatever ``sys.stdout`` and ``sys.stderr`` are at the time: a terminal, a file, the running cell of a notebook. Records of
+``logging`` go to the script's handlers, if it has set up any.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from mesh_core._features.logs.records import Told
     from mesh_core._native import Logs
 
-# If stdout accepts nothing for this long, the end of the script does not wait for it.
+# If stdout accepts nothing for this many seconds, the script ends without waiting for it.
 _STUCK_S = 10.0
 
 
 class Console:
-    """Shows the lines of a controller's workers, in a thread of its own."""
+    """Shows the workers' output, in a thread of its own."""
 
     def __init__(self, logs: Logs) -> None:
         self.logs = logs
         self._ended = threading.Event()
         self._shown = 0
         self.taps: set[Callable[[bool, str], None]] = set()
-        """Who else is told everything that is shown: whether it is for stderr, and the text, empty at the end."""
+        """Functions that also receive everything shown: whether it is for stderr, and the text, which is empty at the end."""
         self._records = Records()
         self._hands_on = self._records.wanted
         logs.hand_on_records(self._hands_on)
@@ -64,18 +64,18 @@ class Console:
                     self.logs.hand_on_records(self._hands_on)
         finally:
             self._ended.set()
-            # Readers that wait for more are notified that nothing follows.
+            # Tell waiting readers that nothing follows.
             for tap in tuple(self.taps):
                 tap(False, "")
 
     @property
     def over(self) -> bool:
-        """Whether all was shown that there will ever be."""
+        """Whether everything was shown and nothing will follow."""
         return self._ended.is_set()
 
     def _write(self, error: bool, texts: list[str]) -> None:
         stream = sys.stderr if error else sys.stdout
-        # It may be None, closed, left by its reader, or anybody's own: there is nobody to tell, and the workers go on.
+        # It may be None, closed, without a reader, or a custom object. Errors have nowhere to go, and the workers continue.
         with contextlib.suppress(Exception):
             if texts:
                 _write(stream, "".join(texts))
@@ -84,18 +84,18 @@ class Console:
     def _hand_on(self, records: list[Told]) -> bool:
         try:
             return self._records.hand_on(records)
-        except Exception:  # noqa: BLE001 - handlers are anybody's own: one that raises has had the record
+        except Exception:  # noqa: BLE001 - handlers are user code; one that raises has received the record
             return True
 
     def _after_cell(self, _result: object) -> None:
         self.flush()
 
     def flush(self, limit: float = 5.0) -> bool:
-        """Show everything that was printed so far; returns whether that was done within ``limit`` seconds."""
+        """Show everything printed so far; return whether that finished within ``limit`` seconds."""
         return self.logs.flush(limit)
 
     def end(self) -> None:
-        """The runtime is closed: wait until the last line is shown."""
+        """Wait until the last line is shown, after the runtime was closed."""
         if self._shell is not None:
             with contextlib.suppress(ValueError):
                 self._shell.events.unregister("post_run_cell", self._after_cell)

@@ -1,4 +1,4 @@
-"""The logging of each process: where its records go, and from which level on."""
+"""Logging in each process: where its records go, and from which level on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class Logging(Extension):
-    """Has a worker send its records to the controller. Each process makes its own."""
+    """Makes a worker send its records to the controller. Each process has its own instance."""
 
     name = LOGGING
     _at_once = True
     _everywhere = True
 
     def start(self) -> None:
-        """Send the records of a worker; in a script, show Mesh's own where the script has set up nothing."""
+        """In a worker, send records; in a script that has not set up logging, show Mesh's own records."""
         process = self._mesh_process
         settings = process.settings
         if process.identity.is_script:
@@ -32,5 +32,7 @@ class Logging(Extension):
     def receive(self, message: int, sender: Proc) -> None:
         """Send records from this level on; see :meth:`ProcMesh.logging_option`."""
         if self._mesh_process.identity.is_script:
-            raise MeshError("the script's own level is the script's affair: see the setting log_level")
+            raise MeshError(
+                "logging_option() does not change the script's own level; use the setting log_level"
+            )
         set_level(message)

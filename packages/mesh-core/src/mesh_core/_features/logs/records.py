@@ -1,10 +1,10 @@
-"""Records of ``logging`` on their way from a worker to the handlers of the script.
+"""Send records of ``logging`` from workers to the script's handlers.
 
-They travel as JSON, beside the text that is shown where the script has set up no handlers. Nothing of it is trusted: a
-worker may have written anything, and on another host too.
+Records travel as JSON, together with the text that is shown if the script has no handlers. Nothing in them is trusted: a
+worker, perhaps on another host, may have written anything.
 
-RCD-1: a record is no more than :data:`LONGEST`, whatever was logged; what does not fit is cut, and says so.
-RCD-2: reading one raises nothing and makes no loggers; what is not a record is text.
+RCD-1: a record has at most :data:`LONGEST` bytes, whatever was logged; what does not fit is cut and marked as cut.
+RCD-2: reading a record raises nothing and creates no loggers; what is not a record is shown as text.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 LONGEST = 64 * 1024
-"""Bytes of a record."""
+"""How many bytes a record may have."""
 
-# What is left of a text, or of the value of an extra field, where a record is too long.
+# To how much texts and values of extra fields are cut if a record is too long.
 _CUT_TEXT = 16 * 1024
 _CUT_VALUE = 512
 _CUT_FIELDS = 32
-# Coordinates of an actor that a record of it has.
+# How many coordinates of an actor a record may have.
 _MOST_LABELS = 64
 
 _TEXTS = ("name", "levelname", "pathname", "filename", "module", "funcName", "threadName", "processName")
@@ -42,20 +42,20 @@ def _own_fields() -> frozenset[str]:
 
 
 class Encoder:
-    """Makes JSON of a worker's records."""
+    """Encodes a worker's records as JSON."""
 
     def __init__(self) -> None:
         self._own = _own_fields()
 
     def encode(self, record: logging.LogRecord) -> bytes:
-        """A record whose exception has been made text, as ASCII without line ends."""
+        """Encode a record, whose exception was formatted already, as ASCII without line breaks."""
         fields = vars(record)
         told: dict[str, Any] = {key: fields.get(key) for key in (*_TEXTS, *_NUMBERS, *_OPTIONAL)}
         told["msg"] = record.getMessage()
         told["levelno"], told["created"] = record.levelno, record.created
         extra = {key: value for key, value in fields.items() if key not in self._own}
         try:
-            # Keys that are no strings are left to `_plain`: JSON would change some, and refuse others.
+            # Fails for values such as circular lists and unusual dictionary keys; `_plain` replaces them by their repr.
             data = json.dumps({**told, "extra": extra}, default=_shown).encode("ascii")
         except (TypeError, ValueError, RecursionError):
             extra = {key: _plain(value) for key, value in extra.items()}
@@ -77,7 +77,7 @@ def _shown(value: object) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value, if JSON can carry it, and its ``repr`` otherwise."""
+    """Return a value if JSON can encode it, else its ``repr``."""
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError):
@@ -90,22 +90,22 @@ def _cut(text: str, limit: int) -> str:
 
 
 class Records:
-    """Hands records to the loggers of the script, as if they had been logged there."""
+    """Passes records to the script's loggers, as if they had been logged there."""
 
     def __init__(self) -> None:
         self._own = _own_fields()
         now = logging.makeLogRecord({})
-        # What `relativeCreated` counts from.
+        # The time from which `relativeCreated` counts.
         self._began = now.created - now.relativeCreated / 1000
 
     @property
     def wanted(self) -> bool:
-        """Whether the script has set up handlers for what nobody else handles."""
+        """Whether the script has set up handlers on the root logger."""
         return any(not isinstance(handler, Fallback) for handler in logging.root.handlers)
 
     @property
     def possible(self) -> bool:
-        """Whether the script has set up any handlers."""
+        """Whether the script has set up handlers on any logger."""
         loggers = list(logging.root.manager.loggerDict.values())
         return self.wanted or any(
             isinstance(each, logging.Logger)
@@ -114,7 +114,7 @@ class Records:
         )
 
     def hand_on(self, records: Iterable[Told]) -> bool:
-        """Hand on those for which there are handlers. False if there are none for any: the text is to be shown."""
+        """Pass on records that have handlers; return false if none has, so that the text is shown instead."""
         done = False
         for told in records:
             record = self._read(told)
@@ -152,13 +152,13 @@ class Records:
         made["actor"], made["rank"], made["host"], made["point"] = actor, rank, host, _coordinates(point)
         made["relativeCreated"] = (created - self._began) * 1000
         if logging.getLogRecordFactory() is logging.LogRecord:
-            # The usual constructor would register this thread, which `threading` does not know, forever.
+            # The usual constructor would register this thread, which is unknown to `threading`, forever.
             record = logging.LogRecord.__new__(logging.LogRecord)
             vars(record).update(made, exc_info=None)
         else:
             record = logging.makeLogRecord(made)
         for key, value in _of(fields.get("extra"), dict, {}).items():
-            # Nor what the record's class has, such as its methods.
+            # Never replace standard fields or attributes of the class, such as its methods.
             if key not in self._own and not hasattr(logging.LogRecord, key):
                 vars(record)[key] = value
         return record
@@ -176,7 +176,7 @@ def _number(value: Any) -> float:
 
 
 def _coordinates(point: str) -> dict[str, int]:
-    """What stands in a label, as ``hosts=1,gpus=3``.
+    """Parse coordinates such as ``hosts=1,gpus=3``.
 
     >>> _coordinates("hosts=1,gpus=3")
     {'hosts': 1, 'gpus': 3}
@@ -190,7 +190,7 @@ def _coordinates(point: str) -> dict[str, int]:
 
 
 def _logger(name: str) -> logging.Logger:
-    """The logger of that name or, where the script has none, the nearest that it would be under."""
+    """Return the logger of that name or, if the script has none, its nearest existing ancestor."""
     known = logging.root.manager.loggerDict
     while name:
         found = known.get(name)
@@ -201,7 +201,7 @@ def _logger(name: str) -> logging.Logger:
 
 
 def _line(logger: logging.Logger) -> Iterable[logging.Logger]:
-    """The loggers whose handlers a record of this one comes to."""
+    """Yield the loggers whose handlers receive this logger's records."""
     at: logging.Logger | None = logger
     while at is not None:
         yield at
@@ -213,10 +213,10 @@ def _handled(logger: logging.Logger) -> bool:
 
 
 def _level(logger: logging.Logger) -> int:
-    """The level that the script has set for this logger by name.
+    """Return the level that the script has set for this logger or an ancestor below the root.
 
-    Not the root's, whose default leaves out what Mesh shows by default: what workers send is decided by Mesh's own
-    ``log_level``. Nor one that Mesh has set itself.
+    The root's level is ignored: its default would hide what Mesh shows by default, and Mesh's ``log_level`` decides what
+    workers send. So are levels set by Mesh itself.
     """
     at: logging.Logger | None = logger
     while at is not None and at is not logging.root:

@@ -1,6 +1,7 @@
-"""Spans for OpenTelemetry: of spawns, of calls, and of what endpoints do, with the context carried along.
+"""OpenTelemetry spans for spawns, calls and endpoints, with context propagation.
 
-Off until a provider is set. Mesh never imports OpenTelemetry: it looks whether the program has (``_tracing.notice``).
+Off until a provider is set. Mesh never imports OpenTelemetry; it checks whether the program has
+(``_common.tracing.notice``).
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class Wanted:
-    """Whether the program wants spans, where it has set a provider."""
+    """Whether the program wants spans if it has set a provider."""
 
     def __init__(self) -> None:
         self.off = False
 
 
 def find_tracer(process: Process) -> Tracer | None:
-    """What makes the spans, if the program has set a provider by now."""
+    """Return a tracer if the program has set a provider."""
     if "opentelemetry.trace" not in sys.modules or process.slots.of(Wanted).off:
         return None
     api = sys.modules["opentelemetry.trace"]
     provider = api.get_tracer_provider()
-    # The API's own stand in until a real one is set, and record nothing.
+    # The API's own providers are placeholders until a real one is set, and record nothing.
     if type(provider).__module__.startswith("opentelemetry.trace"):
         return None
     from mesh_core._features.traces.tracer import Tracer
@@ -35,13 +36,13 @@ def find_tracer(process: Process) -> Tracer | None:
 
 
 def trace(on: bool = True) -> bool:
-    """Trace from now on, or no longer; returns whether spans are made.
+    """Turn tracing on or off; return whether spans are made.
 
-    Tracing begins by itself once ``opentelemetry.trace`` has a provider. That is noticed at the next spawn, or when
-    an endpoint is first taken from a mesh; after this call it is noticed at once, for this process.
+    Tracing starts by itself once ``opentelemetry.trace`` has a provider. Mesh notices that at the next spawn, or when an
+    endpoint is first taken from a mesh. This call makes this process notice it at once.
 
     >>> from mesh_core import inspect
-    >>> inspect.trace()  # nobody has set a provider here
+    >>> inspect.trace()  # no provider is set here
     False
     """
     from mesh_core._common.current import current

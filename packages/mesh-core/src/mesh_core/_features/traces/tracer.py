@@ -1,4 +1,4 @@
-"""What makes the spans; imported only once a provider is set. See ``_traces``."""
+"""Make OpenTelemetry spans; imported only once a provider is set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SYSTEM = "mesh"
 
 
 class Tracer:
-    """Makes spans, by the conventions for remote calls and for messages."""
+    """Makes spans, following OpenTelemetry's conventions for RPC and messaging."""
 
     def __init__(self, api: Any, provider: Any) -> None:
         from mesh_core._native import __version__
@@ -29,12 +29,12 @@ class Tracer:
         self._kinds = api.SpanKind
         self._tracer = provider.get_tracer("mesh_core", __version__)
 
-    # Where calls begin.
+    # Callers.
 
     def call(
         self, endpoint: Endpoint[..., Any], adverb: str, send: Callable[[Endpoint[..., Any]], Any]
     ) -> Any:
-        """Make a call by ``send``, with an endpoint whose messages carry a span that ends when the call does."""
+        """Make a call with ``send``, whose messages carry a span that ends when the call does."""
         mesh = endpoint._mesh
         if adverb == "broadcast":
             name, kind = f"broadcast {mesh.name}", self._kinds.PRODUCER
@@ -61,7 +61,7 @@ class Tracer:
         return future
 
     def spawn(self, sender: Sender, value: object, name: str, class_name: str) -> Call:
-        """Send a spawn, inside a span that ends with the sending: constructors have spans of their own."""
+        """Send a spawn message inside a span that ends when it is sent: constructors have their own spans."""
         attributes = {**_call_attributes(f"{class_name}/__init__"), "mesh.actor": name}
         span = _Open(self._tracer.start_span(f"spawn {name}", kind=self._kinds.CLIENT, attributes=attributes))
         try:
@@ -73,18 +73,18 @@ class Tracer:
         return call
 
     def spawn_procs(self, name: str, count: int, host: str) -> None:
-        """Note that processes were asked for."""
+        """Record a span for the spawn of processes."""
         attributes = {"mesh.procs": name, "mesh.count": count, "server.address": host}
         self._tracer.start_span(f"spawn {name}", kind=self._kinds.CLIENT, attributes=attributes).end()
 
     def promise(self, call: Completion, name: str) -> _Open:
-        """Begin the span of a promise, which ends with its outcome."""
+        """Start the span of a promise, which ends with its outcome."""
         call.time()
         attributes = {"mesh.promise": name} if name else {}
         title = f"promise {name}" if name else "promise"
         return _Open(self._tracer.start_span(title, kind=self._kinds.INTERNAL, attributes=attributes), call)
 
-    # Where they are handled.
+    # Receivers.
 
     def handling(
         self,
@@ -93,7 +93,7 @@ class Tracer:
         message: Message,
         who: Instance,
     ) -> Callable[..., Any]:
-        """An endpoint's function (or, without one, a constructor) inside the span of its handling."""
+        """Wrap an endpoint's function, or a constructor if ``spec`` is ``None``, in a span."""
         if message.kind is MessageKind.TELL:
             name, kind = f"process {who.name}", self._kinds.CONSUMER
             attributes = _message_attributes("process", "process", who.name)
@@ -137,7 +137,7 @@ class Tracer:
 
 
 class _Open:
-    """A span that ends once: with its call or promise, or when nobody refers to that any more."""
+    """A span that ends once: with its call or promise, or when that is garbage-collected."""
 
     def __init__(self, span: Any, call: Call | Completion | None = None) -> None:
         self._span = span
@@ -145,14 +145,14 @@ class _Open:
         self._over = False
 
     def context(self) -> str:
-        """What messages carry: the span, as W3C's ``traceparent`` has it, and its ``tracestate`` behind a space."""
+        """Return the span's W3C ``traceparent`` and, after a space, its ``tracestate``, for messages."""
         told = self._span.get_span_context()
         parent = f"00-{told.trace_id:032x}-{told.span_id:016x}-{int(told.trace_flags):02x}"
         state = told.trace_state.to_header() if told.trace_state else ""
         return f"{parent} {state}" if state else parent
 
     def follow(self, future: Any) -> None:
-        """End with the call behind ``future``: at the time of its last reply, with the error that it gives."""
+        """End with the call of ``future``: at the time of its last reply, with its error if it fails."""
         self._call = future._call
         finish = getattr(future, "_finish", None)
         if finish is None:
@@ -171,13 +171,13 @@ class _Open:
         except BaseException as error:
             self.end(error)
             raise
-        # A stream is over with its last outcome, whichever is looked at before.
+        # A stream ends with its last outcome, in whatever order outcomes are read.
         if n == 0 or n == len(call) - 1:
             self.end()
         return value
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, as failed if there is an error."""
+        """End the span, as failed if there is an error."""
         if self._over:
             return
         self._over = True
@@ -187,7 +187,7 @@ class _Open:
         self._span.end(time.time_ns() if finished is None else finished)
 
     def __del__(self) -> None:
-        # Nobody has asked for the result, or the call was given up.
+        # Nobody asked for the result, or the call was abandoned.
         if not self._over:
             if self._call is not None and not self._call.done():
                 self._span.set_attribute("mesh.abandoned", True)
@@ -195,7 +195,7 @@ class _Open:
 
 
 def _parent(api: Any, told: str | None) -> Any:
-    """The context that a message carries; none if it carries none, or not a valid one."""
+    """Return the context that a message carries; ``None`` without a valid one."""
     if told is None:
         return None
     header, _, state = told.partition(" ")

@@ -1,9 +1,9 @@
-"""Copies of a directory of the controller's on hosts: :meth:`HostMesh.sync_workspace`.
+"""Copy a directory of the controller to hosts: :meth:`HostMesh.sync_workspace`.
 
-The controller has one ``Synchronizer``, an actor of its own process; each host has one ``Keeper``. A sync asks the
-keepers what they lack (a cast of hashes), sends that once to all (casts of pieces, each keeper takes what it lacks),
-and has them put it in place. Processes are told where to import from, those that run by a message, those to come by
-their configuration. Nothing of it is there in programs that do not sync.
+The controller has one ``Synchronizer``, an actor in the script's process; each host has one ``Keeper``. A sync asks the
+keepers what they lack (a cast of hashes), sends that once to all (casts of pieces, of which each keeper takes what it
+lacks), and has them put it in place. Running processes learn by a message where to import from, new ones by their
+configuration. Programs that do not sync load none of this.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sync(
     reload: bool,
     exclude: Iterable[str],
 ) -> Future[WorkspaceReport]:
-    """Begin a sync; see :meth:`HostMesh.sync_workspace`."""
+    """Start a sync; see :meth:`HostMesh.sync_workspace`."""
     process = current()
     if process.identity.is_guest:
         raise MeshError(
@@ -71,7 +71,7 @@ def _synchronizer(process: Process) -> Any:
             from mesh_core._features.workspace.synchronizer import Synchronizer
             from mesh_core._meshes.hosts import this_proc
 
-            # Outside of any actor: the script owns it, whatever code syncs first.
+            # Outside any actor, so that the script owns it, whatever code syncs first.
             process.slots.of(Synced).synchronizer = contextvars.Context().run(
                 this_proc().spawn, "workspace", Synchronizer
             )

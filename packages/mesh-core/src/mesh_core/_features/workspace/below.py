@@ -1,6 +1,6 @@
-"""Names below a folder, reached one step at a time from its descriptor.
+"""Access paths below a folder, one step at a time from its descriptor.
 
-WSP-3: no link in a copy is followed, whoever puts one there and whenever (PRV-1).
+WSP-3: no link in a copy is followed, no matter who put it there or when (PRV-1).
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Below:
-    """What is below an opened folder. Paths are relative, with slashes."""
+    """The tree below an open folder. Paths are relative, with slashes."""
 
     def __init__(self, root: int) -> None:
         self.root = root
         """Its descriptor, closed by :meth:`close`."""
         self._way: list[tuple[str, int]] = []
-        """The folders that lead to the last path: neighbours come one after another."""
+        """The open folders on the way to the last path: neighbours are usually visited in sequence."""
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -27,13 +27,13 @@ class Below:
         os.close(self.root)
 
     def forget(self) -> None:
-        """Walk from the top again: a folder on the way may be another one by now."""
+        """Walk from the top again, because a folder on the way may have been replaced."""
         for _, at in self._way:
             os.close(at)
         self._way.clear()
 
     def parent(self, path: str) -> tuple[int, str]:
-        """The descriptor of the folder that a path is in, valid until the next call, and its last part."""
+        """Return the descriptor of a path's folder, valid until the next call, and the path's last part."""
         *folders, name = path.split("/")
         same = 0
         for (known, _), folder in zip(self._way, folders, strict=False):
@@ -51,7 +51,7 @@ class Below:
         return self._way[-1][1] if self._way else self.root
 
     def look(self, path: str) -> os.stat_result | None:
-        """The status of a path; ``None`` if it does not exist, or a parent is not a folder."""
+        """Return the status of a path; ``None`` if it does not exist or a parent is not a folder."""
         try:
             at, name = self.parent(path)
             return os.stat(name, dir_fd=at, follow_symlinks=False)
@@ -61,7 +61,7 @@ class Below:
     def open_file(self, path: str) -> int:
         """Open a regular file for reading."""
         at, name = self.parent(path)
-        # Without waiting for a writer, should it be a pipe by now.
+        # Do not wait for a writer if it has become a pipe.
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=at)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -69,17 +69,17 @@ class Below:
         return file
 
     def points(self, path: str) -> bytes:
-        """Where a link leads."""
+        """Return the target of a link."""
         at, name = self.parent(path)
         return os.fsencode(os.readlink(name, dir_fd=at))
 
     def set_mode(self, path: str, mode: int) -> None:
-        """Change the mode of a file or folder, also of one that may not be read."""
+        """Change the mode of a file or folder, even if it cannot be read."""
         at, name = self.parent(path)
         thing = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
         try:
             found = os.fstat(thing)
-            # A link has no mode, and this would change that of what it leads to.
+            # A link has no mode; this would change the mode of its target.
             if not stat.S_ISLNK(found.st_mode):
                 with contextlib.suppress(PermissionError):  # a file system without modes
                     os.chmod(f"/proc/self/fd/{thing}", mode | group_bit(found))  # noqa: PTH101 - the shortest way
@@ -87,7 +87,7 @@ class Below:
             os.close(thing)
 
     def make_folder(self, path: str) -> None:
-        """Make a folder that nobody else can enter yet, unless there is one."""
+        """Make a folder that nobody else can enter yet, unless it exists."""
         at, name = self.parent(path)
         with contextlib.suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=at)
@@ -104,12 +104,12 @@ class Below:
         os.unlink(name, dir_fd=at)
 
     def put(self, path: str, source: int, name: str) -> None:
-        """Put what is called ``name`` in the folder ``source`` in the place of what has the path."""
+        """Move ``name`` from the folder ``source`` to a path, replacing what is there."""
         at, last = self.parent(path)
         os.rename(name, last, src_dir_fd=source, dst_dir_fd=at)
 
     def names(self, path: str) -> list[str]:
-        """The names in a folder; empty if there is no such folder."""
+        """Return the names in a folder; empty if there is no such folder."""
         try:
             at, _ = self.parent(f"{path}/." if path else ".")
             return os.listdir(at)  # noqa: PTH208 - names are wanted
@@ -118,5 +118,5 @@ class Below:
 
 
 def group_bit(found: os.stat_result) -> int:
-    """The bit by which what is made in a folder belongs to the folder's group, if it has that."""
+    """Return a folder's setgid bit, if it is set: new entries then belong to the folder's group."""
     return found.st_mode & stat.S_ISGID if stat.S_ISDIR(found.st_mode) else 0

@@ -1,4 +1,4 @@
-"""The part of a process in syncs: it imports from the copies, and imports again what has changed."""
+"""The part of each process in syncs: import from the copies, and reload what has changed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mesh_core.extensions import NOT_CARRIED, Extension, Proc, Spawning
 
 
 class Copies(Extension):
-    """Which directories this process imports from copies of; ``payload`` is what its spawner knew of them."""
+    """Makes a process import from copies of workspaces; ``payload`` lists those that its spawner knew."""
 
     name = "mesh.workspace"
 
     def for_spawn(self, spawning: Spawning) -> Any:
-        """Tell new processes what this one knows by now."""
+        """Tell new processes about the workspaces known here."""
         return _told() or NOT_CARRIED
 
     def start(self) -> None:
-        """Import from the copies from now on."""
+        """Start importing from the copies."""
         process = current()
         if not self.proc.is_controller:
             process.slots.of(Synced).told = self.payload
@@ -31,11 +31,11 @@ class Copies(Extension):
         self._hooks.preparing.append(_preparation)
 
     def stop(self) -> None:
-        """Have nothing preloaded from copies any more."""
+        """Stop preloading from the copies."""
         self._hooks.preparing.remove(_preparation)
 
     async def receive(self, message: Told, sender: Proc) -> list[Answer]:
-        """Do what a sync asks of this process, and of those that it has spawned."""
+        """Do what a sync asks of this process and of the processes that it spawned."""
         return await hear(self, current().actor_host(), message)
 
 
@@ -44,6 +44,6 @@ def _told() -> list[list[Any]]:
 
 
 def _preparation() -> Preparation | None:
-    """What a fork server does before it imports from the copies."""
+    """Return what a fork server calls before it imports from the copies."""
     told = _told()
     return (put_on_path.__module__, put_on_path.__name__, told) if told else None

@@ -1,4 +1,4 @@
-"""Which hosts have a keeper, and telling running processes."""
+"""Keep track of the hosts' keepers, and tell running processes about a sync."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _TOLD_S = 2.0
-"""A process whose event loop is busy longer than this imports from the copies once it gets to it."""
+"""A process whose event loop is busy for longer imports from the copies once it gets to the message."""
 
 
 class Fleet:
-    """The keepers of all hosts that were ever synced; each host has one, whatever parts of meshes are synced."""
+    """The keepers of all hosts that were ever synced; one per host, whatever slices of meshes are synced."""
 
     def __init__(self) -> None:
         self._crews: list[tuple[list[int], Any, Any]] = []
-        """Hosts, the processes on them, the keepers there."""
+        """The numbers of hosts, the processes on them, and the keepers in those."""
 
     def procs_ids(self) -> set[int]:
-        """The meshes of processes that keepers live in."""
+        """Return the process meshes of the keepers."""
         return {procs._procs_id for _, procs, _ in self._crews}
 
     def keepers(self, hosts: HostMesh) -> Any:
-        """The keepers of these hosts, as one mesh."""
+        """Return the keepers of these hosts as one mesh, spawning those that are missing."""
         wanted = hosts._numbers
         for crew in list(self._crews):
             self._mend(crew, wanted)
@@ -61,7 +61,7 @@ class Fleet:
         self._crews.append((hosts._numbers, procs, procs.spawn("workspace", Keeper)))
 
     def _mend(self, crew: tuple[list[int], Any, Any], wanted: list[int]) -> None:
-        """Have those made again that have died on these hosts."""
+        """Respawn keepers that died on these hosts."""
         numbers, procs, keepers = crew
         dead = [point.rank for point in keepers.failed() if numbers[point.rank] in wanted]
         if not dead:
@@ -70,13 +70,13 @@ class Fleet:
             procs.respawn([point.rank for point in procs.failed() if point.rank in dead]).get()
             keepers.respawn(dead).get()
         except (MeshError, ValueError):
-            # Its host is dead, or cannot make processes; spawning the next crew there reports that.
+            # The host is dead or cannot spawn processes; spawning the next crew there will report that.
             self._crews.remove(crew)
             procs.stop()
 
 
 def _parts(keepers: Any, places: list[int]) -> list[Any]:
-    """The keepers at these places: as one mesh if they lie at equal distances, else each alone."""
+    """Return the keepers at these places, as one mesh if the places are evenly spaced, else one by one."""
     step = places[1] - places[0] if len(places) > 1 else 1
     if step > 0 and places == list(range(places[0], places[0] + step * len(places), step)):
         return [keepers._with_region(Region(["hosts"], Slice(places[0], [len(places)], [step])))]
@@ -86,7 +86,7 @@ def _parts(keepers: Any, places: list[int]) -> list[Any]:
 def tell_running(
     process: Process, fleet: Fleet, workspace: Workspace, changed: list[str], again: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Have running processes import from the copies and, with ``again``, reload what has ``changed``."""
+    """Have running processes import from the copies and, with ``again``, reload the ``changed`` files."""
     keepers = fleet.procs_ids()
     told = Told(process.slots.of(Synced).told, workspace.source, workspace.to, changed, again)
     futures = send_told(find(Copies) or install(Copies), process, told, keepers)
@@ -96,7 +96,7 @@ def tell_running(
     failed: list[str] = []
     for future in futures:
         if not again:
-            # Only the path changes: a busy process handles this before anything that is sent from now on.
+            # Only sys.path changes; even a busy process handles this before anything sent later.
             future._call.wait(max(0.0, until - time.monotonic()))
             continue
         for answer in future.get():
@@ -107,6 +107,6 @@ def tell_running(
     if failed:
         raise MeshError(
             f"the hosts have the new files of {workspace.source}, but {len(failed)} processes could not "
-            f"import them again, and continue with their old code: {failed[0]}. Correct it and sync again"
+            f"reload them and continue with their old code: {failed[0]}. Correct it and sync again"
         )
     return tuple(sorted(reloaded)), tuple(sorted(kept))

@@ -1,4 +1,4 @@
-"""Which names a module's source takes from which others: what is imported again first, and what has to follow."""
+"""Find what a module's source imports from other modules, to decide in which order modules are reloaded."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Taken(NamedTuple):
-    """``from module import name as bound``; ``name`` is ``*`` for all."""
+    """``from module import name as bound``; ``name`` may be ``*``."""
 
     module: str
     name: str
@@ -15,16 +15,16 @@ class Taken(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """What a source imports, anywhere in it."""
+    """Everything that a source imports."""
 
     modules: frozenset[str]
-    """Full names; for ``from a import b`` both ``a`` and ``a.b``, which may be a module or not."""
+    """Full names; for ``from a import b`` both ``a`` and ``a.b``, which may or may not be a module."""
     taken: tuple[Taken, ...]
-    """What it binds at its top level."""
+    """The names that it binds with ``from ... import`` at its top level."""
 
 
 def imports_of(source: str | bytes, module: str, is_package: bool, filename: str = "<unknown>") -> Imports:
-    """Read a module's source.
+    """Find the imports in a module's source.
 
     >>> imports_of("from . import layers as l", "net.model", False).taken
     (Taken(module='net', name='layers', bound='l'),)
@@ -51,7 +51,7 @@ def imports_of(source: str | bytes, module: str, is_package: bool, filename: str
 
 
 def in_order(needs: dict[str, frozenset[str]]) -> list[str]:
-    """Names, each behind those that it needs; those of a circle in the order given.
+    """Sort names so that each follows those that it needs; names in a circle keep their order.
 
     >>> in_order({"a": frozenset("b"), "b": frozenset("c"), "c": frozenset()})
     ['c', 'b', 'a']

@@ -11,14 +11,14 @@ from mesh_core._features.workspace.placing import Workspace
 
 
 class Keeper(Actor):
-    """One a host, in a process of its own; spawned by the first sync that concerns the host."""
+    """One per host, in a process of its own; spawned by the first sync of the host."""
 
     def __init__(self) -> None:
         self._mirrors: dict[str, Mirror] = {}
 
     @endpoint
     def survey(self, workspace: Workspace, digest: bytes, manifest: bytes | None) -> bytes | None:
-        """Begin a sync: which entries lack content here. ``None``: the whole manifest is needed first."""
+        """Begin a sync: return which entries lack content here, or ``None`` to ask for the whole manifest."""
         root = str(workspace.root(current().identity.scratch))
         mirror = self._mirrors.get(root)
         if mirror is None:
@@ -29,17 +29,17 @@ class Keeper(Actor):
 
     @endpoint
     def take(self, workspace: Workspace, pieces: list[Piece]) -> None:
-        """Take in pieces of files."""
+        """Receive pieces of files."""
         self._of(workspace).take(pieces)
 
     @endpoint
     def commit(self, workspace: Workspace) -> Committed:
-        """Put what has arrived in place."""
+        """Put the received files in place."""
         return self._of(workspace).commit()
 
     @endpoint
     def discard(self, workspace: Workspace) -> None:
-        """Forget what has arrived."""
+        """Discard what was received."""
         root = str(workspace.root(current().identity.scratch))
         if root in self._mirrors:
             self._mirrors[root].discard()

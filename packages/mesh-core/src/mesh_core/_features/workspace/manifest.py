@@ -1,4 +1,4 @@
-"""What a directory tree holds, as a table of hashes: made where the files are edited, compared where they are copied."""
+"""The contents of a directory tree as a table of hashes, made by the controller and compared by the hosts."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from mesh_core._features.workspace.rules import OWN, Rules
 _DIGEST = 20
 _BLOCK = 1 << 20
 _SETTLED_NS = 2_000_000_000
-"""A file that was changed so shortly before it was looked at may change again without looking different: file systems
-count time in steps."""
+"""A file modified this recently may change again without a visible difference, because file systems count time in steps.
+Its digest is not cached."""
 
 FILE, LINK, FOLDER = "f", "l", "d"
 """Kinds of entries: a file, a symbolic link, a directory."""
 
 _MODES = 0o775
-"""What is kept of a mode: no copy gets the rights of its owner, and none can be written by everybody."""
+"""The bits of a mode that are copied: no setuid or setgid, and nothing is writable by everybody."""
 
 
 class Entry(NamedTuple):
@@ -33,15 +33,15 @@ class Entry(NamedTuple):
     path: str
     kind: str
     mode: int
-    """Who may do what with it; of a link nothing."""
+    """Its permissions; 0 for a link."""
     size: int
     mtime_ns: int
     digest: bytes
-    """Of a file its content's; of a link where it points."""
+    """The digest of a file's content, or the target of a link."""
 
 
 class Print(NamedTuple):
-    """What a file looks like from outside: as long as this stays, its content is taken to be the same."""
+    """A file's status; as long as it stays the same, the content is assumed to be unchanged."""
 
     size: int
     mtime_ns: int
@@ -50,12 +50,12 @@ class Print(NamedTuple):
 
     @classmethod
     def of(cls, seen: os.stat_result) -> Print:
-        """Take it from what ``stat`` says."""
+        """Make it from the result of ``stat``."""
         return cls(seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_ino)
 
 
 class Manifest:
-    """A tree's entries, parents before what is in them, and a digest of it all."""
+    """A tree's entries, parents before their contents, and a digest of all of them."""
 
     __slots__ = ("digest", "entries", "touched")
 
@@ -67,22 +67,22 @@ class Manifest:
             whole.update(digest)
         self.digest = whole.digest()
         self.touched = touched or {}
-        """When modules of Python were last changed in any way, even if only put in place of older ones."""
+        """When Python files were last changed in any way, including being moved into place."""
 
     def encode(self) -> bytes:
-        """As bytes; the names compress well."""
+        """Encode as bytes, compressed."""
         rows = [f"{e.kind}{e.mode:o}/{e.size}/{e.mtime_ns}/{e.digest.hex()}/{e.path}\0" for e in self.entries]
         return zlib.compress("".join(rows).encode("utf-8", "surrogateescape"), 1)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
-        """Read what :meth:`encode` wrote; refuses names that lead out of the tree."""
+        """Read the result of :meth:`encode`; raise for names outside the tree."""
         entries = []
         for row in zlib.decompress(data).decode("utf-8", "surrogateescape").split("\0")[:-1]:
             mode, size, mtime, digest, path = row[1:].split("/", 4)
             if not is_inside(path):
                 raise MeshError(
-                    f"a workspace has an entry {path!r}, which lies outside of it; it was not written"
+                    f"a workspace has an entry {path!r}, which is outside of it; it was not written"
                 )
             kept = int(mode, 8) & _MODES
             entries.append(Entry(path, row[0], kept, int(size), int(mtime), bytes.fromhex(digest)))
@@ -90,23 +90,23 @@ class Manifest:
 
 
 def is_inside(path: str) -> bool:
-    """Say whether a path leads to a place in the tree that it is read from."""
+    """Return whether a path stays inside its tree."""
     pure = PurePosixPath(path)
     return not pure.is_absolute() and ".." not in pure.parts and pure.parts[:1] not in ((), (OWN,))
 
 
 class Scanner:
-    """Looks through one tree, again and again; files that look as before are not read again."""
+    """Scans a tree repeatedly; files whose status has not changed are not read again."""
 
     def __init__(self, top: str, rules: Rules, check: Callable[[], None]) -> None:
         self._top = top
         self._check = check
-        """Raises when the scan is to be given up; called now and then."""
+        """Called now and then; raises to abort the scan."""
         self._rules = rules
         self._known: dict[str, tuple[Print, bytes]] = {}
 
     def scan(self) -> Manifest:
-        """What the tree holds now."""
+        """Return the manifest of the tree as it is now."""
         entries: list[Entry] = []
         touched: dict[str, int] = {}
         known: dict[str, tuple[Print, bytes]] = {}
@@ -144,7 +144,7 @@ class Scanner:
         full = os.path.join(self._top, path)  # noqa: PTH118 - paths of whole trees: pathlib takes several times as long
         mode = seen.st_mode
         if stat.S_ISDIR(mode):
-            # What is in it must be written and read.
+            # The owner must be able to write and read its contents.
             return Entry(path, FOLDER, mode & _MODES | 0o700, 0, 0, b"")
         if stat.S_ISLNK(mode):
             try:
@@ -152,7 +152,7 @@ class Scanner:
             except OSError:
                 return None
         if not stat.S_ISREG(mode):
-            # Sockets, pipes and devices are of this machine.
+            # Sockets, pipes and devices belong to this machine.
             return None
         look, before = Print.of(seen), self._known.get(path)
         if before is not None and before[0] == look:
@@ -174,7 +174,7 @@ class Scanner:
 
 
 def digest_of(path: str | int, check: Callable[[], None] | None = None) -> bytes:
-    """The digest of a file's content, or of that of a descriptor, which is closed; ``check`` may raise meanwhile."""
+    """Return the digest of a file's content; a descriptor is closed. ``check`` may raise to abort."""
     whole = hasher()
     with open(path, "rb") as file:  # noqa: PTH123 - as above
         while block := file.read(_BLOCK):
@@ -185,5 +185,5 @@ def digest_of(path: str | int, check: Callable[[], None] | None = None) -> bytes
 
 
 def hasher() -> blake2b:
-    """What content is hashed with."""
+    """Return a new hash for file contents."""
     return blake2b(digest_size=_DIGEST)

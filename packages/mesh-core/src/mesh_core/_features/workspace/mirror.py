@@ -1,9 +1,9 @@
-"""A host's copy of a workspace: what it lacks, taking it in, and putting it in place.
+"""A host's copy of a workspace: find what it lacks, receive it, and put it in place.
 
-WSP-1: nothing is put in place before all of it is here (and, as the controller commits last, on every host); each file is
-the old one or the new one.
-WSP-2: nothing is deleted but what a sync has put there; notes that cannot be read name nothing.
-WSP-4: a sync that fails leaves nothing behind that takes room, no file and no descriptor.
+WSP-1: nothing is put in place before everything has arrived (on every host, because the controller commits last). Each file
+is either the old one or the new one.
+WSP-2: only what a sync put there is deleted; an unreadable index lists nothing.
+WSP-4: a failed sync leaves nothing behind that takes space, neither files nor descriptors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mesh_core._features.workspace.manifest import (
 from mesh_core._features.workspace.rules import OWN
 
 MORE, DONE, ABANDON = 0, 1, 2
-"""What follows a piece of a file: more of it, nothing, or nothing as it changed while it was read."""
+"""What follows a piece of a file: more of it, nothing, or nothing because it changed while it was read."""
 
 Piece = tuple[int, bytes, int]
 """A file's number in the manifest, some bytes of it, and what follows."""
@@ -48,54 +48,54 @@ _FORGOTTEN_S = 86_400.0
 
 
 class Record(NamedTuple):
-    """What is known of one name in the copy."""
+    """What is known about one name in the copy."""
 
     ours: bool
-    """Whether a sync has put it there: nothing else is ever deleted."""
+    """Whether a sync put it there; nothing else is ever deleted."""
     kind: str
     look: Print | None
     digest: bytes
 
 
 class Committed(NamedTuple):
-    """What putting a workspace in place has changed."""
+    """What a commit changed."""
 
     written: int
     deleted: int
     modules: tuple[str, ...]
-    """Files of Python that were there before and are not what they were."""
+    """Python files that existed before and have changed or are gone."""
 
 
 class Mirror:
-    """One workspace's copy below ``root``. A sync is a :meth:`survey`, any number of :meth:`take`, a :meth:`commit`."""
+    """A workspace's copy below ``root``. A sync is a :meth:`survey`, any number of :meth:`take`, and a :meth:`commit`."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._staging_name = f"arriving-{os.uname().nodename}-{os.getpid()}"
         self._below: Below | None = None
-        """The copy, from a survey to the sync's end."""
+        """The copy; open from the survey to the end of the sync."""
         self._own = -1
-        """The folder in it for what is not the workspace's, meanwhile."""
+        """The descriptor of its folder for the index and arriving files, during a sync."""
         self._staging = -1
-        """The folder in that for what arrives, once something has."""
+        """The descriptor of the folder in that for arriving files, once something has arrived."""
         self._records: dict[str, Record] | None = None
         self._manifest: Manifest | None = None
         self._lacking: frozenset[int] = frozenset()
         self._todo: list[int] = []
-        """What is to be put in place: most of a tree is there already."""
+        """The numbers of the entries to put in place; most of a tree is usually there already."""
         self._arriving: tuple[int, int, blake2b] | None = None
         self._serial = 0
         self._arrived: dict[tuple[str, str, bytes], str] = {}
-        """What has arrived and is not in place yet, by path, kind and digest, including what arrived before a second survey."""
+        """Files that have arrived but are not in place yet, by path, kind and digest; a second survey keeps them."""
 
     @property
     def digest(self) -> bytes:
-        """Of the tree that was last surveyed."""
+        """The digest of the tree last surveyed."""
         return b"" if self._manifest is None else self._manifest.digest
 
     @contextlib.contextmanager
     def _leaving_nothing(self) -> Iterator[None]:
-        """Have what fails leave nothing behind (WSP-4), and say of a full disk which one it is."""
+        """Clean up after an error (WSP-4), and say which disk is full if one is."""
         try:
             yield
         except BaseException as error:
@@ -117,16 +117,16 @@ class Mirror:
         about = os.statvfs(self.root)
         free = about.f_bavail * about.f_frsize
         why = (
-            f"{error.strerror}: the sync brings {needed:,} bytes here, and the file system at {mounted} has {free:,} free; "
-            "make room there or choose another place with to=. The copy has not changed"
+            f"{error.strerror}: the sync needs {needed:,} bytes here, and the file system at {mounted} has {free:,} free. "
+            "Make room there, or choose another place with to=. The copy has not changed"
         )
         return type(error)(error.errno, why, str(self.root))
 
-    # What it lacks.
+    # Surveying.
 
     def survey(self, manifest: Manifest | None) -> bytes:
-        """Begin a sync; returns the numbers of the entries whose content is lacking here. ``None``: the tree of before."""
-        self._let_go()
+        """Begin a sync and return the numbers of the entries whose content is missing here; ``None`` is the last manifest."""
+        self._close_arriving()
         if manifest is not None:
             self._manifest = manifest
         assert self._manifest is not None
@@ -156,11 +156,11 @@ class Mirror:
         return array.array("I", lacking).tobytes()
 
     def _prepare(self) -> Below:
-        """Open the copy and the folder for notes in it, both of which must be this user's (PRV-1)."""
+        """Open the copy and the folder for the index in it; both must belong to this user (PRV-1)."""
         if self._below is not None:
-            # A second survey of one sync.
+            # This is a second survey in the same sync.
             return self._below
-        why = "no copy of the workspace can be kept here, so choose another place with to="
+        why = "cannot keep a copy of the workspace here; choose another place with to="
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             below = Below(open_own(str(self.root)))
@@ -176,7 +176,7 @@ class Mirror:
         return below
 
     def _sweep(self, left: str) -> None:
-        """Remove what another sync has left that was killed while it wrote."""
+        """Remove the files of a sync that was killed."""
         node, _, pid = left.removeprefix("arriving-").rpartition("-")
         dead = node == os.uname().nodename and not Path("/proc", pid).exists()
         with contextlib.suppress(OSError):
@@ -185,11 +185,11 @@ class Mirror:
                 shutil.rmtree(left, ignore_errors=True, dir_fd=self._own)
 
     def _look(self, below: Below, path: str) -> os.stat_result | None:
-        """What is in the copy under a name."""
+        """Return the status of a name in the copy; raise if it is a folder of another user."""
         found = below.look(path)
         if found is not None and stat.S_ISDIR(found.st_mode) and found.st_uid not in (0, os.geteuid()):
             raise PermissionError(
-                f"{self.root / path} belongs to uid {found.st_uid}, who could replace what is put there; remove it, or "
+                f"{self.root / path} belongs to uid {found.st_uid}, who could replace files in it. Remove it, or "
                 "choose a folder with to= that others cannot write to"
             )
         return found
@@ -212,10 +212,10 @@ class Mirror:
             known = records[entry.path] = Record(ours, entry.kind, look, digest)
         return known.digest == entry.digest
 
-    # Taking it in.
+    # Receiving.
 
     def take(self, pieces: list[Piece]) -> None:
-        """Take in pieces of files; those of files that this host has already are nothing to it."""
+        """Receive pieces of files; pieces of files that this host already has are ignored."""
         assert self._manifest is not None
         with self._leaving_nothing():
             for number, data, then in pieces:
@@ -223,7 +223,7 @@ class Mirror:
                     continue
                 entry = self._manifest.entries[number]
                 if self._arriving is None or self._arriving[0] != number:
-                    self._let_go()
+                    self._close_arriving()
                     self._serial += 1
                     self._arriving = (number, self._open(str(self._serial)), hasher())
                 _, file, whole = self._arriving
@@ -233,20 +233,20 @@ class Mirror:
                     view = view[os.write(file, view) :]
                 if then == MORE:
                     continue
-                self._let_go()
+                self._close_arriving()
                 if then == DONE:
                     if whole.digest() != entry.digest:
-                        raise MeshError(f"{entry.path!r} of a workspace arrived damaged; sync it again")
+                        raise MeshError(f"{entry.path!r} of a workspace arrived damaged. Sync again")
                     self._arrived[_key(entry)] = str(self._serial)
 
-    def _let_go(self) -> None:
-        """Close what arrives."""
+    def _close_arriving(self) -> None:
+        """Close the arriving file."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             os.close(arriving[1])
 
     def _open(self, name: str) -> int:
-        """Make a file for what arrives, that nobody else can read yet."""
+        """Make a file for arriving data that nobody else can read yet."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         return os.open(name, flags, 0o600, dir_fd=self._stage())
 
@@ -256,14 +256,14 @@ class Mirror:
         return self._staging
 
     def discard(self) -> None:
-        """Forget what has arrived of a sync that does not come to its end, and close all that is open."""
+        """Delete what has arrived of an unfinished sync, and close everything."""
         self._arrived = {}
         self._lacking, self._todo = frozenset(), []
         below, own, staging = self._below, self._own, self._staging
         self._below, self._own, self._staging = None, -1, -1
         try:
-            with contextlib.suppress(OSError):  # what was not written yet may fail now
-                self._let_go()
+            with contextlib.suppress(OSError):  # a delayed write error may show up now
+                self._close_arriving()
             if staging >= 0:
                 shutil.rmtree(self._staging_name, ignore_errors=True, dir_fd=own)
         finally:
@@ -273,20 +273,20 @@ class Mirror:
             if below is not None:
                 below.close()
 
-    # Putting it in place.
+    # Committing.
 
     def commit(self) -> Committed:
-        """Make the copy what the manifest says: each file is the old one or the new one, never part of both."""
+        """Make the copy match the manifest; each file is the old one or the new one, never a mixture."""
         assert self._manifest is not None
         with self._leaving_nothing():
             if self._below is None:
-                raise MeshError("a sync of a workspace was given up; sync it again")
+                raise MeshError("a sync of a workspace was abandoned. Sync again")
             entries = self._manifest.entries
             missing = [number for number in self._lacking if _key(entries[number]) not in self._arrived]
             if missing:
                 path = entries[min(missing)].path
                 raise MeshError(
-                    f"{len(missing)} files of a workspace have not arrived, {path!r} the first; sync it again"
+                    f"{len(missing)} files of a workspace have not arrived, the first is {path!r}. Sync again"
                 )
             committed = self._commit(self._below, self._manifest)
         self.discard()
@@ -307,7 +307,7 @@ class Mirror:
                 if found is not None and entry.path.endswith(".py"):
                     modules.append(entry.path)
         finally:
-            # Also of a commit that fails: what was put there stays this copy's to delete.
+            # Even if the commit fails: the next sync may delete what this one put there.
             if records != before:
                 self._save(records)
         return Committed(written, deleted, tuple(sorted(modules)))
@@ -341,7 +341,7 @@ class Mirror:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return False
         except OSError as error:
-            # A link on the way by now, which could lead anywhere.
+            # There is a link on the way now, which could lead anywhere.
             if error.errno == errno.ELOOP:
                 return False
             raise
@@ -349,7 +349,7 @@ class Mirror:
 
     @staticmethod
     def _unlink_compiled(below: Below, path: str) -> None:
-        """Remove what Python has made out of a file of ours, which is in the way of the folder's end."""
+        """Remove Python's compiled versions of our file, which would prevent removing the folder."""
         folder, _, name = path.rpartition("/")
         cache = f"{folder}/__pycache__".lstrip("/")
         for each in below.names(cache):
@@ -365,7 +365,7 @@ class Mirror:
         found: os.stat_result | None,
         records: dict[str, Record],
     ) -> None:
-        """Put one entry where it belongs, in place of what is found there."""
+        """Put one entry in place, replacing what is there."""
         path = entry.path
         if entry.kind == FOLDER:
             if found is not None and not stat.S_ISDIR(found.st_mode):
@@ -404,11 +404,11 @@ class Mirror:
             raise type(error)(
                 error.errno,
                 f"{error.strerror}: a file of the workspace would replace a directory that holds files "
-                "which no sync has put there; move them away",
+                "which no sync put there. Move them away",
                 str(self.root / path),
             ) from None
 
-    # What is remembered from one sync to the next, also of another job.
+    # The index, kept for the next sync, which may be another job's.
 
     def _load(self) -> dict[str, Record]:
         if self._records is None:
@@ -431,7 +431,7 @@ class Mirror:
             "version": _INDEX_VERSION,
             "records": {p: (r.ours, r.kind, r.look, r.digest.hex()) for p, r in records.items()},
         }
-        # Among what arrives: if it cannot be written, it goes with that.
+        # In the staging folder: if it cannot be written, it is removed together with that.
         with os.fdopen(self._open("index.json"), "w") as notes:
             notes.write(json.dumps(told))
         os.rename("index.json", "index.json", src_dir_fd=self._staging, dst_dir_fd=self._own)
@@ -442,14 +442,14 @@ def _key(entry: Entry) -> tuple[str, str, bytes]:
 
 
 def _has_mode(found: os.stat_result | None, entry: Entry) -> bool:
-    # A folder may inherit its group from its parent; that is up to the host.
+    # Folders may inherit the setgid bit from their parent; that is up to the host.
     return found is not None and stat.S_IMODE(found.st_mode) & ~group_bit(found) == entry.mode
 
 
 def _later(entry: Entry, found: os.stat_result | None) -> int:
-    """The time a file is given: its own, but another second than that of the version it replaces.
+    """Return a modification time for a file: its own, but in a later second than the version it replaces.
 
-    Python takes a compiled file for fresh if the source's size and second are those it was compiled from.
+    Python considers a compiled file fresh if the source's size and modification second are unchanged.
     """
     if found is None:
         return entry.mtime_ns

@@ -1,7 +1,7 @@
-"""New code for functions and classes that are in use: the objects stay, what they do changes.
+"""Give functions and classes that are in use new code, while the objects stay the same.
 
-Callbacks, ``from x import f`` in other modules, objects that live and pickles by name keep their meaning, since the
-objects that they refer to are the same as before.
+So callbacks, ``from x import f`` in other modules, existing instances and pickles by name keep working, because they
+refer to the same objects as before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from mesh_core._actors.endpoint import EndpointProperty
 
 Undo = list[Callable[[], object]]
-"""What takes back what was done, to be called from the last to the first."""
+"""Functions that undo the changes, to be called from last to first."""
 
 _MISSING = object()
 _NEVER = frozenset(
@@ -25,9 +25,9 @@ _OF_FUNCTIONS = ("__code__", "__defaults__", "__kwdefaults__", "__doc__", "__typ
 
 
 def patch(old: Any, new: Any, undo: Undo, stand_ins: dict[Any, Any]) -> str:
-    """Give ``old`` the code of ``new``; returns why that cannot be, or nothing.
+    """Give ``old`` the code of ``new``; return why that is impossible, or an empty string.
 
-    ``stand_ins`` are the functions and classes that were kept so far, by those that came in their place.
+    ``stand_ins`` maps new functions and classes to the old ones that were kept so far.
     """
     if old is new or (isinstance(new, (FunctionType, type)) and stand_ins.get(new) is old):
         return ""
@@ -35,23 +35,23 @@ def patch(old: Any, new: Any, undo: Undo, stand_ins: dict[Any, Any]) -> str:
         return _patch_function(old, new, undo, stand_ins)
     if isinstance(old, type) and isinstance(new, type):
         return _patch_class(old, new, undo, stand_ins)
-    return "it is something else now"
+    return "it is a different kind of object now"
 
 
 def _patch_function(old: FunctionType, new: FunctionType, undo: Undo, stand_ins: dict[Any, Any]) -> str:
     if old.__code__.co_freevars != new.__code__.co_freevars:
-        return "it takes other variables from around it"
+        return "it closes over other variables"
     if old.__globals__ is not new.__globals__:
-        return "it is another module's"
-    # Newer interpreters work annotations out when they are looked at, which may need what is not there.
+        return "it belongs to another module"
+    # Newer interpreters evaluate annotations on access, which may fail.
     lazy = hasattr(FunctionType, "__annotate__")
     for name in (*_OF_FUNCTIONS, "__annotate__" if lazy else "__annotations__"):
         if hasattr(new, name):
             _set(old, name, getattr(new, name), undo)
     restore(old.__dict__, dict(new.__dict__), undo)
-    # Before what is around it, which may be itself again.
+    # Before its closure, which may contain the function itself.
     stand_ins[new] = old
-    # Of a decorated function this is where the function itself is.
+    # The closure of a decorated function contains the original function.
     for name, mine, theirs in zip(
         new.__code__.co_freevars, old.__closure__ or (), new.__closure__ or (), strict=True
     ):
@@ -63,7 +63,7 @@ def _patch_function(old: FunctionType, new: FunctionType, undo: Undo, stand_ins:
 def _patch_cell(old: CellType, new: CellType, undo: Undo, stand_ins: dict[Any, Any]) -> None:
     try:
         before, value = old.cell_contents, new.cell_contents
-    except ValueError:  # empty: what it is for has not been made yet
+    except ValueError:  # empty: not assigned yet
         return
     if before is value or (_same_place(before, value) and not patch(before, value, undo, stand_ins)):
         return
@@ -74,7 +74,7 @@ def _patch_cell(old: CellType, new: CellType, undo: Undo, stand_ins: dict[Any, A
 def _patch_class(old: type, new: type, undo: Undo, stand_ins: dict[Any, Any]) -> str:
     bases = tuple(stand_ins.get(base, base) for base in new.__bases__)
     if bases != new.__bases__:
-        with contextlib.suppress(TypeError):  # another layout: then it keeps its own
+        with contextlib.suppress(TypeError):  # incompatible layout: it keeps its own bases
             new.__bases__ = bases
     why = _obstacle(old, new)
     if why:
@@ -95,7 +95,7 @@ def _obstacle(old: type, new: type) -> str:
     if type(old) is not type(new):
         return "its metaclass has changed"
     if issubclass(new, enum.Enum):
-        return "members of an enumeration cannot be replaced"
+        return "members of an enum cannot be replaced"
     if old.__bases__ != new.__bases__:
         return "its bases have changed"
     if old.__dict__.get("__slots__") != new.__dict__.get("__slots__"):
@@ -104,7 +104,7 @@ def _obstacle(old: type, new: type) -> str:
 
 
 def _patch_member(old: Any, new: Any, undo: Undo, stand_ins: dict[Any, Any]) -> bool:
-    """Say whether an attribute of a class can stay the object it is, its code being the new one."""
+    """Patch a class attribute in place, and return whether that worked, so that the object can stay."""
     if type(old).__name__ in ("member_descriptor", "getset_descriptor"):
         return True
     if isinstance(old, (staticmethod, classmethod)) and type(old) is type(new):
@@ -117,7 +117,7 @@ def _patch_member(old: Any, new: Any, undo: Undo, stand_ins: dict[Any, Any]) -> 
 
 
 def _same_place(old: Any, new: Any) -> bool:
-    """Say whether two objects are a function's, or a class's, versions."""
+    """Return whether two objects are versions of the same function or class."""
     kinds = (FunctionType, type)
     return (
         isinstance(old, kinds)
@@ -128,7 +128,7 @@ def _same_place(old: Any, new: Any) -> bool:
 
 
 def same_kind(old: EndpointProperty[..., Any], new: EndpointProperty[..., Any]) -> bool:
-    """Say whether an actor that lives can take one for the other: what runs its endpoints was chosen when it began."""
+    """Return whether a running actor can switch endpoints; the executor was chosen for their kind when it started."""
     return (old.is_async, old.concurrent, old.arity.port) == (new.is_async, new.concurrent, new.arity.port)
 
 
@@ -150,11 +150,11 @@ def _functions(value: Any) -> Iterator[FunctionType]:
 
 
 def restore(names: MutableMapping[str, Any], before: dict[str, Any], undo: Undo | None = None) -> None:
-    """Make a namespace what ``before`` is."""
+    """Make a namespace equal to ``before``."""
     if undo is not None:
         now = dict(names)
         undo.append(lambda: restore(names, now))
-    # Never empty meanwhile: other threads run in it.
+    # Never empty it, because other threads use it.
     names.update(before)
     for name in [name for name in names if name not in before]:
         del names[name]

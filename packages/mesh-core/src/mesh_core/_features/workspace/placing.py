@@ -1,4 +1,4 @@
-"""Where copies of workspaces are, and how processes learn of them."""
+"""Locate copies of workspaces, and make processes import from them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, NamedTuple
 
 
 class Workspace(NamedTuple):
-    """One directory of the controller's that has copies on hosts; travels with every spawn of processes."""
+    """A directory of the controller that has copies on hosts; sent with every spawn of processes."""
 
     source: str
-    """The directory at the controller."""
+    """The directory on the controller's host."""
     key: str
-    """What its copies are called."""
+    """The name of its copies."""
     to: str
-    """Where they are; empty for a place of the job's own."""
+    """Where the copies are; empty for the job's scratch directory."""
     scratch: str
-    """The controller's directory for this job, which serves its own host."""
+    """The controller's scratch directory for this job, used on its own host."""
     paths: tuple[str, ...]
-    """What of it can be imported from: directories below it, itself if empty."""
+    """The directories in it to import from; an empty path is the workspace itself."""
     version: int
-    """Counts the syncs that have changed something."""
+    """How many syncs have changed something."""
 
     @classmethod
     def told(cls, told: list[Any]) -> Workspace:
@@ -34,32 +34,32 @@ class Workspace(NamedTuple):
         return cls(source, key, to, scratch, tuple(paths), version)
 
     def root(self, scratch: str) -> Path:
-        """Its copy on this host, whose directory for the job is ``scratch`` where the host has one of its own."""
+        """Return its copy on this host; ``scratch`` is this host's directory for the job, if it has its own."""
         if self.to:
             return Path(self.to).expanduser()
         return Path(scratch or self.scratch) / "workspace" / self.key
 
 
 def key_of(source: str) -> str:
-    """What the copies of a directory are called: its name, told apart from others of that name."""
+    """Return the name of a directory's copies: its name, with a hash that makes it unique."""
     name = re.sub(r"[^\w.-]", "_", Path(source).name) or "root"
     return f"{name}-{blake2b(os.fsencode(source), digest_size=4).hexdigest()}"
 
 
 def put_on_path(workspaces: list[list[Any]], scratch: str) -> None:
-    """Have this process import from the copies; those that this host does not have are passed over."""
+    """Make this process import from the copies; copies that this host does not have are skipped."""
     front = []
     for told in workspaces:
         workspace = Workspace.told(told)
         root = workspace.root(scratch)
         front += [str(root / path) for path in workspace.paths if (root / path).is_dir()]
     sys.path[:] = [*front, *(entry for entry in sys.path if entry not in front)]
-    # What importlib has listed of directories is as old as their last look to the second.
+    # importlib caches directory listings by modification time, which can be too coarse.
     importlib.invalidate_caches()
 
 
 def lead_packages(source: str, root: Path) -> None:
-    """Have packages that were imported from the directory itself find their other modules in its copy."""
+    """Make packages that were imported from the directory itself find their other modules in its copy."""
     for module in list(sys.modules.values()):
         path = getattr(module, "__path__", None)
         if isinstance(path, list):

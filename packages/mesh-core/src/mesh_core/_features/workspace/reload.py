@@ -1,9 +1,8 @@
-"""Changed modules are imported again in a process that runs.
+"""Reload changed modules in a running process.
 
-All or nothing: where one of them cannot be imported, what the others have changed is taken back, as far as it is in
-modules, functions and classes. In each module, names that were functions and classes keep their objects, with new code
-(``patch``); other names get what the new code gives them, and so do other modules of the workspace that have taken them
-with ``from ... import``.
+All or nothing: if one of them cannot be imported, changes to modules, functions and classes are undone. In each module,
+functions and classes keep their objects and get new code (``patch``). Other names get their new values, also in other
+modules of the workspace that imported them with ``from ... import``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def mark(process: Process, workspace: Workspace, root: str, changed: list[str]) -> None:
-    """Note which modules this process has imported, from the copy or from the directory itself, as they were before."""
+    """Note which changed modules this process has imported, from the copy or from the directory itself."""
     paths = set(changed)
     process.slots.of(Synced).stale.update(
         name for name, path in _loaded(root, workspace.source).items() if path in paths
@@ -37,10 +36,10 @@ def mark(process: Process, workspace: Workspace, root: str, changed: list[str]) 
 
 
 def reload(actor_host: ActorHost, workspace: Workspace, root: str) -> Answer:
-    """Import again what has changed: by this sync, by those that did not ask for it, or by those that failed at it."""
+    """Reload what has changed in this sync and in earlier ones that did not reload or failed to."""
     process = actor_host.process
     mine = _loaded(root, workspace.source)
-    # A deleted module cannot be imported any longer; code that has imported it keeps it.
+    # A deleted module can no longer be imported; code that has imported it keeps it.
     again = [
         name
         for name, path in mine.items()
@@ -74,7 +73,7 @@ def reload(actor_host: ActorHost, workspace: Workspace, root: str) -> Answer:
 
 
 def _loaded(root: str, source: str) -> dict[str, str]:
-    """The modules that came from the workspace, with their places in it."""
+    """Return the modules imported from the workspace, with their paths in it."""
     found = {}
     folders: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
@@ -85,7 +84,7 @@ def _loaded(root: str, source: str) -> dict[str, str]:
             if folder not in folders:
                 folders[folder] = os.path.realpath(folder)
             for top in (root, source):
-                # As it is named in sys.path, or as it is.
+                # The path as spelled in sys.path, or with links resolved.
                 for known in (file, f"{folders[folder]}/{last}"):
                     if known.startswith(f"{top}/"):
                         found[name] = known[len(top) + 1 :]
@@ -116,13 +115,13 @@ def _import_again(module: ModuleType, undo: Undo, kept: list[str]) -> None:
         ):
             why = patch(old, new, undo, stand_ins)
             if why:
-                kept.append(f"{module.__name__}.{name} ({why}): what is already in use stays as it was")
+                kept.append(f"{module.__name__}.{name} ({why}): existing uses keep the old code")
             else:
                 names[name] = old
 
 
 def _hand_on(name: str, before: dict[str, Any], imports: dict[str, Imports], undo: Undo) -> None:
-    """Give other modules what they have taken from this one."""
+    """Update names that other modules imported from this one."""
     new = vars(sys.modules[name])
     for other, about in imports.items():
         names = vars(sys.modules[other])
@@ -137,7 +136,7 @@ def _hand_on(name: str, before: dict[str, Any], imports: dict[str, Imports], und
 
 
 def _renew(actor_host: ActorHost, kept: list[str]) -> None:
-    """Have actors that live answer with the new endpoints, as far as what runs them can; later ones have them all."""
+    """Give running actors the new endpoints that their executors can run; new actors get all of them."""
     actor_host._classes.clear()
     actor_host.process.forget_tables()
     tables = {id(actor.table): (actor._cls, actor.table) for actor in actor_host.actors.values()}
@@ -151,7 +150,7 @@ def _renew(actor_host: ActorHost, kept: list[str]) -> None:
                 why = (
                     "it is gone"
                     if new is None
-                    else "it is sync or async, concurrent or by a port as it was not"
+                    else "its kind has changed: sync, async, concurrent or with a port"
                 )
                 kept.append(
                     f"{cls.__module__}.{cls.__qualname__}.{name} ({why}): running actors keep the old one"

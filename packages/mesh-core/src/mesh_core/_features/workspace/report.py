@@ -1,4 +1,4 @@
-"""What a sync has done."""
+"""The report of a sync."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class WorkspaceReport:
-    """What :meth:`HostMesh.sync_workspace` has done.
+    """What :meth:`HostMesh.sync_workspace` did.
 
     >>> from mesh_core import WorkspaceReport
     >>> print(WorkspaceReport("/home/me/project", 2, 40, ("a.py",), 1200, 0, 0.25, ("a",)))
@@ -21,17 +21,17 @@ class WorkspaceReport:
     files: int
     """How many files it has."""
     sent: tuple[str, ...]
-    """The files whose content some host lacked: paths below the directory."""
+    """The files whose content at least one host lacked, as paths below the directory."""
     sent_bytes: int
-    """How much content was sent; once, however many hosts there are."""
+    """How many bytes of content were sent, counted once however many hosts there are."""
     deleted: int
-    """How many files and directories were removed, on the host that removed most."""
+    """How many files and directories were removed, on the host that removed the most."""
     seconds: float
     """How long it took."""
     reloaded: tuple[str, ...] = ()
-    """The modules that were imported again in some process."""
+    """The modules that at least one process reloaded."""
     kept: tuple[str, ...] = ()
-    """What goes on with its old code in some process although its module was imported again, and why."""
+    """What keeps its old code in some process although its module was reloaded, and why."""
 
     def __str__(self) -> str:
         hosts = "1 host" if self.hosts == 1 else f"{self.hosts:,} hosts"
@@ -42,5 +42,5 @@ class WorkspaceReport:
         if self.reloaded:
             text += f"; reloaded {', '.join(self.reloaded)}"
         if self.kept:
-            text += f"; with old code still: {'; '.join(self.kept)}"
+            text += f"; still with old code: {'; '.join(self.kept)}"
         return text

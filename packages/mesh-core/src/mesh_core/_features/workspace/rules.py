@@ -1,4 +1,4 @@
-"""Which files of a directory tree are left out: patterns as ``.gitignore`` has them."""
+"""Exclude files of a directory tree by patterns like those of ``.gitignore``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 OWN = ".mesh-workspace"
-"""Where a copy keeps its notes and what has not all arrived yet; never part of a workspace."""
+"""The folder in a copy for its index and arriving files; never part of a workspace."""
 
 DEFAULT = (
     ".git",
@@ -30,15 +30,15 @@ DEFAULT = (
     "/dist/",
     "/target/",
 )
-"""Left out unless a pattern that begins with ``!`` takes it back: histories, caches, environments, what builds leave."""
+"""Excluded unless a pattern that begins with ``!`` re-includes it: version control, caches, environments, build outputs."""
 
 
 class Rules:
-    """What is left out. The last pattern that fits decides.
+    """Patterns of excluded paths. The last pattern that matches decides.
 
-    A pattern without a slash (or with one at its end only) fits names at any depth, others fit paths from the top. ``*``
-    stands for anything but a slash, ``**`` for anything, ``?`` for one character, ``[ab]`` for one of several. A slash
-    at the end restricts a pattern to directories, ``!`` at the beginning takes back what was left out before.
+    A pattern without a slash (except at its end) matches names at any depth; others match paths from the top. ``*``
+    matches anything but a slash, ``**`` anything, ``?`` one character, ``[ab]`` one of several. A slash at the end
+    restricts a pattern to directories; ``!`` at the beginning re-includes what was excluded before.
 
     >>> rules = Rules(["*.log", "!keep.log", "/data/*.bin"])
     >>> [rules.leaves_out(path, False) for path in ("a/x.log", "a/keep.log", "data/x.bin", "a/data/x.bin")]
@@ -57,14 +57,14 @@ class Rules:
                 groups.append((negative, [], []))
             _, anything, folders = groups[-1]
             (folders if body.endswith("/") else anything).append(_translate(body))
-        # Neighbours of one kind are one expression: trees have many files, and most fit none.
+        # Adjacent patterns of one kind form one expression: trees have many files, and most match none.
         self._groups = [
             (negative, _any_of(anything), _any_of(anything + folders))
             for negative, anything, folders in reversed(groups)
         ]
 
     def leaves_out(self, path: str, is_dir: bool) -> bool:
-        """Say whether a path, from the top and with slashes, is left out."""
+        """Return whether a path, from the top and with slashes, is excluded."""
         for negative, anything, folders in self._groups:
             if (folders if is_dir else anything).fullmatch(path):
                 return not negative
@@ -72,7 +72,7 @@ class Rules:
 
 
 def _any_of(expressions: list[str]) -> re.Pattern[str]:
-    # Without any it is one that fits nothing.
+    # Without expressions, the result matches nothing.
     return re.compile("|".join(expressions) or "(?!)", re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""What a process knows of workspaces."""
+"""What a process knows about workspaces."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from typing import Any, NamedTuple
 
 
 class Synced:
-    """One in each process, in its slots."""
+    """The state of workspaces in a process; kept in its slots."""
 
     __slots__ = ("stale", "synchronizer", "told")
 
     def __init__(self) -> None:
         self.told: list[list[Any]] = []
-        """The directories that processes import from copies of."""
+        """The workspaces whose copies processes import from."""
         self.stale: set[str] = set()
         """Modules that have changed since they were imported here."""
         self.synchronizer: Any = None
-        """The actor that copies them; made by the first sync."""
+        """The actor that copies them; spawned by the first sync."""
 
 
 class Told(NamedTuple):
-    """What a process that runs is told."""
+    """The message to a running process."""
 
     workspaces: list[list[Any]]
-    """All that there are, as in ``Synced.told``."""
+    """All workspaces, as in ``Synced.told``."""
     source: str
     to: str
-    """Which of them was synced."""
+    """With ``source``: which of them was synced."""
     changed: list[str]
-    """Its files that may have been imported as they were before."""
+    """Its files of which old versions may have been imported."""
     again: bool
-    """Whether to import them again."""
+    """Whether to reload them."""
 
 
 class Answer(NamedTuple):
-    """What came of it in one process."""
+    """The result in one process."""
 
     reloaded: tuple[str, ...]
     kept: tuple[str, ...]
     failed: str
-    """Why nothing was imported again; empty if nothing went wrong."""
+    """Why nothing was reloaded; empty if nothing went wrong."""

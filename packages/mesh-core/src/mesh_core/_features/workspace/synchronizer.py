@@ -1,4 +1,4 @@
-"""The controller's part in syncs: the actor that does one after another."""
+"""The controller's part in syncs: an actor that runs one sync at a time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 _BATCH = 4 << 20
 _MOST_PIECES = 2000
 _AHEAD = 3
-"""Batches under way: with their size, what a sync takes of memory here and on links."""
+"""How many batches are sent ahead; with their size, this limits the memory that a sync takes."""
 _TRIES = 5
 _DISCARD_S = 10.0
 
 
 class Synchronizer(Actor):
-    """Lives in the script's process. One sync at a time: its endpoint is sync."""
+    """An actor in the script's process. Its endpoint is synchronous, so that there is one sync at a time."""
 
     def __init__(self) -> None:
         self._fleet = Fleet()
@@ -49,7 +49,7 @@ class Synchronizer(Actor):
 
     @endpoint
     def sync(self, hosts: HostMesh, source: str, to: str, reload: bool, patterns: tuple[str, ...]) -> Any:
-        """Do one sync; returns a report, or the exception as a value: it is the caller's as it is, not an actor's."""
+        """Run one sync. Return a report, or the exception as a value, so that callers get it unwrapped."""
         try:
             return self._sync(hosts, source, to, reload, patterns)
         except Exception as error:  # noqa: BLE001 - raised at the caller
@@ -91,7 +91,7 @@ class Synchronizer(Actor):
     def _transfer(
         self, scanner: Scanner, keepers: Any, workspace: Workspace, sent: dict[str, int]
     ) -> tuple[Manifest, list[int]]:
-        """Have all hosts take in what they lack of the tree as it is; again, where it changes meanwhile."""
+        """Send all hosts what they lack of the tree, and try again if the tree changes meanwhile."""
         changing: list[str] = []
         needed: set[str] = set()
         for _ in range(_TRIES):
@@ -107,7 +107,7 @@ class Synchronizer(Actor):
         )
 
     def _survey(self, keepers: Any, workspace: Workspace, manifest: Manifest) -> list[int]:
-        """Which entries' content some host lacks."""
+        """Return the entries whose content at least one host lacks."""
         lacking: set[int] = set()
         answers = keepers.survey.call(workspace, manifest.digest, None).get().values()
         if None in answers:
@@ -124,7 +124,7 @@ class Synchronizer(Actor):
         lacking: list[int],
         sent: dict[str, int],
     ) -> list[str]:
-        """Send contents, a bounded number of bytes ahead; returns what changed while it was read."""
+        """Send contents, a limited number of bytes ahead; return the files that changed while they were read."""
         changing: list[str] = []
         under_way: deque[Any] = deque()
         for batch in _batches(_pieces(workspace.source, manifest, lacking, sent, changing)):
@@ -137,7 +137,7 @@ class Synchronizer(Actor):
         return changing
 
     def _register(self, process: Process, workspace: Workspace, changed: bool) -> None:
-        """Have processes that are spawned from now on import from the copies."""
+        """Make processes that are spawned from now on import from the copies."""
         told = [list(each) for each in process.slots.of(Synced).told]
         for at, each in enumerate(told):
             if (each[0], each[2]) == (workspace.source, workspace.to):
@@ -147,22 +147,22 @@ class Synchronizer(Actor):
             told.insert(0, list(workspace._replace(version=1)))
         process.slots.of(Synced).told = told
         if find(Copies) is None:
-            # What is spawned from now on carries it.
+            # Processes spawned from now on carry it.
             install(Copies)
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        """A keeper has died: a sync under way has raised it, and the next one makes it again."""
+        """Handle a keeper's death: a sync under way raises it, and the next sync respawns the keeper."""
         return True
 
 
 def _discard(keepers: Any, workspace: Workspace) -> None:
-    """Have all hosts forget what has arrived, so that nothing is left of it where the script's error is read (WSP-4)."""
+    """Have all hosts delete what has arrived, so that nothing is left by the time the script sees the error (WSP-4)."""
     with contextlib.suppress(Exception):
         keepers.discard.call(workspace).get(timeout=_DISCARD_S)
 
 
 def _check_end() -> None:
-    """Give up where the script comes to its end: it does not wait for what nobody waits for."""
+    """Abort if the script is ending: it does not wait for a sync that nobody waits for."""
     me, actor_host = context().actor_instance, current().actor_host()
     actor = actor_host.actors.get(me.actor_id)
     if actor is None or actor.gone is not None:
@@ -172,7 +172,7 @@ def _check_end() -> None:
 def _pieces(
     source: str, manifest: Manifest, lacking: list[int], sent: dict[str, int], changing: list[str]
 ) -> Iterator[Piece]:
-    """The contents of files, in pieces; what is not as the manifest has it is noted, and abandoned."""
+    """Yield the contents of files in pieces; files that differ from the manifest are abandoned and added to ``changing``."""
     for number in lacking:
         entry = manifest.entries[number]
         assert entry.kind == FILE
@@ -212,7 +212,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _importable(source: str, manifest: Manifest) -> tuple[str, ...]:
-    """What of the workspace this script can import from, in its order; the workspace itself if it names nothing."""
+    """Return the workspace's directories in ``sys.path``, in that order; the workspace itself if there are none."""
     folders = {entry.path for entry in manifest.entries if entry.kind == FOLDER}
     found: list[str] = []
     for each in sys.path:
@@ -226,10 +226,10 @@ def _importable(source: str, manifest: Manifest) -> tuple[str, ...]:
 def _changed(
     process: Process, manifest: Manifest, lacking: list[int], committed: list[Committed]
 ) -> list[str]:
-    """Modules that a running process may have imported as they were before.
+    """Return the modules of which a running process may have imported old versions.
 
-    Of those that came to a host for the first time (a process there may have imported them from where the controller has
-    them) it is those that were touched since this job began.
+    Of files that are new on a host, these are the ones touched since this job began: a process there may have imported them
+    from the controller's directory.
     """
     names = {path for each in committed for path in each.modules}
     for number in lacking:

@@ -1,4 +1,4 @@
-"""A running process is notified of a workspace: where to import from, and what to import again."""
+"""Tell running processes about a workspace: where to import from, and what to reload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def hear(copies: Extension, actor_host: ActorHost, told: Told) -> list[Answer]:
-    """Do what the controller's ``tell_running`` asks of this process, and of those that it has spawned."""
+    """Do what the controller's ``tell_running`` asks of this process and of the processes that it spawned."""
     process = actor_host.process
     process.slots.of(Synced).told = told.workspaces
     scratch = process.identity.scratch
@@ -42,12 +42,12 @@ async def hear(copies: Extension, actor_host: ActorHost, told: Told) -> list[Ans
 
 
 def send_told(copies: Extension, process: Process, told: Told, but: set[int]) -> list[Future[list[Answer]]]:
-    """Send it to all processes that this one has spawned; they pass it on to theirs."""
+    """Send a message to all processes that this one spawned, except meshes in ``but``; they pass it on to theirs."""
     futures = []
     for _, owned_meshes in process.owners.all():
         for procs in owned_meshes.procs():
             if procs._procs_id not in but:
-                # Processes that were spawned before the first sync do not have it.
+                # Processes spawned before the first sync do not have the extension.
                 copies.install_on(procs)
                 sender = process.runtime.sender(procs._target(), 0, copies.name, Request.EXTENSION)
                 call = sender.call(signed(process, told))
@@ -57,7 +57,7 @@ def send_told(copies: Extension, process: Process, told: Told, but: set[int]) ->
 
 
 def _answers(call: Call) -> list[Answer]:
-    """What processes have answered; those that have ended have nothing to import any more."""
+    """Collect the answers of processes; those that have ended have nothing to reload."""
     answers: list[Answer] = []
     for outcome in call.outcomes():
         if outcome is None or isinstance(outcome, Lost) or outcome.kind is MessageKind.UNDELIVERABLE:

@@ -1,1 +1,1 @@
-"""mesh-core's own doctor checks. Each reads the machine through arguments with defaults, so that tests can stage one."""
+"""mesh-core's own doctor checks. What they read has defaults that tests replace, to simulate other machines."""

@@ -1,4 +1,4 @@
-"""The interpreter, the native module, and the plugins installed beside them."""
+"""Checks of the interpreter, the kernel's version, the native module and the installed plugins."""
 
 import importlib
 import importlib.metadata
@@ -18,7 +18,7 @@ OLDEST_KERNEL: Final = (5, 3)
 
 
 def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Iterator[Finding]:
-    """CPython of 3.11 or later; the abi3 wheel fits no other."""
+    """Check for CPython 3.11 or later, which the abi3 wheel requires."""
     gil = "without the GIL" if sysconfig.get_config_var("Py_GIL_DISABLED") else "with the GIL"
     detail = (
         f"{platform.python_implementation()} {'.'.join(map(str, version))}, {gil}, {sysconfig.get_platform()}"
@@ -30,7 +30,7 @@ def check_python(version: tuple[int, ...] = tuple(sys.version_info[:3])) -> Iter
 
 
 def check_kernel(release: str | None = None, libc: str | None = None) -> Iterator[Finding]:
-    """Linux 5.3 or later, which has pidfd; and which C library there is, which wheels are built for."""
+    """Check for Linux 5.3 or later, which has pidfd, and for glibc, which the wheels are built for."""
     release = platform.release() if release is None else release
     found = re.match(r"(\d+)\.(\d+)", release)
     if found is not None and (int(found[1]), int(found[2])) < OLDEST_KERNEL:
@@ -51,7 +51,7 @@ def check_kernel(release: str | None = None, libc: str | None = None) -> Iterato
 
 
 def check_native() -> Iterator[Finding]:
-    """The two halves of mesh-core are built together, and can come apart by an update that was cut short."""
+    """Check that the native module and the Python package have one version; an interrupted update can separate them."""
     python_half = importlib.metadata.version("mesh-core")
     try:
         native = importlib.import_module("mesh_core._native")
@@ -62,19 +62,19 @@ def check_native() -> Iterator[Finding]:
         return
     native_half = str(getattr(native, "__version__", "of unknown version"))
     if native_half != python_half:
-        detail = f"the native module is {native_half}, the Python half {python_half}"
+        detail = f"the native module is {native_half}, but the Python package is {python_half}"
         yield Finding(status="fail", detail=detail, remedy="reinstall mesh-core")
     else:
-        yield Finding(status="ok", detail=f"native module and Python half are both {python_half}")
+        yield Finding(status="ok", detail=f"native module and Python package are both {python_half}")
 
 
 def check_plugins() -> Iterator[Finding]:
-    """Load every plugin once. A plugin that cannot work on this machine is well; one that does not load is not."""
+    """Load every plugin once. A plugin that cannot work on this machine is fine; one that does not load is not."""
     reports = quiet_manager().survey()
     broken = [each for each in reports if each.status == "broken"]
     for each in broken:
         what = f"{each.kind} {each.name!r} of {each.distribution} {each.version}: {each.reason}"
-        # A group that Mesh does not have may be somebody else's.
+        # An unknown group may belong to another project.
         yield Finding(status="warn" if each.kind == "group" else "fail", detail=what, remedy=each.remedy)
     if not broken:
         unable = sum(each.status == "unavailable" for each in reports)

@@ -1,4 +1,4 @@
-"""What Mesh needs of the kernel: shared memory, its siblings' descriptors, pidfd, Unix sockets. Each is tried, not looked up."""
+"""Checks of kernel features: shared memory, opening it in sibling processes, pidfd, Unix sockets. Each one is tried out."""
 
 import mmap
 import os
@@ -14,13 +14,13 @@ from typing import Final
 
 from mesh_core.plugins import Finding
 
-SMALL_DEV_SHM: Final = 64 * 1024 * 1024 + 1  # what containers get where nobody asked for more
-LONGEST_FOLDER: Final = 70  # a socket's path has 107 bytes; its own part below the folder needs some of them
+SMALL_DEV_SHM: Final = 64 * 1024 * 1024 + 1  # containers get 64 MiB by default
+LONGEST_FOLDER: Final = 70  # a socket's path is limited to 107 bytes, including the part below this folder
 TRIAL_SECONDS: Final = 20.0
 
 
 def check_shared_memory(dev_shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Large parts of messages lie in anonymous shared memory (memfd); other libraries use /dev/shm."""
+    """Check memfd, in which Mesh keeps large parts of messages, and /dev/shm, which other libraries use."""
     try:
         _try_memfd()
     except OSError as error:
@@ -34,7 +34,7 @@ def check_shared_memory(dev_shm: Path = Path("/dev/shm")) -> Iterator[Finding]:
     except OSError as error:
         yield Finding(
             status="warn",
-            detail=f"no {dev_shm}, which other libraries use: {error.strerror}",
+            detail=f"cannot use {dev_shm}, which other libraries need: {error.strerror}",
             remedy=f"mount a tmpfs on {dev_shm}",
         )
         return
@@ -54,7 +54,7 @@ def _try_memfd() -> None:
         with mmap.mmap(descriptor, mmap.PAGESIZE) as memory:
             memory[:4] = b"mesh"
         if os.pread(descriptor, 4, 0) != b"mesh":
-            raise OSError("what was written through a mapping is not read back")
+            raise OSError("data written through a mapping cannot be read back")
     finally:
         os.close(descriptor)
 
@@ -75,7 +75,7 @@ print(os.pread(os.open(sys.argv[1], os.O_RDWR), 4, 0).decode())
 def check_memory_sharing(
     scope: Path = Path("/proc/sys/kernel/yama/ptrace_scope"), own: str = "/proc/self/fd"
 ) -> Iterator[Finding]:
-    """Two workers, neither the other's parent: may one open the other's shared memory through /proc?"""
+    """Check that a process can open the shared memory of its sibling through /proc."""
     try:
         yama = scope.read_text().strip()
     except FileNotFoundError:
@@ -92,29 +92,29 @@ def check_memory_sharing(
                 _isolated(_SIBLING, path), capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
             )
         except subprocess.TimeoutExpired:
-            said = f"no answer within {TRIAL_SECONDS:g} s"
+            reason = f"no answer within {TRIAL_SECONDS:g} s"
         else:
-            said = (
+            reason = (
                 ""
                 if sibling.stdout.strip() == "mesh"
                 else (sibling.stderr.strip().splitlines() or ["no reason given"])[-1]
             )
-    if not said:
+    if not reason:
         yield Finding(
-            status="ok", detail=f"siblings open each other's shared memory (Yama ptrace_scope: {yama})"
+            status="ok", detail=f"processes can open each other's shared memory (Yama ptrace_scope: {yama})"
         )
         return
-    if not os.path.exists(own):  # noqa: PTH110 - what is masked may be anything
+    if not os.path.exists(own):  # noqa: PTH110 - false for any error, unlike Path.exists
         yield Finding(
             status="warn",
-            detail=f"{own} is masked: large parts of messages are copied through sockets, which takes longer",
+            detail=f"{own} is masked, so large parts of messages are copied through sockets, which is slower",
             remedy="mount /proc in the container",
         )
         return
     yield Finding(
         status="fail",
-        detail=f"a process cannot open its sibling's shared memory (Yama ptrace_scope: {yama}): {said}",
-        remedy="run all of a host's workers as one user, with /proc mounted without hidepid, and ptrace_scope at most 1",
+        detail=f"a process cannot open its sibling's shared memory (Yama ptrace_scope: {yama}): {reason}",
+        remedy="run all workers of a host as one user, mount /proc without hidepid, and set ptrace_scope to at most 1",
     )
 
 
@@ -123,7 +123,7 @@ def _isolated(script: str, *arguments: str) -> list[str]:
 
 
 def check_pidfd() -> Iterator[Finding]:
-    """The end of a child is noticed through a pidfd, at once."""
+    """Check that a pidfd reports the end of a child process."""
     try:
         child = subprocess.Popen(_isolated("import sys; sys.stdin.read()"), stdin=subprocess.PIPE)
         with child:
@@ -141,14 +141,16 @@ def check_pidfd() -> Iterator[Finding]:
         return
     if before or not after:
         yield Finding(
-            status="fail", detail="a pidfd does not tell of its process's end", remedy="use another kernel"
+            status="fail",
+            detail="a pidfd does not report the end of its process",
+            remedy="use another kernel",
         )
     else:
-        yield Finding(status="ok", detail="the end of a process is seen through its pidfd")
+        yield Finding(status="ok", detail="a pidfd reports the end of its process")
 
 
 def check_unix_sockets(folder: Path | None = None) -> Iterator[Finding]:
-    """Processes of one host talk through sockets in a private folder, and send each other descriptors."""
+    """Check that Unix sockets work, can be bound in the folder for temporary files, and carry descriptors."""
     place = folder or Path(tempfile.gettempdir())
     try:
         _try_pair()
@@ -163,18 +165,18 @@ def check_unix_sockets(folder: Path | None = None) -> Iterator[Finding]:
         with tempfile.TemporaryDirectory(prefix="mesh-doctor-", dir=place) as private:
             _try_socket(f"{private}/socket")
     except OSError as error:
-        # Mesh's own have no path, or are bound through their folder's descriptor; other libraries' are there.
+        # Mesh's own sockets have no path or are bound through their folder's descriptor; other libraries bind paths here.
         yield Finding(
             status="warn",
-            detail=f"sockets work, but none can be bound in {place}: {error.strerror or error}",
-            remedy="set TMPDIR to a short path on a local, writable file system, for other libraries",
+            detail=f"sockets work, but cannot be bound in {place}: {error.strerror or error}",
+            remedy="for other libraries, set TMPDIR to a short path on a local, writable file system",
         )
         return
     if len(os.fsencode(place)) > LONGEST_FOLDER:
-        detail = f"sockets work in {place}, but its path is long and a socket's path may have 107 bytes"
+        detail = f"sockets work in {place}, but its path is long, and a socket's path is limited to 107 bytes"
         yield Finding(status="warn", detail=detail, remedy="set TMPDIR to a shorter path")
     else:
-        yield Finding(status="ok", detail=f"sockets work in {place}, and carry descriptors")
+        yield Finding(status="ok", detail=f"sockets work in {place} and carry descriptors")
 
 
 def _try_pair() -> None:
