@@ -91,6 +91,27 @@ def test_the_repr_shows_the_state(one: Any, held: Any) -> None:
     assert repr(failed) == "<Future of echo.fail: failed>"
 
 
+def test_using_a_future_as_its_result_says_to_wait(one: Any) -> None:
+    future = one.echo.call_one({"a": 1})
+    with pytest.raises(
+        AttributeError, match=r"echo\.echo: \w+> has no attribute 'items'\. .*wait for that first: \.get"
+    ):
+        future.items()
+    with pytest.raises(
+        TypeError, match=r"cannot iterate over <Future of echo\.echo: \w+>: wait for its result first"
+    ):
+        list(future)
+    assert not hasattr(future, "_no_such_attribute")
+    assert future.get(timeout=30) == {"a": 1}
+
+
+def test_asking_a_broadcast_for_its_reply_names_call(one: Any) -> None:
+    with pytest.raises(
+        AttributeError, match=r"no reply, so there is no get\(\)\. Use call\(\) or call_one\(\)"
+    ):
+        one.echo.broadcast(1).get()
+
+
 # Timeouts.
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_selected_says_why(hosts: HostMesh) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(said)):
             hosts.select(**asked)
-    with pytest.raises(TypeError, match="label 'zone' must be a text, got 1"):
+    with pytest.raises(TypeError, match="label 'zone' must be a string, got 1"):
         hosts.select(zone=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="select\\(\\) needs labels such as"):
         hosts.select()
@@ -149,7 +149,7 @@ def test_a_worker_does_not_know(hosts: HostMesh) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"labels": {"zone": 1}}, "label 'zone' must be a text, got 1"),
+        ({"labels": {"zone": 1}}, "label 'zone' must be a string, got 1"),
         ({"labels": {"zone": "x" * 257}}, "must be a printable text of at most 256 bytes"),
         ({"labels": {"zone": "a\x1b[2J"}}, "must be a printable text"),
         ({"labels": {"": "a"}}, "names of labels must be printable texts of at most 64 bytes, got ''"),

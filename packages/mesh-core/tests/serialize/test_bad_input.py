@@ -244,7 +244,7 @@ def test_a_wrong_signature_of_a_constructor(procs: ProcMesh) -> None:
 def test_an_unknown_endpoint(one: Any) -> None:
     with pytest.raises(AttributeError, match="has no endpoint 'ecko'; did you mean 'echo'"):
         one.ecko.call_one(1)
-    with pytest.raises(AttributeError, match="it has call, echo, echo_async, fail, keywords"):
+    with pytest.raises(AttributeError, match=": call, echo, echo_async, fail, keywords"):
         one.zzz  # noqa: B018
     assert not hasattr(one, "__array__")
 

@@ -470,6 +470,7 @@ class Holder:
         (((Holder(inner=Holder(lock=threading.Lock())),), {}), "args[0].inner.lock"),
         (((Pair(1, threading.Lock()),), {}), "args[0].right"),
         (((closure_over(threading.Lock()),), {}), "args[0] (its closure's 'value')"),
+        ((b"class", "trainers", (1, None), (1, threading.Lock()), {}), "args[1]"),
         (threading.Lock(), "the message"),
         ([(i for i in "")], "the message[0]"),
     ],

@@ -50,6 +50,7 @@ def late(process: Process, call: Awaited, owner: Any) -> tuple[str, dict[str, An
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         text = f"actors {who.name!r} on ranks {ranks}{more}, {_hosts(missing, who)}, have not answered"
     from mesh_core._native import locate
+    from mesh_core._system.process_state import is_stopped
 
     # A message that an extension sends to one process names no mesh.
     for index in [] if who.mesh is None else missing[:_NAMED]:
@@ -68,18 +69,6 @@ def _hosts(missing: list[int], who: Addressee) -> str:
     if len(names) == 1:
         return f"host {names[0]}"
     return f"hosts {', '.join(names[:_NAMED])}{' and others' if len(names) > _NAMED else ''}"
-
-
-def is_stopped(pid: int | None) -> bool:
-    """Whether a signal has stopped a process of this host."""
-    if pid is None:
-        return False
-    from pathlib import Path
-
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(") ")[2][:1] in ("T", "t")
-    except OSError:
-        return False
 
 
 def expired(message: Message) -> ActorTimeout:

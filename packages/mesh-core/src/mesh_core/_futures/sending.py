@@ -54,6 +54,16 @@ class Sending:
         """Give the message up; false if it was sent. Cancelling a task that awaits it does the same."""
         return self._deferral is not None and self._deferral.cancel()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("get", "result", "then", "exception"):
+                raise AttributeError(
+                    f"this message has no reply, so there is no {name}(). Use call() or call_one() to get a reply, "
+                    "or await this to wait until the message is sent."
+                )
+            raise AttributeError(f"'Sending' object has no attribute {name!r}")
+
     def __await__(self) -> Generator[Any, None, None]:
         if self._deferral is not None:
             yield from self._wait(self._deferral).__await__()

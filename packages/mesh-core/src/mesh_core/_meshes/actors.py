@@ -102,7 +102,7 @@ class ActorMesh(Mesh, Generic[T]):
             known = sorted(interface.endpoints)
             raise AttributeError(
                 f"actor {self._name!r} ({interface.class_name}) has no endpoint {name!r}"
-                f"{did_you_mean(name, known)}; it has {', '.join(known) or 'none'} (methods marked @endpoint)",
+                f"{did_you_mean(name, known) or '.'} Its endpoints (methods marked @endpoint): {', '.join(known) or 'none'}",
                 name=name,
                 obj=self,
             )

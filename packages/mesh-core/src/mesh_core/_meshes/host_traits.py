@@ -52,7 +52,7 @@ def check_labels(labels: object) -> dict[str, str]:
     checked = _named(labels, "labels", "zone", "'a'")
     for name, value in checked.items():
         if not isinstance(value, str):
-            raise TypeError(f"label {name!r} must be a text, got {value!r}")
+            raise TypeError(f"label {name!r} must be a string, got {value!r}")
         if len(value.encode()) > LONGEST_VALUE or not value.isprintable():
             raise ValueError(
                 f"label {name!r} must be a printable text of at most {LONGEST_VALUE} bytes, got {value[:80]!r}"

@@ -90,9 +90,9 @@ def _failure(value: object) -> Exception | None:
 
 
 def _call_parts(obj: object) -> list[tuple[str, object]] | None:
-    """Return the named arguments if ``obj`` is the ``(args, kwargs)`` of a call."""
-    if type(obj) is tuple and len(obj) == 2 and type(obj[0]) is tuple and type(obj[1]) is dict:
-        args, kwargs = obj
+    """Return the named arguments if ``obj`` is what a call or a spawn sends: a tuple that ends with args and kwargs."""
+    if type(obj) is tuple and len(obj) in (2, 5) and type(obj[-2]) is tuple and type(obj[-1]) is dict:
+        args, kwargs = obj[-2:]
         named = [(f"args[{place}]", value) for place, value in enumerate(args)]
         return named + [(f"kwargs[{name!r}]", value) for name, value in kwargs.items()]
     return None

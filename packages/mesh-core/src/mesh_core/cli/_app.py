@@ -14,7 +14,7 @@ from typing import Final
 from mesh_core._common.errors import MeshError, PluginError, PluginLoadError
 from mesh_core.cli import _exit
 from mesh_core.cli._quiet import quiet_manager
-from mesh_core.cli._summaries import SUMMARIES
+from mesh_core.cli._summaries import SIBLING_SUMMARIES, SUMMARIES
 from mesh_core.plugins import COMMANDS, PluginEntry, PluginManager
 
 _OWN_DISTRIBUTION: Final = "mesh-core"
@@ -76,9 +76,11 @@ def _parser(manager: PluginManager) -> argparse.ArgumentParser:
 
 
 def _summary(entry: PluginEntry) -> str:
-    """Return what a command does; for a command of another distribution, the distribution's summary."""
+    """Return what a command does; for a command of an outside package, what that package is."""
     if entry.distribution == _OWN_DISTRIBUTION:
         return SUMMARIES.get(entry.name, "")
+    if known := SIBLING_SUMMARIES.get((entry.distribution, entry.name)):
+        return f"{known} (from {entry.distribution})"
     try:
         summary = " ".join((importlib.metadata.metadata(entry.distribution)["Summary"] or "").split())
     except Exception:  # noqa: BLE001 - damaged or missing, and not needed

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.codes import MessageKind, Question
-from mesh_core._futures.deadlines import is_stopped
 from mesh_core._native import Message, Placement, Target, seat
+from mesh_core._system.process_state import is_stopped
 
 if TYPE_CHECKING:
     from mesh_core._native import Call

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.codes import Question
 from mesh_core._common.current import current
-from mesh_core._futures.deadlines import is_stopped
 from mesh_core._native import seat
+from mesh_core._system.process_state import is_stopped
 from mesh_core.inspect._ask import ROOT, Addr, addr_of, ask, point_of, proc_name, split_title
 from mesh_core.inspect._event import Event
 from mesh_core.inspect._events import Names, read_event

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import Question
 from mesh_core._common.display import counted
 from mesh_core._common.errors import MeshError
-from mesh_core._futures.deadlines import is_stopped
 from mesh_core._geometry.values import ValueMesh
 from mesh_core._native import Message, locate
+from mesh_core._system.process_state import is_stopped
 from mesh_core._system.stack_dumps import Stack
 from mesh_core._system.stack_dumps import stacks as own_stacks
 from mesh_core.inspect._ask import ROOT, Addr, addr_of, ask, proc_name

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import Question
 from mesh_core._common.current import current
 from mesh_core._common.display import counted
-from mesh_core._futures.deadlines import is_stopped
 from mesh_core._futures.wait_chain import name_of, wanted
 from mesh_core._native import seat
+from mesh_core._system.process_state import is_stopped
 from mesh_core.inspect._ask import ROOT, Addr, ask, proc_name
 from mesh_core.inspect._circles import circles
 from mesh_core.inspect._hosts import look
