@@ -4,7 +4,7 @@ use super::body;
 use crate::codec::{Reader, Writer};
 use crate::frame::flags;
 use crate::messages::{Asked, Returned};
-use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered};
+use crate::{ActorId, CallId, Carried, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered};
 
 /// A message has come back, or the port of a call has ended: an outcome of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +116,8 @@ pub enum Holding {
         /// To whom.
         to: Vec<ProcAddr>,
     },
+    /// The sender read this reference from a kept value. The process that keeps that value gives it to the sender.
+    Read(Carried),
 }
 
 /// Who holds the port of a call, for its caller.
@@ -144,6 +146,9 @@ impl Held {
             Holding::Unsent { ticket, to } => {
                 Writer::default().byte(3).number(*ticket).list(to, |out, addr| out.addr(*addr))
             }
+            Holding::Read(Carried { owner, id, ticket }) => {
+                Writer::default().byte(4).addr(*owner).number(*id).number(*ticket)
+            }
         };
         Frame::build_plain(header, None, b"", &out.done())
     }
@@ -158,6 +163,7 @@ impl Held {
             1 => Holding::Given { ticket: raw.number()?, to: raw.list(Reader::addr)?, name: raw.text()? },
             2 => Holding::LetGo(raw.list(Reader::number)?),
             3 => Holding::Unsent { ticket: raw.number()?, to: raw.list(Reader::addr)? },
+            4 => Holding::Read(Carried { owner: raw.addr()?, id: raw.number()?, ticket: raw.number()? }),
             _ => return None,
         };
         Some(Self { call: frame.header.call, place: frame.header.index, news })

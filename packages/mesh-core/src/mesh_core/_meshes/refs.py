@@ -1,7 +1,7 @@
 """References: values that stay where they were made, while a few bytes travel in their place.
 
 The bytes lie in shared memory of the process that has put them. Who holds a reference is counted by the runtime
-(``crates/mesh-runtime/src/refs.rs``, REF-1..4), without Python.
+(``crates/mesh-runtime/src/refs/``, REF-1..4), without Python.
 """
 
 from __future__ import annotations
