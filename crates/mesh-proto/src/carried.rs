@@ -1,6 +1,6 @@
-//! The references to kept values that a message has in it, as the runtimes on its way see them.
+//! The references to kept values in a message, as the runtimes on its way see them.
 //!
-//! They stand behind the envelope, so that whoever drops a message unread can give them back without unpickling it.
+//! They stand behind the envelope, so that a process that drops a message unread can give them back without unpickling it.
 
 use crate::{ProcAddr, Ticket};
 
@@ -11,7 +11,7 @@ pub struct Carried {
     pub owner: ProcAddr,
     /// The value's number there.
     pub id: u64,
-    /// Under what it travels; see [`crate::Holders`].
+    /// The ticket under which it travels; see [`crate::Holders`].
     pub ticket: Ticket,
 }
 
@@ -19,7 +19,7 @@ const LEN: usize = 32;
 const COUNT: usize = 4;
 
 impl Carried {
-    /// How many bytes so many take.
+    /// How many bytes this many take.
     #[must_use]
     pub fn size(count: usize) -> usize {
         LEN * count + COUNT

@@ -57,7 +57,7 @@ impl Writer {
     }
 }
 
-/// Reads what a [`Writer`] has written. From any other bytes it reads nothing, or something else, and never panics.
+/// Reads what a [`Writer`] wrote. From other bytes it reads nothing, or something else, and never panics.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         self.number().map(Duration::from_micros)
     }
 
-    /// As many items as the list says. Memory is taken for items that are there, not for those that are claimed.
+    /// As many items as the list claims. Memory is taken for items that are there, not for claimed ones.
     pub(crate) fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut items = Vec::new();
         for _ in 0..self.number()? {

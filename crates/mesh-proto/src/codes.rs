@@ -1,6 +1,6 @@
-//! Enums that stand as one byte on the wire.
+//! Enums that are one byte on the wire.
 
-/// Defines an enum with a number for each variant, and `from_code`, which finds the variant of a number again.
+/// Defines an enum with a number for each variant, and `from_code`, which finds the variant of a number.
 macro_rules! codes {
     ($(#[$of_enum:meta])* $vis:vis enum $name:ident { $($(#[$of_variant:meta])* $variant:ident = $code:literal,)* }) => {
         $(#[$of_enum])*

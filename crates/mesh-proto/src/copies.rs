@@ -1,12 +1,12 @@
 //! Values of other hosts that a host fetches once for all its processes.
 //!
-//! All that comes to a host passes its agent, which so knows which of its processes hold references to what: whoever was
-//! sent one, until it says that it has let go. It may take a holder for gone that was sent another reference just then; the
-//! value is then fetched once more than needed, and nothing else.
+//! Everything that comes to a host passes through its agent, so the agent knows which of its processes hold references to
+//! what: each process that was sent one, until it says that it let go. It may count a holder as gone that was just sent another
+//! reference; then the value is fetched once more than needed, which does no other harm.
 //!
 //! CPY-1: a value that is on its way, or here, is not fetched again.
-//! CPY-2: whoever asks is answered as long as the owner lives. Where the process dies that a value was fetched for, it is
-//! fetched for the next one that waits.
+//! CPY-2: a process that asks is answered as long as the owner lives. If the process that a value was fetched for dies, the
+//! value is fetched for the next one that waits.
 //! CPY-3: a copy is dropped once no process of the host is known to hold a reference, or its owner has ended.
 
 use crate::{CallId, ProcAddr};
@@ -15,19 +15,19 @@ use std::collections::{HashMap, HashSet};
 /// Which value: its owner, and its number there.
 pub type ValueKey = (ProcAddr, u64);
 
-/// Who waits for a value.
+/// A process that waits for a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Asker {
     /// The process.
     pub proc: ProcAddr,
-    /// The call that is to be answered.
+    /// The call to answer.
     pub call: CallId,
 }
 
 /// What to do for a process that asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted<P> {
-    /// It is to be fetched, for this one.
+    /// Fetch it, for this process.
     Fetch,
     /// It is on its way.
     Wait,
@@ -47,18 +47,18 @@ pub struct Bereft<P> {
 #[derive(Debug)]
 struct Copy<P> {
     holders: HashSet<ProcAddr>,
-    /// For whom it was asked of its owner, and who waits for the same.
+    /// The process for which the owner was asked, and the others that wait for the same value.
     lead: Option<Asker>,
     waiting: Vec<Asker>,
     here: Option<P>,
 }
 
-/// The machine; `P` says where a copy lies.
+/// The state machine; `P` says where a copy lies.
 #[derive(Debug)]
 pub struct Copies<P> {
     of: HashMap<ValueKey, Copy<P>>,
     leads: HashMap<Asker, ValueKey>,
-    /// Owners whose ends are asked for.
+    /// Owners whose ends are watched.
     watched: HashSet<ProcAddr>,
 }
 
@@ -74,13 +74,13 @@ impl<P: Clone> Copies<P> {
         self.of.entry(value).or_insert_with(none)
     }
 
-    /// A reference is about to reach a process of this host. True if its owner's end is to be asked for.
+    /// A reference is about to reach a process of this host. True if its owner must be watched.
     pub fn held(&mut self, value: ValueKey, by: ProcAddr) -> bool {
         self.copy(value).holders.insert(by);
         self.watched.insert(value.0)
     }
 
-    /// A process has let go of it. Returns a copy that is to be dropped (CPY-3).
+    /// A process let go of it. Returns a copy to drop (CPY-3).
     pub fn let_go(&mut self, value: ValueKey, by: ProcAddr) -> Option<P> {
         let copy = self.of.get_mut(&value)?;
         copy.holders.remove(&by);
@@ -106,14 +106,14 @@ impl<P: Clone> Copies<P> {
         Wanted::Fetch
     }
 
-    /// Whether something is fetched for this one.
+    /// Whether a value is being fetched for this one.
     #[must_use]
     pub fn is_coming(&self, lead: Asker) -> bool {
         self.leads.contains_key(&lead)
     }
 
-    /// What was fetched for somebody has come, or a refusal. `share` is given who else waits for it and whether it is still
-    /// wanted here, and says where it stays, if it does.
+    /// A fetched value arrived, or a refusal. `share` gets the others that wait for it and whether it is still wanted here, and
+    /// says where the copy stays, if it does.
     pub fn arrived(&mut self, lead: Asker, share: impl FnOnce(ValueKey, &[Asker], bool) -> Option<P>) {
         let Some(value) = self.leads.remove(&lead) else { return };
         let Some(copy) = self.of.get_mut(&value) else { return };
@@ -125,7 +125,7 @@ impl<P: Clone> Copies<P> {
         }
     }
 
-    /// Processes have ended.
+    /// Processes ended.
     pub fn ended(&mut self, dead: impl Fn(ProcAddr) -> bool) -> Bereft<P> {
         self.watched.retain(|owner| !dead(*owner));
         let mut after = Bereft { dropped: Vec::new(), fetch: Vec::new() };

@@ -1,6 +1,6 @@
 //! Bytes of a link becoming frames.
 //!
-//! LNK-1: the frames of a link are numbered, and one that was lost or repeated ends the link.
+//! LNK-1: the frames of a link are numbered, and a lost or repeated frame ends the link.
 
 use crate::{Frame, FrameError, HEADER_LEN, Header};
 use bytes::Bytes;
@@ -54,7 +54,7 @@ impl Decoder {
             self.start = 0;
             self.end = have;
             if self.buffer.len() < have + want {
-                // Exactly: the vector's own growth would run ahead of what has arrived.
+                // Exactly: the vector's own growth would go beyond what has arrived.
                 self.buffer.reserve_exact(have + want - self.buffer.len());
                 self.buffer.resize(have + want, 0);
             }
@@ -84,7 +84,7 @@ impl Decoder {
 
     /// The next whole frame, if it has arrived.
     ///
-    /// # Errors
+    /// If the bytes are not a frame, or not the one that is due (LNK-1). Nothing after an error can be trusted.
     /// If the bytes are no frame, or not the frame that is due (LNK-1). Nothing after an error can be trusted.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let header = match self.header {
@@ -123,7 +123,7 @@ impl Decoder {
         Ok(Some(Frame { header, body }))
     }
 
-    /// Bytes that have arrived and belong to no whole frame yet.
+    /// Bytes that have arrived and do not yet make a whole frame.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.end - self.start

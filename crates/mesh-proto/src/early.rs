@@ -1,20 +1,20 @@
-//! What arrives before the thing that it is for.
+//! Messages that arrive before what they are for.
 //!
 //! Within a host nothing overtakes the spawn that it depends on (ORD-1). Between hosts something may: an actor on one host
-//! spawns on a second and tells a third, whose message reaches the second by another connection, and sooner. Such a message
-//! waits for the spawn, for a while.
+//! spawns on a second and tells a third, whose message reaches the second sooner, by another connection. Such a message
+//! waits for the spawn for a while.
 //!
-//! ERL-1: what waits for one thing is handed over in the order in which it came.
-//! ERL-2: nothing waits longer than it may, and no more than a fixed number of bytes, of all senders together and with what it
-//! takes to keep a message: a flood of empty ones fills memory too.
-//! ERL-3: nothing waits for what was there once; that has ended.
+//! ERL-1: messages that wait for one thing are handed over in the order in which they came.
+//! ERL-2: nothing waits longer than allowed, and no more than a fixed number of bytes, of all senders together. That includes
+//! what it takes to keep a message, since a flood of empty ones fills memory too.
+//! ERL-3: nothing waits for something that was there once and ended.
 
 use crate::MESSAGE_COST;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::time::Duration;
 
-/// So many things that were there are kept in mind; who asks for an older one waits in vain.
+/// How many things that were there are remembered. A message for an older one waits in vain.
 const REMEMBERED: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ struct Kept<T> {
     item: T,
 }
 
-/// The machine; see the module.
+/// The state machine; see the module.
 #[derive(Debug)]
 pub struct Early<K, T> {
     within: Duration,
@@ -33,7 +33,7 @@ pub struct Early<K, T> {
     bytes: usize,
     made: u64,
     waiting: HashMap<K, VecDeque<Kept<T>>>,
-    /// What waits, by when it has waited long enough.
+    /// What waits, by the time at which it has waited long enough.
     due: BTreeMap<(Duration, u64), K>,
     known: HashSet<K>,
     /// The same, the oldest first.
@@ -56,8 +56,8 @@ impl<K: Copy + Eq + Hash, T> Early<K, T> {
         }
     }
 
-    /// Keeps something of `cost` bytes (and [`MESSAGE_COST`]) for what has not come; not longer than `within`, if that is said. Returns it if it is
-    /// not to wait: what it is for has been here before, or there is no room.
+    /// Keeps something of `cost` bytes (and [`MESSAGE_COST`]) for what has not come yet; no longer than `within`, if that is given. Returns
+    /// the item if it must not wait: what it is for was here before, or there is no room.
     ///
     /// # Errors
     /// The item.
@@ -75,7 +75,7 @@ impl<K: Copy + Eq + Hash, T> Early<K, T> {
         Ok(())
     }
 
-    /// It has come. Returns what has waited for it.
+    /// It came. Returns what waited for it.
     pub fn come(&mut self, key: K) -> Vec<T> {
         if self.known.insert(key) {
             self.order.push_back(key);

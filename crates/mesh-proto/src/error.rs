@@ -2,10 +2,10 @@
 
 use thiserror::Error;
 
-/// A frame that cannot be read. The link it came from is not to be trusted any further.
+/// A frame that cannot be read. The link that it came from must not be trusted any further.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FrameError {
-    /// The first bytes are not ours.
+    /// The first bytes are not Mesh's.
     #[error("not a mesh frame: it begins with {0:#06x}")]
     Magic(u16),
     /// The peer speaks another version.

@@ -1,25 +1,25 @@
-//! Who may still answer a call by its port.
+//! Who holds the port of a call, or a reference to a kept value.
 //!
-//! The port of a call can be handed on: whoever sends it to others tells the caller to whom (under a ticket that travels
-//! with the port), and whoever lets go of what came under a ticket tells it that. The two come by different ways, so they
-//! may come in any order.
+//! The port of a call can be handed on: a process that sends it to others tells the caller to whom (under a ticket that travels
+//! with the port), and a process that lets go of what came under a ticket reports that. The two take different routes, so
+//! they may arrive in any order.
 //!
-//! HLD-1: a call whose port was handed on ends once nobody is left that holds it, be it that the last has let go of it or
-//! has died. It does not end as long as somebody who lives may hold it, or where it went is not known.
+//! HLD-1: a call whose port was handed on ends once nobody holds it any more, because the last holder let go of it or died.
+//! It does not end while a live process may hold it, or when it went to an unknown place.
 
 use crate::{Ended, HostNo, ProcAddr};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// One handing on of a port.
+/// The number of one hand-over of a port.
 pub type Ticket = u64;
 
-/// A process that held the port of a call and has died before anybody answered.
+/// A process that held the port of a call and died before anybody answered.
 #[derive(Clone, Debug)]
 pub struct Deserter {
     /// The process.
     pub addr: ProcAddr,
-    /// What people call the actor that was given the port; empty if nobody said.
+    /// The name of the actor that was given the port; empty if unknown.
     pub name: Arc<str>,
     /// How it ended.
     pub ended: Arc<Ended>,
@@ -28,9 +28,9 @@ pub struct Deserter {
 /// Why nobody holds the port of a call any more.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// All that had it have let go of it.
+    /// All holders let go of it.
     LetGo,
-    /// One of them has died.
+    /// One of the holders died.
     Died(Deserter),
 }
 
@@ -39,11 +39,11 @@ pub enum Verdict {
 enum Hold {
     /// It was given the port.
     Given(Arc<str>),
-    /// It has let go of what nobody has told of yet.
+    /// It let go before anybody reported that it was given the port.
     LetGo,
 }
 
-/// The machine, for one rank of one call; see the module.
+/// The state machine, for one rank of one call; see the module.
 #[derive(Debug)]
 pub struct Holders {
     holds: HashMap<(ProcAddr, Ticket), Hold>,
@@ -53,17 +53,17 @@ pub struct Holders {
 }
 
 impl Holders {
-    /// The ticket of whoever was called.
+    /// The ticket of the callee.
     pub const FIRST: Ticket = 0;
 
-    /// The port is with whoever was called.
+    /// The callee holds the port.
     #[must_use]
     pub fn new(callee: ProcAddr) -> Self {
         let holds = HashMap::from([((callee, Self::FIRST), Hold::Given(Arc::from("")))]);
         Self { holds, given: 1, loose: false, lost: None }
     }
 
-    /// The port was sent to somebody. True if that is news, and so its end is to be asked for.
+    /// The port was sent to a process. True if that is news, so that the caller must watch the process.
     pub fn given(&mut self, to: ProcAddr, ticket: Ticket, name: &Arc<str>) -> bool {
         match self.holds.get(&(to, ticket)) {
             Some(Hold::Given(_)) => false,
@@ -79,7 +79,7 @@ impl Holders {
         }
     }
 
-    /// Somebody has let go of the port that came under a ticket.
+    /// A process let go of the port that came under a ticket.
     pub fn let_go(&mut self, by: ProcAddr, ticket: Ticket) {
         match self.holds.get(&(by, ticket)) {
             Some(Hold::Given(_)) => {
@@ -93,17 +93,17 @@ impl Holders {
         }
     }
 
-    /// The port has gone where nobody can follow it: into a file, say.
+    /// The port went where nobody can follow it, such as into a file.
     pub fn loosen(&mut self) {
         self.loose = true;
     }
 
-    /// A process has ended.
+    /// A process ended.
     pub fn died(&mut self, addr: ProcAddr, ended: &Arc<Ended>) {
         self.bury(|holder| holder == addr, ended);
     }
 
-    /// A whole host has.
+    /// A whole host ended.
     pub fn host_died(&mut self, host: HostNo, ended: &Arc<Ended>) {
         self.bury(|holder| holder.host == host, ended);
     }
@@ -121,7 +121,7 @@ impl Holders {
         });
     }
 
-    /// What has become of the port, if nobody is left that holds it (HLD-1).
+    /// What became of the port, if nobody holds it any more (HLD-1).
     #[must_use]
     pub fn verdict(&self) -> Option<Verdict> {
         let over = self.given == 0 && !self.loose;

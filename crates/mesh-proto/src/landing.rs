@@ -1,8 +1,8 @@
-//! Messages whose large parts are still on their way by another road, and what their senders have sent since.
+//! Messages whose large parts are still on their way by another route, and what their senders sent since.
 //!
-//! LND-1: what one sender has sent is let through in the order in which it has come, each once.
+//! LND-1: a sender's messages are let through once each, in the order in which they came.
 //! LND-2: a sender that waits for nothing costs nothing, and no sender waits for another.
-//! LND-3: one caller at a time lets through what a sender has sent: who delivers a message delivers those behind it.
+//! LND-3: one caller at a time lets through a sender's messages: the caller that delivers a message delivers those behind it.
 
 use crate::ProcAddr;
 use std::collections::{HashMap, VecDeque};
@@ -23,15 +23,15 @@ impl<M> Default for Landing<M> {
 #[derive(Debug)]
 struct Line<M> {
     waiting: VecDeque<Slot<M>>,
-    /// Somebody is letting through what has landed.
+    /// Somebody is letting through what landed.
     passing: bool,
 }
 
 #[derive(Debug)]
 enum Slot<M> {
-    /// To be let through; none of a message that is dropped.
+    /// Ready to be let through; `None` for a message that was dropped.
     Landed(Option<M>),
-    /// The number of one that has not landed yet.
+    /// The number of a message that has not landed yet.
     Open(u64),
 }
 
@@ -42,7 +42,7 @@ impl<M> Landing<M> {
         self.lines.is_empty()
     }
 
-    /// A message has come that has yet to land: the number of its place in the line of its sender.
+    /// A message came that has yet to land. Returns the number of its place in its sender's line.
     pub fn open(&mut self, sender: ProcAddr) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -50,14 +50,14 @@ impl<M> Landing<M> {
         number
     }
 
-    /// Whether a message has yet to land. One of a sender that was given up has not.
+    /// Whether a message has yet to land. False if its sender was given up.
     #[must_use]
     pub fn is_open(&self, sender: ProcAddr, number: u64) -> bool {
         let line = self.lines.get(&sender);
         line.is_some_and(|line| line.waiting.iter().any(|slot| matches!(slot, Slot::Open(open) if *open == number)))
     }
 
-    /// A whole message has come. It is given back if nothing of its sender waits; else it waits too.
+    /// A whole message came. Returns it if nothing of its sender waits; otherwise it waits too.
     pub fn arrive(&mut self, sender: ProcAddr, message: M) -> Option<M> {
         match self.lines.get_mut(&sender) {
             Some(line) => {
@@ -68,8 +68,8 @@ impl<M> Landing<M> {
         }
     }
 
-    /// A message has landed, or is dropped. True if the caller is to let through what [`Landing::next`] gives, until it gives
-    /// nothing. Of a sender that was given up this says no.
+    /// A message landed, or was dropped. True if the caller must let through what [`Landing::next`] returns, until it returns
+    /// `None`. False if the sender was given up.
     pub fn land(&mut self, sender: ProcAddr, number: u64, message: Option<M>) -> bool {
         let Some(line) = self.lines.get_mut(&sender) else { return false };
         let found = line.waiting.iter_mut().find(|slot| matches!(slot, Slot::Open(open) if *open == number));
@@ -79,7 +79,7 @@ impl<M> Landing<M> {
         is_next && !std::mem::replace(&mut line.passing, true)
     }
 
-    /// What is to be let through next of a sender; none if that is all for now.
+    /// The next message of a sender to let through; `None` if there is none for now.
     pub fn next(&mut self, sender: ProcAddr) -> Option<M> {
         let line = self.lines.get_mut(&sender)?;
         while let Some(Slot::Landed(_)) = line.waiting.front() {
@@ -94,7 +94,7 @@ impl<M> Landing<M> {
         None
     }
 
-    /// Senders are gone, and their end was heard of: returns what waited of them.
+    /// Senders are gone, and this process was told of their ends. Returns what waited of them.
     pub fn give_up(&mut self, gone: impl Fn(ProcAddr) -> bool) -> Vec<M> {
         let lines = self.lines.extract_if(|sender, _| gone(*sender));
         let slots = lines.flat_map(|(_, line)| line.waiting);

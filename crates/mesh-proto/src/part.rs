@@ -27,13 +27,13 @@ pub struct SharedRef {
     pub pid: u32,
     /// Its descriptor of the slab there.
     pub fd: u32,
-    /// The slab's number, never reused by its owner: what a receiver keys its mappings by.
+    /// The slab's number, never reused by its owner: receivers key their mappings by it.
     pub slab: u64,
     /// Where in the slab the part begins.
     pub offset: u64,
-    /// Which of the slab's chunks it is; its count of holders stands at the slab's beginning.
+    /// The chunk's number in the slab; its count of holders stands at the beginning of the slab.
     pub chunk: u32,
-    /// Which use of the chunk this is: who lets go of an earlier one does not touch this one.
+    /// The number of this use of the chunk: letting go of an earlier use does not touch this one.
     pub turn: u32,
 }
 
@@ -73,15 +73,15 @@ pub enum Part {
         /// How long it is.
         len: u64,
     },
-    /// Memory of the sender, on another host, from where the receiver gets it.
+    /// Memory of the sender on another host, from which the receiver gets it.
     Distant {
-        /// The number under which the sender keeps it, as it does any value that references are to.
+        /// The number under which the sender keeps it, like any value that has references.
         id: u64,
-        /// Under what it is held for the receiver; see [`crate::Holders`].
+        /// The ticket under which it is held for the receiver; see [`crate::Holders`].
         held: Ticket,
         /// How long it is.
         len: u64,
-        /// How it is got past the gateways.
+        /// How to get it past the gateways.
         ticket: Bytes,
     },
 }
@@ -112,7 +112,7 @@ impl Part {
         }
     }
 
-    /// The bytes that stand for it in a frame.
+    /// The bytes that represent it in a frame.
     #[must_use]
     pub fn wire(&self) -> Cow<'_, [u8]> {
         match self {
@@ -138,7 +138,7 @@ impl Part {
         }
     }
 
-    /// The part at the beginning of `raw`, whose entry in the table is this, and how many bytes stand for it.
+    /// The part at the beginning of `raw`, given its entry in the table, and how many bytes represent it.
     pub(crate) fn read(entry: u64, raw: &Bytes) -> Option<(Self, usize)> {
         if entry & SHARED != 0 {
             let at = SharedRef::decode(raw.get(..SHARED_LEN)?);

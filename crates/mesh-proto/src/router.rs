@@ -1,12 +1,12 @@
 //! Where a frame goes next.
 //!
-//! Within a host: a star. The agent knows a link for every proc; a proc knows only the way up. What is for another host
-//! the agent hands to its gateway. Because everything passes the agent in the order it was sent, a message can never overtake
+//! Within a host: a star. The agent has a link to every proc; a proc only has the one to its agent. The agent hands frames for
+//! other hosts to its gateway. Because everything passes through the agent in the order it was sent, a message can never overtake
 //! the spawn that it depends on.
 //!
-//! ORD-1: one sender's messages to one receiver keep their order, casts and single ones alike.
+//! ORD-1: one sender's messages to one receiver keep their order, casts and single messages alike.
 //!
-//! What a proc sends to itself never leaves it, be it a single message or its own share of a cast.
+//! What a proc sends to itself never leaves it, whether it is a single message or its own share of a cast.
 
 use crate::{Ended, HostNo, MeshId, ProcAddr};
 use std::collections::{HashMap, VecDeque};
@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// A live connection to a neighbour in the tree.
 pub type LinkId = u32;
 
-/// So many ended meshes are kept in mind, so that a late message hears how its receiver ended; of older ones it hears
-/// only that nobody knows them.
+/// How many ended meshes are remembered, so that the sender of a late message is told how its receiver ended. For older
+/// ones it is only told that nobody knows them.
 const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Debug)]
@@ -48,9 +48,9 @@ pub enum Route {
     Via(LinkId),
     /// On another host, behind the gateway.
     Remote(HostNo),
-    /// It has ended; nothing reaches it any more.
+    /// It ended; nothing reaches it any more.
     Gone(Arc<Ended>),
-    /// Nobody here has heard of it.
+    /// Nobody here knows it.
     Unknown,
 }
 
@@ -60,7 +60,7 @@ pub struct Router {
     me: ProcAddr,
     up: Option<LinkId>,
     meshes: HashMap<MeshId, Local>,
-    /// Meshes all of whose procs have ended, the oldest first.
+    /// Meshes all of whose procs ended, the oldest first.
     ended: VecDeque<MeshId>,
 }
 
@@ -128,7 +128,7 @@ impl Router {
         }
     }
 
-    /// The way up, in a process that is no agent: everything goes there, casts as a whole.
+    /// The link to the agent, in a process that is no agent: everything goes there, casts as a whole.
     #[must_use]
     pub fn up(&self) -> Option<LinkId> {
         self.up

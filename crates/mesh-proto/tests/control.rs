@@ -14,7 +14,8 @@ use mesh_proto::hosts::Fate;
 use mesh_proto::logs::LogOptions;
 use mesh_proto::messages::Returned;
 use mesh_proto::{
-    EndKind, EndReason, Ended, Exit, Frame, Header, HostEnd, Kind, Placement, PortEnd, ProcAddr, Target, Undelivered,
+    Carried, EndKind, EndReason, Ended, Exit, Frame, Header, HostEnd, Kind, Placement, PortEnd, ProcAddr, Target,
+    Undelivered,
 };
 use mesh_topology::{Extent, Region};
 use proptest::prelude::*;
@@ -113,6 +114,11 @@ fn holding() -> impl Strategy<Value = Holding> {
         (any::<u64>(), to, text()).prop_map(|(ticket, to, name)| Holding::Given { ticket, to, name }),
         prop::collection::vec(any::<u64>(), 0..4).prop_map(Holding::LetGo),
         (any::<u64>(), prop::collection::vec(addr(), 0..4)).prop_map(|(ticket, to)| Holding::Unsent { ticket, to }),
+        (addr(), any::<u64>(), any::<u64>()).prop_map(|(owner, id, ticket)| Holding::Read(Carried {
+            owner,
+            id,
+            ticket
+        })),
     ]
 }
 

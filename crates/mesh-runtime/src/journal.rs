@@ -25,7 +25,7 @@ struct Ring {
 
 /// The ring. Entries are numbered from 0 in the order in which they came.
 #[derive(Debug, Default)]
-pub(crate) struct Journal {
+pub struct Journal {
     ring: Mutex<Ring>,
     next: AtomicU64,
     closed: AtomicBool,
@@ -64,16 +64,17 @@ impl Journal {
     }
 
     /// The number that the next entry will have.
-    pub(crate) fn next(&self) -> u64 {
+    pub fn next(&self) -> u64 {
         self.next.load(Ordering::SeqCst)
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
+    /// Whether no more entries will come.
+    pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
 
     /// At most `limit` entries from number `from` on.
-    pub(crate) fn read(&self, from: u64, limit: usize) -> Entries {
+    pub fn read(&self, from: u64, limit: usize) -> Entries {
         let ring = self.lock();
         let next = self.next();
         let oldest = next - ring.entries.len() as u64;
@@ -96,7 +97,7 @@ impl Journal {
     }
 
     /// Tells an event loop when there are more than `seen` entries: at once if there are.
-    pub(crate) fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
+    pub fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
         let mut ring = self.lock();
         if self.next() > seen || self.is_closed() {
             drop(ring);

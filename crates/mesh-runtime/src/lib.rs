@@ -69,7 +69,7 @@ pub use handling::Handling;
 pub use host::{Host, HostOptions, HostTold};
 pub use inbox::{Inbox, LoopWaker};
 pub use interfaces::interfaces;
-pub use journal::Entries;
+pub use journal::{Entries, Journal};
 pub use logs::Logs;
 pub use marked::{Program, adopt_orphans, start_marked};
 pub use mesh_tls as tls;
@@ -77,7 +77,7 @@ pub use message::Message;
 pub use meter::Meter;
 pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};
 pub use ports::{Receive, Way};
-pub use refs::{Hold, Kept, Opened, RefAddr, View, pack};
+pub use refs::{Hold, Kept, Opened, RefAddr, Refs, View, pack};
 pub use runtime::{
     Body, Calling, Counts, Deferral, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted, Posting, Runtime, Said,
     Spawned, Terms, Wait, Waited,

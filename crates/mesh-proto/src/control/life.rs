@@ -5,10 +5,10 @@ use crate::codec::{Reader, Writer};
 use crate::frame::flags;
 use crate::{EndReason, Ended, Exit, Frame, Header, Kind, ProcAddr};
 
-/// The last frame of a proc that ends by itself.
+/// The last frame of a proc that ends on its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Goodbye {
-    /// Why it ends with a status that says that something is wrong, if it does.
+    /// Why its exit status signals a failure, if it does.
     pub reason: EndReason,
 }
 
@@ -28,7 +28,7 @@ impl Goodbye {
     }
 }
 
-/// Whose end a frame tells of, by its header alone; none of any other frame.
+/// The process whose end a frame reports, from its header alone; `None` for any other frame.
 #[must_use]
 pub fn down_of(header: &Header) -> Option<ProcAddr> {
     let who = ProcAddr { mesh: header.actor, rank: header.index, host: header.src.host };
@@ -38,13 +38,13 @@ pub fn down_of(header: &Header) -> Option<ProcAddr> {
 /// The notice of a proc's end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Down {
-    /// The proc. Only an agent of its host tells of its end, so that the host is the sender's.
+    /// The proc. Only the agent of its host reports its end, so the host is the sender's.
     pub who: ProcAddr,
     /// How it ended.
     pub ended: Ended,
-    /// Whether it answers one message, rather than being the one notice of that end.
+    /// Whether it answers one message, instead of being the only notice of that end.
     pub answer: bool,
-    /// How many calls of the receiver have failed with it; set within a process only.
+    /// How many calls of the receiver failed with it; set within a process only.
     pub calls: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What hosts tell each other of the lines that procs print.
+//! What hosts tell each other about the lines that procs print.
 
 use crate::codec::{Reader, Writer};
 use crate::logs::LogOptions;
@@ -12,9 +12,9 @@ pub enum Lines {
     Found(Bytes),
     /// From the controller: the batch was taken, another may come.
     More,
-    /// From the controller to all: whatever is left is to come now, and the answer bears this ticket.
+    /// From the controller to all: send whatever is left now; the answer bears this ticket.
     Flush(u64),
-    /// From the controller to all: how the lines of a mesh are to be shown.
+    /// From the controller to all: how to show the lines of a mesh.
     Set(MeshId, LogOptions),
 }
 
@@ -25,7 +25,7 @@ impl Lines {
         let mut parts = Vec::with_capacity(2);
         let out = match self {
             Self::Found(batch) => {
-                // A part of its own, so that it is not copied.
+                // A part of its own, which is not copied.
                 parts.push(Part::Inline(batch.clone()));
                 Writer::default().byte(0)
             }

@@ -1,36 +1,36 @@
-//! What processes are asked about themselves, and what they tell of events.
+//! Questions to processes about themselves, and the events that they report.
 
 use super::{Visit, body};
 use crate::{Frame, Header, Kind, ProcAddr, Target};
 use bytes::Bytes;
 
-/// A question to a process about itself. It is asked with a call, whose name is the question's word.
+/// A question to a process about itself. It is asked by a call whose name is the question's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// To a proc: what its actors have done and do now.
+    /// To a proc: what its actors did and are doing.
     State,
     /// To a proc: the stacks of its Python threads, from its event loop.
     Stacks,
-    /// To a proc: the same without the loop, which has not answered.
+    /// To a proc: the same without the loop, which did not answer.
     Dump,
     /// To a proc: which thread works for which actor, and on what.
     Threads,
     /// To a proc: who waits there, for whom, since when.
     Waits,
-    /// To an agent: which procs there are on its host; to the controller also which hosts, and what failed lately.
+    /// To an agent: the procs on its host; to the controller also the hosts, and recent failures.
     Tree,
     /// To an agent: what its host and its procs use.
     Usage,
-    /// To an agent: the same with shares of memory, which takes the kernel time.
+    /// To an agent: the same with shares of memory, which takes the kernel longer.
     Shares,
 }
 
-/// What an inspecting frame says.
+/// The content of an inspecting frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Inspect {
     /// A question, which wants a reply.
     Ask(Question),
-    /// To a proc or an agent: somebody follows events from now on, or nobody does any more. An agent tells its procs.
+    /// To a proc or an agent: somebody begins to follow events, or nobody does any more. An agent tells its procs.
     Watch(bool),
     /// To the controller: an event.
     Event {
@@ -44,7 +44,7 @@ pub enum Inspect {
 }
 
 impl Inspect {
-    /// What a frame is called on the wire. What callers add behind a NUL byte is theirs.
+    /// The frame's name on the wire. Callers may add more behind a NUL byte.
     #[must_use]
     pub fn word(&self) -> &'static [u8] {
         match self {

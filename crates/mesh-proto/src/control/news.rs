@@ -1,10 +1,10 @@
-//! Where the ranks of a repaired mesh are, for everybody who may have a reference to it.
+//! Where the ranks of a repaired mesh are, for everybody who may hold a reference to it.
 
 use super::body;
 use crate::codec::{Reader, Writer};
 use crate::{CallId, Frame, Header, Kind, Moved, ProcAddr, Run, Target};
 
-/// From a mesh's owner to the controller, from there to every agent, and from these to their procs.
+/// From a mesh's owner to the controller, from there to every agent, and from the agents to their procs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct News {
     /// What is new.

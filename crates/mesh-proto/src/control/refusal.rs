@@ -1,17 +1,17 @@
-//! What senders hear of messages and ports that nobody takes, and callers of who may still answer.
+//! What senders are told of messages and ports that nobody takes, and callers of who may still answer.
 
 use super::body;
 use crate::codec::{Reader, Writer};
 use crate::frame::flags;
 use crate::messages::{Asked, Returned};
-use crate::{ActorId, CallId, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered};
+use crate::{ActorId, CallId, Carried, Frame, Header, Kind, PortEnd, ProcAddr, Ticket, Undelivered};
 
-/// A message has come back, or the port of a call has ended: an outcome of the call.
+/// A message came back, or the port of a call ended: an outcome of the call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undeliverable {
     /// The caller's number of the call.
     pub call: CallId,
-    /// The place in the call's target that this is the outcome of.
+    /// The place in the call's target that has this outcome.
     pub place: u32,
     /// The actor that was called.
     pub actor: ActorId,
@@ -48,7 +48,7 @@ impl Undeliverable {
     }
 }
 
-/// Which port is meant: a channel's, or that of one place of a call.
+/// A port: a channel's, or that of one place of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortAddr {
     /// The process that receives there.
@@ -71,7 +71,7 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// As a frame to somebody who has sent there.
+    /// As a frame to a process that has sent there.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Closed, from, to);
@@ -93,39 +93,41 @@ impl Closed {
     }
 }
 
-/// What a caller is told of who holds the port of its call.
+/// What a caller is told about the holders of its call's port, or the owner of a kept value about those of the value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
-    /// It has gone where nobody can follow it.
+    /// It went where nobody can follow it.
     Loose,
-    /// It was sent to these, who hold it under this ticket.
+    /// It was sent to these processes, which hold it under this ticket.
     Given {
         /// The ticket, which travels with the port.
         ticket: Ticket,
         /// To whom.
         to: Vec<ProcAddr>,
-        /// What people call them.
+        /// The name of the actor there.
         name: String,
     },
-    /// The sender has let go of what came to it under these tickets.
+    /// The sender let go of what came to it under these tickets.
     LetGo(Vec<Ticket>),
-    /// What travelled under this ticket never came to these: a reference only, as the port of a call is missed with it.
+    /// What travelled under this ticket never reached these processes. Only for references: a port is missed with its message.
     Unsent {
         /// The ticket.
         ticket: Ticket,
         /// To whom.
         to: Vec<ProcAddr>,
     },
+    /// The sender read this reference from a kept value. The process that keeps that value gives it to the sender.
+    Read(Carried),
 }
 
-/// Who holds the port of a call, for its caller.
+/// News of a holder, for a caller or for the owner of a kept value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Held {
-    /// The caller's number of the call.
+    /// The caller's number of the call, or the owner's number of the value.
     pub call: CallId,
     /// The place of the call that the port answers for.
     pub place: u32,
-    /// What there is to tell.
+    /// The news.
     pub news: Holding,
 }
 
@@ -144,6 +146,9 @@ impl Held {
             Holding::Unsent { ticket, to } => {
                 Writer::default().byte(3).number(*ticket).list(to, |out, addr| out.addr(*addr))
             }
+            Holding::Read(Carried { owner, id, ticket }) => {
+                Writer::default().byte(4).addr(*owner).number(*id).number(*ticket)
+            }
         };
         Frame::build_plain(header, None, b"", &out.done())
     }
@@ -158,6 +163,7 @@ impl Held {
             1 => Holding::Given { ticket: raw.number()?, to: raw.list(Reader::addr)?, name: raw.text()? },
             2 => Holding::LetGo(raw.list(Reader::number)?),
             3 => Holding::Unsent { ticket: raw.number()?, to: raw.list(Reader::addr)? },
+            4 => Holding::Read(Carried { owner: raw.addr()?, id: raw.number()?, ticket: raw.number()? }),
             _ => return None,
         };
         Some(Self { call: frame.header.call, place: frame.header.index, news })

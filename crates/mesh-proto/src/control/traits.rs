@@ -1,4 +1,4 @@
-//! What whoever runs a host says of it: labels and resources.
+//! What the operator of a host says about it: labels and resources.
 
 use crate::codec::{Reader, Writer};
 
@@ -17,14 +17,14 @@ pub struct Traits {
 }
 
 impl Traits {
-    /// So many labels, and so many resources, a host may have.
+    /// The most labels, and the most resources, that a host may have.
     pub const MOST: usize = 64;
-    /// So many bytes a name may have.
+    /// The longest name, in bytes.
     pub const LONGEST_NAME: usize = 64;
-    /// So many bytes the value of a label may have.
+    /// The longest value of a label, in bytes.
     pub const LONGEST_VALUE: usize = 256;
 
-    /// `None` if there are too many, one is too long or has no name, or a resource is no amount.
+    /// `None` if there are too many, a name is too long or empty, or a resource is not a valid amount.
     #[must_use]
     pub fn new(labels: Vec<(String, String)>, resources: Vec<(String, f64)>) -> Option<Self> {
         let named = |name: &str| !name.is_empty() && name.len() <= Self::LONGEST_NAME;
@@ -53,7 +53,7 @@ impl Traits {
     }
 
     pub(super) fn read(raw: &mut Reader<'_>) -> Option<Self> {
-        // One more than there may be is enough to refuse all.
+        // One more than allowed is enough to refuse all.
         let bounded = |seen: &mut usize| {
             *seen += 1;
             (*seen <= Self::MOST).then_some(())

@@ -1,12 +1,12 @@
-//! How somebody on another machine looks into a job: the agent of a host, whom they have reached, passes on what they and the
+//! How somebody on another machine looks into a job: the agent of the host that they reached passes on what they and the
 //! controller say to each other.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
-/// One step of a visit. Visits are told apart by a number that the agent has given.
+/// One step of a visit. The agent numbers its visits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Visit {
-    /// Which visit of that agent's.
+    /// The number of the visit at that agent.
     pub number: u64,
     /// What happens in it.
     pub step: Step,
@@ -15,11 +15,11 @@ pub struct Visit {
 /// See [`Visit`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// To the controller: somebody has come.
+    /// To the controller: somebody came.
     Begin,
-    /// What one of the two has said; at most what the other has room for.
+    /// What one side said; at most what the other has room for.
     Said(Bytes),
-    /// So many bytes of what was said have been taken: there is room for as many more.
+    /// This many bytes of what was said were taken, so there is room for as many more.
     Taken(u32),
     /// Nothing follows in either direction.
     End,

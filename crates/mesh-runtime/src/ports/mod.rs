@@ -121,8 +121,8 @@ impl Ports {
             Holding::LetGo(tickets) => {
                 return change(&mut |holders| tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)));
             }
-            // Only references say this.
-            Holding::Unsent { .. } => return,
+            // Only said of references.
+            Holding::Unsent { .. } | Holding::Read(_) => return,
             Holding::Given { ticket, to, name } => (ticket, to, Arc::<str>::from(name)),
         };
         let mut fresh = Vec::new();

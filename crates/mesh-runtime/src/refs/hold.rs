@@ -31,16 +31,14 @@ pub struct Hold {
     /// The tickets under which references came here, each once.
     tickets: Mutex<Vec<Ticket>>,
     lost: OnceLock<Arc<Ended>>,
-    /// A kept value that has a reference to this one in it, and so keeps it alive.
-    _within: Option<Arc<Hold>>,
     /// The process that counts as the holder. A forked copy of it does not.
     pid: u32,
 }
 
 impl Hold {
-    pub(super) fn new(counter: Weak<dyn RefCounter>, addr: RefAddr, within: Option<Arc<Hold>>) -> Self {
+    pub(super) fn new(counter: Weak<dyn RefCounter>, addr: RefAddr) -> Self {
         let (tickets, lost, pid) = (Mutex::default(), OnceLock::new(), std::process::id());
-        Self { counter, addr, tickets, lost, _within: within, pid }
+        Self { counter, addr, tickets, lost, pid }
     }
 
     /// Which value it is.
@@ -57,10 +55,12 @@ impl Hold {
         let _ = self.lost.set(Arc::clone(ended));
     }
 
-    pub(super) fn add(&self, ticket: Ticket) {
+    pub(super) fn add(&self, new: &[Ticket]) {
         let mut tickets = lock(&self.tickets);
-        if !tickets.contains(&ticket) {
-            tickets.push(ticket);
+        for ticket in new {
+            if !tickets.contains(ticket) {
+                tickets.push(*ticket);
+            }
         }
     }
 }

@@ -5,9 +5,22 @@
 //!
 //! REF-1: a value is kept as long as somebody alive holds a reference to it: an object, a message on its way, another kept
 //! value, or a view of its bytes. It is freed when the last of these is gone, whether it was dropped or its process died.
-//! REF-2: the owner hears of a new holder before the message leaves that makes it one, so it knows of every holder.
+//! REF-2: a process that hands a reference on tells the owner of the new holder first, before the message leaves.
 //! REF-3: all kept values together take no more than the budget. Those who find no room wait, in the order of arrival.
 //! REF-4: once its owner has died, every holder knows. What a holder has mapped by then stays readable.
+//!
+//! REF-1 needs no answers from the owner, although links between hosts are independent: only the frames of one process to
+//! another arrive in order, followed by the notice of its death. A process that hands a reference on tells the owner first,
+//! on the link on which it lets go later. So in the chain of processes by which a reference came to its holder, the last one
+//! that the owner knows of still counts as a holder: its let-go comes behind the announcement of the next one. For a reference
+//! that is read from a kept value, the next one is the reader and the last one is the value's keeper. So the reader asks the
+//! keeper to announce it ([`Holding::Read`]), on the link on which the reader lets go of the value. The reader also announces
+//! itself, in case the keeper dies first.
+//!
+//! Two deaths can cut such a chain, and the owner may then free a value that somebody holds:
+//!
+//! - the death of a value's keeper, for a reference that was just read from it and that nobody else holds;
+//! - the death of a whole host, for a reference that it sent to a third host but had not announced yet.
 
 mod budget;
 mod hold;
@@ -127,7 +140,7 @@ pub(crate) struct Around {
 
 /// All values that a process keeps, and those that it holds references to. See the module.
 #[derive(Debug)]
-pub(crate) struct Refs {
+pub struct Refs {
     around: Around,
     budget: Arc<Budget>,
     own: Mutex<Own>,
@@ -163,17 +176,20 @@ impl Refs {
     // Room (REF-3).
 
     /// How many bytes of values may be kept.
-    pub(crate) fn budget(&self) -> u64 {
+    pub fn budget(&self) -> u64 {
         self.budget.bytes()
     }
 
     /// What a value with parts of these lengths counts against the budget.
-    pub(crate) fn cost(parts: &[usize]) -> u64 {
+    pub fn cost(parts: &[usize]) -> u64 {
         (Layout::of(parts.iter().copied()).len as u64).next_multiple_of(PAGE)
     }
 
     /// Counts a value that is about to be kept. Returns what to wait for if there is no room.
-    pub(crate) fn reserve(&self, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn reserve(&self, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
         self.around.standing.usable()?;
         Ok(self.budget.reserve(cost, || Completion::new(&self.around.reactor, &self.around.standing)))
     }
@@ -183,8 +199,8 @@ impl Refs {
         self.budget.reserve_now(cost)
     }
 
-    /// Nothing is kept in room that was counted, or, with `waited`, waited for.
-    pub(crate) fn unreserve(&self, cost: u64, waited: Option<&Arc<Completion>>) {
+    /// Gives back room that was counted or, with `waited`, waited for.
+    pub fn unreserve(&self, cost: u64, waited: Option<&Arc<Completion>>) {
         match waited {
             Some(done) => self.budget.give_up(cost, done),
             None => self.budget.free(cost),
@@ -208,12 +224,10 @@ impl Refs {
     }
 
     /// Keeps a value that was counted. `inner` are the values that references in it are to.
-    pub(crate) fn keep(
-        &self,
-        parts: &[&[u8]],
-        cost: u64,
-        inner: Vec<Arc<Hold>>,
-    ) -> Result<(Kept, Arc<Hold>), RuntimeError> {
+    ///
+    /// # Errors
+    /// If the runtime is closed.
+    pub fn keep(&self, parts: &[&[u8]], cost: u64, inner: Vec<Arc<Hold>>) -> Result<(Kept, Arc<Hold>), RuntimeError> {
         let Around { me, memory, board, ids, standing, .. } = &self.around;
         if let Err(error) = standing.usable() {
             self.budget.free(cost);
@@ -235,7 +249,7 @@ impl Refs {
         let addr = RefAddr { owner: *me, id: ids.next() };
         let entry = Entry { place, len, cost, holders: Holders::new(*me), inner, offer: None };
         lock(&self.own).entries.insert(addr.id, entry);
-        let (hold, _) = self.hold(addr, Holders::FIRST, None);
+        let (hold, _) = self.hold(addr, &[Holders::FIRST]);
         Ok((Kept { addr, at, len }, hold))
     }
 
@@ -254,23 +268,27 @@ impl Refs {
         let entry = Entry { place: Place::Shared(at), len, cost, holders, inner: Vec::new(), offer: Some(offer) };
         lock(&self.own).entries.insert(id, entry);
         let ticket = self.around.ids.next();
-        self.on_held(id, me, Holding::Given { ticket, to: vec![to], name: String::new() }, out);
+        self.tell_given(RefAddr { owner: me, id }, ticket, vec![to], out);
         self.on_held(id, me, Holding::LetGo(vec![Holders::FIRST]), out);
         (id, ticket)
     }
 
     /// `src` tells who holds a value of this process.
     pub(crate) fn on_held(&self, id: u64, src: ProcAddr, news: Holding, out: &impl Dispatch) {
-        let mut fresh = Vec::new();
+        let (mut fresh, mut read) = (Vec::new(), None);
         let gone = self.change(id, |holders| match news {
             Holding::Loose => holders.loosen(),
             Holding::LetGo(tickets) => tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)),
             Holding::Unsent { ticket, to } => to.iter().for_each(|addr| holders.let_go(*addr, ticket)),
+            Holding::Read(inner) => read = Some(inner),
             Holding::Given { ticket, to, name } => {
                 let name = name.into();
                 fresh.extend(to.into_iter().take(MOST_NAMED).filter(|addr| holders.given(*addr, ticket, &name)));
             }
         });
+        if let Some(Carried { owner, id, ticket }) = read {
+            self.tell_given(RefAddr { owner, id }, ticket, vec![src], out);
+        }
         let me = self.around.me;
         // This process is told of its own end, and of the end of a whole host, anyway.
         fresh.retain(|addr| *addr != me && !addr.is_agent());
@@ -341,27 +359,32 @@ impl Refs {
         lock(&self.held).holds.get(addr).and_then(Weak::upgrade)
     }
 
-    /// Holds a value under a ticket; `within` is a kept value that has the reference in it. True if this process is to ask
-    /// to be told of the owner's end.
-    pub(crate) fn hold(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> (Arc<Hold>, bool) {
+    /// Holds a value under these tickets. True if this process must ask to be told of the owner's end.
+    pub(crate) fn hold(&self, addr: RefAddr, tickets: &[Ticket]) -> (Arc<Hold>, bool) {
         let mut held = lock(&self.held);
         let known = held.holds.get(&addr).and_then(Weak::upgrade);
         let hold = known.unwrap_or_else(|| {
-            let hold = Arc::new(Hold::new(Weak::clone(&self.around.counter), addr, within));
+            let hold = Arc::new(Hold::new(Weak::clone(&self.around.counter), addr));
             held.holds.insert(addr, Arc::downgrade(&hold));
             hold
         });
-        hold.add(ticket);
+        hold.add(tickets);
         let fresh = held.watched.insert(addr.owner) && addr.owner != self.around.me;
         (hold, fresh)
     }
 
-    /// Takes a reference that was read from a value: this process gives it to itself. Returns the ticket.
-    pub(crate) fn give_to_self(&self, addr: RefAddr, out: &impl Dispatch) -> Ticket {
-        let ticket = self.around.ids.next();
-        let to = vec![self.around.me];
-        self.tell(addr, Holding::Given { ticket, to, name: String::new() }, out);
-        ticket
+    /// Takes a reference that was read from the kept value `outer`, which this process holds. Returns the tickets.
+    pub(crate) fn read(&self, addr: RefAddr, outer: RefAddr, out: &impl Dispatch) -> Vec<Ticket> {
+        let (me, RefAddr { owner, id }) = (self.around.me, addr);
+        let mut tickets = vec![self.around.ids.next()];
+        self.tell_given(addr, tickets[0], vec![me], out);
+        // Nothing can overtake that within this process, or on the way to a process that keeps both values.
+        if owner != me && owner != outer.owner {
+            let ticket = self.around.ids.next();
+            self.tell(outer, Holding::Read(Carried { owner, id, ticket }), out);
+            tickets.push(ticket);
+        }
+        tickets
     }
 
     /// References are about to travel to `target`: their owners are told first (REF-2).
@@ -370,7 +393,7 @@ impl Refs {
         let give = |hold: &Arc<Hold>| {
             let (RefAddr { owner, id }, ticket) = (hold.addr(), self.around.ids.next());
             for some in to.chunks(MOST_NAMED) {
-                self.tell(hold.addr(), Holding::Given { ticket, to: some.to_vec(), name: String::new() }, out);
+                self.tell_given(hold.addr(), ticket, some.to_vec(), out);
             }
             Carried { owner, id, ticket }
         };
@@ -404,6 +427,11 @@ impl Refs {
         }
     }
 
+    /// Tells a value's owner to whom it is given.
+    fn tell_given(&self, addr: RefAddr, ticket: Ticket, to: Vec<ProcAddr>, out: &impl Dispatch) {
+        self.tell(addr, Holding::Given { ticket, to, name: String::new() }, out);
+    }
+
     /// Tells a value's owner who holds it.
     fn tell(&self, addr: RefAddr, news: Holding, out: &impl Dispatch) {
         let me = self.around.me;
@@ -415,7 +443,10 @@ impl Refs {
     }
 
     /// Looks at a value without a copy.
-    pub(crate) fn view(&self, kept: &Kept, hold: &Arc<Hold>) -> Result<Opened, RuntimeError> {
+    ///
+    /// # Errors
+    /// If this is a forked copy, or the memory cannot be mapped.
+    pub fn view(&self, kept: &Kept, hold: &Arc<Hold>) -> Result<Opened, RuntimeError> {
         let Around { me, memory, standing, .. } = &self.around;
         standing.original()?;
         if let Some(ended) = hold.lost() {

@@ -87,7 +87,7 @@ impl RemoteValues {
         let gone = match news {
             Holding::LetGo(_) => vec![src],
             Holding::Unsent { to, .. } => to,
-            Holding::Loose | Holding::Given { .. } => return,
+            Holding::Loose | Holding::Given { .. } | Holding::Read(_) => return,
         };
         let dropped: Vec<Place> = {
             let mut copies = lock(&self.copies);

@@ -2,9 +2,9 @@
 
 use super::Runtime;
 use crate::error::RuntimeError;
-use crate::inbox::{Inbox, LoopWaker};
+use crate::inbox::Inbox;
 use crate::inspect::{self, Note, Sight};
-use crate::journal::Entries;
+use crate::journal::Journal;
 use crate::link::Link;
 use crate::usage;
 use crate::waits::Awaited;
@@ -123,11 +123,6 @@ impl Runtime {
         self.note_actor(if failed { "actor_failed" } else { "actor_created" }, &inbox, failed);
     }
 
-    /// Has `waker` told of the event after those that were `seen`.
-    pub fn tell_events(&self, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
-        self.inspector.journal.tell(&self.reactor, waker, token, seen);
-    }
-
     /// A reader of events begins to follow, or ends.
     pub fn watch(&self, begin: bool) {
         if !self.inspector.count_watcher(begin) || self.is_closed() {
@@ -159,18 +154,8 @@ impl Runtime {
         self.inspector.catch_dumps(signal, file)
     }
 
-    /// At most `limit` events from number `from` on.
-    pub fn events(&self, from: u64, limit: usize) -> Entries {
-        self.inspector.journal.read(from, limit)
-    }
-
-    /// The number of the next event.
-    pub fn next_event(&self) -> u64 {
-        self.inspector.journal.next()
-    }
-
-    /// Whether no more events will come.
-    pub fn events_over(&self) -> bool {
-        self.inspector.journal.is_closed()
+    /// The events that this process has recorded; at the controller, those of the job.
+    pub fn journal(&self) -> &Journal {
+        &self.inspector.journal
     }
 }

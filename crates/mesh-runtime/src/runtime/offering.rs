@@ -69,7 +69,7 @@ impl Ground for Runtime {
     }
 
     fn hold(&self, part: RefAddr, ticket: Ticket) -> Arc<Hold> {
-        self.hold_under(part, ticket, None)
+        self.hold_under(part, &[ticket])
     }
 
     fn take_in(&self, frame: Frame) {

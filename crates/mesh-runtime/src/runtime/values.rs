@@ -3,9 +3,8 @@
 
 use super::{Body, Runtime};
 use crate::calls::Call;
-use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::refs::{Fetched, Hold, Kept, Opened, RefAddr, RefCounter, Refs};
+use crate::refs::{Fetched, Hold, RefAddr, RefCounter, Refs};
 use bytes::Bytes;
 use mesh_proto::control::{Fetch, Undeliverable};
 use mesh_proto::hosts::HostSet;
@@ -20,7 +19,7 @@ impl RefCounter for Runtime {
 
     fn came(&self, frame: &Frame) -> Vec<Arc<Hold>> {
         let carried = frame.carried().into_iter();
-        carried.map(|one| self.hold_under(RefAddr { owner: one.owner, id: one.id }, one.ticket, None)).collect()
+        carried.map(|one| self.hold_under(RefAddr { owner: one.owner, id: one.id }, &[one.ticket])).collect()
     }
 
     fn unsent(&self, frame: &Frame) {
@@ -29,64 +28,21 @@ impl RefCounter for Runtime {
 }
 
 impl Runtime {
-    /// How many bytes of values this process may keep.
-    pub fn ref_budget(&self) -> u64 {
-        self.refs.budget()
+    /// The values that this process keeps, and those that it holds references to.
+    pub fn refs(&self) -> &Refs {
+        &self.refs
     }
 
-    /// What a value with parts of these lengths counts against that.
-    pub fn ref_cost(parts: &[usize]) -> u64 {
-        Refs::cost(parts)
-    }
-
-    /// Counts a value that is about to be kept. Returns what to wait for if there is no room.
-    ///
-    /// # Errors
-    /// If the runtime is closed.
-    pub fn reserve_ref(&self, cost: u64) -> Result<Option<Arc<Completion>>, RuntimeError> {
-        self.refs.reserve(cost)
-    }
-
-    /// Nothing is kept in room that was counted, or, with `waited`, waited for.
-    pub fn unreserve_ref(&self, cost: u64, waited: Option<&Arc<Completion>>) {
-        self.refs.unreserve(cost, waited);
-    }
-
-    /// Keeps a value that was counted. `inner` are the values that references in it are to.
-    ///
-    /// # Errors
-    /// If the runtime is closed.
-    pub fn keep_value(
-        &self,
-        parts: &[&[u8]],
-        cost: u64,
-        inner: Vec<Arc<Hold>>,
-    ) -> Result<(Kept, Arc<Hold>), RuntimeError> {
-        self.refs.keep(parts, cost, inner)
-    }
-
-    /// Looks at a value without a copy.
-    ///
-    /// # Errors
-    /// If this is a forked copy, or the memory cannot be mapped.
-    pub fn open_ref(&self, kept: &Kept, hold: &Arc<Hold>) -> Result<Opened, RuntimeError> {
-        self.refs.view(kept, hold)
-    }
-
-    /// What this process holds a value by. If it does not hold it yet, `within` is the opened value that the reference was
+    /// What this process holds a value by. If it does not hold it yet, `outer` is the opened value that the reference was
     /// read from.
-    pub fn hold_of(&self, addr: RefAddr, within: Option<&Arc<Hold>>) -> Option<Arc<Hold>> {
-        if let Some(hold) = self.refs.held(&addr) {
-            return Some(hold);
-        }
-        let within = within?;
-        let ticket = self.refs.give_to_self(addr, self);
-        Some(self.hold_under(addr, ticket, Some(Arc::clone(within))))
+    pub fn hold_of(&self, addr: RefAddr, outer: Option<&Arc<Hold>>) -> Option<Arc<Hold>> {
+        let read = || Some(self.hold_under(addr, &self.refs.read(addr, outer?.addr(), self)));
+        self.refs.held(&addr).or_else(read)
     }
 
-    /// A reference has come under a ticket. From its first value on, the end of an owner is asked for.
-    pub(super) fn hold_under(&self, addr: RefAddr, ticket: Ticket, within: Option<Arc<Hold>>) -> Arc<Hold> {
-        let (hold, fresh) = self.refs.hold(addr, ticket, within);
+    /// A reference came under these tickets. With the first value of an owner, the notice of the owner's end is asked for.
+    pub(super) fn hold_under(&self, addr: RefAddr, tickets: &[Ticket]) -> Arc<Hold> {
+        let (hold, fresh) = self.refs.hold(addr, tickets);
         if fresh {
             match self.switch.route(addr.owner) {
                 Route::Gone(ended) => self.refs_end(|one| one == addr.owner, &ended),

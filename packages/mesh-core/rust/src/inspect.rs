@@ -54,17 +54,17 @@ impl PyJournal {
 
     /// The number of the next event.
     fn next(&self) -> u64 {
-        self.0.next_event()
+        self.0.journal().next()
     }
 
     /// Whether no more events will come.
     fn over(&self) -> bool {
-        self.0.events_over()
+        self.0.journal().is_closed()
     }
 
     /// Returns at most `limit` events from number `first` on, where to read on, and how many were dropped before being read.
     fn read(&self, first: u64, limit: usize) -> (Vec<String>, u64, u64) {
-        let got = self.0.events(first, limit);
+        let got = self.0.journal().read(first, limit);
         (got.entries.iter().map(ToString::to_string).collect(), got.next, got.missed)
     }
 
@@ -77,12 +77,12 @@ impl PyJournal {
 
     /// Whether there are more events than `seen`, or no more will come.
     fn look(&self, seen: u64) -> bool {
-        self.0.next_event() > seen || self.0.events_over()
+        self.next() > seen || self.over()
     }
 
     /// Gives `token` to a loop's waker when there are more events than `seen`.
     fn tell(&self, waker: &PyWaker, token: u64, seen: u64) {
-        self.0.tell_events(&waker.0, token, seen);
+        self.0.journal().tell(self.0.reactor(), &waker.0, token, seen);
     }
 }
 

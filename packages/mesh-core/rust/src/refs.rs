@@ -13,7 +13,7 @@ use crate::payload::Payload;
 use crate::runtime::PyRuntime;
 use bytes::Bytes;
 use mesh_proto::{ProcAddr, SharedRef, Target};
-use mesh_runtime::{Hold, Kept, Opened, RefAddr, Runtime, View, pack};
+use mesh_runtime::{Hold, Kept, Opened, RefAddr, Refs, Runtime, View, pack};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
@@ -28,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 const SMALL: usize = 4096;
 
 thread_local! {
-    /// The kept value that this thread is unpickling; it lives as long as the references in it.
+    /// The kept value that this thread is unpickling, for the references in it.
     static WITHIN: RefCell<Option<Arc<Hold>>> = const { RefCell::new(None) };
 }
 
@@ -79,7 +79,7 @@ impl PyRefPart {
     }
 }
 
-/// Unpickles a value. References in it are held as long as `hold`.
+/// Unpickles a value that is held by `hold`.
 fn load<'py>(py: Python<'py>, view: View, hold: Option<&Arc<Hold>>) -> PyResult<Bound<'py, PyAny>> {
     let view = Arc::new(view);
     let buffers = PyList::empty(py);
@@ -139,7 +139,7 @@ impl PyKept {
     /// Opens it: 0 with the value, 1 if it must be fetched, 2 if it is lost.
     fn open<'py>(&self, py: Python<'py>) -> PyResult<(u8, Option<Bound<'py, PyAny>>)> {
         let (view, hold) = match &self.place {
-            Place::Kept(kept, hold) => match leave(py, || self.runtime.open_ref(kept, hold))? {
+            Place::Kept(kept, hold) => match leave(py, || self.runtime.refs().view(kept, hold))? {
                 Opened::Here(view) => (view, Some(hold)),
                 Opened::Remote => return Ok((1, None)),
                 Opened::Lost(_) => return Ok((2, None)),
@@ -210,7 +210,7 @@ impl PyPutting {
 
     fn drop_room(&self, waited: Option<&PyCompletion>) {
         if !self.over.swap(true, Ordering::SeqCst) && !self.is_small() && self.runtime.original().is_ok() {
-            self.runtime.unreserve_ref(self.cost, waited.map(|room| &room.core));
+            self.runtime.refs().unreserve(self.cost, waited.map(|room| &room.core));
         }
     }
 }
@@ -255,7 +255,7 @@ impl PyPutting {
         if self.is_small() {
             return Ok(PyKept { place: Place::Small(runtime.new_id(), pack(&parts)), runtime });
         }
-        let (kept, hold) = leave(py, || runtime.keep_value(&parts, self.cost, inner))?;
+        let (kept, hold) = leave(py, || runtime.refs().keep(&parts, self.cost, inner))?;
         Ok(PyKept { runtime, place: Place::Kept(kept, hold) })
     }
 }
@@ -269,12 +269,13 @@ pub(crate) fn putting(py: Python<'_>, runtime: &PyRuntime, value: &Bound<'_, PyA
     let lens: Vec<usize> =
         std::iter::once(envelope.as_bytes().len()).chain(buffers.iter().map(|buffer| buffer.len_bytes())).collect();
     let small = inner.is_empty() && lens.iter().sum::<usize>() <= SMALL;
-    let cost = if small { 0 } else { Runtime::ref_cost(&lens) };
-    if cost > runtime.ref_budget() {
-        let refused = callables(py)?.too_large.bind(py).call1((cost, runtime.ref_budget()))?;
+    let cost = if small { 0 } else { Refs::cost(&lens) };
+    let budget = runtime.refs().budget();
+    if cost > budget {
+        let refused = callables(py)?.too_large.bind(py).call1((cost, budget))?;
         return Err(PyErr::from_value(refused));
     }
-    let wait = if small { None } else { runtime.reserve_ref(cost).or_raise(py)? };
+    let wait = if small { None } else { runtime.refs().reserve(cost).or_raise(py)? };
     let room = wait.map(|core| Py::new(py, PyCompletion::on(&runtime, core))).transpose()?;
     Ok(PyPutting {
         runtime,

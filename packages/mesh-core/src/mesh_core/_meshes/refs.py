@@ -1,7 +1,7 @@
 """References: values that stay where they were made, while a few bytes are sent in their place.
 
 The values are in shared memory of the process that put them. The runtime counts who holds references, without
-Python (``crates/mesh-runtime/src/refs.rs``, REF-1..4).
+Python (``crates/mesh-runtime/src/refs/``, REF-1..4).
 """
 
 from __future__ import annotations
