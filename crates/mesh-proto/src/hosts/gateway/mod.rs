@@ -261,8 +261,10 @@ struct Peer<C> {
     lost_since: Option<Duration>,
     /// When the last connection to it was last heard of.
     heard: Option<Duration>,
-    /// When it was last reported to be well.
+    /// When this host last reported it as well.
     well_at: Option<Duration>,
+    /// At the controller: when a relay reported it as dead although the controller heard it.
+    doubted_at: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
@@ -295,6 +297,7 @@ impl<C> Default for Peer<C> {
             lost_since: None,
             heard: None,
             well_at: None,
+            doubted_at: None,
             why: String::new(),
             verdict: None,
             released: None,
