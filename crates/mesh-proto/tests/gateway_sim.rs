@@ -169,46 +169,6 @@ fn a_job_that_is_held_outlasts_it_where_the_window_is_short() {
     }
 }
 
-/// A relay is cut off from the controller, and from the host below it, which the controller then takes over. Both cuts end
-/// together, so what the relay reported of that host is out of date once it arrives.
-fn old_report(seed: u64, window: u64) {
-    let mut dice = Dice(seed);
-    let mut world = World::new(Setup { hosts: 2, fan_out: 1, window, hold: 0, seed }, seed);
-    world.attach();
-    world.run(300 + dice.roll(window));
-    let (early, late) = (window / 2, window * 3 / 5 + dice.roll(window / 20));
-    world.cut(1, 2, early + late);
-    world.run(early);
-    world.cut(0, 1, late);
-    world.run(late);
-    world.heal();
-    world.settles();
-    world.chatter(3);
-    world.settles();
-    world.check_nobody_died();
-}
-
-/// GTW-2: the controller's own connection outweighs what a relay reported before.
-#[test]
-fn a_host_that_the_controller_hears_outlives_an_old_report() {
-    for window in [WINDOW, SHORT_WINDOWS[0], SHORT_WINDOWS[1]] {
-        (0..100).for_each(|seed| old_report(seed, window));
-    }
-}
-
-/// A host that its relay cannot reach for good is given up, though the controller hears it: its messages go by that relay.
-#[test]
-fn a_host_that_its_relay_never_reaches_is_declared_dead() {
-    let mut world = World::new(Setup { hosts: 2, fan_out: 1, window: WINDOW, hold: 0, seed: 1 }, 1);
-    world.attach();
-    world.run(300);
-    world.cut(1, 2, 20 * WINDOW);
-    world.run(WINDOW / 2);
-    world.cut(0, 1, WINDOW * 5 / 8);
-    world.run(6 * WINDOW);
-    assert!(world.is_over(2) && !world.is_over(1));
-}
-
 /// Schedules that have found something.
 #[test]
 fn schedules_that_once_failed_go_well() {

@@ -98,8 +98,7 @@ impl<W: Wire> Gateway<W> {
         let wait = REDIAL[0] * 2_u32.saturating_pow(peer.attempts.min(8) - 1);
         peer.redial_at = Some(now + wait.min(redial_at_most(window)));
         if gone && child {
-            // A controller that hears the host waits for a second report.
-            peer.redial_at = (fate == Fate::Unreachable).then_some(now + window / 2);
+            peer.redial_at = None;
             self.report(turn, host, Report::dead(fate, why));
         } else {
             if gone {
@@ -126,26 +125,10 @@ impl<W: Wire> Gateway<W> {
     /// The controller decides.
     fn decide(&mut self, turn: &mut Turn<'_, W>, host: HostNo, report: Report) {
         match report {
-            Report::Dead { fate: Fate::Silent | Fate::Unreachable, .. } if self.doubts_death(turn, host) => {}
             Report::Dead { fate, why } => self.lost(turn, host, fate, why),
             Report::Well => self.tell_standing(turn, host, Standing::Live),
             Report::Suspect => self.tell_standing(turn, host, Standing::Suspect),
         }
-    }
-
-    /// At the controller: whether it hears a host that a relay reports as dead. The relay may have been cut off itself when it
-    /// reported that, so it has another window. If it fails again, the host is declared dead: messages to it go by that relay.
-    fn doubts_death(&mut self, turn: &Turn<'_, W>, host: HostNo) -> bool {
-        let window = self.window_of(host);
-        let Some(peer) = self.peers.get_mut(&host) else { return false };
-        let is_heard = peer.connection.as_ref().is_some_and(|one| turn.wire.heard_at(one) + window / 4 > turn.now);
-        if !is_heard {
-            return false;
-        }
-        // The relay reports again after a window. What comes much later is about something else.
-        let is_recent = |at: &Duration| *at + 3 * window > turn.now;
-        let first = *peer.doubted_at.insert(peer.doubted_at.filter(is_recent).unwrap_or(turn.now));
-        first + window / 2 > turn.now
     }
 
     /// At the controller: a host is dead from now on (GTW-2).

@@ -263,8 +263,6 @@ struct Peer<C> {
     heard: Option<Duration>,
     /// When this host last reported it as well.
     well_at: Option<Duration>,
-    /// At the controller: when a relay reported it as dead although the controller heard it.
-    doubted_at: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
@@ -297,7 +295,6 @@ impl<C> Default for Peer<C> {
             lost_since: None,
             heard: None,
             well_at: None,
-            doubted_at: None,
             why: String::new(),
             verdict: None,
             released: None,

@@ -229,8 +229,7 @@ impl<W: Wire> Gateway<W> {
                     "" => format!("it could not be reached for {} s", limit.as_secs_f64()),
                     why => why.to_owned(),
                 };
-                // The controller may hear it all the same. Then this side has one more window to reach it.
-                peer.redial_at = Some(now);
+                peer.redial_at = None;
                 peer.lost_since = Some(now);
                 due.reports.push((host, Report::dead(Fate::Unreachable, why)));
                 return;
