@@ -294,13 +294,6 @@ impl<W: Wire> Gateway<W> {
         // The window counts from the last sign of life, as it does for whoever is above. That may be one that is suspect
         // since just now, over a connection that is still there.
         let above = self.peers.iter().filter(|(host, _)| self.topology.is_above(**host, self.me));
-        let above = above.filter(|(host, _)| self.standing(**host) != Standing::Dead);
-        let is_heard = |heartbeat: &Heartbeat| !heartbeat.is_suspect();
-        if above.clone().any(|(_, peer)| peer.heartbeat.as_ref().is_some_and(is_heard)) {
-            // The controller suspects that host, but it is there, and ends by itself if the controller is right.
-            self.orphaned = None;
-            return false;
-        }
         let since = self.orphaned.or_else(|| above.filter_map(|(_, peer)| peer.heard).max()).unwrap_or(now);
         self.orphaned = Some(since);
         now.saturating_sub(since) >= self.orphan_limit()
@@ -311,74 +304,4 @@ impl<W: Wire> Gateway<W> {
 fn next_multiple(now: Duration, step: Duration) -> Duration {
     let late = now.as_nanos() % step.as_nanos().max(1);
     now + step - Duration::from_nanos(u64::try_from(late).unwrap_or(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::control::{Attachment, HostStanding};
-    use crate::hosts::gateway::Event;
-    use std::cell::Cell;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    /// Connections over which something was heard at one time.
-    #[derive(Default)]
-    struct Heard(Cell<Duration>);
-
-    impl Wire for Heard {
-        type Connection = HostNo;
-
-        fn send(&self, _: &HostNo, _: &Packet, _: Duration) {}
-
-        fn is_open(&self, _: &HostNo) -> bool {
-            true
-        }
-
-        fn has_room(&self, _: &HostNo) -> bool {
-            true
-        }
-
-        fn heard_at(&self, _: &HostNo) -> Duration {
-            self.0.get()
-        }
-
-        fn sent_at(&self, _: &HostNo) -> Duration {
-            self.0.get()
-        }
-
-        fn is_same(&self, one: &HostNo, other: &HostNo) -> bool {
-            one == other
-        }
-
-        fn wake(&self) {}
-    }
-
-    /// GTW-3: whom the controller suspects may still be heard by those below it.
-    #[test]
-    fn a_suspect_parent_counts_as_reach_while_it_is_heard() {
-        let (window, wire) = (2 * SECOND, Heard::default());
-        let mut gateway = Gateway::new(2, 7);
-        let (base, count, fan_out) = (1, 2, 1);
-        let (patience, hold) = (Duration::ZERO, Duration::ZERO);
-        let told =
-            Attachment { call: 1, base, count, fan_out, window, patience, hold, dialed: false, below: Vec::new() };
-        let connected = Event::Connected { host: 1, connection: 1, incarnation: 5, terms: None, dialed: false };
-        let suspect = HostStanding { host: 1, live: false }.frame(ProcAddr::CONTROLLER, ProcAddr::agent(2), None);
-        for event in [Event::Begun { job: 3, told: told.into() }, connected, Event::Told(suspect)] {
-            assert!(gateway.on(event, Duration::ZERO, &wire).is_empty());
-        }
-        assert_eq!(gateway.standing(1), Standing::Suspect);
-        let mut run = |from: u32, to: u32, hears: bool| -> Option<u32> {
-            (from..to).find(|tenth| {
-                let now = *tenth * SECOND / 10;
-                if hears {
-                    wire.0.set(now);
-                }
-                gateway.on(Event::Tick, now, &wire).iter().any(|action| matches!(action, Action::End { .. }))
-            })
-        };
-        assert_eq!(run(1, 100, true), None);
-        assert_eq!(run(100, 200, false), Some(99 + 20), "the window counts from the last sign of life");
-    }
 }
