@@ -183,6 +183,12 @@ fn schedules_that_once_failed_go_well() {
     // A host's parent is suspect for a moment, and the controller was lost to it long ago.
     shorter(12_333, WINDOW);
     shorter(1833, SHORT_WINDOWS[1]);
+    // A host hangs on to a parent that is suspect, and heard, but leads nowhere.
+    whatever(6_003_832, WINDOW);
+    for (seed, window) in [5_006_044, 6_005_751].into_iter().flat_map(|seed| SHORT_WINDOWS.map(|window| (seed, window)))
+    {
+        whatever(seed, window);
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::wait::Waiter;
 use crate::waits::{Waiting, Waits};
 use mesh_proto::control::Undeliverable;
 use mesh_proto::messages::{Answer, Meaning, Reply};
-use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
+use mesh_proto::{ActorId, CallId, EndReason, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -21,6 +21,11 @@ const SHARDS: usize = 8;
 
 /// What became of a call at one rank.
 pub type Outcome = mesh_proto::Outcome<Arc<Message>>;
+
+/// The outcome of a call to a process that is no longer there, or never was.
+pub(crate) fn lost(reason: EndReason) -> Outcome {
+    Outcome::Lost(Arc::new(Ended { orderly: true, ..Ended::unmade(reason) }))
+}
 
 #[derive(Debug)]
 pub(crate) struct State {

@@ -1,5 +1,5 @@
-//! The first words on a new connection to another machine: one packet at a time, on the thread that made the connection, each
-//! within a time limit.
+//! Greetings on a new connection to another machine: one packet at a time, each within a time limit, on the thread that made
+//! the connection.
 
 use crate::reactor::timespec;
 use crate::tls::TlsStream;
@@ -8,16 +8,16 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::io::{self, ErrorKind, IoSlice};
 use std::time::{Duration, Instant};
 
-/// How long a member may take to say what it wants.
+/// How long a member may take to greet.
 pub(crate) const GREETING: Duration = Duration::from_secs(5);
-/// A dial that has not connected is repeated beside the first attempt: after this long at the earliest and at the latest.
+/// The shortest and longest time after which a dial that has not connected is tried again beside the first attempt.
 pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(500)];
 /// How long a refusal may take to be sent.
 const REFUSAL: Duration = Duration::from_secs(1);
-/// The stack of a thread that does no more than this.
+/// The stack of a thread that does only this.
 const STACK: usize = 512 * 1024;
 
-/// Runs `work` on a thread of its own.
+/// Runs `work` on a new thread.
 ///
 /// # Errors
 /// If the thread cannot be started.
@@ -35,7 +35,7 @@ fn wait(stream: &TlsStream, flags: PollFlags, until: Instant) -> io::Result<()> 
     }
 }
 
-/// Sends a packet and waits until it is on its way.
+/// Sends a packet and waits until it is written.
 pub(crate) fn say(stream: &mut TlsStream, packet: &Packet, until: Instant) -> io::Result<()> {
     let mut bytes = packet.encode_head();
     packet.body.iter().for_each(|piece| bytes.extend_from_slice(piece));
@@ -77,7 +77,7 @@ pub(crate) fn hang_up(mut stream: TlsStream) {
     let _ = stream.flush();
 }
 
-/// Says no, and why, and ends the connection.
+/// Refuses with a reason and ends the connection.
 pub(crate) fn refuse(mut stream: TlsStream, code: Refusal, text: String) {
     let _ = say(&mut stream, &Refuse { code, text }.packet(0), Instant::now() + REFUSAL);
     hang_up(stream);

@@ -177,7 +177,7 @@ impl Host {
                     (self.tell)(&format!("{addr} was turned away: failed to start a thread for it: {error}"));
                 }
             }
-            ListenerEvent::Refused { addr, reason: Reason::RefusedUs(why), .. } => {
+            ListenerEvent::Refused { addr, reason: Reason::RefusedUs(why) | Reason::Misread(why), .. } => {
                 (self.tell)(&format!("{addr} did not accept this host: {why}"));
             }
             ListenerEvent::Refused { addr, reason, more: 0 } => (self.tell)(&format!("{addr} was refused: {reason}")),

@@ -13,18 +13,18 @@ use std::time::Duration;
 
 /// Frames up to this length are written from one small buffer; longer ones from where they lie.
 const SMALL: usize = 4096;
-/// Small frames that wait are put together into chunks of this size.
+/// Queued small frames are joined into chunks of this size.
 const CHUNK: usize = 64 * 1024;
 const IOV: usize = 32;
-/// What one link may have read before the others, and whoever reads, come first. More than a socket holds, so that a
-/// dead peer's last words are read at once.
+/// Bytes read from one link before others get a turn. More than a socket holds, so that a dead peer's last messages are read
+/// at once.
 const MOST_READ: usize = 4 * 1024 * 1024;
 
-/// What one read found.
+/// How a read ended.
 pub(crate) enum ReadEnd {
-    /// Everything that had arrived was read, or so much that others go first.
+    /// Everything that arrived was read, or enough that others go first.
     Drained,
-    /// The peer has closed, or broke the protocol; nothing more will come.
+    /// The peer closed or broke the protocol; nothing more will come.
     Closed(EndReason),
 }
 
@@ -33,17 +33,17 @@ struct Tx {
     queue: VecDeque<Bytes>,
     /// Small frames at the end of the queue, still open for more.
     tail: Vec<u8>,
-    /// Bytes of the first chunk that are written already.
+    /// Bytes of the first chunk that are already written.
     written: usize,
     queued: usize,
     seq: u32,
     watching: bool,
-    /// So many want nothing written for a moment, only queued.
+    /// How many holds there are: while there is one, frames are only queued.
     holds: u32,
     closed: bool,
 }
 
-/// The link. Anyone may send; whoever holds the reactor's lock reads.
+/// The link. Any thread may send; the thread that holds the reactor's lock reads.
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) id: LinkId,
@@ -69,13 +69,13 @@ impl Link {
         reactor.add(self.fd.as_fd(), u64::from(self.id))
     }
 
-    /// Bytes that wait to be written.
+    /// Bytes that are queued.
     pub(crate) fn queued(&self) -> usize {
         lock(&self.tx).queued
     }
 
-    /// Writes a frame if the socket has room, queues it otherwise. Returns how many bytes now wait; none if the link is
-    /// closed.
+    /// Writes a frame if the socket has room, otherwise queues it. Returns how many bytes are queued now, or `None` if the link
+    /// is closed.
     pub(crate) fn send(&self, reactor: &Reactor, frame: &Frame) -> Option<usize> {
         let mut tx = lock(&self.tx);
         if tx.closed {
@@ -137,16 +137,16 @@ impl Link {
         }
     }
 
-    /// Until what is returned is dropped nothing is written, whoever sends; it is queued, in order.
+    /// Until the returned value is dropped, frames are queued in order and not written.
     pub(crate) fn hold<'a>(&'a self, reactor: &'a Reactor) -> Hold<'a> {
         lock(&self.tx).holds += 1;
         Hold { link: self, reactor }
     }
 
-    /// A write failed: the reader will find the link's end and tell; here it only takes no more.
+    /// A write failed. Accepts nothing more; the reader will find the link's end and report it.
     fn broken(&self, reactor: &Reactor, tx: &mut Tx) -> Option<usize> {
         tx.shut();
-        // Whatever failed, a shortage of memory say: both ends are to see the link's end, not one alone.
+        // Whatever the cause, such as a shortage of memory: both ends must see the link's end.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
         reactor.watch(self.fd.as_fd(), u64::from(self.id), false);
         self.room.notify_all();
@@ -162,7 +162,7 @@ impl Link {
         }
     }
 
-    /// Writes what waits, as far as the socket takes it.
+    /// Writes as much of the queue as the socket takes.
     pub(crate) fn flush(&self, reactor: &Reactor) {
         let mut tx = lock(&self.tx);
         if tx.holds == 0 {
@@ -198,7 +198,7 @@ impl Link {
         self.room.notify_all();
     }
 
-    /// Blocks until no more than `budget` bytes wait, for at most `limit`. Returns whether that is so.
+    /// Blocks until at most `budget` bytes are queued, for at most `limit`. Returns whether that is so.
     pub(crate) fn wait_room(&self, budget: usize, limit: Duration) -> bool {
         let tx = lock(&self.tx);
         let (tx, _) = self
@@ -208,7 +208,7 @@ impl Link {
         tx.queued <= budget || tx.closed
     }
 
-    /// Reads what has arrived and hands every frame to `take`.
+    /// Reads what arrived and passes every frame to `take`.
     pub(crate) fn read(&self, mut take: impl FnMut(Frame)) -> ReadEnd {
         let mut rx = lock(&self.rx);
         let mut total = 0;
@@ -238,7 +238,7 @@ impl Link {
         }
     }
 
-    /// Takes the link down: nothing is sent or read any more.
+    /// Closes the link: nothing is sent or read any more.
     pub(crate) fn close(&self, reactor: &Reactor) {
         lock(&self.tx).shut();
         self.room.notify_all();
@@ -246,7 +246,7 @@ impl Link {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
-    /// Says that nothing follows; what the peer has sent or sends is still read.
+    /// Ends the sending side. What the peer sends is still read.
     pub(crate) fn hang_up(&self) {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Write);
     }
@@ -261,7 +261,7 @@ impl Link {
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
     }
 
-    /// Gives what waits a last chance to be written, for at most `limit`.
+    /// Writes what is queued, for at most `limit`.
     pub(crate) fn drain(&self, reactor: &Reactor, limit: Duration) {
         let end = std::time::Instant::now() + limit;
         loop {

@@ -198,25 +198,39 @@ pub enum Reason {
     /// It does not let us in.
     #[error("it refused this side: {0}")]
     RefusedUs(String),
+    /// It could not read what this side sent, or has no protocol in common with it.
+    #[error("it refused this side: {0}")]
+    Misread(String),
     /// The connection broke.
     #[error("the connection broke: {0}")]
     Broke(String),
 }
 
 impl Reason {
+    /// Whether damaged bytes may look like this, where an undamaged handshake would succeed. TLS 1.3 encrypts certificates and
+    /// what is said of them, so a verdict on a certificate is never due to damage.
+    #[must_use]
+    pub fn may_be_damage(&self) -> bool {
+        matches!(self, Self::NotTls(_) | Self::Misread(_) | Self::TooMuch(_))
+    }
+
     /// What TLS says, in words of this crate.
     pub(crate) fn of(error: &rustls::Error) -> Self {
         use rustls::Error;
         match error {
             Error::NoCertificatesPresented => Self::NoCertificate,
             Error::InvalidCertificate(error) => Self::of_certificate(error),
-            Error::AlertReceived(alert) => Self::RefusedUs(alert_text(*alert)),
+            Error::AlertReceived(alert) => Self::of_alert(*alert, alert_text(*alert)),
             Error::InvalidMessage(_) | Error::PeerIncompatible(_) | Error::PeerMisbehaved(_) => {
                 Self::NotTls(error.to_string())
             }
             Error::DecryptError => Self::NotTls("what it sent cannot be decrypted".to_owned()),
             other => Self::NotTls(other.to_string()),
         }
+    }
+
+    fn of_alert(alert: rustls::AlertDescription, text: String) -> Self {
+        if is_about_damage(alert) { Self::Misread(text) } else { Self::RefusedUs(text) }
     }
 
     fn of_certificate(error: &CertificateError) -> Self {
@@ -237,8 +251,39 @@ impl Reason {
     }
 }
 
+/// The peer ended an encrypted connection by an alert.
+#[derive(Debug, Error)]
+#[error("the peer ended the connection: {}", alert_text(self.0))]
+pub(crate) struct Alerted(pub(crate) rustls::AlertDescription);
+
+impl Alerted {
+    pub(crate) fn reason(&self) -> Reason {
+        Reason::of_alert(self.0, self.to_string())
+    }
+}
+
+/// Whether a peer may send this alert because bytes were damaged on their way.
+fn is_about_damage(alert: rustls::AlertDescription) -> bool {
+    use rustls::AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::UnexpectedMessage
+            | Alert::BadRecordMac
+            | Alert::RecordOverflow
+            | Alert::HandshakeFailure
+            | Alert::IllegalParameter
+            | Alert::DecodeError
+            | Alert::ProtocolVersion
+            | Alert::InternalError
+            | Alert::MissingExtension
+            | Alert::UnsupportedExtension
+            | Alert::UnrecognisedName
+            | Alert::NoApplicationProtocol
+    )
+}
+
 /// What a peer means by an alert.
-pub(crate) fn alert_text(alert: rustls::AlertDescription) -> String {
+fn alert_text(alert: rustls::AlertDescription) -> String {
     use rustls::AlertDescription as Alert;
     match alert {
         Alert::UnknownCA | Alert::DecryptError => "its job is another one".to_owned(),

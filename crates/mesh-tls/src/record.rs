@@ -7,7 +7,7 @@
 //! A record number is never used twice with one key (TLS-2): it is incremented before anything else happens, whether or
 //! not the record is sent.
 
-use super::error::alert_text;
+use super::error::Alerted;
 use rustls::client::ClientConnectionData;
 use rustls::crypto::cipher::{
     InboundOpaqueMessage, MessageDecrypter, MessageEncrypter, OutboundChunks, OutboundPlainMessage,
@@ -233,10 +233,9 @@ impl Opener {
                     self.closed = true;
                     Ok(Opened::Farewell)
                 }
-                [_, code] => Err(io::Error::new(
-                    io::ErrorKind::ConnectionAborted,
-                    format!("the peer ended the connection: {}", alert_text(AlertDescription::from(code))),
-                )),
+                [_, code] => {
+                    Err(io::Error::new(io::ErrorKind::ConnectionAborted, Alerted(AlertDescription::from(code))))
+                }
                 _ => Err(bad("the peer sent a malformed alert")),
             },
             ContentType::Handshake => {

@@ -1,6 +1,6 @@
 //! The two halves of an encrypted connection after its handshake: one thread may read while another writes.
 
-use super::error::{Reason, TlsError};
+use super::error::{Alerted, Reason, TlsError};
 use super::facts::PeerFacts;
 use super::record::{self, HEAD, Kernel, MOST_PLAIN, MOST_RECORD, Opened, Opener, Sealer, Truncated};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, recv, sendmsg};
@@ -142,11 +142,10 @@ impl TlsReader {
                 Ok(_) => return Err(Reason::NotTls("it does not greet as Mesh does".to_owned()).into()),
                 Err(error) if would_block(&error) => return Ok(false),
                 Err(error) => {
+                    if let Some(alerted) = error.get_ref().and_then(|error| error.downcast_ref::<Alerted>()) {
+                        return Err(alerted.reason().into());
+                    }
                     return Err(match error.kind() {
-                        // What the system calls aborted is the network's doing, and says nothing of the peer.
-                        io::ErrorKind::ConnectionAborted if error.raw_os_error().is_none() => {
-                            Reason::RefusedUs(error.to_string()).into()
-                        }
                         io::ErrorKind::UnexpectedEof
                         | io::ErrorKind::ConnectionReset
                         | io::ErrorKind::ConnectionAborted => Reason::Left.into(),

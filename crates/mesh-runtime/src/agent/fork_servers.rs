@@ -1,7 +1,7 @@
-//! The fork servers of a host: one for each kind, started by the first spawn of that kind.
+//! The fork servers of a host: one per kind, started by the first spawn of that kind.
 //!
-//! Only the I/O thread starts them: the kernel takes the end of the thread that made a child for the end of its parent.
-//! Until then orders for workers wait.
+//! Only the I/O thread starts them, because the kernel treats the end of the thread that created a child as the end of its
+//! parent. Orders for workers wait until then.
 
 use super::HostAgent;
 use crate::fork_server::{ForkServer, ForkServerSpec, Report, WorkerFds};
@@ -11,12 +11,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Their tokens at the reactor begin here, above those of all links.
+/// Their reactor tokens start here, above those of all links.
 pub(crate) const FORK_SERVER_TOKENS: u64 = 1 << 32;
 /// How long a fork server whose socket is closed may take to exit before it is killed.
 const REAPED_WITHIN: Duration = Duration::from_millis(200);
 
-/// A worker to be forked.
+/// A worker to fork.
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) addr: ProcAddr,
@@ -27,22 +27,22 @@ pub(super) struct Order {
 
 #[derive(Debug)]
 enum Birth {
-    /// The I/O thread is about to start it; these wait.
+    /// The I/O thread is about to start it; these workers wait.
     Due(ForkServerSpec, Vec<Order>),
     Running(Arc<ForkServer>),
 }
 
-/// Which fork servers there are.
+/// The fork servers of this host.
 #[derive(Debug, Default)]
 pub(super) struct ForkServers {
     tokens: HashMap<ForkServerSpec, u64>,
     births: HashMap<u64, Birth>,
-    /// How many there have been.
+    /// How many there have been so far.
     count: u64,
 }
 
 impl ForkServers {
-    /// The token of the fork server of this kind. If there is none, one is due.
+    /// Returns the token of the fork server of this kind. If there is none, one becomes due.
     pub(super) fn token_of(&mut self, spec: &ForkServerSpec) -> u64 {
         if let Some(token) = self.tokens.get(spec) {
             return *token;
@@ -61,7 +61,7 @@ impl ForkServers {
         }
     }
 
-    /// Has workers forked. If the fork server runs, returns it and the orders, which are to be sent to it.
+    /// Orders workers. If the fork server is running, returns it and the orders to send to it.
     fn order(&mut self, token: u64, orders: Vec<Order>) -> Option<(Arc<ForkServer>, Vec<Order>)> {
         match self.births.get_mut(&token)? {
             Birth::Due(_, waiting) => {
@@ -80,7 +80,7 @@ impl ForkServers {
         due.collect()
     }
 
-    /// It runs. Returns what has waited for it; nothing if it was forgotten meanwhile.
+    /// Marks it as running. Returns the workers that waited for it, or `None` if it was forgotten meanwhile.
     fn started(&mut self, token: u64, fork_server: &Arc<ForkServer>) -> Option<Vec<Order>> {
         let birth = self.births.get_mut(&token)?;
         match std::mem::replace(birth, Birth::Running(Arc::clone(fork_server))) {
@@ -89,13 +89,13 @@ impl ForkServers {
         }
     }
 
-    /// It has ended, or could not be started: the next spawn of its kind starts another one.
+    /// Forgets one that ended or failed to start. The next spawn of its kind starts another.
     fn forget(&mut self, token: u64) {
         self.births.remove(&token);
         self.tokens.retain(|_, one| *one != token);
     }
 
-    /// Forgets all. Returns those that run. No other one of their kinds is started.
+    /// Forgets all and returns the running ones. No more are started.
     fn take_all(&mut self) -> Vec<Arc<ForkServer>> {
         let running = self.births.drain().filter_map(|(_, birth)| match birth {
             Birth::Running(fork_server) => Some(fork_server),
@@ -106,7 +106,7 @@ impl ForkServers {
 }
 
 impl HostAgent {
-    /// Has a fork server make workers. They are in the table of procs already.
+    /// Has a fork server fork workers, which are already in the table of procs.
     pub(super) fn order(&self, token: u64, orders: Vec<Order>) {
         let ready = lock(&self.state).fork_servers.order(token, orders);
         if let Some((fork_server, orders)) = ready {
@@ -122,7 +122,7 @@ impl HostAgent {
         }
     }
 
-    /// A fork server can be read or written. Returns what has happened to procs, in this order.
+    /// Reads from or writes to a fork server. Returns what happened to procs, in order.
     #[must_use]
     pub(crate) fn on_fork_server(&self, token: u64, readable: bool, writable: bool) -> Vec<(ProcAddr, Event)> {
         let Some(fork_server) = lock(&self.state).fork_servers.running(token) else { return Vec::new() };
@@ -149,16 +149,16 @@ impl HostAgent {
         events
     }
 
-    /// A fork server has ended, or could not be started, and all of its workers with it.
+    /// A fork server ended or failed to start. Its workers are lost with it.
     fn fork_server_ended(&self, token: u64, why: &EndReason) -> Vec<(ProcAddr, Event)> {
         let mut state = lock(&self.state);
-        // Under one lock: no spawn counts on it from here on.
+        // Under one lock, so that no later spawn relies on it.
         state.fork_servers.forget(token);
         let orphans = state.procs.of_fork_server(token).into_iter();
         orphans.map(|addr| (addr, Event::SpawnFailed(why.clone()))).collect()
     }
 
-    /// A turn of the I/O thread: starts fork servers that are due. Returns what has happened to procs.
+    /// Takes a turn on the I/O thread: starts fork servers that are due. Returns what happened to procs.
     #[must_use]
     pub(crate) fn turn(&self) -> Vec<(ProcAddr, Event)> {
         let due = lock(&self.state).fork_servers.due();
@@ -168,7 +168,7 @@ impl HostAgent {
         events
     }
 
-    /// When the next turn is wanted.
+    /// When the next turn is due.
     pub(crate) fn next_turn(&self) -> Option<Instant> {
         lock(&self.state).procs.next_deadline().map(|at| self.started + at)
     }
@@ -185,7 +185,7 @@ impl HostAgent {
         match waiting {
             Some(waiting) => self.place(&fork_server, waiting),
             None => {
-                // The runtime was closed meanwhile, and has forgotten it.
+                // The runtime was closed meanwhile and has forgotten it.
                 fork_server.close(&self.reactor);
                 fork_server.reap(REAPED_WITHIN);
             }
@@ -193,7 +193,7 @@ impl HostAgent {
         Vec::new()
     }
 
-    /// Ends all fork servers, and with them all workers that are left.
+    /// Ends all fork servers, and with them all remaining workers.
     pub(crate) fn close(&self, limit: Duration) {
         let running = lock(&self.state).fork_servers.take_all();
         for fork_server in &running {

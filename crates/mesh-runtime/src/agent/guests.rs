@@ -1,4 +1,4 @@
-//! Procs that nobody has forked: scripts that have joined the job; see `runtime/guests.rs`.
+//! Guests: scripts that joined the job, and that no fork server forked; see `runtime/guests.rs`.
 
 use super::watching::relate;
 use super::{HostAgent, Spawn, Surroundings};
@@ -14,7 +14,7 @@ use std::time::Duration;
 const WITHIN: Duration = Duration::from_secs(30);
 
 impl HostAgent {
-    /// Takes in a process at the other end of `link`. Returns its seat on the host's board.
+    /// Registers the process at the other end of `link`. Returns its seat on the host's board.
     ///
     /// # Errors
     /// If the connection cannot be watched.
@@ -39,7 +39,7 @@ impl HostAgent {
         drop(guard);
         self.watch(around, unwatched);
         strays.iter().for_each(|frame| around.refuse(frame));
-        // There is a deadline now.
+        // For the new deadline.
         self.reactor.ring_io();
         Ok(seats.first().copied().unwrap_or_default())
     }

@@ -1,20 +1,20 @@
-//! The host agent: which procs a host has, which fork servers made them, and who is told of their ends.
+//! The host agent: a host's procs, the fork servers that forked them, and who is notified of their ends.
 //!
-//! It is a part of the process that all others of its host are connected to: the controller itself, or the agent of another
-//! host. It decides little by itself. `mesh_proto::Lifecycle` says what an event means for a proc, and `mesh_proto::Family`
-//! who owns what and who is told; the agent keeps both, and does what they say.
+//! It is part of the process that all others on its host connect to: the controller, or the agent process of another host.
+//! It decides little itself. `mesh_proto::Lifecycle` decides what an event means for a proc, and `mesh_proto::Family` knows
+//! who owns what and who is notified; the agent holds both and does what they say.
 //!
 //! - [`procs`]: the table of procs and their lives, without I/O;
 //! - [`fork_servers`]: which fork servers run, start and end;
-//! - [`spawning`], [`stopping`], [`guests`]: how procs come and go;
-//! - [`watching`]: who is told of whose end.
+//! - [`spawning`], [`stopping`], [`guests`]: procs that start and end;
+//! - [`watching`]: who is notified of whose end.
 //!
-//! An end concerns many parts of a process. The agent only says what has ended ([`HostAgent::on_proc`]) and what follows from
-//! that ([`HostAgent::bury`]); `runtime/procs.rs` carries it out.
+//! An end concerns many parts of a process. The agent only reports what ended ([`HostAgent::on_proc`]) and what follows
+//! ([`HostAgent::bury`]); `runtime/procs.rs` carries it out.
 //!
-//! There is one lock. It is held while the routes to new procs are opened, and so comes before those of moves, early frames,
-//! the router and links. Only the reading end of a link may be held when it is taken. A fork server is started and sent to
-//! without it.
+//! There is one lock. It is held while the routes to new procs are opened, so it comes before the locks of moves, early
+//! frames, the router and links. Only the reading end of a link may be held when it is taken. Fork servers are started and
+//! written to without it.
 
 mod fork_servers;
 mod guests;
@@ -27,7 +27,6 @@ pub(crate) use fork_servers::FORK_SERVER_TOKENS;
 pub(crate) use procs::{Death, Procs, Spawn};
 pub use spawning::SpawnSpec;
 
-use crate::calls::Outcome;
 use crate::error::RuntimeError;
 use crate::inspect::{ProcView, Titles};
 use crate::link::Link;
@@ -39,32 +38,32 @@ use crate::spin_board::SpinBoard;
 use fork_servers::ForkServers;
 use mesh_proto::control::{Goodbye, Hello};
 use mesh_proto::messages::ProcUp;
-use mesh_proto::{EndReason, Ended, Event, Exit, Frame, Header, LinkId, MeshId, ProcAddr, Route};
+use mesh_proto::{Ended, Event, Exit, Frame, Header, LinkId, MeshId, ProcAddr, Route};
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// More procs than any mesh has on one host. The limit for counting to a number that came in a frame.
+/// More procs than any mesh has on one host. Bounds loops over a number that came in a frame.
 pub(crate) const MOST_PROCS: u32 = 1 << 20;
 
-/// What the host agent needs of the process that it is a part of.
+/// What the host agent needs of its process.
 pub(crate) trait Surroundings: Dispatch {
     /// Where a process is.
     fn route(&self, addr: ProcAddr) -> Route;
     /// Opens the routes to new procs, and sends them what each must know first and what has waited for them. Returns the
     /// headers of the latter, and messages for ranks that are not among them. The agent's lock is held.
     fn open_routes(&self, mesh: MeshId, base: u32, links: &[Arc<Link>]) -> (Vec<Header>, Vec<Frame>);
-    /// A message is for a rank that will never be there.
+    /// Refuses a message for a rank that will never exist.
     fn refuse(&self, frame: &Frame);
-    /// The writing ends of a new proc's stdout and stderr.
+    /// Returns the write ends of a new proc's stdout and stderr.
     fn open_output(&self, addr: ProcAddr) -> Result<(OwnedFd, OwnedFd), RuntimeError>;
-    /// That proc will not be made after all.
+    /// Drops them: that proc will not be spawned.
     fn forget_output(&self, addr: ProcAddr);
-    /// An event, for whoever follows: procs are being made. The agent's lock is held.
+    /// Records an event: procs are being spawned. The agent's lock is held.
     fn note_spawn(&self, mesh: MeshId, title: &str, owner: ProcAddr, links: &[Arc<Link>]);
-    /// An event: a proc is up.
+    /// Records an event: a proc is up.
     fn note_up(&self, addr: ProcAddr, title: &str);
 }
 
@@ -72,7 +71,7 @@ pub(crate) trait Surroundings: Dispatch {
 struct State {
     procs: Procs,
     fork_servers: ForkServers,
-    /// From the first proc on, where the kernel tells.
+    /// Set with the first proc, if the kernel counts such kills.
     oom: Option<OomKills>,
 }
 
@@ -83,7 +82,7 @@ pub(crate) struct HostAgent {
     reactor: Arc<Reactor>,
     board: Arc<SpinBoard>,
     home: Arc<Home>,
-    /// When the process's clock began.
+    /// When the process's clock started.
     started: Instant,
     next_link: AtomicU32,
     state: Mutex<State>,
@@ -113,14 +112,14 @@ impl HostAgent {
         self.started.elapsed()
     }
 
-    /// The id of a link that is about to be made.
+    /// Returns an id for a new link.
     fn new_link(&self) -> LinkId {
         self.next_link.fetch_add(1, Ordering::Relaxed)
     }
 
     // The lives of procs.
 
-    /// Something has happened to a proc of this host. Returns its end, if that is it: each proc has one (LIF-1).
+    /// Handles an event of a proc of this host. Returns the proc's end if this is it; each proc has one (LIF-1).
     #[must_use]
     pub(crate) fn on_proc(&self, addr: ProcAddr, event: Event) -> Option<Ended> {
         let (turn, killer) = {
@@ -145,7 +144,7 @@ impl HostAgent {
         turn.ended
     }
 
-    /// A proc is up: its spawner is told.
+    /// A proc is up: notifies its spawner.
     pub(crate) fn on_hello(&self, around: &impl Surroundings, header: &Header) {
         let addr = header.src;
         let Some((title, (spawner, call))) = lock(&self.state).procs.hello(addr, self.now()) else { return };
@@ -155,64 +154,59 @@ impl HostAgent {
         }
     }
 
-    /// A proc has said its last word: what follows is no failure, or it has said why it is one.
+    /// A proc said goodbye: its end is no failure, or it gave the reason for one.
     pub(crate) fn on_goodbye(&self, frame: &Frame) {
         let Goodbye { reason } = Goodbye::read(frame).unwrap_or_default();
         let ended = self.on_proc(frame.header.src, Event::Goodbye(reason));
         debug_assert!(ended.is_none());
     }
 
-    /// A proc has ended ([`Self::on_proc`]) and its route is closed. Forgets it, and returns what follows.
+    /// Forgets a proc that ended ([`Self::on_proc`]) and whose route is closed. Returns what follows.
     pub(crate) fn bury(&self, addr: ProcAddr) -> Death {
         let mut state = lock(&self.state);
         let Some(mut death) = state.procs.remove(addr) else { return Death::default() };
-        // Under the lock: nobody has the seat yet.
+        // Under the lock, before anybody else gets the seat.
         self.board.clear(death.seat);
-        // The end of a proc is this process's own affair; it needs no message.
+        // This process knows already; it needs no message.
         death.aftermath.tell.retain(|listener| *listener != self.me);
         death
     }
 
-    // What there is.
+    // Queries.
 
-    /// How many procs this host has.
+    /// Returns the number of procs of this host.
     pub(crate) fn len(&self) -> usize {
         lock(&self.state).procs.len()
     }
 
-    /// The process of a proc of this host.
+    /// Returns the process id of a proc of this host.
     pub(crate) fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
         lock(&self.state).procs.pid_of(addr)
     }
 
-    /// The meshes that have procs here.
+    /// Returns the meshes that have procs here.
     pub(crate) fn meshes(&self) -> HashSet<MeshId> {
         lock(&self.state).procs.meshes()
     }
 
-    /// This process's own meshes that have not ended. The others end with their owners.
+    /// Returns this process's own meshes that have not ended. The others end with their owners.
     pub(crate) fn own_meshes(&self) -> Vec<MeshId> {
         lock(&self.state).procs.owned_by(self.me)
     }
 
-    /// All procs that have not ended, and the titles of their meshes.
+    /// Returns all procs that have not ended, and the titles of their meshes.
     pub(crate) fn overview(&self) -> (Vec<ProcView>, Titles) {
         lock(&self.state).procs.overview()
     }
 
-    /// Whether this host has none.
+    /// Whether this host has no procs.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Whether nothing is left of those that it had.
+    /// Whether nothing is left of earlier procs.
     #[cfg(test)]
     pub(crate) fn has_forgotten_all(&self) -> bool {
         lock(&self.state).procs.has_forgotten_all()
     }
-}
-
-/// What becomes of a call to a proc that is not there any more, or never was.
-pub(crate) fn lost(reason: EndReason) -> Outcome {
-    Outcome::Lost(Arc::new(Ended { orderly: true, ..Ended::unmade(reason) }))
 }

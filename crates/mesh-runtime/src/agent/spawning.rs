@@ -1,6 +1,6 @@
-//! How procs are made: their sockets and pipes, their entries, an order to a fork server.
+//! Spawning procs: their sockets and pipes, their entries, an order to a fork server.
 //!
-//! The links exist at once, so that messages can follow at once; they wait in the sockets until the workers are there.
+//! The links exist at once, so messages can follow at once. They wait in the sockets until the workers start.
 
 use super::fork_servers::Order;
 use super::stopping::ORPHAN_GRACE;
@@ -22,26 +22,26 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Descriptors that a spawn leaves for everything else.
+/// Descriptors that a spawn leaves free for everything else.
 const SPARE_FDS: u64 = 64;
 
-/// A mesh of procs to be made.
+/// A mesh of procs to spawn.
 #[derive(Clone, Debug)]
 pub struct SpawnSpec {
-    /// The fork server to make them from.
+    /// The fork server that forks them.
     pub fork_server: ForkServerSpec,
-    /// Whether each gets a fresh interpreter.
+    /// Whether each one gets a fresh interpreter.
     pub exec: bool,
-    /// What the workers are told; opaque here.
+    /// Passed to the workers; opaque here.
     pub config: Bytes,
-    /// How long a worker may take until it reports.
+    /// How long a worker may take to report.
     pub within: Duration,
-    /// What people call the mesh, and its shape, for whoever looks at the whole; opaque here.
+    /// The mesh's name and shape, for inspection; opaque here.
     pub title: Arc<str>,
 }
 
 impl SpawnSpec {
-    /// The order to make such procs, for agents.
+    /// The order to spawn such procs, for agents.
     pub(crate) fn order(&self, mesh: MeshId, per_host: u32, call: CallId) -> SpawnProcs {
         let raw = |text: &OsString| Bytes::copy_from_slice(text.as_bytes());
         SpawnProcs {
@@ -58,7 +58,7 @@ impl SpawnSpec {
         }
     }
 
-    /// What an order says of the procs.
+    /// Reads an order.
     pub(crate) fn ordered(order: SpawnProcs) -> Self {
         let text = |raw: Bytes| OsString::from_vec(raw.into());
         let SpawnProcs { exec, within, argv, env, plan, config, title, .. } = order;
@@ -68,14 +68,14 @@ impl SpawnSpec {
     }
 }
 
-/// Procs that could not be made, and why.
+/// Procs that could not be spawned, and why.
 pub(crate) type Unmade = (MeshId, Arc<Ended>);
 
 impl HostAgent {
     /// Makes these ranks of a mesh. `spawner` owns them, and is told of each by this call once it is up.
     ///
     /// # Errors
-    /// If descriptors or memory run out. Then nothing was made.
+    /// If descriptors or memory run out. Then nothing was spawned.
     pub(crate) fn spawn(
         &self,
         around: &impl Surroundings,
@@ -112,7 +112,7 @@ impl HostAgent {
         Ok(())
     }
 
-    /// Makes the sockets and pipes of new procs, both ends; all or none.
+    /// Creates the sockets and pipes of new procs, both ends; all or none.
     fn prepare(
         &self,
         around: &impl Surroundings,
@@ -120,7 +120,7 @@ impl HostAgent {
         ranks: Range<u32>,
         spec: &SpawnSpec,
     ) -> Result<(Vec<Arc<Link>>, Vec<WorkerFds>), RuntimeError> {
-        // A link and two pipes for each, both ends until the worker has its own.
+        // A link and two pipes each; both ends are open until the worker has its own.
         room_for(6 * ranks.len() as u64)?;
         let config = Arc::new(told(&spec.config)?);
         let (mut links, mut workers) = (Vec::with_capacity(ranks.len()), Vec::with_capacity(ranks.len()));
@@ -168,12 +168,12 @@ impl HostAgent {
     ) -> Result<(), Unmade> {
         let (Some(order), Some(ranks)) = (SpawnProcs::read(frame), ranks_of(frame, MOST_PROCS)) else { return Ok(()) };
         let (mesh, spawner) = (order.mesh, (frame.header.src, order.call));
-        // No process of Mesh orders on a worker, or the same mesh twice.
+        // Mesh itself never orders procs from a worker, or the same mesh twice.
         if !self.me.is_agent() || lock(&self.state).procs.has(mesh) {
             return Ok(());
         }
         let mut spec = SpawnSpec::ordered(order);
-        // Where no interpreter is named, it is that of whatever host the procs are on.
+        // If no interpreter is named, each host uses its own.
         if spec.fork_server.argv.first().is_some_and(|program| program.is_empty()) {
             self.home.settle_in(&mut spec.fork_server);
         }
@@ -193,7 +193,7 @@ impl HostAgent {
     }
 }
 
-/// Makes room for `n` more descriptors, by raising the soft limit where the hard one allows it.
+/// Makes room for `n` more descriptors by raising the soft limit as far as the hard limit allows.
 fn room_for(n: u64) -> Result<(), RuntimeError> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let used = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count) as u64;

@@ -1,4 +1,4 @@
-//! How procs end: on somebody's order, with their owners, and what is told of it.
+//! Ending procs, by order or with their owners, and who is notified.
 
 use super::{HostAgent, MOST_PROCS, Surroundings};
 use crate::locks::lock;
@@ -10,22 +10,22 @@ use mesh_topology::Region;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long procs whose owner has died may take to stop by themselves.
+/// How long procs whose owner died may take to stop by themselves.
 pub(super) const ORPHAN_GRACE: Duration = Duration::from_secs(5);
 
 impl HostAgent {
-    /// Asks a mesh of this host to end, or some ranks of it; what has not ended after `within` is killed.
+    /// Asks a mesh of this host, or some of its ranks, to end. What is left after `within` is killed.
     pub(crate) fn end_procs(&self, around: &impl Dispatch, mesh: MeshId, ranks: Option<&Region>, within: Duration) {
         let meant = |addr: ProcAddr| addr.mesh == mesh && ranks.is_none_or(|ranks| ranks.contains(addr.rank as usize));
         let stopped = lock(&self.state).procs.stop(meant, within, self.now());
         for addr in stopped {
             around.dispatch(StopProc { within }.frame(self.me, addr));
         }
-        // There are new deadlines.
+        // For the new deadlines.
         self.reactor.ring_io();
     }
 
-    /// Procs of this host are to end, by order of whoever waits for their ends.
+    /// Ends procs of this host, by order of a process that waits for their ends.
     pub(crate) fn on_stop_procs(&self, around: &impl Surroundings, order: &StopProcs, frame: &Frame) {
         if !self.me.is_agent() {
             return;
@@ -38,7 +38,7 @@ impl HostAgent {
         self.end_procs(around, mesh, Some(&order.ranks), order.within);
     }
 
-    /// Tells a process which of these ranks have ended already: it waits for the end of all.
+    /// Tells a process, which waits for all of these ranks to end, which ones already have.
     fn tell_ended(&self, around: &impl Surroundings, to: ProcAddr, mesh: MeshId, ranks: impl Iterator<Item = u32>) {
         let long_ago = || Ended { orderly: true, ..Ended::unmade(EndReason::LongAgo) };
         for rank in ranks {
@@ -61,12 +61,12 @@ impl HostAgent {
         }
     }
 
-    /// What dead owners have left behind ends too.
+    /// Ends what dead owners left behind.
     pub(super) fn end_orphans(&self, around: &impl Dispatch, orphans: Vec<Owned>) {
         for thing in orphans {
             match thing {
                 Owned::Procs(mesh) => self.end_procs(around, mesh, None, ORPHAN_GRACE),
-                // Nobody waits for that.
+                // Nobody waits for these.
                 Owned::Actor(home, actor) => {
                     let stop = StopActor::of(actor).header(self.me, home);
                     around.dispatch(Frame::build(stop, None, b"", &[]));

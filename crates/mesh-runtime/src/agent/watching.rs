@@ -1,4 +1,4 @@
-//! Who is told of whose end: the agent learns it from the messages that pass, and from those who ask.
+//! Who is notified of whose end. The agent learns this from passing messages and from requests.
 
 use super::{HostAgent, Surroundings};
 use crate::locks::lock;
@@ -33,7 +33,7 @@ pub(super) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
         ) => {
             family.asked(src, dst.mesh);
         }
-        // Its sender has something there that is to come back.
+        // Its sender lent something that is to come back.
         Ok(said) if said.is_for_port() || header.is_owed() || header.is_charged() => {
             family.asked(src, dst.mesh);
         }
@@ -43,13 +43,13 @@ pub(super) fn relate(family: &mut Family, header: &Header) -> Vec<ProcAddr> {
 }
 
 impl HostAgent {
-    /// A message passes that is for a process of this host.
+    /// Notes what a message for a process of this host says.
     pub(crate) fn overhear(&self, around: &impl Dispatch, header: &Header) {
         let unwatched = relate(&mut lock(&self.state).procs.family, header);
         self.watch(around, unwatched);
     }
 
-    /// Has the agents of owners on other hosts tell of their ends.
+    /// Asks the agents of owners on other hosts to report their ends.
     pub(super) fn watch(&self, around: &impl Dispatch, owners: Vec<ProcAddr>) {
         for owner in owners {
             around.dispatch(Watch::of(owner).frame(self.me, ProcAddr::agent(owner.host)));
@@ -63,12 +63,12 @@ impl HostAgent {
         }
         let Watch { mesh, rank } = Watch::read(header);
         if mesh == 0 {
-            // The agent itself: a proc of its host asks about all that it has.
+            // The agent itself: a proc of its host asks about all procs here.
             lock(&self.state).procs.family.listens(header.src);
             return;
         }
         let whom = ProcAddr { mesh, rank, host: self.me.host };
-        // Before the route is looked up: a death in between is then told one way or the other.
+        // Before the route is looked up, so that a death in between is reported either way.
         lock(&self.state).procs.family.asked(header.src, mesh);
         let gone = match around.route(whom) {
             Route::Gone(ended) => ended,
@@ -78,16 +78,16 @@ impl HostAgent {
         around.dispatch(Down::notice(whom, &gone).frame(self.me, header.src));
     }
 
-    /// A process of another host has ended, which may own something here.
+    /// A process of another host ended. It may own something here.
     pub(crate) fn owner_died(&self, around: &impl Dispatch, owner: ProcAddr) {
-        // Of those of this host the agent knows itself.
+        // The agent knows the ends on its own host.
         if owner.host != self.me.host {
             let aftermath = lock(&self.state).procs.family.died(owner);
             self.end_orphans(around, aftermath.end);
         }
     }
 
-    /// A host has died, and with it all that own something here.
+    /// A host died, and with it its processes that own something here.
     pub(crate) fn host_died(&self, around: &impl Dispatch, host: HostNo) {
         let aftermath = lock(&self.state).procs.family.host_died(host);
         self.end_orphans(around, aftermath.end);

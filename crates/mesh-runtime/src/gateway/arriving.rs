@@ -1,4 +1,4 @@
-//! Packets in, and what gateways tell each other in frames.
+//! Incoming packets, and frames between gateways.
 
 use super::connection::{HostConnection, HostConnectionEnd};
 use super::{Event, Gateway, Process};
@@ -9,11 +9,11 @@ use mesh_proto::messages::{Gathered, merged_call};
 use mesh_proto::{CallId, Frame, HostNo, Kind, Target};
 use std::sync::Arc;
 
-/// The most replies that a merged frame is taken apart into.
+/// The most replies that one merged frame may hold.
 const MOST_PLACES: u32 = 1 << 24;
 
 impl<P: Process> Gateway<P> {
-    /// A connection can be read from, or written to.
+    /// Handles a connection that is readable or writable.
     pub(crate) fn on_connection(self: &Arc<Self>, token: u64, readable: bool, writable: bool) {
         let Some(connection) = self.connections.get(token) else { return };
         if writable {
@@ -27,7 +27,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Reads what has arrived, and delivers it.
+    /// Reads what arrived and delivers it.
     pub(super) fn read(self: &Arc<Self>, connection: &Arc<HostConnection>) {
         let Some(process) = self.process.upgrade() else { return };
         let _in_order = lock(&self.delivery);
@@ -68,7 +68,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// What has arrived for this host, in order.
+    /// Takes what arrived for this host, in order.
     fn take(&self, process: &P, arrival: Arrival) {
         match arrival {
             Arrival::Piece { origin, message, offset, total, body } => {
@@ -108,7 +108,7 @@ impl<P: Process> Gateway<P> {
         process.arrived(frame);
     }
 
-    /// A cast has come: counts the processes of this host that will answer it.
+    /// A cast arrived: counts the processes of this host that will answer it.
     fn note_call(&self, process: &P, frame: &Frame, call: CallId) {
         let Ok(target) = frame.target() else { return };
         let Target::Many(mesh, region, placement) = &target else { return };
@@ -127,7 +127,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Replies that were merged on their way go on one by one.
+    /// Delivers replies that were merged on their way, one by one.
     fn take_gathered(&self, process: &P, frame: &Frame, origins: Option<&HostSet>) {
         let header = frame.header;
         let Ok(Gathered { call, .. }) = Gathered::read(&header) else { return };
@@ -147,7 +147,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// A frame of another gateway, or of the controller to all gateways.
+    /// Handles a frame from another gateway, or from the controller to all gateways.
     pub(crate) fn on_frame(self: &Arc<Self>, frame: Frame) {
         if frame.header.kind != Kind::Revoked {
             return self.on(Event::Told(frame));

@@ -1,4 +1,4 @@
-//! Frames out of segments, and large parts into memory that the processes of this host map.
+//! Frames from segments, with large parts in memory that the processes of this host map.
 
 use super::Process;
 use crate::locks::lock;
@@ -15,7 +15,7 @@ pub(crate) fn is_mapped(kind: Kind) -> bool {
     matches!(kind, Kind::Call | Kind::Tell | Kind::Reply | Kind::Post | Kind::Spawn | Kind::Partial | Kind::Extend)
 }
 
-/// A frame of which segments arrive.
+/// A frame whose segments are arriving.
 #[derive(Debug)]
 struct Assembly {
     total: u64,
@@ -27,11 +27,11 @@ struct Assembly {
 enum Into {
     /// One piece of memory.
     Whole(Vec<u8>),
-    /// The header and what else is small, and the parts: large ones where their receivers will map them.
+    /// The header and other small pieces, and the parts; large ones in memory that their receivers will map.
     Parts { header: Header, fixed: Bytes, parts: Vec<Slot>, sharing: Sharing },
 }
 
-/// A part, and where in the frame it lies.
+/// A part, and its place in the frame.
 #[derive(Debug)]
 struct Slot {
     start: u64,
@@ -46,7 +46,7 @@ enum Data {
 }
 
 impl Slot {
-    /// Takes its own share of `bytes`, which begin at `offset` in the frame.
+    /// Takes its share of `bytes`, which begin at `offset` in the frame.
     fn take(&mut self, offset: u64, bytes: &[u8]) {
         let (low, high) = (offset.max(self.start), (offset + bytes.len() as u64).min(self.start + self.len));
         if low >= high {
@@ -102,13 +102,13 @@ impl Assembly {
     }
 }
 
-/// See the module: frames of which some segments have arrived.
+/// See the module: frames of which some segments arrived.
 #[derive(Debug)]
 pub(super) struct Assemblies {
     me: ProcAddr,
     memory: Arc<Memory>,
     board: Arc<SpinBoard>,
-    /// Parts of this length and more go into shared memory.
+    /// Parts of at least this length go into shared memory.
     threshold: usize,
     begun: Mutex<HashMap<(HostNo, u32), Assembly>>,
 }
@@ -119,7 +119,7 @@ impl Assemblies {
         Self { me, memory, board, threshold, begun: Mutex::default() }
     }
 
-    /// Takes one segment. Returns the frame once it is whole.
+    /// Takes a segment. Returns the frame once it is complete.
     pub(super) fn take(
         &self,
         process: &impl Process,
@@ -152,12 +152,12 @@ impl Assemblies {
         assembly.finish()
     }
 
-    /// Forgets what a host has begun to send: it is dead.
+    /// Drops unfinished frames of a dead host.
     pub(super) fn forget(&self, host: HostNo) {
         lock(&self.begun).retain(|(origin, _), _| *origin != host);
     }
 
-    /// Where the parts of a frame go that processes of this host map; none if it is not such a frame.
+    /// Prepares the parts of a frame that processes of this host map. Returns `None` for other frames.
     fn apart(&self, process: &impl Process, total: u64, body: &[Bytes]) -> Option<Into> {
         let first = body.first()?;
         let header = Header::decode(first.first_chunk::<HEADER_LEN>()?).ok()?;

@@ -1,18 +1,19 @@
-//! Attaching hosts, at the controller, before all that it takes to connect to them is known.
+//! Attaching hosts, at the controller, before everything needed to connect to them is known.
 //!
-//! Credentials may be on a slow disk, looking up names may take long, and a launcher may not know an address yet. So hosts get
-//! their numbers and their places in the tree at once, and messages to them wait in their peer streams (ATT-1).
+//! Credentials may be on a slow disk, name lookups may be slow, and a launcher may not know an address yet. So hosts get their
+//! numbers and places in the tree at once, and messages to them wait in their peer streams (ATT-1).
 
-use super::{Event, Gateway, GatewayOptions, Process, agents};
+use super::{Event, Gateway, GatewayOptions, Machine, Process, agents};
 use crate::calls::Call;
 use crate::error::{ErrorKind, RuntimeError};
 use crate::greeting::GREETING;
+use crate::reactor::Reactor;
 use crate::tls::{Identity, resolve};
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{Fate, HostSet};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-/// The code for a host that could not be attached because of this side's own credentials or address.
+/// The fate of a host that could not be attached because of this side's credentials or address.
 fn fate_of(error: &RuntimeError) -> Fate {
     match error.kind() {
         ErrorKind::Credentials => Fate::NotAuthenticated,
@@ -21,19 +22,25 @@ fn fate_of(error: &RuntimeError) -> Fate {
 }
 
 impl<P: Process> Gateway<P> {
-    /// The process, if it may attach hosts, and let them go.
+    /// Returns the process if it may attach and release hosts.
     pub(super) fn controller(&self) -> Result<Arc<P>, RuntimeError> {
         self.parts.standing.usable()?;
         self.process.upgrade().filter(|_| self.is_controller()).ok_or(RuntimeError::NotController)
     }
 
-    /// Runs what may take long on a thread of its own. If it fails, none of these hosts can be used.
+    /// Locks the machine to attach hosts. Fails after [`Gateway::close`].
+    fn usable_machine(&self) -> Result<MutexGuard<'_, Machine<Reactor>>, RuntimeError> {
+        let machine = self.machine();
+        if machine.is_over() { Err(RuntimeError::Closed) } else { Ok(machine) }
+    }
+
+    /// Runs slow work on a new thread. If it fails, none of these hosts can be used.
     fn attach_behind(
         self: &Arc<Self>,
         hosts: HostSet,
         work: impl FnOnce(&Arc<Self>) -> Result<(), RuntimeError> + Send + 'static,
     ) -> Result<(), RuntimeError> {
-        // Not kept by what waits for a slow disk.
+        // A thread that waits for a slow disk does not keep the gateway alive.
         let this = Arc::downgrade(self);
         let behind = move || {
             let Some(this) = this.upgrade() else { return };
@@ -45,9 +52,9 @@ impl<P: Process> Gateway<P> {
         thread.map(drop).map_err(|error| RuntimeError::thread(&error))
     }
 
-    /// Attaches hosts that agents run on, at these addresses; an address that is not known yet is told later, by
-    /// [`Gateway::place_host`]. Returns the number of the first, and the call that completes as they come up: each answers with
-    /// its introduction. Credentials are read on another thread; the call tells what is wrong with them.
+    /// Attaches hosts at these addresses. An address that is not known yet is set later by [`Gateway::place_host`]. Returns the
+    /// number of the first host, and a call that each host answers with its introduction as it comes up. Credentials are read
+    /// on another thread; if that fails, so does the call.
     pub(crate) fn attach(
         self: &Arc<Self>,
         addresses: &[Option<String>],
@@ -57,13 +64,13 @@ impl<P: Process> Gateway<P> {
         let process = self.controller()?;
         let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let (base, call) = {
-            let mut machine = self.machine();
+            let mut machine = self.usable_machine()?;
             let base = machine.next_host();
             let call = process.open_call(agents(base, count))?;
             machine.attach(call.id, addresses, &options);
+            self.activate();
             (base, call)
         };
-        self.activate();
         let hosts = HostSet::range(base, count);
         let proven = hosts.clone();
         let behind = self.attach_behind(hosts.clone(), move |this| {
@@ -78,24 +85,23 @@ impl<P: Process> Gateway<P> {
         Ok((base, call))
     }
 
-    /// Tells where a host is that was attached without an address.
+    /// Sets the address of a host that was attached without one.
     pub(crate) fn place_host(self: &Arc<Self>, host: HostNo, address: String) {
         self.on(Event::Placed { host, address });
     }
 
-    /// Tells that a host that was attached without an address has none.
+    /// Gives up a host that was attached without an address and has none.
     pub(crate) fn displace_host(self: &Arc<Self>, host: HostNo, why: &str) {
         self.give_up(HostSet::one(host), Fate::NotAttached, why.to_owned());
     }
 
-    /// These hosts cannot be attached.
+    /// Gives up hosts that cannot be attached.
     fn give_up(self: &Arc<Self>, hosts: HostSet, fate: Fate, why: String) {
         self.on(Event::GivenUp { hosts, fate, why });
     }
 
-    /// Listens for hosts that can only dial out, and takes up to `count` of them. Returns the number of the first, and the call
-    /// that completes as they come. Credentials are read and names looked up on another thread; the call tells what is wrong
-    /// with them, and with the address.
+    /// Listens for hosts that can only dial out, and accepts up to `count` of them. Returns the number of the first, and a call
+    /// that completes as they come. Credentials are read and names looked up on another thread; if that fails, so does the call.
     pub(crate) fn attach_dialers(
         self: &Arc<Self>,
         address: &str,
@@ -105,12 +111,12 @@ impl<P: Process> Gateway<P> {
     ) -> Result<(HostNo, Arc<Call>), RuntimeError> {
         let process = self.controller()?;
         let (told, call) = {
-            let mut machine = self.machine();
+            let mut machine = self.usable_machine()?;
             let base = machine.next_host();
             let call = process.open_call(agents(base, count))?;
+            self.activate();
             (machine.attach_dialers(call.id, count, &options), call)
         };
-        self.activate();
         let (address, base) = (address.to_owned(), told.base);
         self.attach_behind(HostSet::range(base, count), move |this| {
             let listening = identity().and_then(|identity| {
@@ -119,7 +125,7 @@ impl<P: Process> Gateway<P> {
                 this.listen_for_dialers(addrs[0], identity, &told)
             });
             if listening.is_err() {
-                // So far nobody knows of them.
+                // Nobody knows of these hosts so far.
                 let mut machine = this.machine();
                 (base..base + count).for_each(|host| machine.seat(host, None));
             }

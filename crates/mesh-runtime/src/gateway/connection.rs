@@ -13,23 +13,23 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Bytes that may wait in a connection; more than that waits where it can still be sent another way.
+/// Bytes that may wait in a connection. The rest waits where it can still take another path.
 const ROOM: usize = 1 << 20;
-/// Bytes that are read before they are handed on: few enough segments to be in the core's cache still.
+/// Bytes that are read before they are handed on; few enough to still be in the core's cache.
 const MOST_READ: usize = 512 << 10;
 const IOV: usize = 64;
 
 /// How reading ended.
 pub(super) enum HostConnectionEnd {
-    /// Everything that had arrived was read.
+    /// Everything that arrived was read.
     Drained,
-    /// There is more; others go first.
+    /// There is more, but other connections go first.
     More,
-    /// The other end has closed, or broke the protocol; why, for people.
+    /// The other end closed or broke the protocol; the reason, for people.
     Closed(String),
 }
 
-/// Bytes of one packet that are not written yet.
+/// Part of a packet that is not fully written yet.
 #[derive(Debug)]
 struct Piece {
     bytes: Bytes,
@@ -51,7 +51,7 @@ struct Rx {
     decoder: PacketDecoder,
 }
 
-/// See the module. Any thread may send; whoever holds the reactor's lock reads.
+/// See the module. Any thread may send; the thread that holds the reactor's lock reads.
 #[derive(Debug)]
 pub struct HostConnection {
     pub(super) token: u64,
@@ -61,9 +61,9 @@ pub struct HostConnection {
     rx: Mutex<Rx>,
     /// The same socket, for epoll.
     fd: OwnedFd,
-    /// Bytes that wait, for those who must not wait for the lock.
+    /// Queued bytes, readable without the lock.
     waiting: AtomicU64,
-    /// When something was last heard and sent, in microseconds of the gateway's clock.
+    /// When bytes last arrived and were last sent, in microseconds of the gateway's clock.
     heard: AtomicU64,
     sent: AtomicU64,
     open: AtomicBool,
@@ -74,7 +74,7 @@ fn micros(at: Duration) -> u64 {
 }
 
 impl HostConnection {
-    /// A connection whose handshake is done. `decoder` holds what was read after it.
+    /// Creates a connection from a finished handshake. `decoder` holds bytes that were read after it.
     pub(super) fn new(
         token: u64,
         peer: HostNo,
@@ -101,7 +101,7 @@ impl HostConnection {
         })
     }
 
-    /// Starts reading, and writes what waits. False if the reactor cannot watch the socket.
+    /// Starts reading and writes what is queued. Returns false if the reactor cannot watch the socket.
     pub(super) fn register(&self, reactor: &Reactor) -> bool {
         let added = reactor.add(self.fd.as_fd(), self.token).is_ok();
         self.flush(reactor);
@@ -112,7 +112,7 @@ impl HostConnection {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Whether more may be put into it.
+    /// Whether it takes more.
     pub(super) fn has_room(&self) -> bool {
         self.waiting.load(Ordering::Relaxed) < ROOM as u64 && self.is_open()
     }
@@ -125,7 +125,7 @@ impl HostConnection {
         Duration::from_micros(self.sent.load(Ordering::Relaxed))
     }
 
-    /// Writes a packet if the socket has room, queues it otherwise.
+    /// Writes a packet if the socket has room, otherwise queues it.
     pub(super) fn send(&self, reactor: &Reactor, packet: &Packet, now: Duration) {
         self.sent.store(micros(now), Ordering::Relaxed);
         let head = packet.encode_head();
@@ -171,7 +171,7 @@ impl HostConnection {
         }
     }
 
-    /// Writes what waits, as far as the socket takes it.
+    /// Writes as much of the queue as the socket takes.
     pub(super) fn flush(&self, reactor: &Reactor) {
         let mut tx = lock(&self.tx);
         if tx.closed {
@@ -199,7 +199,7 @@ impl HostConnection {
         self.note_queue(reactor, &mut tx);
     }
 
-    /// A write failed. The reader finds the end and reports it; from now on nothing more is taken.
+    /// A write failed. Accepts nothing more; the reader will find the end and report it.
     fn broken(&self, reactor: &Reactor, tx: &mut Tx) {
         tx.shut();
         self.waiting.store(0, Ordering::Relaxed);
@@ -208,7 +208,7 @@ impl HostConnection {
         reactor.watch(self.fd.as_fd(), self.token, false);
     }
 
-    /// Reads what has arrived into `packets`.
+    /// Reads what arrived into `packets`.
     pub(super) fn read(&self, packets: &mut Vec<Packet>, now: Duration) -> HostConnectionEnd {
         let mut rx = lock(&self.rx);
         let Rx { reader, decoder } = &mut *rx;
@@ -235,7 +235,7 @@ impl HostConnection {
                     self.heard.store(micros(now), Ordering::Relaxed);
                     decoder.filled(n);
                     total += n;
-                    // The socket was empty a moment ago; it tells when there is more.
+                    // The socket was empty a moment ago; epoll reports when there is more.
                     dry = n < asked;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return HostConnectionEnd::Drained,
@@ -245,7 +245,7 @@ impl HostConnection {
         }
     }
 
-    /// Takes the connection down.
+    /// Closes the connection.
     pub(super) fn close(&self, reactor: &Reactor) {
         self.open.store(false, Ordering::Relaxed);
         reactor.remove(self.fd.as_fd());
@@ -259,7 +259,7 @@ impl HostConnection {
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
     }
 
-    /// Gives what waits a last chance to be written, for at most `limit`.
+    /// Writes what is queued, for at most `limit`.
     pub(super) fn drain(&self, reactor: &Reactor, limit: Duration) {
         let end = Instant::now() + limit;
         loop {

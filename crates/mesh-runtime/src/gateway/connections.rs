@@ -1,4 +1,4 @@
-//! The connections that are up, by their tokens in the reactor.
+//! The open connections, by reactor token.
 
 use super::connection::HostConnection;
 use crate::locks::{read, write};
@@ -8,7 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
 
-/// Connections' tokens begin here, above all others.
+/// Connections use tokens from here on, above all others.
 pub(crate) const CONNECTION_TOKENS: u64 = 1 << 40;
 
 /// See the module.
@@ -25,7 +25,7 @@ impl Default for Connections {
 }
 
 impl Connections {
-    /// Adds the connection that `make` makes with a token.
+    /// Adds the connection that `make` creates for a token.
     pub(super) fn add(&self, make: impl FnOnce(u64) -> io::Result<HostConnection>) -> io::Result<Arc<HostConnection>> {
         let token = self.next_token.fetch_add(1, Ordering::Relaxed);
         let connection = Arc::new(make(token)?);
@@ -45,13 +45,13 @@ impl Connections {
         read(&self.open).is_empty()
     }
 
-    /// Closes a connection, and forgets it.
+    /// Closes and forgets a connection.
     pub(super) fn close(&self, connection: &HostConnection, reactor: &Reactor) {
         connection.close(reactor);
         write(&self.open).remove(&connection.token);
     }
 
-    /// Forgets all connections, and returns them.
+    /// Removes and returns all connections.
     pub(super) fn take(&self) -> Vec<Arc<HostConnection>> {
         write(&self.open).drain().map(|(_, connection)| connection).collect()
     }

@@ -1,4 +1,4 @@
-//! What this side proves itself with, read again from time to time: certificates are renewed and revoked while a job runs.
+//! This side's credentials, read again from time to time: certificates are renewed and revoked while a job runs.
 
 use crate::error::RuntimeError;
 use crate::locks::lock;
@@ -7,24 +7,24 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-/// How often the credentials, and those of connected hosts, are looked at again.
+/// How often the credentials and those of connected hosts are checked again.
 const RECHECK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct Recheck {
-    /// When it is due.
+    /// When the next check is due.
     at: Duration,
-    /// What was wrong at the last look.
+    /// The problem that the last check found, or empty.
     complaint: String,
 }
 
-/// What another look at the credentials has brought.
+/// The result of checking the credentials again.
 pub(super) struct Looked {
-    /// What to check the other ends of connections by.
+    /// Checks the certificates of connected hosts.
     pub(super) identity: Arc<Identity>,
-    /// Another list of revocations than before.
+    /// The list of revocations, if it changed.
     pub(super) revoked: Option<Vec<u8>>,
-    /// What is wrong, if that is news.
+    /// The problem, if it is new.
     pub(super) complaint: Option<String>,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Credentials {
     recheck: Mutex<Recheck>,
 }
 
-/// Whether two folders are one, whatever they are called.
+/// Whether two paths name the same folder.
 fn same_folder(one: &Path, other: &Path) -> bool {
     one == other || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
@@ -45,7 +45,7 @@ impl Credentials {
         self.identity.get()
     }
 
-    /// Returns the credentials that were given first, which must be in the same folder.
+    /// Returns the credentials that were set first. They must be from the same folder.
     pub(super) fn agree(&self, identity: &Arc<Identity>) -> Result<&Arc<Identity>, RuntimeError> {
         let known = self.identity.get_or_init(|| Arc::clone(identity));
         if same_folder(known.dir(), identity.dir()) {
@@ -55,7 +55,7 @@ impl Credentials {
         }
     }
 
-    /// Looks again, if it is time.
+    /// Checks again, if it is time.
     pub(super) fn recheck(&self, now: Duration) -> Option<Looked> {
         let identity = self.identity.get()?;
         let mut recheck = lock(&self.recheck);
@@ -67,18 +67,18 @@ impl Credentials {
             Ok(changed) => (identity.revocations().filter(|_| changed), String::new()),
             Err(error) => (None, format!("failed to read the credentials again: {error}")),
         };
-        // What stays wrong is told once.
+        // A lasting problem is reported once.
         let is_news = !complaint.is_empty() && complaint != recheck.complaint;
         recheck.complaint.clone_from(&complaint);
         Some(Looked { identity: Arc::clone(identity), revoked, complaint: is_news.then_some(complaint) })
     }
 
-    /// When the next look is due.
+    /// When the next check is due.
     pub(super) fn due(&self) -> Duration {
         lock(&self.recheck).at
     }
 
-    /// Has the next turn look again.
+    /// Has the next turn check again.
     pub(super) fn recheck_soon(&self) {
         lock(&self.recheck).at = Duration::ZERO;
     }

@@ -1,4 +1,4 @@
-//! Connections that this side makes. The machine decides what is said and answered.
+//! Outgoing connections. The machine decides what both sides say.
 
 use super::joining::Greeted;
 use super::{Event, Gateway, Process};
@@ -10,40 +10,46 @@ use mesh_proto::hosts::{Fate, Packet, PacketDecoder};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// An attempt takes at least this long before it is given up.
+/// The shortest time limit of an attempt.
 const SHORTEST: Duration = Duration::from_millis(200);
 
-/// Why a host was not reached, by the error of the dial.
-fn missed_by(error: &DialError) -> Missed {
+/// Converts a dial error. `is_known` says whether this side was connected to the host before.
+fn missed_by(error: &DialError, is_known: bool) -> Missed {
     match error {
-        // The machine is there, and nobody listens.
+        // The machine answers, but nobody listens.
         DialError::Refused { .. } => Missed::for_good(Fate::Unreachable, error.to_string()),
         DialError::BadAddress { .. } => Missed::for_good(Fate::NotAttached, error.to_string()),
-        // A host that breaks off may be ending, or be overloaded; one that says no means it.
-        DialError::NotAuthenticated { reason, .. }
-            if !matches!(reason, Reason::Left | Reason::Broke(_) | Reason::TooSlow(_) | Reason::Crowded(_)) =>
-        {
-            Missed::for_good(Fate::NotAuthenticated, error.to_string())
-        }
+        // A host that breaks off may be ending, or be overloaded. Where a member was reached before, what cannot be read was
+        // damaged on its way. A host that rejects a certificate means it.
+        DialError::NotAuthenticated { reason, .. } => match reason {
+            Reason::Left | Reason::Broke(_) | Reason::TooSlow(_) | Reason::Crowded(_) => {
+                Missed::for_now(error.to_string())
+            }
+            reason if is_known && reason.may_be_damage() => Missed::for_now(error.to_string()),
+            _ => Missed::for_good(Fate::NotAuthenticated, error.to_string()),
+        },
         _ => Missed::for_now(error.to_string()),
     }
 }
 
 impl<P: Process> Gateway<P> {
-    /// Connects to a host, on a thread of its own.
+    /// Connects to a host on a new thread.
     pub(super) fn dial(self: &Arc<Self>, host: HostNo, address: String, window: Duration) {
+        if self.machine().is_over() {
+            return;
+        }
         let missed = |why: &str| self.on(Event::Missed { host, missed: Missed::for_now(why) });
         let Some(identity) = self.credentials.get().cloned() else {
             return missed("this side has no credentials");
         };
         let this = Arc::clone(self);
         let started = on_thread("mesh-dial", move || {
-            // An attempt that takes longer than the window is of no use.
+            // An attempt that takes longer than the window is useless.
             let timeout = window.clamp(SHORTEST, GREETING);
             let pace = Pace { timeout, again: (window / 20).clamp(AGAIN[0], AGAIN[1]) };
             match this.greet(host, &address, &identity, pace) {
                 Ok(Some(greeted)) => this.adopt(host, greeted, true),
-                // It is connected already, or said why it refuses.
+                // It is already connected, or refused in a way that the machine handled.
                 Ok(None) => this.on(Event::Missed { host, missed: Missed::for_now("") }),
                 Err(missed) => this.on(Event::Missed { host, missed }),
             }
@@ -53,7 +59,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Connects, and says who this is.
+    /// Connects and exchanges greetings.
     fn greet(
         self: &Arc<Self>,
         host: HostNo,
@@ -63,8 +69,8 @@ impl<P: Process> Gateway<P> {
     ) -> Result<Option<Greeted>, Missed> {
         let until = Instant::now() + pace.timeout;
         let expect = if host == 0 { Role::Controller } else { Role::Host };
-        let Dialed { mut stream, peer: facts, .. } =
-            dial(address, identity, Some(expect), pace).map_err(|error| missed_by(&error))?;
+        let Dialed { mut stream, peer: facts, .. } = dial(address, identity, Some(expect), pace)
+            .map_err(|error| missed_by(&error, self.machine().was_connected(host)))?;
         let mut decoder = PacketDecoder::default();
         let join = self.machine().join(host);
         let answer = say(&mut stream, &join.packet(), until)
@@ -73,7 +79,7 @@ impl<P: Process> Gateway<P> {
         self.answered(host, address, (stream, decoder, facts), &answer)
     }
 
-    /// The other side has answered this side's greeting. None if there is nothing to do for now.
+    /// Handles the answer to this side's greeting. Returns `None` if there is nothing to do for now.
     pub(super) fn answered(
         self: &Arc<Self>,
         host: HostNo,

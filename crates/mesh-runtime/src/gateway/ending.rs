@@ -6,18 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How often a controller that closes looks whether all that it said has arrived, should nobody tell it.
+/// How often a closing controller checks whether everything that it sent has arrived, in case it is not notified.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long one connection may take to send what waits in it when the gateway closes.
+/// How long one connection may take to send its queue when the gateway closes.
 const DRAIN: Duration = Duration::from_millis(200);
 
 impl<P: Process> Gateway<P> {
-    /// This host's part in the job ends, for a reason that the machine does not know.
+    /// Ends this host's part in the job for a reason that the machine does not know.
     pub(crate) fn end_job(self: &Arc<Self>, parting: Parting, why: &str) {
         self.on(Event::Ended { parting, why: why.to_owned() });
     }
 
-    /// This host's part in the job is over: its process, or whatever holds it, does the rest.
+    /// This host's part in the job is over. Its process, or the process's host, does the rest.
     pub(super) fn job_ended(&self, parting: Parting, visitors: Parting, why: &str) {
         self.parts.visits.end(visitors, why);
         if parting == Parting::CutOff {
@@ -31,10 +31,15 @@ impl<P: Process> Gateway<P> {
         self.ended.tell(why.to_owned());
     }
 
-    /// The process closes: the others are told, within about `limit`.
+    /// Closes the gateway and notifies the other hosts, within about `limit`.
     pub(crate) fn close(&self, limit: Duration) {
-        if !self.is_active() {
-            return;
+        {
+            // Under the machine's lock, so that hosts are attached either before, and end here, or not at all.
+            let mut machine = self.machine();
+            if !self.is_active() {
+                machine.stop();
+                return;
+            }
         }
         let until = Instant::now() + limit;
         self.listeners.close();
@@ -43,14 +48,15 @@ impl<P: Process> Gateway<P> {
             if let Some(order) = order {
                 self.dispatch(order);
             }
-            // What was said before the end is to arrive; a host that does not answer holds up nobody for long.
+            // Let what was sent before arrive. A host that does not answer delays this no longer than the limit.
             let mut machine = self.machine();
             while !machine.is_idle() && Instant::now() < until {
                 self.room.want();
                 machine = self.room.wait(machine, LOOK);
             }
-            machine.stop();
         }
+        // From here on a new connection is closed at once.
+        self.machine().stop();
         let parting = Parting::JobOver;
         let farewell = Farewell { parting, text: parting.to_string() }.packet(self.me.host);
         for connection in self.connections.take() {

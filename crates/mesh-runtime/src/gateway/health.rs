@@ -1,5 +1,5 @@
-//! The I/O thread's turn, and what is done about connections and hosts that are lost. Who lives, the machine says: GTW-2 to
-//! GTW-4 are in `mesh_proto::hosts::gateway`.
+//! The I/O thread's turn, and lost connections and hosts. The machine decides who is alive: GTW-2 to GTW-4 are in
+//! `mesh_proto::hosts::gateway`.
 
 use super::connection::HostConnection;
 use super::{Event, Gateway, Process};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 impl<P: Process> Gateway<P> {
-    /// The I/O thread's turn: what is due. Returns when it wants to be called next.
+    /// Does what is due, on the I/O thread. Returns when to call it next.
     pub(crate) fn turn(self: &Arc<Self>) -> Option<Instant> {
         if !self.is_active() {
             return None;
@@ -30,7 +30,7 @@ impl<P: Process> Gateway<P> {
         self.started.checked_add(next)
     }
 
-    /// Looks again at the credentials of both sides, if it is time.
+    /// Checks the credentials of both sides again, if it is time.
     fn recheck(self: &Arc<Self>, now: Duration) {
         let Some(looked) = self.credentials.recheck(now) else { return };
         if let Some(complaint) = looked.complaint {
@@ -49,14 +49,14 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// A connection has ended, or is of no use any more.
+    /// A connection ended or is no longer usable.
     pub(super) fn connection_lost(self: &Arc<Self>, connection: &Arc<HostConnection>, why: &str) {
         self.connections.close(connection, self.reactor());
         let (host, connection) = (connection.peer, Arc::clone(connection));
         self.on(Event::Closed { host, connection, why: why.to_owned() });
     }
 
-    /// A host is dead, by the controller's word.
+    /// The controller declared a host dead.
     pub(super) fn host_died(&self, host: HostNo, end: &HostEnd, lost: Vec<Lost>) {
         self.assemblies.forget(host);
         self.parts.visits.end_through(host);

@@ -1,4 +1,4 @@
-//! Taking connections into use: those that others make included, and the connection by which a host joins its job.
+//! Taking connections into use, incoming ones included, and the one by which a host joins its job.
 
 use super::connection::HostConnection;
 use super::roster::introduction;
@@ -17,36 +17,43 @@ use std::time::Instant;
 /// A connection whose greetings are done.
 pub(super) struct Greeted {
     pub(super) stream: TlsStream,
-    /// Has what was read after the greeting.
+    /// Holds bytes that were read after the greeting.
     pub(super) decoder: PacketDecoder,
     pub(super) facts: PeerFacts,
     pub(super) incarnation: u64,
     pub(super) terms: Option<Terms>,
 }
 
-/// How a host does its part in a job that begins there.
+/// How a host takes part in a job that starts there.
 pub(crate) struct JobBegun<'a> {
     pub(crate) identity: &'a Arc<Identity>,
-    /// What is said of the host besides its name.
+    /// Properties of the host.
     pub(crate) traits: &'a Traits,
-    /// Called once, when the host's part in the job is over, with the reason.
+    /// Called once with the reason when the host's part in the job is over.
     pub(crate) ended: Tell,
-    /// Shows people what they should know.
+    /// Shows messages to people.
     pub(crate) log: Tell,
 }
 
 impl<P: Process> Gateway<P> {
-    /// The controller has attached this host: its part in the job begins.
+    /// The controller attached this host: its part in the job starts.
     pub(crate) fn begin(self: &Arc<Self>, join: &Join, told: &Attachment, begun: JobBegun<'_>) {
         let JobBegun { identity, traits, ended, log } = begun;
         let _ = self.credentials.agree(identity);
         self.ended.set(ended);
         self.log.set(log);
         let event = Event::Begun { job: join.job, told: Arc::new(told.clone()) };
-        let actions = self.machine().on(event, self.now(), self.reactor());
-        self.activate();
+        let actions = {
+            let mut machine = self.machine();
+            if machine.is_over() {
+                // It was closed meanwhile.
+                return;
+            }
+            self.activate();
+            machine.on(event, self.now(), self.reactor())
+        };
         self.carry_out(actions);
-        // The controller's call waits for this.
+        // The controller's call waits for this reply.
         let place = self.me.host - told.base;
         let reply = Reply { actor: 0, call: told.call, place, answer: Answer::Value };
         let said = introduction(&self.parts.home.called(self.me.host), traits).encode();
@@ -54,7 +61,7 @@ impl<P: Process> Gateway<P> {
         self.reactor().ring_io();
     }
 
-    /// A member of the job has dialed, and wants to be connected to this host.
+    /// Handles a member of the job that dialed this host.
     pub(crate) fn admit(
         self: &Arc<Self>,
         join: &Join,
@@ -84,7 +91,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Takes a connection whose greetings are done into use. What the previous one may have lost is sent again.
+    /// Takes a connection into use after its greetings. What the previous one may have lost is sent again.
     pub(super) fn adopt(self: &Arc<Self>, host: HostNo, greeted: Greeted, dialed: bool) {
         let now = self.now();
         let Greeted { stream, decoder, facts, incarnation, terms } = greeted;

@@ -1,4 +1,4 @@
-//! Connections that hosts make which can only dial out: they offer themselves where the controller listens.
+//! Connections from hosts that can only dial out. They offer themselves where the controller listens.
 
 use super::{Event, Gateway, Process};
 use crate::error::RuntimeError;
@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// The hosts that are wanted at an address, each with what it is told when it comes.
+/// The hosts expected at an address, each with its attachment.
 type Seats = Mutex<VecDeque<(HostNo, Arc<Attachment>)>>;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ struct Door {
     listener: Listener,
 }
 
-/// The addresses at which hosts are waited for.
+/// The addresses at which hosts are expected.
 #[derive(Debug, Default)]
 pub(super) struct Listeners(Mutex<Vec<Door>>);
 
@@ -51,13 +51,12 @@ impl<P: Process> Jobs for Gateway<P> {
 }
 
 impl<P: Process> Gateway<P> {
-    /// Which job this is.
+    /// Returns the id of the job.
     pub(crate) fn job(&self) -> u64 {
         self.machine().job()
     }
 
-    /// Takes as many hosts as are told of that dial this address. Several calls may wait at one address; the first is served
-    /// first.
+    /// Accepts the hosts of `told` at this address. Several calls may wait at one address; they are served in order.
     pub(super) fn listen_for_dialers(
         self: &Arc<Self>,
         addr: SocketAddr,
@@ -66,7 +65,7 @@ impl<P: Process> Gateway<P> {
     ) -> Result<(), RuntimeError> {
         let wanted = (told.base..told.base + told.count).map(|host| (host, Arc::clone(told)));
         {
-            // Held throughout, so that of two calls for one address the second finds the listener of the first.
+            // Held throughout, so that the second of two calls for one address finds the listener of the first.
             let mut doors = lock(&self.listeners.0);
             if let Some(door) = doors.iter().find(|door| door.addr == addr && addr.port() != 0) {
                 lock(&door.seats).extend(wanted);
@@ -84,7 +83,7 @@ impl<P: Process> Gateway<P> {
             doors.push(Door { addr, seats, listener });
         }
         if self.parts.standing.is_closed() {
-            // Whoever closes may have looked just before.
+            // `close` may have run just before.
             self.listeners.close();
         }
         Ok(())
@@ -93,7 +92,7 @@ impl<P: Process> Gateway<P> {
     fn on_listener_event(self: &Arc<Self>, event: ListenerEvent, seats: &Arc<Seats>, looking: &Arc<AtomicUsize>) {
         let (stream, facts, addr) = match event {
             ListenerEvent::Joined { stream, peer, addr } => (stream, peer, addr),
-            // Probably a look whether this address can be reached, such as a host's before it dials.
+            // Probably a check whether this address is reachable, such as a host makes before it dials.
             ListenerEvent::Refused { reason: Reason::Left, .. } => return,
             ListenerEvent::Refused { addr, reason, .. } => {
                 return self.log.warn(format!("refused a connection from {addr}: {reason}"));
@@ -116,7 +115,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// A host offers itself, or comes back; or somebody wants to look into the job.
+    /// Handles a host that offers itself or comes back, or a visitor of the job.
     fn take_offer(
         self: &Arc<Self>,
         mut stream: TlsStream,
@@ -147,7 +146,7 @@ impl<P: Process> Gateway<P> {
         self.admit(&join, stream, decoder, facts);
     }
 
-    /// A host that belongs to no job is attached to this one.
+    /// Attaches a host that belongs to no job.
     fn seat(
         self: &Arc<Self>,
         mut stream: TlsStream,

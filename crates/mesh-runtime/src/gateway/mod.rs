@@ -1,25 +1,24 @@
 //! The gateway of an agent: its connections to other hosts.
 //!
-//! [`mesh_proto::hosts::Gateway`] decides; it is a state machine. This part has the sockets, TLS and threads. It hands in events
-//! ([`Gateway::on`]) and carries out actions ([`Gateway::carry_out`]). What it needs of the process around it is [`Process`].
+//! [`mesh_proto::hosts::Gateway`] decides; it is a state machine. This part owns the sockets, TLS and threads. It hands in
+//! events ([`Gateway::on`]) and carries out actions ([`Gateway::carry_out`]). It reaches the process around it through [`Process`].
 //!
-//! - this file: what it is made of, events in and actions out;
+//! - this file: its fields, events in and actions out;
 //! - `attaching`: hosts that join a job, before they are connected to;
-//! - `dialing`, `listening`: how connections come about, from here and from there; `joining`: taking them into use;
+//! - `dialing`, `listening`: making and accepting connections; `joining`: taking them into use;
 //! - `connection`: one encrypted connection; `connections`: all that are up;
-//! - `credentials`: what this side proves itself with;
-//! - `sending`: messages out, to the hosts that they are for, and on behalf of others; `room`: waiting until there is room;
-//! - `arriving`: packets in, and what gateways tell each other;
-//! - `assembly`: frames out of segments, large parts straight into shared memory;
-//! - `releasing`: hosts that are let go;
+//! - `credentials`: this side's certificates;
+//! - `sending`: messages out, own and relayed; `room`: waiting for room;
+//! - `arriving`: packets in, and frames between gateways;
+//! - `assembly`: frames from segments, with large parts straight in shared memory;
+//! - `releasing`: releasing hosts;
 //! - `health`: the I/O thread's turn, connections and hosts that are lost;
 //! - `ending`: the end of the job here, and of this part;
-//! - `roster`: which hosts there are, for people; `teller`: what else people are told.
+//! - `roster`: the list of hosts, for people; `teller`: other messages for people.
 //!
-//! Locks, in the order in which they may be taken: `delivery`, the agent's, the machine's, a connection's. The machine's is
-//! never held while a frame is dispatched or [`Process`] is called, but for [`Process::open_call`], which takes the calls' locks
-//! alone. Whoever takes packets from connections holds `delivery`
-//! until what they bring is delivered (GTW-1).
+//! Locks, in the order in which they may be taken: `delivery`, the agent's, the machine's, a connection's. The machine's lock is
+//! never held while a frame is dispatched or [`Process`] is called, except for [`Process::open_call`], which takes only the
+//! calls' locks. A thread that reads packets from a connection holds `delivery` until it has delivered them (GTW-1).
 
 mod arriving;
 mod assembly;
@@ -122,21 +121,21 @@ pub(crate) struct Gateway<P> {
     /// When the machine's clock began.
     started: Instant,
     machine: Mutex<Machine<Reactor>>,
-    /// Tells those who wait for the machine's state to change.
+    /// Wakes threads that wait for the machine's state to change.
     room: Room,
     assemblies: Assemblies,
     connections: Connections,
     credentials: Credentials,
     listeners: Listeners,
-    /// Whether there are other hosts at all.
+    /// Whether there are other hosts.
     active: AtomicBool,
     /// GTW-1.
     delivery: Mutex<()>,
-    /// What becomes of this process when its part in the job is over; set by its host.
+    /// Called when this process's part in the job is over; set by its host.
     ended: Teller,
-    /// This host is being let go: the end of whatever ends here, or cannot begin.
+    /// Set while this host is being released: the reason given for what ends here or cannot start.
     leaving: OnceLock<HostEnd>,
-    /// Whoever is told what people should know, who would learn of it by failures alone otherwise.
+    /// Shows people what they would otherwise notice only through failures.
     log: Teller,
 }
 
@@ -195,20 +194,20 @@ impl<P: Process> Gateway<P> {
         self.me == ProcAddr::CONTROLLER
     }
 
-    /// Sends a frame of this process, unless that has gone.
+    /// Sends a frame of this process, unless it is gone.
     fn dispatch(&self, frame: Frame) {
         if let Some(process) = self.process.upgrade() {
             process.dispatch(frame);
         }
     }
 
-    /// Tells the machine what has happened.
+    /// Passes an event to the machine and carries out its actions.
     fn on(self: &Arc<Self>, event: Event<Arc<HostConnection>>) {
         let actions = self.machine().on(event, self.now(), self.reactor());
         self.carry_out(actions);
     }
 
-    /// Does what the machine asks for, without its lock.
+    /// Carries out actions without the machine's lock.
     fn carry_out(self: &Arc<Self>, actions: Vec<Action<Arc<HostConnection>>>) {
         for action in actions {
             match action {

@@ -1,4 +1,4 @@
-//! What a gateway needs of the process that it is in.
+//! What a gateway needs of its process.
 
 use crate::calls::{Call, Outcome};
 use crate::error::RuntimeError;
@@ -8,31 +8,31 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// See the module. No lock of the gateway but the one for deliveries is held during a call.
+/// See the module. The gateway holds no lock during a call, except the one for deliveries.
 pub(crate) trait Process: Answerer {
-    /// A frame has arrived from another host, and goes on to whomever it is for on this one.
+    /// Passes on a frame from another host to its receivers on this one.
     fn arrived(&self, frame: Frame);
-    /// The ranks of a mesh that are, or were, on this host.
+    /// Returns the ranks of a mesh that are, or were, on this host.
     fn local_ranks(&self, mesh: MeshId) -> Range<u32>;
-    /// Whether an answer to this process brings a value that other processes of this host asked for, too.
+    /// Whether an answer to this process brings a value that other processes of this host also asked for.
     fn awaits_copy(&self, header: &Header) -> bool;
-    /// An answer has arrived: if it brings such a value, the others are answered. Returns it as it goes on.
+    /// Answers the others if a frame brings such a value. Returns the frame to pass on.
     fn share_copy(&self, frame: Frame) -> Frame;
-    /// A message cannot reach its receiver.
+    /// Handles a message that cannot reach its receiver.
     fn bounce(&self, frame: &Frame, outcome: Outcome);
-    /// At the controller: a host has said for the first time what it is called.
+    /// At the controller: a host introduced itself.
     fn host_attached(&self, host: HostNo, name: &str);
-    /// A host is dead: what was owned from there ends.
+    /// Ends what was owned from a dead host.
     fn host_died(&self, host: HostNo, end: &HostEnd);
-    /// The processes of a dead host are lost to this process, and to all others here.
+    /// Reports the processes of a dead host as lost to this process and all others here.
     fn ranks_lost(&self, host: HostNo, end: &HostEnd);
     /// Opens a call to agents of other hosts.
     ///
     /// # Errors
-    /// If the process takes no part in its job any more.
+    /// If the process no longer takes part in its job.
     fn open_call(&self, agents: Target) -> Result<Arc<Call>, RuntimeError>;
     /// Waits until a call is done.
     fn wait_for_call(&self, call: &Call, until: Instant);
-    /// Ends the job's processes on this host, each in order within a time, and waits for that.
+    /// Ends the job's processes on this host, each in order within `within`, and waits for that.
     fn vacate(&self, within: Duration, until: Instant);
 }

@@ -1,4 +1,4 @@
-//! Letting hosts go, in order, while the job and its other hosts go on.
+//! Releasing hosts in order, while the job and its other hosts go on.
 //!
 //! REL-1: a host that is let go first ends what runs there for the job, each process in order or, if that takes too long,
 //! by a kill; then it waits until what these have sent was acknowledged, and says that it is done. Only then, or if it does
@@ -20,13 +20,13 @@ use std::time::{Duration, Instant};
 pub(crate) const LAST: Duration = Duration::from_secs(3);
 /// Less than a segment: messages of up to this size arrive in the order in which they were sent.
 const SMALL: u64 = 64 << 10;
-/// How often it looks again, should nobody have told it to.
+/// How often it checks again, in case it is not notified.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// How hosts are let go.
+/// How hosts are released.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terms {
-    /// How long what runs there may take to end.
+    /// How long processes there may take to end.
     pub(crate) within: Duration,
     /// How long the hosts may take to answer.
     pub(crate) limit: Duration,
@@ -35,8 +35,8 @@ pub(crate) struct Terms {
 }
 
 impl<P: Process> Gateway<P> {
-    /// Lets hosts go: what runs there is told to end. `ending` are calls by which meshes were told to stop already. The call
-    /// that is returned completes when all of the hosts are gone.
+    /// Releases hosts: processes there are told to end. `ending` are the calls that already told meshes to stop. The returned
+    /// call completes when all of the hosts are gone.
     pub(crate) fn release(
         self: &Arc<Self>,
         hosts: &Region,
@@ -56,7 +56,7 @@ impl<P: Process> Gateway<P> {
         }
         let stop = StopProcs { mesh: 0, call: order.id, first: 0, per_host: 0, within, ranks };
         let (call, until) = (Arc::clone(&told), Instant::now() + limit);
-        // Messages take turns by their size, and the order must not overtake what was sent before.
+        // Messages take turns by size, and the order must not overtake earlier ones.
         let ordered = self.machine().is_heard(&hosts, SMALL);
         if ordered {
             process.dispatch(stop.frame(self.me, &agents));
@@ -73,7 +73,7 @@ impl<P: Process> Gateway<P> {
             this.give_up_call(&order);
             for host in hosts.iter() {
                 this.let_go(host, why);
-                // For one that was dead before.
+                // For a host that was dead before.
                 let ended = Arc::new(this.verdict_on(host).ended());
                 this.parts.calls.on_host_missing(this.reactor(), told.id, host, &ended);
             }
@@ -81,7 +81,7 @@ impl<P: Process> Gateway<P> {
         match std::thread::Builder::new().name("mesh-release".to_owned()).spawn(release) {
             Ok(_) => Ok(call),
             Err(error) => {
-                // Hosts that were told to end do so all the same; what becomes of them is told as ever.
+                // Hosts that got the order end all the same, and their end is reported as usual.
                 self.give_up_call(&call);
                 Err(RuntimeError::thread(&error))
             }
@@ -96,7 +96,7 @@ impl<P: Process> Gateway<P> {
         self.parts.calls.cancel(self.reactor(), call);
     }
 
-    /// The controller lets this host go: what runs here ends, then the controller is told.
+    /// The controller releases this host: ends its processes, then answers.
     pub(crate) fn on_release(self: &Arc<Self>, order: Header, within: Duration) {
         if order.src != ProcAddr::CONTROLLER || !self.me.is_agent() || self.is_controller() {
             return;
@@ -109,16 +109,16 @@ impl<P: Process> Gateway<P> {
         let leave = move || {
             let until = Instant::now() + within + LAST;
             process.vacate(within, until);
-            // What its processes have sent arrives before the host says that it is done.
+            // What its processes sent arrives before the answer.
             this.wait_until(until, Machine::has_arrived);
             let reply = Reply { actor: 0, call: asked.call, place: asked.place, answer: Answer::Value };
             process.dispatch(Frame::build(reply.header(this.me, asked.by), None, b"", &[]));
         };
-        // If no thread can be started for it, the controller waits no longer than it has said.
+        // If no thread can be started, the controller waits no longer than its limit.
         let _ = std::thread::Builder::new().name("mesh-leave".to_owned()).spawn(leave);
     }
 
-    /// Waits until the machine is in such a state.
+    /// Waits until `done` holds of the machine.
     fn wait_until(&self, until: Instant, done: impl Fn(&Machine<Reactor>) -> bool) {
         while Instant::now() < until && !self.parts.standing.is_closed() {
             self.room.want();
@@ -130,11 +130,11 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Waits until something holds of this host's processes, whose ends [`Gateway::note_leaving`] is told of.
+    /// Waits until `done` holds of this host's processes. [`Gateway::note_leaving`] reports their ends.
     pub(crate) fn wait_for_processes(&self, until: Instant, done: impl Fn() -> bool) {
         while Instant::now() < until && !self.parts.standing.is_closed() {
             self.room.want();
-            // Without the machine's lock: it may take that of the agent.
+            // Without the machine's lock: `done` may take the agent's.
             if done() {
                 return;
             }
@@ -142,7 +142,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// A process of this host has ended: for its host's sake, if it ended in order while the host is let go.
+    /// A process of this host ended. If it ended in order while the host is released, the host is the reason.
     pub(crate) fn note_leaving(&self, ended: &mut Ended) {
         if let Some(end) = self.leaving.get() {
             if ended.orderly {
@@ -152,7 +152,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Why nothing new runs on this host, if it is let go.
+    /// Why nothing new runs on this host, if it is being released.
     pub(crate) fn leaving(&self) -> Option<Arc<Ended>> {
         self.leaving.get().map(|end| Arc::new(end.ended()))
     }

@@ -1,11 +1,11 @@
-//! Waiting for the machine's state to change: for less to be under way, above all.
+//! Waiting for the machine's state to change, mostly for fewer bytes in flight.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Whoever waits calls [`Room::want`], then looks at the state, then waits: what changes in between is told. Whoever changes the
-/// state pays for a notification only if somebody waits.
+/// A waiter calls [`Room::want`], checks the state, then waits, so it misses no change in between. A change costs a
+/// notification only if somebody waits.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     wanted: AtomicBool,
@@ -13,7 +13,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// Somebody is about to look at the state, and will wait.
+    /// Announces that the caller is about to check the state and wait.
     pub(super) fn want(&self) {
         self.wanted.store(true, Ordering::SeqCst);
     }
@@ -23,7 +23,7 @@ impl Room {
         self.changed.wait_timeout(state, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// The state has changed.
+    /// Wakes the waiters: the state has changed.
     pub(super) fn tell(&self) {
         if self.wanted.swap(false, Ordering::SeqCst) {
             self.changed.notify_all();

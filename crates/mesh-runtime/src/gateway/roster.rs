@@ -1,44 +1,44 @@
-//! Which hosts there are, as the controller knows them: for people, and for whoever has to ask all of them something.
+//! The hosts that the controller knows, for people and for requests to all hosts.
 
 use super::{Gateway, HostState, HostView, Process};
 use mesh_proto::control::{Introduction, Traits};
 use mesh_proto::messages::Reply;
 use mesh_proto::{Frame, HostNo, Part, Target};
 
-/// What an agent says of itself when it is attached.
+/// What an agent reports of itself when it is attached.
 pub(crate) fn introduction(name: &str, traits: &Traits) -> Introduction {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) as u64;
     Introduction { name: name.to_owned(), pid: u64::from(std::process::id()), cpus, traits: traits.clone() }
 }
 
 impl<P: Process> Gateway<P> {
-    /// The agents of all hosts that were ever attached, at the controller; none if there was none.
+    /// Returns the agents of all hosts that were ever attached, at the controller; `None` if there was none.
     pub(crate) fn other_agents(&self) -> Option<Target> {
         self.machine().agents()
     }
 
-    /// The hosts that are attached and not dead.
+    /// Returns the attached hosts that are not dead.
     pub(crate) fn live_hosts(&self) -> Vec<HostNo> {
         self.machine().live_hosts()
     }
 
-    /// The connections to all other hosts, for inspection: number, whether it is up, bytes under way.
+    /// Returns the connections to other hosts, for inspection: host, whether it is up, bytes in flight.
     pub(crate) fn peers(&self) -> Vec<(HostNo, bool, u64)> {
         self.machine().peers()
     }
 
-    /// The hosts that were attached here, dead ones included.
+    /// Returns the hosts that were attached here, dead ones included.
     pub(crate) fn roll(&self) -> Vec<HostView> {
         self.machine().roll()
     }
 
-    /// What these hosts have said of themselves; none of those that have not, or that only the controller has heard.
+    /// Returns the introductions of these hosts; `None` for those that this host has not heard.
     pub(crate) fn introductions(&self, hosts: &[HostNo]) -> Vec<Option<Introduction>> {
         let machine = self.machine();
         hosts.iter().map(|host| machine.introduction(*host).cloned()).collect()
     }
 
-    /// The hosts that can be expected to answer, at the controller.
+    /// Returns the hosts that can be expected to answer, at the controller.
     pub(crate) fn hosts_in_reach(&self) -> Vec<HostNo> {
         if !self.is_active() {
             return Vec::new();
@@ -47,12 +47,12 @@ impl<P: Process> Gateway<P> {
         self.roll().into_iter().filter(reachable).map(|one| one.host).collect()
     }
 
-    /// What people call a host, as far as it is known here.
+    /// Returns the name of a host, as far as it is known here.
     pub(crate) fn name_of(&self, host: HostNo) -> Option<String> {
         self.machine().name_of(host)
     }
 
-    /// A reply of an agent has come: if it is the one to its attachment, it is the agent's introduction.
+    /// Handles a reply of an agent, which is its introduction if it answers the attachment.
     pub(super) fn note_introduction(&self, process: &P, frame: &Frame) {
         let host = frame.header.src.host;
         let Ok(Reply { call, .. }) = Reply::read(&frame.header) else { return };

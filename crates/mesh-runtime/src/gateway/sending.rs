@@ -1,4 +1,4 @@
-//! Messages out: to the hosts that they are for, and on behalf of others.
+//! Outgoing messages, own and relayed.
 
 use super::{Gateway, Machine, Process};
 use crate::calls::Outcome;
@@ -12,7 +12,7 @@ use mesh_proto::{CallId, Frame, HEADER_LEN, Header, HostEnd, HostNo, Kind, ProcA
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long a sender waits for room before it looks again.
+/// How long a sender waits for room before it checks again.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// The beginning of a message that says whose it is, whom it is for and what it is about: all that a sender learns of one that
@@ -26,7 +26,7 @@ fn label_of(pieces: &[Bytes]) -> Option<Frame> {
 }
 
 impl<P: Process> Gateway<P> {
-    /// Sends a frame to other hosts. Returns how many bytes wait behind it.
+    /// Sends a frame to other hosts. Returns how many bytes are queued.
     pub(crate) fn send(&self, frame: &Frame, hosts: HostSet) -> usize {
         if hosts.is_empty() {
             return 0;
@@ -35,7 +35,7 @@ impl<P: Process> Gateway<P> {
         let body = if shares { pieces(frame, &self.parts.memory) } else { None };
         let cargo = match body {
             Some(body) => Cargo::new(&frame.header, body),
-            // Its sender has died, and its memory with it: nobody is told.
+            // Its sender died, and its memory with it, so nobody is notified.
             None if shares => return 0,
             None => Cargo::of(frame),
         };
@@ -64,7 +64,7 @@ impl<P: Process> Gateway<P> {
         queued
     }
 
-    /// Posts frames that were held back. Returns how many bytes wait behind them.
+    /// Posts frames that were held back. Returns how many bytes are queued.
     fn post_all(
         &self,
         machine: &mut Machine<Reactor>,
@@ -79,16 +79,16 @@ impl<P: Process> Gateway<P> {
         frames.into_iter().map(post).max().unwrap_or(0)
     }
 
-    /// A call has come for `count` processes of this host from another host: their replies are merged.
+    /// Merges the replies to a call from another host to `count` processes of this one.
     pub(super) fn expect_replies(&self, caller: ProcAddr, call: CallId, count: u32) {
         let mut machine = self.machine();
         let ready = machine.expect_replies(caller, call, count);
         self.post_all(&mut machine, ready, &mut HostSet::default(), self.now());
     }
 
-    // What cannot be sent.
+    // Undeliverable messages.
 
-    /// What a dead host has never acknowledged comes back to its senders.
+    /// Returns to its senders what a dead host never acknowledged.
     pub(super) fn bounce_lost(&self, host: HostNo, lost: Vec<Lost>) {
         for one in lost {
             if let Some(frame) = label_of(&one.frame) {
@@ -97,11 +97,11 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// A message cannot reach these hosts.
+    /// Bounces a message that cannot reach these hosts.
     fn bounce(&self, frame: &Frame, hosts: &HostSet) {
         let Some(process) = self.process.upgrade() else { return };
         if matches!(frame.header.kind, Kind::SpawnProcs | Kind::StopProcs) {
-            // What it waits for are the processes of these hosts, not their agents.
+            // It waits for the processes of these hosts, not for their agents.
             hosts.iter().for_each(|host| self.order_lost(&*process, &frame.header, host));
             return;
         }
@@ -113,7 +113,7 @@ impl<P: Process> Gateway<P> {
         }
     }
 
-    /// Whoever has given an order to a host's agent learns that the host is dead, and with it all processes there.
+    /// Notifies the sender of an order to a host's agent that the host, and with it all processes there, is dead.
     fn order_lost(&self, process: &P, order: &Header, host: HostNo) {
         let verdict = self.verdict_on(host);
         if order.src != self.me {
@@ -125,24 +125,25 @@ impl<P: Process> Gateway<P> {
         if self.machine().knows(host) {
             self.parts.calls.on_host_down(self.reactor(), host, &ended);
         } else if let Some(Asked { call, .. }) = Asked::of(order) {
-            // It has yet to come, and its attachment goes on waiting for it.
+            // It has not arrived yet, and its attachment goes on waiting for it.
             self.parts.calls.on_host_missing(self.reactor(), call, host, &ended);
         }
     }
 
-    /// Why nothing goes to a host.
+    /// Why nothing is sent to a host.
     pub(super) fn verdict_on(&self, host: HostNo) -> Arc<HostEnd> {
         self.machine().verdict_on(host)
     }
 
     // Back pressure.
 
-    /// Bytes that wait for, or are under way to, the fullest of these hosts.
+    /// Returns the bytes queued for or in flight to the fullest of these hosts.
     pub(crate) fn outstanding_to(&self, hosts: &HostSet) -> usize {
         usize::try_from(self.machine().waiting(hosts)).unwrap_or(usize::MAX)
     }
 
-    /// Waits until no more than the budget waits for these hosts. False if the time came first, or the end of this process.
+    /// Waits until at most `budget` bytes are queued for these hosts. Returns false if `until` or the end of this process came
+    /// first.
     pub(crate) fn wait_for_room(&self, hosts: &HostSet, budget: usize, until: Instant) -> bool {
         loop {
             self.room.want();

@@ -1,12 +1,12 @@
-//! Telling whoever runs this process.
+//! Messages for the person who runs this process.
 
 use std::io::Write;
 use std::sync::OnceLock;
 
-/// What is called with a text.
+/// Called with a text.
 pub(crate) type Tell = Box<dyn Fn(String) + Send + Sync>;
 
-/// Somebody who is told something; nobody, until it is said who.
+/// A receiver of texts, once one is set.
 #[derive(Default)]
 pub(super) struct Teller(OnceLock<Tell>);
 
@@ -17,19 +17,19 @@ impl std::fmt::Debug for Teller {
 }
 
 impl Teller {
-    /// Says who is told. The first word counts.
+    /// Sets the receiver. Only the first call has an effect.
     pub(super) fn set(&self, tell: Tell) {
         let _ = self.0.set(tell);
     }
 
-    /// Tells it to them, if there is somebody.
+    /// Passes a text to the receiver, if there is one.
     pub(super) fn tell(&self, text: String) {
         if let Some(tell) = self.0.get() {
             tell(text);
         }
     }
 
-    /// Tells it to them; on standard error, if there is nobody.
+    /// Passes a text to the receiver, or prints it to standard error if there is none.
     pub(super) fn warn(&self, text: String) {
         match self.0.get() {
             Some(tell) => tell(text),

@@ -3,8 +3,8 @@
 
 use super::Runtime;
 use super::spawned::stop_order;
-use crate::agent::{self, SpawnSpec, Surroundings};
-use crate::calls::{Call, Outcome};
+use crate::agent::{SpawnSpec, Surroundings};
+use crate::calls::{self, Call, Outcome};
 use crate::error::RuntimeError;
 use crate::inspect::Note;
 use crate::link::Link;
@@ -182,7 +182,7 @@ impl Runtime {
             for (index, rank) in (first..).zip(ranks) {
                 let gone = match self.switch.route(placement.addr(mesh, rank)) {
                     Route::Gone(ended) => Outcome::Lost(ended),
-                    Route::Unknown => agent::lost(EndReason::NeverKnown),
+                    Route::Unknown => calls::lost(EndReason::NeverKnown),
                     Route::Here | Route::Via(_) | Route::Remote(_) => continue,
                 };
                 self.calls.on_outcome(&self.reactor, call.id, index, gone);

@@ -1,8 +1,8 @@
 //! Messages that cannot reach their receivers: whoever waits for an answer gets one.
 
 use super::Runtime;
-use crate::agent::{self, MOST_PROCS};
-use crate::calls::Outcome;
+use crate::agent::MOST_PROCS;
+use crate::calls::{self, Outcome};
 use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::messages::{Asked, Meaning};
 use mesh_proto::{EndReason, Ended, Flow, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Target, Undelivered};
@@ -137,7 +137,7 @@ impl Runtime {
     pub(crate) fn refuse_unknown(&self, frame: &Frame) {
         let outcome = match self.early.why(frame.header.dst.mesh) {
             Some(ended) => Outcome::Lost(ended),
-            None => agent::lost(EndReason::NoSuchProc(frame.header.dst)),
+            None => calls::lost(EndReason::NoSuchProc(frame.header.dst)),
         };
         self.bounce(frame, outcome);
     }

@@ -80,12 +80,6 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Whether a host was attached without an address, which has not been told yet.
-    #[must_use]
-    pub fn is_unplaced(&self, host: HostNo) -> bool {
-        self.pending.unplaced.contains(host)
-    }
-
     pub(super) fn proven(&mut self, turn: &mut Turn<'_, W>, hosts: &HostSet) {
         self.pending.unproven.reduce_by(hosts);
         self.no_longer_pending(turn, hosts);

@@ -261,7 +261,7 @@ struct Peer<C> {
     lost_since: Option<Duration>,
     /// When the last connection to it was last heard of.
     heard: Option<Duration>,
-    /// When it was last reported to be well.
+    /// When this host last reported it as well.
     well_at: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.

@@ -89,6 +89,12 @@ impl<W: Wire> Gateway<W> {
         self.standing(host) == Standing::Dead
     }
 
+    /// Whether there ever was a connection to a host.
+    #[must_use]
+    pub fn was_connected(&self, host: HostNo) -> bool {
+        self.peers.get(&host).is_some_and(|peer| peer.incarnation != 0)
+    }
+
     /// What is held of a host.
     #[must_use]
     pub fn stands(&self, host: HostNo) -> Standing {

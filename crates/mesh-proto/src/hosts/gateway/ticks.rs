@@ -22,6 +22,13 @@ struct Due<C> {
     held: Option<HostSet>,
 }
 
+/// A host that a tick looks at.
+struct Look {
+    host: HostNo,
+    standing: Standing,
+    is_child: bool,
+}
+
 impl<C> Default for Due<C> {
     fn default() -> Self {
         Self {
@@ -136,15 +143,16 @@ impl<W: Wire> Gateway<W> {
                 self.schedule.watch(host, false);
                 continue;
             };
+            let look = Look { host, standing, is_child: children.contains(host) };
             if self.is_pending(host) {
                 // ATT-1
                 if let Some(peer) = self.peers.get_mut(&host) {
                     (peer.lost_since, peer.redial_at) = (None, None);
                 }
             } else if peer.connection.is_some() {
-                self.look_at_connected(wire, now, (host, standing), children.contains(host), &mut due);
+                self.look_at_connected(wire, now, &look, &mut due);
             } else {
-                self.look_at_lost(wire, now, (host, standing), children.contains(host), &mut due);
+                self.look_at_lost(wire, now, &look, &mut due);
             }
             let heartbeat = self.peers.get(&host).and_then(|peer| peer.heartbeat.as_ref());
             let is_suspect = heartbeat.is_some_and(Heartbeat::is_suspect) || self.standing(host) == Standing::Suspect;
@@ -154,14 +162,8 @@ impl<W: Wire> Gateway<W> {
         due
     }
 
-    fn look_at_connected(
-        &mut self,
-        wire: &W,
-        now: Duration,
-        (host, standing): (HostNo, Standing),
-        is_child: bool,
-        due: &mut Due<W::Connection>,
-    ) {
+    fn look_at_connected(&mut self, wire: &W, now: Duration, look: &Look, due: &mut Due<W::Connection>) {
+        let Look { host, standing, is_child } = *look;
         let (me, default) = (self.me, self.window);
         let Some(peer) = self.peers.get_mut(&host) else { return };
         let window = peer.window(default);
@@ -211,14 +213,8 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    fn look_at_lost(
-        &mut self,
-        wire: &W,
-        now: Duration,
-        (host, standing): (HostNo, Standing),
-        is_child: bool,
-        due: &mut Due<W::Connection>,
-    ) {
+    fn look_at_lost(&mut self, wire: &W, now: Duration, look: &Look, due: &mut Due<W::Connection>) {
+        let Look { host, standing, is_child } = *look;
         let is_parent = Some(host) == self.topology.parent(self.me);
         let Some(peer) = self.peers.get(&host) else { return };
         let mut limit = peer.limit(self.window);

@@ -3,6 +3,12 @@
 //! Everything from one host to another is one numbered *peer stream*, whatever path its packets take. The receiver delivers
 //! by number, the sender keeps what is not acknowledged, so that connections and relays may lose or repeat anything.
 //!
+//! - this file: types, posting, and what is due;
+//! - `outbox`, `taking`: what waits for a next hop, and the next packet out of that;
+//! - `outgoing`: what is under way to a host; `incoming`: what has arrived from it; `receiving`: packets in;
+//! - `peers`: both for runs of hosts that stand alike; `paths`: paths that change, hosts that end;
+//! - `passing`: others' acks.
+//!
 //! STR-1: a receiver delivers each number of a peer stream once, in order; what comes early is held, what comes again is
 //! dropped and acknowledged once more.
 //!
@@ -27,20 +33,20 @@ mod outgoing;
 mod passing;
 mod paths;
 mod peers;
+mod receiving;
+mod taking;
 
-use super::packet::{Dest, Gap, MAX_RUNS, Packet, PacketKind, Share};
+use super::packet::{Dest, MAX_RUNS, Packet, PacketKind, Share};
 use super::{HostSet, Short};
 use crate::HostNo;
 use bytes::Bytes;
-use incoming::{Held, Verdict};
-use outbox::{Blocked, Hosts, Outbox, Post, in_order};
-use outgoing::{Log, Patience, Sent};
+use outbox::{Blocked, Hosts, Outbox, Post};
+use outgoing::{Log, Patience};
 use passing::Passing;
 use peers::Peers;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 use std::cmp::Reverse;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// What a packet counts for against a window beside its bytes: a flood of empty ones fills memory too.
@@ -221,219 +227,6 @@ impl PeerStreams {
         self.outboxes.entry(via).or_default().insert(via, post);
     }
 
-    /// The next packet for the next hop `via`, numbered; none if nothing waits or nothing may go now. It counts as
-    /// sent: if it is lost, it is sent again in time.
-    pub fn next_packet(&mut self, via: HostNo, now: Duration) -> Option<Packet> {
-        let outbox = loop {
-            let outbox = self.outboxes.get_mut(&via)?;
-            let Some((order, hosts)) = outbox.resend.pop_first() else { break outbox };
-            if let Some(packet) = self.again(via, order, hosts) {
-                return Some(packet);
-            }
-        };
-        let mut lane = outbox.ring.pop_front()?;
-        loop {
-            match self.next_of_lane(via, lane, now) {
-                Ok(packet) => return Some(packet),
-                Err(full) => {
-                    for &(first, count) in full.runs() {
-                        self.peers.range(first, count).for_each(|(_, _, peer)| peer.out.blocked.push((via, lane)));
-                    }
-                }
-            }
-            lane = self.outboxes.get_mut(&via)?.ring.pop_front()?;
-        }
-    }
-
-    /// What is sent again, to those that have not acknowledged it.
-    fn again(&mut self, via: HostNo, order: u64, mut hosts: Vec<Dest>) -> Option<Packet> {
-        in_order(&mut hosts);
-        let mut missing = Vec::new();
-        let mut index = None;
-        for dest in hosts {
-            for (first, count, peer) in self.peers.among(dest.first, dest.count) {
-                if let Some(flight) = peer.out.flight(dest.seq) {
-                    index = Some(flight.sent);
-                    missing.push((Dest { first, count, seq: dest.seq }, flight.via != via));
-                }
-            }
-        }
-        let mut dests = Short::new();
-        let mut rest = Vec::new();
-        for (dest, moved) in missing {
-            if dests.len() == MAX_RUNS && !continues(&dests, dest.first, dest.seq) {
-                rest.push(dest);
-                continue;
-            }
-            if moved {
-                self.peers.range(dest.first, dest.count).for_each(|(_, _, peer)| peer.out.goes(dest.seq, via));
-            }
-            add_dest(&mut dests, dest);
-        }
-        if !rest.is_empty()
-            && let Some(outbox) = self.outboxes.get_mut(&via)
-        {
-            outbox.resend.insert(order, rest);
-        }
-        let sent = self.log.get(index?)?;
-        let mut packet = sent.packet(self.me);
-        packet.dests = dests;
-        self.carry_ack(&mut packet);
-        Some(packet)
-    }
-
-    /// Which post of a lane may go now, split so that all of its hosts may; or the hosts whose windows are in the way.
-    ///
-    /// A host that is behind holds up what is for itself: the others get their share of a cast, and the first few posts
-    /// that are not for it.
-    fn choose(&mut self, via: HostNo, lane: Lane) -> Result<usize, HostSet> {
-        let mut full = HostSet::default();
-        let mut order = false;
-        let mut barred: Vec<HostSet> = Vec::new();
-        let mut chosen = None;
-        let Some(queue) = self.outboxes.get(&via).and_then(|outbox| outbox.queues.get(&lane)) else { return Err(full) };
-        let vias = self.lanes.get(&lane).filter(|vias| vias.len() > 1);
-        for (at, post) in queue.posts.iter().take(AHEAD).enumerate() {
-            let earlier = vias.into_iter().flatten().filter(|other| **other != via).any(|other| {
-                let queue = self.outboxes.get(other).and_then(|outbox| outbox.queues.get(&lane));
-                queue.is_some_and(|queue| queue.has_earlier(*other, post.ticket, &post.hosts))
-            });
-            if earlier {
-                order = true;
-                barred.push(post.hosts.to_set());
-                continue;
-            }
-            let cost = post.left().min(SEGMENT as u64) + PACKET_COST;
-            let mut late = HostSet::default();
-            for (first, count) in post.hosts.runs() {
-                let among = self.peers.among(first, count);
-                let without_room = among.filter(|(_, _, peer)| !peer.out.has_room(cost, self.window));
-                without_room.for_each(|(first, count, _)| late.push_run(first, count));
-            }
-            if barred.is_empty() && late.is_empty() {
-                chosen = Some((at, None));
-                break;
-            }
-            let ready = barred.iter().chain([&late]).fold(post.hosts.to_set(), |hosts, less| hosts.difference(less));
-            if !ready.is_empty() {
-                chosen = Some((at, (ready.len() < post.hosts.len()).then_some(ready)));
-                break;
-            }
-            full = full.iter().chain(late.iter()).collect();
-            barred.push(post.hosts.to_set());
-        }
-        let Some(outbox) = self.outboxes.get_mut(&via) else { return Err(full) };
-        let Some(queue) = outbox.queues.get_mut(&lane) else { return Err(full) };
-        match chosen {
-            None => {
-                queue.blocked = if order { Blocked::Order } else { Blocked::Window };
-                Err(full)
-            }
-            Some((at, None)) => Ok(at),
-            Some((at, Some(ready))) => {
-                outbox.waiting += queue.split(at, ready, via);
-                Ok(at)
-            }
-        }
-    }
-
-    /// The next segment of a lane; or the hosts whose windows are full, if it is that.
-    fn next_of_lane(&mut self, via: HostNo, lane: Lane, now: Duration) -> Result<Packet, HostSet> {
-        let at = self.choose(via, lane)?;
-        let Some(outbox) = self.outboxes.get_mut(&via) else { return Err(HostSet::default()) };
-        let Some(queue) = outbox.queues.get_mut(&lane) else { return Err(HostSet::default()) };
-        let Some(post) = queue.posts.get_mut(at) else { return Err(HostSet::default()) };
-        let len = post.left().min(SEGMENT as u64);
-        let cost = len + PACKET_COST;
-        let whole = len == post.total;
-        if !whole && post.offset == 0 {
-            self.messages = self.messages.wrapping_add(1).max(1);
-            post.message = self.messages;
-            post.whole = Some(Arc::new(post.cargo.frame.clone()));
-        }
-        let sent = Sent {
-            order: 0,
-            refs: 0,
-            message: post.message,
-            offset: post.offset,
-            total: post.total,
-            cost,
-            body: if whole { post.cargo.frame.clone() } else { cut(&post.cargo.frame, post.offset, len) },
-            whole: post.whole.clone(),
-            lane,
-        };
-        let mut packet = sent.packet(self.me);
-        let index = self.log.insert(sent);
-        let mut left = None;
-        let mut refs = 0;
-        'hosts: for (first, count) in post.hosts.runs() {
-            let Self { peers, .. } = self;
-            peers.make(first, count);
-            let (runs, alarms) = peers.range_and_alarms(first, count);
-            for (first, count, peer) in runs {
-                let seq = peer.out.next_seq();
-                if packet.dests.len() == MAX_RUNS && !continues(&packet.dests, first, seq) {
-                    left = Some(first);
-                    break 'hosts;
-                }
-                add_dest(&mut packet.dests, Dest { first, count, seq });
-                refs += count;
-                if peer.out.take(index, via, cost, now, self.patience) {
-                    peer.arm(alarms, first, now + self.patience.first);
-                }
-            }
-        }
-        self.log.set_refs(index, refs);
-        let rest = left.map(|first| post.split_from(first));
-        post.offset += len;
-        let finished = post.offset == post.total;
-        outbox.waiting = outbox.waiting.saturating_sub(len);
-        if finished {
-            queue.remove(at, via);
-        }
-        if let Some(rest) = rest {
-            outbox.waiting += rest.left();
-            queue.put(at + usize::from(!finished), rest, via);
-        }
-        let emptied = queue.posts.is_empty();
-        if emptied {
-            outbox.drop_queue(lane);
-        } else {
-            queue.blocked = Blocked::No;
-            outbox.ring.push_back(lane);
-        }
-        if finished {
-            self.lane_moved(via, lane, emptied);
-        }
-        self.carry_ack(&mut packet);
-        Ok(packet)
-    }
-
-    /// A post of the lane is done with at `via`, or the last one: others of the lane that waited for it may go.
-    fn lane_moved(&mut self, via: HostNo, lane: Lane, emptied: bool) {
-        let Some(vias) = self.lanes.get_mut(&lane) else { return };
-        if emptied {
-            if vias.len() <= 1 {
-                self.lanes.remove(&lane);
-                return;
-            }
-            vias.retain(|other| *other != via);
-        }
-        for other in vias.iter().filter(|other| **other != via) {
-            let queue = self.outboxes.get(other).and_then(|outbox| outbox.queues.get(&lane));
-            if queue.is_some_and(|queue| queue.blocked == Blocked::Order) {
-                unblock(&mut self.outboxes, &mut self.ready, *other, lane);
-            }
-        }
-    }
-
-    /// A packet to one host carries what there is to acknowledge.
-    fn carry_ack(&mut self, packet: &mut Packet) {
-        if let Some((peer, _)) = packet.sole().and_then(|host| self.peers.one(host)) {
-            packet.ack = peer.inc.say();
-        }
-    }
-
     /// Bytes that wait for the next hop `via` and were not taken: what it takes to hold back whoever posts.
     #[must_use]
     pub fn waiting(&self, via: HostNo) -> u64 {
@@ -468,166 +261,6 @@ impl PeerStreams {
     #[must_use]
     pub fn held(&self) -> u64 {
         self.peers.iter().map(|(_, count, peer)| u64::from(count) * peer.inc.held_cost).sum()
-    }
-
-    /// Whether a packet of kind data is for this host too, and has not been here before.
-    #[must_use]
-    pub fn is_new(&self, packet: &Packet) -> bool {
-        let run = self.peers.run(packet.origin);
-        packet.seq_for(self.me).is_some_and(|seq| run.is_none_or(|(.., peer)| peer.inc.is_new(seq)))
-    }
-
-    /// Takes a packet of kind data, ack or nack of which this host is a destination; what can be delivered is
-    /// appended to `out`.
-    pub fn on_packet(&mut self, packet: Packet, now: Duration, out: &mut Vec<Arrival>) {
-        match packet.kind {
-            PacketKind::Data if packet.shares.is_empty() => self.on_data(packet, now, out),
-            PacketKind::Data => self.on_merged(packet, now, out),
-            PacketKind::Ack if packet.shares.is_empty() => {
-                if let Some(ack) = packet.seq_for(self.me) {
-                    self.on_acks(packet.origin, 1, ack, now);
-                }
-            }
-            PacketKind::Ack => {
-                for share in &packet.shares {
-                    self.on_acks(share.first, share.count, share.ack, now);
-                }
-                self.join(&packet.shares);
-            }
-            PacketKind::Nack => {
-                self.on_acks(packet.origin, 1, packet.ack, now);
-                self.on_nack(packet.origin, packet.gaps());
-            }
-            _ => {}
-        }
-    }
-
-    /// Hosts that were heard of together may stand alike again.
-    fn join(&mut self, shares: &[Share]) {
-        for share in shares {
-            self.peers.join(share.first, share.count);
-        }
-    }
-
-    fn on_data(&mut self, packet: Packet, now: Duration, out: &mut Vec<Arrival>) {
-        let origin = packet.origin;
-        if origin == self.me || (!self.ended.is_empty() && self.ended.contains(origin)) {
-            return;
-        }
-        let Some(seq) = packet.seq_for(self.me).filter(|seq| *seq > 0) else { return };
-        if packet.ack > 0 {
-            self.on_acks(origin, 1, packet.ack, now);
-        }
-        let cost = packet.body_len() as u64 + PACKET_COST;
-        let window = self.window;
-        let (peer, alarms) = self.peers.one_or_new(origin);
-        match peer.inc.judge(seq, cost, window, now) {
-            Verdict::Now => {
-                let Packet { message, offset, total, body, .. } = packet;
-                out.push(Arrival::Piece { origin, message, offset, total, body });
-                peer.inc.release(origin, 1, out);
-            }
-            Verdict::Early => {
-                let Packet { message, offset, total, body, .. } = packet;
-                peer.inc.hold(seq, cost, Held::Piece { message, offset, total, body });
-            }
-            Verdict::Never => {}
-        }
-        if let Some(at) = peer.inc.deadline() {
-            peer.arm(alarms, origin, at);
-        }
-    }
-
-    fn on_merged(&mut self, packet: Packet, now: Duration, out: &mut Vec<Arrival>) {
-        if packet.sole() != Some(self.me) {
-            return;
-        }
-        let cost = packet.body_len() as u64 + PACKET_COST;
-        let at = out.len();
-        let mut origins = HostSet::default();
-        let window = self.window;
-        for share in packet.shares.iter().filter(|share| share.seq > 0) {
-            self.on_acks(share.first, share.count, share.ack, now);
-            for &(first, count) in self.living(share).runs() {
-                self.peers.make(first, count);
-                let (runs, alarms) = self.peers.range_and_alarms(first, count);
-                for (first, count, peer) in runs {
-                    match peer.inc.judge(share.seq, cost, window, now) {
-                        Verdict::Now => {
-                            origins.push_run(first, count);
-                            peer.inc.release(first, count, out);
-                        }
-                        Verdict::Early => peer.inc.hold(share.seq, cost, Held::Merged(packet.body.clone())),
-                        Verdict::Never => {}
-                    }
-                    if let Some(at) = peer.inc.deadline() {
-                        peer.arm(alarms, first, at);
-                    }
-                }
-            }
-        }
-        self.join(&packet.shares);
-        if !origins.is_empty() {
-            // What was held behind a host's part comes after it.
-            out.insert(at, Arrival::Merged { origins, body: packet.body });
-        }
-    }
-
-    /// Those of a share that are others and have not ended.
-    fn living(&self, share: &Share) -> HostSet {
-        let mut hosts = HostSet::range(share.first, share.count);
-        hosts.remove(self.me);
-        if self.ended.is_empty() { hosts } else { hosts.difference(&self.ended) }
-    }
-
-    /// The `count` hosts from `first` on have received everything up to the number `ack`.
-    fn on_acks(&mut self, first: HostNo, count: u32, ack: u64, now: Duration) {
-        let mut news = Short::new();
-        for (first, count, peer) in self.peers.among(first, count) {
-            if peer.out.is_news(ack) {
-                news.push((first, count));
-            }
-        }
-        for &(first, count) in &news {
-            for (first, count, peer) in self.peers.range(first, count) {
-                let more = peer.out.acknowledge(ack, count, &mut self.log, now, self.patience);
-                if peer.out.outstanding <= self.window / 4 * 3 {
-                    for (via, lane) in peer.out.blocked.drain(..) {
-                        unblock(&mut self.outboxes, &mut self.ready, via, lane);
-                    }
-                }
-                let path = peer.out.path;
-                for seq in more {
-                    let Some(sent) = peer.out.flight(seq).and_then(|flight| self.log.get(flight.sent)) else {
-                        continue;
-                    };
-                    let outbox = self.outboxes.entry(path).or_default();
-                    outbox.send_again(sent.order, Dest { first, count, seq });
-                    tell(&mut self.ready, path, outbox);
-                }
-            }
-        }
-    }
-
-    fn on_nack(&mut self, host: HostNo, gaps: impl Iterator<Item = Gap>) {
-        let Some(peer) = self.peers.get(host) else { return };
-        let mut again = Vec::new();
-        for gap in gaps {
-            peer.out.within(gap, &mut again);
-        }
-        self.resend(host, 1, &again);
-    }
-
-    /// Puts packets of the peer streams of a run up to be sent again, the way that was used last.
-    fn resend(&mut self, first: HostNo, count: u32, seqs: &[u64]) {
-        let Some(peer) = self.peers.get(first) else { return };
-        let path = peer.out.path;
-        for &seq in seqs {
-            let Some(sent) = peer.out.flight(seq).and_then(|flight| self.log.get(flight.sent)) else { continue };
-            let outbox = self.outboxes.entry(path).or_default();
-            outbox.send_again(sent.order, Dest { first, count, seq });
-            tell(&mut self.ready, path, outbox);
-        }
     }
 
     /// Takes a packet of kind ack that is for another host, to be merged with others for that host and sent on by
@@ -743,26 +376,4 @@ fn add_dest(dests: &mut Short<Dest>, dest: Dest) {
     } else {
         dests.push(dest);
     }
-}
-
-/// `len` bytes from `offset` on of what the pieces hold together.
-fn cut(pieces: &[Bytes], offset: u64, len: u64) -> Short<Bytes> {
-    let (mut skip, mut left) = (offset, len);
-    let mut out = Short::new();
-    for piece in pieces {
-        let size = piece.len() as u64;
-        if skip >= size {
-            skip -= size;
-            continue;
-        }
-        let take = left.min(size - skip);
-        if take == 0 {
-            break;
-        }
-        // Both are within a piece, which is in memory.
-        out.push(piece.slice(skip as usize..(skip + take) as usize));
-        left -= take;
-        skip = 0;
-    }
-    out
 }

@@ -3,6 +3,7 @@
 use super::member::{Job, Member, Site, is_up, options};
 use super::{Arc, Trio};
 use crate::calls::Outcome;
+use crate::error::RuntimeError;
 use crate::gateway::{ReleaseTerms, agents};
 use crate::tests::SOON;
 use mesh_proto::hosts::{Fate, HostSet, Parting};
@@ -88,6 +89,24 @@ fn the_end_of_the_controller_ends_the_job_everywhere() {
         assert!(trio.controller.gateway.attach(&[None], move || Ok(identity), options(2)).is_err());
         assert!(trio.controller.gateway.release(&region(1, 1), Vec::new(), terms(SOON)).is_err());
     }
+}
+
+/// Whoever attaches may have found the controller open just before it closed.
+#[test]
+fn nothing_is_attached_to_a_gateway_that_is_closed() {
+    let job = Job::new();
+    let (controller, site) = (Member::controller(), Site::new(&job.host, 1));
+    controller.gateway.close(Duration::ZERO);
+    let identity = || {
+        let identity = Arc::clone(&job.controller);
+        move || Ok(identity)
+    };
+    let attached = controller.gateway.attach(&[Some(site.address())], identity(), options(2));
+    assert!(matches!(attached, Err(RuntimeError::Closed)), "{attached:?}");
+    let attached = controller.gateway.attach_dialers("127.0.0.1:0", 1, identity(), options(2));
+    assert!(matches!(attached, Err(RuntimeError::Closed)), "{attached:?}");
+    assert!(!controller.gateway.is_active() && controller.gateway.peers().is_empty());
+    controller.close();
 }
 
 /// Whoever waits for something comes back, whenever the controller, or a host, closes.

@@ -68,6 +68,16 @@ fn garbage_at_the_door_disturbs_nobody() {
     controller.close();
 }
 
+/// Whoever dials may have found the host open just before it closed.
+#[test]
+fn a_gateway_that_is_closed_takes_no_connection() {
+    let trio = Trio::plain(2);
+    let (job, site) = (trio.controller.gateway.job(), &trio.sites[0]);
+    site.member.gateway.close(Duration::ZERO);
+    let answer = answer(&site.address(), &trio.job.host, &join(job, 2, 1, b"")).unwrap();
+    assert_eq!(Refuse::read(&answer).unwrap().code, Refusal::NoSuchJob);
+}
+
 #[test]
 fn a_member_that_claims_to_be_another_is_refused() {
     let trio = Trio::plain(2);

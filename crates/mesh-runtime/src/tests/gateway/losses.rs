@@ -1,7 +1,7 @@
 //! Connections and hosts that are lost.
 
 use super::member::{Job, LARGE, Member, Site, attach, is_up, options};
-use super::road::Road;
+use super::road::{Road, Way};
 use super::{Arc, Trio};
 use crate::calls::Outcome;
 use crate::gateway::agents;
@@ -51,6 +51,34 @@ fn hosts_that_join_reach_each_other_through_others() {
     second.member.tell(0, 7, 40 * LARGE);
     trio.controller.until("a large message", |heard| heard.told.iter().any(|(.., len)| *len >= 40 * LARGE));
     trio.all_well();
+}
+
+/// A host that was connected before is dialed again when bytes of a handshake were damaged on their way.
+#[test]
+fn a_damaged_handshake_costs_no_host() {
+    let (trio, road) = by_road(2);
+    for number in 0..6 {
+        road.damage(if number % 2 == 0 { Way::There } else { Way::Back });
+        trio.controller.tell(1, number, 10);
+        trio.sites[0]
+            .member
+            .until("a message", |heard| heard.from(0).len() > number as usize || !heard.ended.is_empty());
+        assert!(road.has_damaged());
+    }
+    trio.all_well();
+}
+
+/// An address at which something else answers is wrong, and no host is waited for there.
+#[test]
+fn a_host_that_never_was_one_is_not_dialed_again() {
+    let job = Job::new();
+    let controller = Member::controller();
+    let site = Site::new(&job.host, 1);
+    let road = Road::to(&site.address());
+    road.damage(Way::Back);
+    let outcomes = attach(&controller, &job, &[road.address()], 2);
+    assert!(matches!(outcomes[..], [Outcome::Lost(_)]), "{outcomes:?}");
+    controller.close();
 }
 
 #[test]

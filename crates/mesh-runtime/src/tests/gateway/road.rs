@@ -14,12 +14,24 @@ struct State {
     blocked: Mutex<bool>,
     opened: Condvar,
     closed: AtomicBool,
+    /// Which way the next connection damages what passes.
+    damage: Mutex<Option<Way>>,
+}
+
+/// From whoever dials, or to them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    There,
+    Back,
 }
 
 impl State {
-    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream, mut damaged: bool) {
         let mut buffer = [0; 16 << 10];
         while let Ok(n @ 1..) = from.read(&mut buffer) {
+            if std::mem::take(&mut damaged) {
+                buffer[n / 2] ^= 0x40;
+            }
             let blocked = lock(&self.blocked);
             drop(self.opened.wait_while(blocked, |blocked| *blocked).unwrap_or_else(PoisonError::into_inner));
             if to.write_all(&buffer[..n]).is_err() {
@@ -59,9 +71,10 @@ impl Road {
                 let Ok(there) = TcpStream::connect(to) else { continue };
                 let clone = |end: &TcpStream| end.try_clone().unwrap();
                 lock(&on.ends).push([clone(&here), clone(&there)]);
-                for (from, to) in [(clone(&here), clone(&there)), (there, here)] {
+                let damage = lock(&on.damage).take();
+                for (from, to, way) in [(clone(&here), clone(&there), Way::There), (there, here, Way::Back)] {
                     let on = Arc::clone(&on);
-                    passing.push(std::thread::spawn(move || on.pass(from, to)));
+                    passing.push(std::thread::spawn(move || on.pass(from, to, damage == Some(way))));
                 }
             }
             drop(listener);
@@ -78,6 +91,17 @@ impl Road {
     /// Breaks all connections; new ones can be made.
     pub(super) fn cut(&self) {
         self.state.cut();
+    }
+
+    /// Breaks all connections. The next one has a byte of its handshake changed.
+    pub(super) fn damage(&self, way: Way) {
+        *lock(&self.state.damage) = Some(way);
+        self.cut();
+    }
+
+    /// Whether the connection that was to be damaged was made.
+    pub(super) fn has_damaged(&self) -> bool {
+        lock(&self.state.damage).is_none()
     }
 
     /// Whether nothing passes from now on.
