@@ -71,12 +71,13 @@ by_plugin = nox.parametrize("plugin", [nox.param(plugin, id=plugin.name) for plu
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and likely mistakes (ruff); which modules import which (import-linter)."""
+    """Style and likely mistakes (ruff); which modules import which (import-linter); circles among files of the crates."""
     install(session, groups=["lint"])
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     # It reads the sources and imports nothing, so that nothing has to be built for it.
     session.run("lint-imports", "--no-cache", env={"PYTHONPATH": str(PACKAGES[0].path / "src")})
+    session.run("python", "tools/rust_circles.py")
 
 
 @nox.session

@@ -15,16 +15,10 @@
 //! ANS-4: a reply that nobody wants any more waits no longer: its call was cancelled, its deadline has passed, or its
 //! caller has ended.
 
-use crate::{ActorId, CallId, Flow, Frame, INITIAL_WINDOW, ProcAddr};
+use crate::{CallId, INITIAL_WINDOW, ProcAddr};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
-
-/// In questions and their answers: what is read are replies. No actor, port or stream has this id.
-pub const REPLIES: ActorId = 1 << 63;
-
-/// The same of the arguments of spawns.
-pub const SPAWNS: ActorId = u64::MAX;
 
 /// How much of the replies of one process another one need not have read.
 pub const REPLY_WINDOW: u64 = INITIAL_WINDOW;
@@ -256,37 +250,4 @@ fn earlier(one: Option<Duration>, other: Option<Duration>) -> Option<Duration> {
         (Some(one), Some(other)) => Some(one.min(other)),
         (one, other) => one.or(other),
     }
-}
-
-/// How far a process has read what another one sent to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// What is read: [`REPLIES`], or [`SPAWNS`].
-    pub what: ActorId,
-    /// The sender's count.
-    pub count: u64,
-}
-
-impl Progress {
-    /// The sender's question, which travels behind what it is about.
-    #[must_use]
-    pub fn question(self, me: ProcAddr, reader: ProcAddr) -> Frame {
-        frame(Flow::Asks(self), me, reader)
-    }
-
-    /// The reader's answer: it has read so far.
-    #[must_use]
-    pub fn answer(self, me: ProcAddr, sender: ProcAddr) -> Frame {
-        frame(Flow::HasRead(self), me, sender)
-    }
-
-    /// What is said to the sender in place of a reader that has ended.
-    #[must_use]
-    pub fn last(self, reader: ProcAddr, sender: ProcAddr) -> Frame {
-        frame(Flow::ReaderEnded(self), reader, sender)
-    }
-}
-
-fn frame(said: Flow, from: ProcAddr, to: ProcAddr) -> Frame {
-    Frame::build(said.header(from, to), None, b"", &[])
 }

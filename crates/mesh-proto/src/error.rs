@@ -2,6 +2,9 @@
 
 use thiserror::Error;
 
+/// A frame's body may not be longer than this; a peer that says otherwise is not ours.
+pub const MAX_BODY: u64 = 1 << 40;
+
 /// A frame that cannot be read. The link that it came from must not be trusted any further.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum FrameError {
@@ -20,7 +23,7 @@ pub enum FrameError {
     #[error("unknown frame kind {0}")]
     Kind(u8),
     /// The frame claims to be longer than any frame may be.
-    #[error("a frame of {0} bytes exceeds the limit of {limit} bytes", limit = crate::MAX_BODY)]
+    #[error("a frame of {0} bytes exceeds the limit of {limit} bytes", limit = MAX_BODY)]
     TooLong(u64),
     /// Parts, names and target do not fit the length that the header gives.
     #[error("the frame's {what} extends beyond its end")]

@@ -18,8 +18,14 @@
 
 use crate::frame::flags;
 use crate::messages::MessageError;
-use crate::{ActorId, Frame, Header, Kind, ProcAddr, Progress, REPLIES, SPAWNS};
+use crate::{ActorId, Frame, Header, Kind, ProcAddr};
 use rustc_hash::FxHashMap;
+
+/// In questions and their answers: what is read are replies. No actor, port or stream has this id.
+pub const REPLIES: ActorId = 1 << 63;
+
+/// The same of the arguments of spawns.
+pub const SPAWNS: ActorId = u64::MAX;
 
 /// What every sender may have under way before it has heard from the mailbox.
 pub const INITIAL_WINDOW: u64 = 1 << 20;
@@ -60,6 +66,39 @@ impl Credit {
     pub fn question(mailbox: ActorId, me: ProcAddr, receiver: ProcAddr) -> Frame {
         Frame::build(Flow::Question { mailbox }.header(me, receiver), None, b"", &[])
     }
+}
+
+/// How far a process has read what another one sent to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// What is read: [`REPLIES`], or [`SPAWNS`].
+    pub what: ActorId,
+    /// The sender's count.
+    pub count: u64,
+}
+
+impl Progress {
+    /// The sender's question, which travels behind what it is about.
+    #[must_use]
+    pub fn question(self, me: ProcAddr, reader: ProcAddr) -> Frame {
+        frame(Flow::Asks(self), me, reader)
+    }
+
+    /// The reader's answer: it has read so far.
+    #[must_use]
+    pub fn answer(self, me: ProcAddr, sender: ProcAddr) -> Frame {
+        frame(Flow::HasRead(self), me, sender)
+    }
+
+    /// What is said to the sender in place of a reader that has ended.
+    #[must_use]
+    pub fn last(self, reader: ProcAddr, sender: ProcAddr) -> Frame {
+        frame(Flow::ReaderEnded(self), reader, sender)
+    }
+}
+
+fn frame(said: Flow, from: ProcAddr, to: ProcAddr) -> Frame {
+    Frame::build(said.header(from, to), None, b"", &[])
 }
 
 /// What a mailbox and one of its senders say to each other.

@@ -9,21 +9,15 @@
 
 use crate::codec::{part, u16_at, u64_at};
 use crate::codes::codes;
-use crate::hosts::HostSet;
 use crate::part::Part;
-use crate::{ActorId, CallId, Carried, FrameError, HostNo, Joined, MeshId, Piece, Placement, ProcAddr};
+use crate::{ActorId, CallId, Carried, FrameError, MAX_BODY, ProcAddr, Target};
 use bytes::Bytes;
-use mesh_topology::{Region, Wire};
-use std::borrow::Cow;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// Length of the fixed header.
 pub const HEADER_LEN: usize = 80;
 /// What a message costs a process that keeps it, beside its bytes: a flood of empty ones fills memory too.
 pub const MESSAGE_COST: u64 = 256;
-/// A frame's body may not be longer than this; a peer that says otherwise is not ours.
-pub const MAX_BODY: u64 = 1 << 40;
 
 const MAGIC: u16 = 0x4d68;
 const VERSION: u8 = 3;
@@ -360,162 +354,6 @@ layout! {
     68 deadline_ms: u32,
     72 src.host: u32,
     76 dst.host: u32,
-}
-
-/// Who a message is for: one rank of a mesh, or a region of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
-    /// One proc.
-    One(ProcAddr),
-    /// The ranks of a region of a mesh, in the region's order, and where the mesh's ranks live.
-    Many(MeshId, Region, Placement),
-    /// Pieces of the two other kinds: a message for each. Nothing that travels is for these.
-    Joined(Arc<Joined>),
-}
-
-impl Target {
-    /// The mesh that the target is in; of joined ones, the first.
-    #[must_use]
-    pub fn mesh(&self) -> MeshId {
-        match self {
-            Self::One(addr) => addr.mesh,
-            Self::Many(mesh, ..) => *mesh,
-            Self::Joined(joined) => joined.pieces().first().map_or(0, |piece| piece.target.mesh()),
-        }
-    }
-
-    /// How many places it has.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        match self {
-            Self::One(_) => 1,
-            Self::Many(_, region, _) => region.len(),
-            Self::Joined(joined) => joined.len(),
-        }
-    }
-
-    /// How many procs it names: as many as it has places, unless some of these are nobody's.
-    #[must_use]
-    pub fn receivers(&self) -> usize {
-        match self {
-            Self::One(_) | Self::Many(..) => self.len(),
-            Self::Joined(joined) => joined.receivers(),
-        }
-    }
-
-    /// What is to be sent for it, a message each.
-    #[must_use]
-    pub fn pieces(&self) -> Cow<'_, [Piece]> {
-        match self {
-            Self::One(_) | Self::Many(..) => Cow::Owned(vec![Piece { first: 0, target: self.clone(), actor: None }]),
-            Self::Joined(joined) => Cow::Borrowed(joined.pieces()),
-        }
-    }
-
-    /// The procs that it names, in order.
-    pub fn procs(&self) -> Box<dyn Iterator<Item = ProcAddr> + '_> {
-        match self {
-            Self::One(addr) => Box::new(std::iter::once(*addr)),
-            Self::Many(mesh, region, placement) => Box::new(region.iter().map(|rank| placement.addr(*mesh, rank))),
-            Self::Joined(joined) => Box::new(joined.pieces().iter().flat_map(|piece| piece.target.procs())),
-        }
-    }
-
-    /// The mailboxes of that actor, or of those that take its place in pieces.
-    pub fn mailboxes(&self, actor: ActorId) -> Box<dyn Iterator<Item = (ProcAddr, ActorId)> + '_> {
-        match self {
-            Self::One(_) | Self::Many(..) => Box::new(self.procs().map(move |addr| (addr, actor))),
-            Self::Joined(joined) => Box::new(joined.pieces().iter().flat_map(move |piece| {
-                let actor = piece.actor_of(actor);
-                piece.target.procs().map(move |addr| (addr, actor))
-            })),
-        }
-    }
-
-    /// The proc at a place in it.
-    #[must_use]
-    pub fn place(&self, index: usize) -> Option<ProcAddr> {
-        match self {
-            Self::One(addr) => (index == 0).then_some(*addr),
-            Self::Many(mesh, region, placement) => Some(placement.addr(*mesh, region.rank_at(index).ok()?)),
-            Self::Joined(joined) => joined.place(index),
-        }
-    }
-
-    /// Whether it names nobody.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The hosts of the procs that it names.
-    #[must_use]
-    pub fn hosts(&self) -> HostSet {
-        match self {
-            Self::One(addr) => HostSet::one(addr.host),
-            Self::Many(_, region, placement) => placement.hosts_of(region),
-            Self::Joined(joined) => {
-                joined.pieces().iter().flat_map(|piece| piece.target.hosts().iter().collect::<Vec<_>>()).collect()
-            }
-        }
-    }
-
-    /// Whether all that it names is on `host`.
-    #[must_use]
-    pub fn is_on(&self, host: HostNo) -> bool {
-        match self {
-            Self::One(addr) => addr.host == host,
-            Self::Many(_, region, placement) => match placement.only() {
-                Some(only) => only == host,
-                None => region.iter().all(|rank| placement.addr(0, rank).host == host),
-            },
-            Self::Joined(joined) => joined.pieces().iter().all(|piece| piece.target.is_on(host)),
-        }
-    }
-
-    /// A cast's region and placement as bytes; empty for one proc, and for joined ones, of which each piece travels.
-    #[must_use]
-    pub fn to_wire(&self) -> Vec<u8> {
-        let Self::Many(_, region, placement) = self else { return Vec::new() };
-        let mut out = region.to_wire();
-        out.extend_from_slice(&placement.to_wire());
-        out
-    }
-
-    /// What [`Target::to_wire`] has made of a cast to some of `mesh`.
-    ///
-    /// # Errors
-    /// If the bytes are something else.
-    pub fn from_wire(mesh: MeshId, raw: &[u8]) -> Result<Self, FrameError> {
-        let mut rest = raw;
-        let region = Region::read_wire(&mut rest).map_err(|error| FrameError::Region(error.to_string()))?;
-        Ok(Self::Many(mesh, region, Placement::from_wire(rest)?))
-    }
-
-    /// The first place of `addr` in the target, if it is in it.
-    #[must_use]
-    pub fn index_of(&self, addr: ProcAddr) -> Option<usize> {
-        match self {
-            Self::One(one) => (*one == addr).then_some(0),
-            Self::Many(mesh, region, _) => {
-                if *mesh == addr.mesh {
-                    region.position(addr.rank as usize)
-                } else {
-                    None
-                }
-            }
-            Self::Joined(joined) => joined.places_of(addr).next(),
-        }
-    }
-
-    /// All places of `addr` in the target.
-    pub fn places_of(&self, addr: ProcAddr) -> impl Iterator<Item = usize> + '_ {
-        let (joined, single) = match self {
-            Self::Joined(joined) => (Some(joined.places_of(addr)), None),
-            Self::One(_) | Self::Many(..) => (None, self.index_of(addr)),
-        };
-        joined.into_iter().flatten().chain(single)
-    }
 }
 
 /// A whole message: the header and its body, the body not looked into.

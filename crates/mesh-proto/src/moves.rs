@@ -8,7 +8,7 @@
 //! - MOV-1: news of a mesh counts if it is newer than what is known, in whatever order it comes.
 //! - MOV-2: what a proc has sent is not taken once it is known that another one has its rank.
 
-use crate::joined::Joiner;
+use crate::target::Joiner;
 use crate::{HostNo, MeshId, Placement, ProcAddr, Target};
 use std::collections::{HashMap, HashSet, VecDeque};
 

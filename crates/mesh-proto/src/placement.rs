@@ -1,7 +1,7 @@
 //! On which host each rank of a mesh lives.
 
 use crate::hosts::HostSet;
-use crate::{FrameError, HostNo, ProcAddr, Target};
+use crate::{FrameError, HostNo, ProcAddr};
 use mesh_topology::{Region, Wire};
 use std::sync::Arc;
 
@@ -93,16 +93,6 @@ impl Placement {
                 }
                 hosts.into_iter().collect()
             }
-        }
-    }
-
-    /// The agents of the hosts, in the order of the ranks; none for the mesh of agents itself.
-    #[must_use]
-    pub fn agents(&self) -> Option<Target> {
-        match self {
-            Self::On(host) => Some(Target::One(ProcAddr::agent(*host))),
-            Self::Agents => None,
-            Self::Spread(spread) => Some(Target::Many(0, spread.hosts.clone(), Self::Agents)),
         }
     }
 

@@ -5,7 +5,7 @@
 //! on any thread, also after the runtime has gone.
 //! CMP-3: a promise whose last finisher has gone is finished as broken.
 
-use crate::inbox::LoopWaker;
+use crate::loop_waker::LoopWaker;
 use crate::reactor::Reactor;
 use crate::standing::Standing;
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering};
@@ -253,7 +253,7 @@ impl Completion {
         // Those who wait hold the runtime, and with it the reactor.
         let Some(reactor) = self.reactor.upgrade() else { return };
         for waiter in waiters {
-            waiter.notify(&reactor);
+            waiter.notify(&*reactor);
         }
         for (listener, token, _) in listeners {
             listener.tell(&reactor, token);

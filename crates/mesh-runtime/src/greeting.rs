@@ -1,7 +1,7 @@
 //! Greetings on a new connection to another machine: one packet at a time, each within a time limit, on the thread that made
 //! the connection.
 
-use crate::reactor::timespec;
+use crate::timespec::timespec;
 use crate::tls::TlsStream;
 use mesh_proto::hosts::{Packet, PacketDecoder, Refusal, Refuse};
 use rustix::event::{PollFd, PollFlags, poll};

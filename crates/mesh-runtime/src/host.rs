@@ -4,6 +4,7 @@ use crate::error::RuntimeError;
 use crate::fork_server::Spare;
 use crate::gateway::{JobBegun, introduction};
 use crate::greeting::{AGAIN, GREETING, hear, on_thread, refuse, say};
+use crate::home::AgentEnvironment;
 use crate::locks::lock;
 use crate::runtime::{Options, Runtime};
 use crate::tls::{
@@ -271,7 +272,17 @@ impl Host {
         std::fs::create_dir_all(&scratch)
             .and_then(|()| self.leave_word(&scratch))
             .map_err(|error| RuntimeError::Address(format!("no folder can be made for the job: {error}")))?;
-        let runtime = Runtime::host_agent(join.to, &self.options, scratch)?;
+        let runtime = Runtime::host_agent(
+            join.to,
+            self.options.name.clone(),
+            AgentEnvironment {
+                python: self.options.python.clone(),
+                env: self.options.env.clone(),
+                scratch: Some(scratch),
+                standby: Arc::clone(&self.options.standby),
+            },
+            self.options.runtime,
+        )?;
         let this = Arc::downgrade(self);
         let over = move |why: String| {
             let Some(host) = this.upgrade() else { return };

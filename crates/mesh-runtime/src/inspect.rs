@@ -3,6 +3,7 @@
 //! Answers are given without the interpreter, so they come even while an actor, the event loop or a thread that holds the
 //! GIL is stuck. [`Inspect`] lists the questions. Answers are JSON: they are for people, and rarely read.
 
+use crate::dispatch::Dispatch;
 use crate::dump::Dumper;
 use crate::error::RuntimeError;
 use crate::gateway::HostView;
@@ -12,7 +13,6 @@ use crate::journal::Journal;
 use crate::link::Link;
 use crate::promises::Promises;
 use crate::reactor::Reactor;
-use crate::runtime::Dispatch;
 use crate::usage::{self, Used, stage_name};
 use mesh_proto::control::Inspect;
 use mesh_proto::{Ended, Exit, Frame, HostNo, MeshId, ProcAddr, Stage};

@@ -3,7 +3,7 @@
 //! JRN-1: recording an event never waits for a reader. A reader that falls behind misses the oldest events, and is told how
 //! many.
 
-use crate::inbox::LoopWaker;
+use crate::loop_waker::LoopWaker;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use std::collections::VecDeque;

@@ -4,10 +4,13 @@
 //! over while it waits, so that the answer reaches it without a hand-over (see [`reactor`]).
 
 mod agent;
+mod awaited;
 mod bypass;
+mod call;
 mod calls;
 mod completion;
 mod copy;
+mod dispatch;
 mod dump;
 mod error;
 mod fork_server;
@@ -16,6 +19,7 @@ mod gateway;
 mod gauge;
 mod greeting;
 mod handling;
+mod home;
 mod host;
 mod inbox;
 mod inspect;
@@ -24,6 +28,7 @@ mod journal;
 mod link;
 mod locks;
 mod logs;
+mod loop_waker;
 mod marked;
 mod message;
 mod meter;
@@ -49,6 +54,7 @@ mod stdio;
 mod sync;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod timespec;
 mod title;
 mod unseen;
 mod usage;
@@ -58,7 +64,7 @@ mod waits;
 
 pub use agent::SpawnSpec;
 pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
-pub use calls::{Call, Outcome};
+pub use call::{Call, Callee, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
 pub use fork_server::{ForkServerSpec, Spare, Standby};
@@ -67,10 +73,11 @@ pub use gateway::{GatewayOptions, HostState, HostView, agents};
 pub use gauge::{ClockStop, Gauge};
 pub use handling::Handling;
 pub use host::{Host, HostOptions, HostTold};
-pub use inbox::{Inbox, LoopWaker};
+pub use inbox::Inbox;
 pub use interfaces::interfaces;
 pub use journal::{Entries, Journal};
 pub use logs::Logs;
+pub use loop_waker::LoopWaker;
 pub use marked::{Program, adopt_orphans, start_marked};
 pub use mesh_tls as tls;
 pub use message::Message;
@@ -87,7 +94,6 @@ pub use sender::{Road, Sender, SenderSpec, Taken, TooLong};
 pub use shm::{PartData, SharedPart};
 pub use stdio::{flush_stdio, line_buffer_stdio, write_whole};
 pub use title::name_process;
-pub use unseen::Callee;
 pub use visits::{VisitEnd, VisitError, Visited, jobs_at, visit};
 
 /// Has the kernel kill this process when its parent ends; at once if its parent is not `parent` any more.

@@ -25,6 +25,7 @@ mod reader;
 
 use crate::error::RuntimeError;
 use crate::locks::lock;
+use crate::timespec::timespec;
 use mesh_proto::control::Lines;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
 use mesh_proto::{MeshId, ProcAddr};
@@ -341,8 +342,4 @@ impl Logs {
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         Vec::new()
     }
-}
-
-fn timespec(d: Duration) -> Timespec {
-    Timespec { tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(d.subsec_nanos()) }
 }

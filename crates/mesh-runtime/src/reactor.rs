@@ -14,8 +14,7 @@ use crate::error::RuntimeError;
 use crate::sets::Sets;
 use crate::spin_board::SpinBoard;
 use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, yield_now};
-use crate::wait::Waiter;
-use rustix::event::Timespec;
+use crate::wait::{Leading, Waiter};
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, TryLockError};
@@ -91,15 +90,6 @@ impl Reactor {
     /// Stops watching.
     pub fn remove(&self, fd: BorrowedFd<'_>) {
         self.sets.remove(fd);
-    }
-
-    /// Another thread than the leader was woken.
-    pub(crate) fn note_served(&self) {
-        self.served.store(true, Ordering::Relaxed);
-    }
-
-    pub(crate) fn wake_leader(&self) {
-        self.sets.ring_leader();
     }
 
     /// Has the I/O thread take a turn: there is something for it to do, or an earlier deadline.
@@ -332,16 +322,22 @@ enum Led {
 }
 
 /// Hands reading duty back to the I/O thread (LDR-1), also when a leader panics.
+impl Leading for Reactor {
+    fn note_served(&self) {
+        self.served.store(true, Ordering::Relaxed);
+    }
+
+    fn wake_leader(&self) {
+        self.sets.ring_leader();
+    }
+}
+
 struct Rearm<'a>(&'a Reactor);
 
 impl Drop for Rearm<'_> {
     fn drop(&mut self) {
         self.0.arm(true);
     }
-}
-
-pub(crate) fn timespec(d: Duration) -> Timespec {
-    Timespec { tv_sec: i64::try_from(d.as_secs()).unwrap_or(i64::MAX), tv_nsec: i64::from(d.subsec_nanos()) }
 }
 
 /// Whether an error only means "try later".

@@ -1,12 +1,12 @@
 //! Sending to one endpoint of some actors, wherever these are by now.
 
 use crate::Runtime;
-use crate::calls::Call;
+use crate::call::Call;
+use crate::call::Callee;
 use crate::error::RuntimeError;
 use crate::gate::{Admission, Bid, Gate, Receivers};
 use crate::locks::lock;
 use crate::runtime::{Body, Calling, Deferral, Later, Outgoing, Spawned, Terms, millis};
-use crate::unseen::Callee;
 use mesh_proto::messages::{Name, Request};
 use mesh_proto::{ActorId, MESSAGE_COST, Target};
 use std::fmt;

@@ -3,7 +3,7 @@
 //! In the models `models/sets.rs` takes the place of this file.
 
 use crate::error::RuntimeError;
-use crate::reactor::timespec;
+use crate::timespec::timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
 use std::mem::MaybeUninit;

@@ -18,36 +18,30 @@
 
 mod holders;
 mod kept;
+mod mapping;
 mod room;
 mod spare;
 
-pub(crate) use holders::Holders;
 pub(crate) use kept::View;
 pub(crate) use room::{Place, Room};
 
 use crate::error::RuntimeError;
 use crate::refs::RefCounter;
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
+use mapping::{HEAD, MAX_CHUNKS, Mapping};
 use mesh_proto::{Frame, Part, ProcAddr, SharedRef, Target};
 use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags, fallocate, fcntl_add_seals, fcntl_get_seals, ftruncate,
     memfd_create, open,
 };
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::MapFlags;
 use std::collections::HashMap;
-use std::ffi::c_void;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// A slab's head. A multiple of every page size, since what follows it is mapped on its own.
-const HEAD: usize = 64 * 1024;
 const MAGIC: u64 = 0x6d65_7368_736c_6162;
-const HOLDERS_AT: usize = 16;
-const MAX_CHUNKS: usize = 1020;
-/// Behind the counts: not 0 while the owner sends nothing.
-const QUIET_AT: usize = HOLDERS_AT + 8 * MAX_CHUNKS;
 const MIN_CHUNK: usize = 64 * 1024;
 /// Slabs of small chunks are this long; a larger chunk has a slab to itself.
 const SLAB: usize = 8 * 1024 * 1024;
@@ -57,74 +51,6 @@ const KEEP: usize = 512 * 1024 * 1024;
 const MAPPED: usize = 16 * KEEP;
 /// As soon as nothing has been sent for so long.
 const BREATHER: Duration = Duration::from_millis(500);
-
-/// A mapping of (a piece of) a memory file.
-#[derive(Debug)]
-struct Mapping {
-    base: *mut c_void,
-    len: usize,
-}
-
-// SAFETY: a mapping is plain memory; who may write which part of it, and when, is SHM-1.
-unsafe impl Send for Mapping {}
-// SAFETY: as above.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    fn new(fd: &OwnedFd, offset: u64, len: usize, flags: MapFlags) -> Result<Self, RuntimeError> {
-        // SAFETY: a fresh mapping at an address of the kernel's choosing; nothing else refers to it.
-        let base = unsafe {
-            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset)
-                .map_err(RuntimeError::os("mmap of shared memory"))?
-        };
-        Ok(Self { base, len })
-    }
-
-    fn at(&self, offset: usize) -> *mut u8 {
-        assert!(offset <= self.len, "offset {offset} is beyond a mapping of {} bytes", self.len);
-        // SAFETY: inside the mapping (or one past its end), as just checked.
-        unsafe { self.base.cast::<u8>().add(offset) }
-    }
-
-    fn word(&self, offset: usize) -> u64 {
-        let mut bytes = [0_u8; 8];
-        // SAFETY: `at` checks the offset; callers read from the head, which is always mapped whole.
-        unsafe { std::ptr::copy_nonoverlapping(self.at(offset), bytes.as_mut_ptr(), 8) };
-        u64::from_ne_bytes(bytes)
-    }
-
-    fn holders(&self, chunk: usize) -> Holders<'_> {
-        assert!(chunk < MAX_CHUNKS, "no slab has a chunk {chunk}");
-        // SAFETY: aligned, inside the head, which is always mapped whole, and only ever used as an atomic.
-        Holders(unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast() })
-    }
-
-    fn quiet(&self) -> &AtomicU64 {
-        // SAFETY: as above.
-        unsafe { &*self.at(QUIET_AT).cast() }
-    }
-
-    /// Gives pages back to the system; whoever looks at them again sees zeros.
-    fn free_pages(&self, offset: usize, len: usize) {
-        // SAFETY: the range is inside the mapping, behind the head, and nobody reads or writes there (SHM-4). Where the
-        // system refuses, the pages stay.
-        let _ = unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxRemove) };
-    }
-
-    /// Asks for the pages at once instead of one fault each.
-    fn populate(&self, offset: usize, len: usize) {
-        let start = offset / HEAD * HEAD;
-        // SAFETY: the range is inside the mapping; populating changes no contents. Kernels that cannot are no worse.
-        let _ = unsafe { madvise(self.at(start).cast(), len + offset - start, Advice::LinuxPopulateWrite) };
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; whoever uses the memory holds the mapping.
-        let _ = unsafe { munmap(self.base, self.len) };
-    }
-}
 
 /// Who was sent a chunk, and which of them have died since.
 #[derive(Debug)]

@@ -6,41 +6,18 @@
 //! UNS-1: a call's failure is either seen by somebody who looks at its outcomes, or reported once: when the last handle has
 //! gone and all outcomes are there, or by [`Unseen::left`].
 
-use crate::calls::{Call, Outcome, State};
+use crate::call::{Call, Outcome, State, is_failure};
 use crate::inbox::Inbox;
 use crate::locks::lock;
 use crate::message::Message;
 use crate::reactor::Reactor;
-use mesh_proto::messages::{Answer, Meaning, Name, Unlooked, Unseen as Notice};
-use mesh_proto::{ActorId, Target};
+use mesh_proto::messages::{Meaning, Name, Unlooked, Unseen as Notice};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Longer names are cut to so many bytes.
 const LONGEST: usize = 1000;
 /// The list of failed calls may become this long before it is swept.
 const FEW: usize = 64;
-
-/// Who was called, in words for people.
-#[derive(Debug)]
-pub struct Callee {
-    /// The actor's number.
-    pub id: ActorId,
-    /// The actor's name.
-    pub actor: String,
-    /// The endpoint's name.
-    pub endpoint: String,
-    /// The procs that it is called on.
-    pub target: Arc<Target>,
-}
-
-/// Whether a reply is a failure that is reported to nobody but the caller.
-pub(crate) fn is_failure(reply: &Message) -> bool {
-    match reply.meaning() {
-        Meaning::Reply(reply) => reply.answer == Answer::Raised,
-        Meaning::Undeliverable(_) => true,
-        _ => false,
-    }
-}
 
 #[derive(Debug, Default)]
 struct Failed {

@@ -1,6 +1,5 @@
 //! How a thread waits, and how it is woken.
 
-use crate::reactor::Reactor;
 use crate::sync::{AtomicU8, AtomicU32, Ordering, Thread, current, park, park_timeout, thread_local};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +7,14 @@ use std::time::Duration;
 const RUNNING: u8 = 0;
 const PARKED: u8 = 1;
 const LEADING: u8 = 2;
+
+/// What leads the threads of a process that wait: the reactor.
+pub(crate) trait Leading {
+    /// A thread that blocks is served.
+    fn note_served(&self);
+    /// Wakes the thread that reads for the others.
+    fn wake_leader(&self);
+}
 
 /// A thread that waits, as those see it who may wake it. One a thread.
 #[derive(Debug)]
@@ -35,13 +42,13 @@ impl Waiter {
     /// Wakes the thread if it blocks. What it waits for must have been stored before, in whatever order: this exchange
     /// and that of a thread which is about to block come one after the other, and the later one sees what the other
     /// thread did before its own.
-    pub(crate) fn notify(&self, reactor: &Reactor) {
+    pub(crate) fn notify(&self, leading: &impl Leading) {
         match self.mode.swap(RUNNING, Ordering::SeqCst) {
             PARKED => {
-                reactor.note_served();
+                leading.note_served();
                 self.thread.unpark();
             }
-            LEADING => reactor.wake_leader(),
+            LEADING => leading.wake_leader(),
             _ => {}
         }
     }

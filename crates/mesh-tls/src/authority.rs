@@ -4,8 +4,9 @@
 //! has: whoever connects to a listening host is shown that host's certificate before it has proved anything.
 
 use super::error::CredentialError;
-use super::facts::{Certificate, PeerFacts, Role, hex, key_name, unix};
+use super::facts::{Certificate, PeerFacts, hex, key_name, unix};
 use super::provider;
+use super::role::Role;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
     ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,

@@ -1,8 +1,9 @@
 //! Dialing: from an address to an encrypted connection, or to the reason why there is none.
 
 use super::error::{Reason, TlsError};
-use super::facts::{PeerFacts, Role};
+use super::facts::PeerFacts;
 use super::identity::Identity;
+use super::role::Role;
 use super::stream::{Progress, TlsStream};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;

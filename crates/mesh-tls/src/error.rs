@@ -1,6 +1,6 @@
 //! Errors of credentials and of peers.
 
-use super::facts::Role;
+use super::role::Role;
 use rustls::CertificateError;
 use std::io;
 use std::path::PathBuf;

@@ -2,9 +2,10 @@
 //! change.
 
 use super::error::{CredentialError, Reason};
-use super::facts::{Certificate, PeerFacts, RevocationList, Role, hex, unix};
+use super::facts::{Certificate, PeerFacts, RevocationList, hex, unix};
 use super::files::{self, Stamp};
 use super::provider;
+use super::role::Role;
 use super::verify::{Members, expectation};
 use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};

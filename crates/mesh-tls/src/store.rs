@@ -9,8 +9,9 @@
 
 use super::authority::{Authority, Revocation, name_of_key};
 use super::error::CredentialError;
-use super::facts::{PeerFacts, RevocationList, Role, hex};
+use super::facts::{PeerFacts, RevocationList, hex};
 use super::files::{self, CA, CA_KEY, CRL};
+use super::role::Role;
 use super::whole;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;

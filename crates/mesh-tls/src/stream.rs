@@ -5,9 +5,10 @@
 //! know yet whether its certificate was accepted; the greeting tells it.
 
 use super::error::{Reason, TlsError};
-use super::facts::{PeerFacts, Role};
+use super::facts::PeerFacts;
 use super::identity::Identity;
 use super::record::Kernel;
+use super::role::Role;
 use super::split_stream::{GREETING, Made, TlsReader, TlsWriter, receive, send, would_block};
 use rustix::net::sockopt;
 use rustls::client::UnbufferedClientConnection;

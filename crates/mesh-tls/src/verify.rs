@@ -1,7 +1,8 @@
 //! Who is let in: members of this job, with a certificate of its authority that is valid now and not revoked (TLS-1).
 
 use super::error::{CredentialError, Reason};
-use super::facts::{Certificate, Role};
+use super::facts::Certificate;
+use super::role::Role;
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::CryptoProvider;

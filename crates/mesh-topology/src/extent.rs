@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::select::pick_index;
-use crate::{MAX_DIMS, Point, Result, TopologyError, label};
+use crate::{MAX_DIMS, Result, TopologyError, label};
 
 /// The ordered names and sizes of a mesh's dimensions; the last one varies fastest.
 ///
@@ -112,17 +112,6 @@ impl Extent {
     /// The size of one dimension.
     pub fn size(&self, label: &str) -> Result<usize> {
         Ok(self.sizes()[self.expect_axis(label)?])
-    }
-
-    /// The point at a row-major rank.
-    pub fn point(&self, rank: usize) -> Result<Point> {
-        Point::new(self.clone(), rank)
-    }
-
-    /// All points in rank order.
-    pub fn points(&self) -> impl ExactSizeIterator<Item = Point> + use<> {
-        let extent = self.clone();
-        (0..self.len()).map(move |rank| Point::trusted(extent.clone(), rank))
     }
 
     /// The rank of the point with these coordinates, one for each dimension, in any order;

@@ -1,9 +1,6 @@
 //! The names of dimensions: which are valid, and which one a mistyped name was meant to be.
 
-use crate::{Result, TopologyError};
-
-/// The longest label, in bytes. Its length travels as one byte.
-pub const MAX_LABEL_LEN: usize = 64;
+use crate::{MAX_LABEL_LEN, Result, TopologyError};
 
 /// Checks one label.
 pub(crate) fn check(label: &str) -> Result<()> {

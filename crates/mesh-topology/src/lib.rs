@@ -43,7 +43,6 @@ mod wire;
 
 pub use error::{Result, TopologyError};
 pub use extent::Extent;
-pub use label::MAX_LABEL_LEN;
 pub use point::Point;
 pub use ranks::Ranks;
 pub use region::{Region, Shape};
@@ -54,3 +53,6 @@ pub use wire::Wire;
 
 /// The most dimensions a mesh may have.
 pub const MAX_DIMS: usize = 16;
+
+/// The longest label, in bytes. Its length travels as one byte.
+pub const MAX_LABEL_LEN: usize = 64;

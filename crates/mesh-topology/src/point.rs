@@ -61,6 +61,19 @@ impl Point {
     }
 }
 
+impl Extent {
+    /// The point at a row-major rank.
+    pub fn point(&self, rank: usize) -> Result<Point> {
+        Point::new(self.clone(), rank)
+    }
+
+    /// All points in rank order.
+    pub fn points(&self) -> impl ExactSizeIterator<Item = Point> + use<> {
+        let extent = self.clone();
+        (0..self.len()).map(move |rank| Point::trusted(extent.clone(), rank))
+    }
+}
+
 /// `hosts=1, gpus=3 of 2×8`
 impl fmt::Display for Point {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -80,6 +80,22 @@ impl Iterator for Ranks {
 impl ExactSizeIterator for Ranks {}
 impl FusedIterator for Ranks {}
 
+impl Slice {
+    /// The ranks in row-major order of the view.
+    pub fn iter(&self) -> Ranks {
+        Ranks::new(self.clone())
+    }
+}
+
+impl IntoIterator for &Slice {
+    type Item = usize;
+    type IntoIter = Ranks;
+
+    fn into_iter(self) -> Ranks {
+        self.iter()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::extent::row_major;
 use crate::run_set::RunNumber as _;
-use crate::{MAX_DIMS, RankSet, Ranks, Result, TopologyError};
+use crate::{MAX_DIMS, RankSet, Result, TopologyError};
 
 /// Ranks laid out as `offset + Σ index·stride`, without names.
 ///
@@ -190,11 +190,6 @@ impl Slice {
         rest == 0
     }
 
-    /// The ranks in row-major order of the view.
-    pub fn iter(&self) -> Ranks {
-        Ranks::new(self.clone())
-    }
-
     /// All its ranks as a set. Costs one entry per gap, so look at [`len`](Self::len) first where the view
     /// came from somewhere that is not trusted.
     pub fn to_set(&self) -> RankSet {
@@ -332,15 +327,6 @@ impl Hash for Slice {
 impl fmt::Debug for Slice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Slice(offset={}, sizes={:?}, strides={:?})", self.offset(), self.sizes(), self.strides())
-    }
-}
-
-impl IntoIterator for &Slice {
-    type Item = usize;
-    type IntoIter = Ranks;
-
-    fn into_iter(self) -> Ranks {
-        self.iter()
     }
 }
 

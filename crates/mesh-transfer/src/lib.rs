@@ -21,6 +21,7 @@ mod exports;
 mod handle;
 mod host_addresses;
 mod membership;
+mod operation;
 mod pool;
 mod realm;
 mod registry;
@@ -44,10 +45,11 @@ pub use error::{ErrorKind, TransferError};
 pub use exports::{Export, Exports, Keep};
 pub use handle::{Handle, MAX_HANDLE, RealmId, Section, Token, is_name};
 pub use membership::Membership;
+pub use operation::{Op, Work};
 pub use pool::{Block, Pooled};
 pub use realm::Realm;
 pub use segments::{MAX_SEGMENTS, Segment, Segments, Space};
-pub use transports::{Capabilities, Op, Ops, Peer, Transport, Work};
+pub use transports::{Capabilities, Ops, Peer, Transport};
 pub use watch::Watch;
 
 /// Locks, also after a thread has panicked with the lock held: what it worked on is in order between any two statements.

@@ -5,7 +5,7 @@
 //! who owns what and who is notified; the agent holds both and does what they say.
 //!
 //! - [`procs`]: the table of procs and their lives, without I/O;
-//! - [`fork_servers`]: which fork servers run, start and end;
+//! - [`fork_servers`]: which fork servers there are; [`forking`]: how they start, report and end;
 //! - [`spawning`], [`stopping`], [`guests`]: procs that start and end;
 //! - [`watching`]: who is notified of whose end.
 //!
@@ -17,6 +17,7 @@
 //! written to without it.
 
 mod fork_servers;
+mod forking;
 mod guests;
 mod procs;
 mod spawning;
@@ -27,13 +28,14 @@ pub(crate) use fork_servers::FORK_SERVER_TOKENS;
 pub(crate) use procs::{Death, Procs, Spawn};
 pub use spawning::SpawnSpec;
 
+use crate::dispatch::Dispatch;
 use crate::error::RuntimeError;
+use crate::home::Home;
 use crate::inspect::{ProcView, Titles};
 use crate::link::Link;
 use crate::locks::lock;
 use crate::oom::OomKills;
 use crate::reactor::Reactor;
-use crate::runtime::{Dispatch, Home};
 use crate::spin_board::SpinBoard;
 use fork_servers::ForkServers;
 use mesh_proto::control::{Goodbye, Hello};

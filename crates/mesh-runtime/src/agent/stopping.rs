@@ -1,8 +1,8 @@
 //! Ending procs, by order or with their owners, and who is notified.
 
 use super::{HostAgent, MOST_PROCS, Surroundings};
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
-use crate::runtime::Dispatch;
 use mesh_proto::control::{Down, StopProc, StopProcs, ranks_of};
 use mesh_proto::messages::StopActor;
 use mesh_proto::{Aftermath, EndReason, Ended, Frame, MeshId, Owned, ProcAddr, Route};

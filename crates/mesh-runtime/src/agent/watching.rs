@@ -1,8 +1,8 @@
 //! Who is notified of whose end. The agent learns this from passing messages and from requests.
 
 use super::{HostAgent, Surroundings};
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
-use crate::runtime::Dispatch;
 use mesh_proto::control::{Down, Watch};
 use mesh_proto::messages::{Meaning, SpawnPart};
 use mesh_proto::{EndReason, Ended, Family, Header, HostNo, Kind, ProcAddr, Route};

@@ -4,7 +4,7 @@
 //! numbers and places in the tree at once, and messages to them wait in their peer streams (ATT-1).
 
 use super::{Event, Gateway, GatewayOptions, Machine, Process, agents};
-use crate::calls::Call;
+use crate::call::Call;
 use crate::error::{ErrorKind, RuntimeError};
 use crate::greeting::GREETING;
 use crate::reactor::Reactor;

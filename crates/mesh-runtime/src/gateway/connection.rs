@@ -1,7 +1,8 @@
 //! One encrypted connection to the gateway of another host.
 
 use crate::locks::lock;
-use crate::reactor::{Reactor, timespec};
+use crate::reactor::Reactor;
+use crate::timespec::timespec;
 use crate::tls::{PeerFacts, TlsReader, TlsStream, TlsWriter};
 use bytes::Bytes;
 use mesh_proto::HostNo;

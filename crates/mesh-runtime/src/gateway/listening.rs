@@ -1,41 +1,19 @@
 //! Connections from hosts that can only dial out. They offer themselves where the controller listens.
 
+use super::doors::{Door, Seats};
 use super::{Event, Gateway, Process};
 use crate::error::RuntimeError;
 use crate::greeting::{GREETING, hear, on_thread, refuse, say};
 use crate::locks::lock;
 use crate::tls::{Identity, Limits, Listener, ListenerEvent, PeerFacts, Reason, Role, TlsStream};
 use crate::visits::{self, Jobs, Place, Visits};
-use mesh_proto::HostNo;
 use mesh_proto::control::Attachment;
 use mesh_proto::hosts::gateway::Missed;
 use mesh_proto::hosts::{Fate, Join, Look, PacketDecoder, Refusal};
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
-
-/// The hosts expected at an address, each with its attachment.
-type Seats = Mutex<VecDeque<(HostNo, Arc<Attachment>)>>;
-
-#[derive(Debug)]
-struct Door {
-    addr: SocketAddr,
-    seats: Arc<Seats>,
-    listener: Listener,
-}
-
-/// The addresses at which hosts are expected.
-#[derive(Debug, Default)]
-pub(super) struct Listeners(Mutex<Vec<Door>>);
-
-impl Listeners {
-    pub(super) fn close(&self) {
-        let doors = std::mem::take(&mut *lock(&self.0));
-        doors.iter().for_each(|door| door.listener.close());
-    }
-}
 
 /// The controller leads one job.
 impl<P: Process> Jobs for Gateway<P> {

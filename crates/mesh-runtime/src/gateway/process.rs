@@ -1,6 +1,7 @@
 //! What a gateway needs of its process.
 
-use crate::calls::{Call, Outcome};
+use crate::call::Call;
+use crate::call::Outcome;
 use crate::error::RuntimeError;
 use crate::visits::Answerer;
 use mesh_proto::{Frame, Header, HostEnd, HostNo, MeshId, Target};

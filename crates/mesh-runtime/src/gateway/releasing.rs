@@ -5,7 +5,7 @@
 //! not answer in time, the controller declares it released. REL-2 is in `mesh_proto::hosts::gateway`.
 
 use super::{Event, Gateway, Machine, Process};
-use crate::calls::Call;
+use crate::call::Call;
 use crate::error::RuntimeError;
 use crate::reactor::Reactor;
 use mesh_proto::control::StopProcs;

@@ -1,7 +1,7 @@
 //! Outgoing messages, own and relayed.
 
 use super::{Gateway, Machine, Process};
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::message::pieces;
 use crate::reactor::Reactor;
 use bytes::Bytes;

@@ -1,6 +1,8 @@
 //! The receiving end of a port: values and receives meet here.
 
-use crate::calls::{Call, Calls, Outcome};
+use crate::call::Call;
+use crate::call::Outcome;
+use crate::calls::Calls;
 use crate::locks::lock;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;

@@ -9,17 +9,19 @@
 
 mod inlet;
 mod sending;
+mod state;
 
 pub use inlet::Receive;
 pub(crate) use inlet::{Inlet, Taken};
 pub use sending::Way;
-pub(crate) use sending::{PortState, STREAM, SendingEnd};
+pub(crate) use sending::{STREAM, SendingEnd};
+pub(crate) use state::PortState;
 
 use crate::calls::Calls;
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
 use crate::message::Message;
 use crate::reactor::Reactor;
-use crate::runtime::Dispatch;
 use crate::standing::Standing;
 use mesh_proto::control::{Closed, Held, Holding, PortAddr, Watch};
 use mesh_proto::messages::Meaning;

@@ -1,39 +1,15 @@
 //! The sending end of a port: what it may still say, and what its end means.
 
+use super::state::PortState;
 use super::{MOST_HOLDERS, Ports};
 use crate::locks::lock;
 use mesh_proto::control::{Held, Holding, PortAddr, Undeliverable};
 use mesh_proto::{ActorId, CallId, Frame, PortEnd, ProcAddr, Target, Ticket, Undelivered};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Tells the ids under which values of streamed calls are counted from the ids of mailboxes.
 pub(crate) const STREAM: ActorId = 1 << 63;
-
-/// What all sending ends of one port in this process share.
-#[derive(Debug, Default)]
-pub(crate) struct PortState {
-    closed: OnceLock<PortEnd>,
-    /// A port that takes one value has had it.
-    used: AtomicBool,
-    /// How often it was sent on: somebody else may answer too.
-    handed_on: AtomicUsize,
-    /// The tickets under which the port of a call came here, each once, however often it is unpickled.
-    tickets: Mutex<Vec<Ticket>>,
-    /// The receiver has been told that no more comes.
-    ended: AtomicBool,
-}
-
-impl PortState {
-    pub(super) fn close(&self, why: PortEnd) {
-        // The first reason counts.
-        let _ = self.closed.set(why);
-    }
-
-    pub(super) fn take_tickets(&self) -> Vec<Ticket> {
-        std::mem::take(&mut *lock(&self.tickets))
-    }
-}
 
 /// Where a port leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -33,10 +33,10 @@ pub use view::{View, pack};
 
 use crate::bypass::Offer;
 use crate::completion::Completion;
+use crate::dispatch::Dispatch;
 use crate::error::RuntimeError;
 use crate::locks::lock;
 use crate::reactor::Reactor;
-use crate::runtime::Dispatch;
 use crate::shm::{self, Memory};
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;

@@ -7,8 +7,8 @@
 //! The lock is taken before those of links and of the router. No thread takes it while it holds one of these, but for the
 //! reading end of a link. Questions are sent without it.
 
-use super::Dispatch;
 use crate::completion::{Completion, Fate};
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
 use crate::reactor::Reactor;
 use crate::shm::Memory;

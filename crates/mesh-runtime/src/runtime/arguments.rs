@@ -6,53 +6,16 @@
 
 use super::answers::Admitted;
 use super::{Outgoing, Runtime, Terms};
-use crate::calls::Call;
+use crate::call::Call;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::locks::lock;
-use mesh_proto::messages::{Spawn, SpawnPart, StopActor};
-use mesh_proto::{ActorId, Frame, ProcAddr};
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use mesh_proto::messages::{Spawn, SpawnPart};
+use mesh_proto::{Frame, ProcAddr};
+use std::sync::Arc;
 
 /// The call of a spawn; how many bytes wait on the way to its slowest receiver; and, where too much waits, what is finished
 /// when its arguments no longer do.
 pub type Spawned = (Arc<Call>, usize, Option<Arc<Completion>>);
-
-/// Actors of this process whose arguments have not come yet, and their spawners.
-#[derive(Debug, Default)]
-pub(crate) struct Announced(Mutex<HashMap<ActorId, ProcAddr>>);
-
-impl Announced {
-    /// An actor is announced, and its arguments follow.
-    pub(crate) fn add(&self, actor: ActorId, spawner: ProcAddr) {
-        lock(&self.0).insert(actor, spawner);
-    }
-
-    /// The arguments of an actor have come.
-    pub(crate) fn complete(&self, actor: ActorId) {
-        lock(&self.0).remove(&actor);
-    }
-
-    /// An actor is to stop. True if its arguments will never come: an agent stops what a process has left behind that has
-    /// ended, so what has not come by now never will.
-    pub(crate) fn is_orphan(&self, stop: StopActor, from: ProcAddr) -> bool {
-        if stop.call != 0 || !from.is_agent() {
-            return false;
-        }
-        let mut announced = lock(&self.0);
-        let orphan = announced.get(&stop.actor).is_some_and(|spawner| *spawner != from);
-        if orphan {
-            announced.remove(&stop.actor);
-        }
-        orphan
-    }
-
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        lock(&self.0).len()
-    }
-}
 
 impl Runtime {
     /// If more waits to be spawned than may, because processes do not read: how much waits, and how much may.

@@ -11,11 +11,10 @@
 //! before all other locks, and by no thread that holds one. What is left to do for a message that has gone is done without it,
 //! because ports in that message may have something to say that has to wait here.
 
-use super::Dispatch;
-use super::later::{Deferral, Later, millis};
 use crate::completion::{Completion, Fate};
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
-use crate::meter::Meters;
+use crate::meter::{Meter, Meters};
 use crate::reactor::Reactor;
 use crate::shm::Memory;
 use crate::standing::Standing;
@@ -28,17 +27,66 @@ use std::time::{Duration, Instant};
 /// When to look again at a message that waits for a queue on its way: nothing tells when that has room.
 const QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
+/// A port of a call in a message that waits.
+pub(crate) trait Enclosed {
+    /// The message was sent to `to`; `who` is what people call them.
+    fn sent(&self, to: &Target, who: &str);
+    /// The message was not sent.
+    fn unsent(&self);
+}
+
+/// With what a message is sent later.
+#[derive(Debug)]
+pub struct Later<E> {
+    /// The meters of its mailboxes; none of a message that is not counted.
+    pub meters: Option<Arc<[Arc<Meter>]>>,
+    /// What it counts there, and has been reserved for it.
+    pub cost: u64,
+    /// When nobody wants the answer any more.
+    pub until: Option<Instant>,
+    /// The ports of calls that are in it.
+    pub ports: Vec<E>,
+    /// What people call its receivers, if there are such ports.
+    pub who: String,
+}
+
+impl<E> Default for Later<E> {
+    fn default() -> Self {
+        Self { meters: None, cost: 0, until: None, ports: Vec::new(), who: String::new() }
+    }
+}
+
+/// A message that waits for its turn. It is finished with [`crate::Fate::Status`] once it has had it: 1 if meters count it.
+#[derive(Clone, Debug)]
+pub struct Deferral {
+    /// None of a reply, which nobody but its caller gives up.
+    number: Option<u64>,
+    /// Finished when it no longer waits.
+    pub done: Arc<Completion>,
+}
+
+impl Deferral {
+    /// A reply that waits for its caller.
+    #[must_use]
+    pub fn of_reply(done: Arc<Completion>) -> Self {
+        Self { number: None, done }
+    }
+}
+
 /// Where messages that wait go to.
 pub(crate) trait Ways: Dispatch {
+    /// The ports of calls that messages carry.
+    type Enclosed: Enclosed;
+
     /// Whether the queues on the way to all of these are within budget.
     fn is_clear(&self, target: &Target) -> bool;
 }
 
 /// A message that waits, or a thread's turn.
 #[derive(Debug)]
-pub(crate) struct Delayed {
+pub(crate) struct Delayed<E> {
     pub(crate) target: Arc<Target>,
-    pub(crate) later: Later,
+    pub(crate) later: Later<E>,
     /// One for each piece of joined receivers; none of a thread that waits, and sends by itself.
     pub(crate) frames: Vec<Frame>,
     /// 0 if nobody waits for an answer.
@@ -47,24 +95,24 @@ pub(crate) struct Delayed {
 }
 
 #[derive(Debug)]
-struct State {
-    backlog: Backlog<Delayed>,
+struct State<E> {
+    backlog: Backlog<Delayed<E>>,
     calls: HashMap<CallId, u64>,
     /// They are first everywhere, and wait for the queues on their way.
     on_queues: Vec<u64>,
-    left: Vec<Left>,
+    left: Vec<Left<E>>,
 }
 
 /// What is left to do for a message that no longer waits.
 #[derive(Debug)]
-struct Left {
+struct Left<E> {
     target: Arc<Target>,
-    later: Later,
+    later: Later<E>,
     done: Option<Arc<Completion>>,
     fate: Fate,
 }
 
-impl Left {
+impl<E: Enclosed> Left<E> {
     fn finish(&self) {
         for port in &self.later.ports {
             match self.fate {
@@ -86,17 +134,17 @@ enum Stuck {
 
 /// All that waits in a process. See the module.
 #[derive(Debug)]
-pub(crate) struct Deferred {
+pub(crate) struct Deferred<E> {
     reactor: Arc<Reactor>,
     standing: Arc<Standing>,
     memory: Arc<Memory>,
     meters: Arc<Meters>,
     /// How many wait. As long as none does, nobody has to take the lock.
     count: AtomicUsize,
-    state: Mutex<State>,
+    state: Mutex<State<E>>,
 }
 
-impl Deferred {
+impl<E: Enclosed> Deferred<E> {
     /// `budget` bytes may wait.
     pub(crate) fn new(
         budget: usize,
@@ -155,12 +203,12 @@ impl Deferred {
         lock(&self.state).backlog.release(cost);
     }
 
-    fn note(&self, state: &State) {
+    fn note(&self, state: &State<E>) {
         self.count.store(state.backlog.len(), Ordering::SeqCst);
     }
 
     /// Changes what waits; then, without the lock, does what is left to do.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut State<E>) -> T) -> T {
         let mut state = lock(&self.state);
         let out = change(&mut state);
         self.note(&state);
@@ -173,11 +221,11 @@ impl Deferred {
     /// Sends frames once there is room in these mailboxes. There must be a reservation for them, unless they are not counted.
     pub(crate) fn send(
         &self,
-        ways: &impl Ways,
+        ways: &impl Ways<Enclosed = E>,
         frames: Vec<Frame>,
         target: &Arc<Target>,
         mailbox: ActorId,
-        later: Later,
+        later: Later<E>,
     ) -> Deferral {
         let done = Completion::new(&self.reactor, &self.standing);
         let told = Some(Arc::clone(&done));
@@ -186,7 +234,7 @@ impl Deferred {
     }
 
     /// Has something wait. Returns its number.
-    pub(crate) fn add(&self, ways: &impl Ways, mailbox: ActorId, delayed: Delayed) -> u64 {
+    pub(crate) fn add(&self, ways: &impl Ways<Enclosed = E>, mailbox: ActorId, delayed: Delayed<E>) -> u64 {
         let to = delayed.target.mailboxes(mailbox).collect();
         // A thread that waits keeps its message itself.
         let held = if delayed.frames.is_empty() { 0 } else { delayed.later.cost };
@@ -213,16 +261,16 @@ impl Deferred {
     }
 
     /// Gives up a message or a turn. False if it has had its turn, or was dropped.
-    pub(crate) fn take_back(&self, ways: &impl Ways, deferral: &Deferral) -> bool {
+    pub(crate) fn take_back(&self, ways: &impl Ways<Enclosed = E>, deferral: &Deferral) -> bool {
         self.take_out(ways, |_| deferral.number)
     }
 
     /// Gives up a call.
-    pub(crate) fn take_back_call(&self, ways: &impl Ways, call: CallId) -> bool {
+    pub(crate) fn take_back_call(&self, ways: &impl Ways<Enclosed = E>, call: CallId) -> bool {
         self.any() && self.take_out(ways, |state| state.calls.get(&call).copied())
     }
 
-    fn take_out(&self, ways: &impl Ways, find: impl FnOnce(&State) -> Option<u64>) -> bool {
+    fn take_out(&self, ways: &impl Ways<Enclosed = E>, find: impl FnOnce(&State<E>) -> Option<u64>) -> bool {
         if self.standing.is_forked() {
             return false;
         }
@@ -238,7 +286,7 @@ impl Deferred {
     }
 
     /// A message is not sent after all.
-    fn forget(&self, state: &mut State, delayed: Delayed, fate: Fate) {
+    fn forget(&self, state: &mut State<E>, delayed: Delayed<E>, fate: Fate) {
         let Delayed { target, later, frames, call, done } = delayed;
         state.calls.remove(&call);
         for frame in frames.iter().filter(|frame| frame.header.is_owed()) {
@@ -248,7 +296,7 @@ impl Deferred {
     }
 
     /// Sends what meters that have changed let through: the I/O thread's turn. Returns when it wants another one.
-    pub(crate) fn turn(&self, ways: &impl Ways) -> Option<Instant> {
+    pub(crate) fn turn(&self, ways: &impl Ways<Enclosed = E>) -> Option<Instant> {
         let changed = self.meters.take_changed();
         if !self.any() {
             return None;
@@ -263,7 +311,7 @@ impl Deferred {
     }
 
     /// Sends those of these that may go, and then those that were behind them.
-    fn send_ready(&self, ways: &impl Ways, state: &mut State, mut ready: Vec<u64>) {
+    fn send_ready(&self, ways: &impl Ways<Enclosed = E>, state: &mut State<E>, mut ready: Vec<u64>) {
         while let Some(number) = ready.pop() {
             let Some(delayed) = state.backlog.ready(number) else { continue };
             match self.let_through(ways, delayed) {
@@ -278,7 +326,7 @@ impl Deferred {
         }
     }
 
-    fn let_through(&self, ways: &impl Ways, delayed: &Delayed) -> Result<bool, Stuck> {
+    fn let_through(&self, ways: &impl Ways<Enclosed = E>, delayed: &Delayed<E>) -> Result<bool, Stuck> {
         if !ways.is_clear(&delayed.target) {
             return Err(Stuck::OnQueue);
         }
@@ -297,7 +345,7 @@ impl Deferred {
         self.change(|state| self.drop_all(state));
     }
 
-    fn drop_all(&self, state: &mut State) {
+    fn drop_all(&self, state: &mut State<E>) {
         for delayed in state.backlog.clear() {
             self.forget(state, delayed, Fate::Broken);
         }
@@ -305,7 +353,7 @@ impl Deferred {
     }
 }
 
-fn send_now(ways: &impl Ways, state: &mut State, delayed: Delayed, counted: bool) {
+fn send_now<E: Enclosed>(ways: &impl Ways<Enclosed = E>, state: &mut State<E>, delayed: Delayed<E>, counted: bool) {
     let Delayed { target, later, frames, call, done } = delayed;
     state.calls.remove(&call);
     for mut frame in frames {
@@ -314,4 +362,10 @@ fn send_now(ways: &impl Ways, state: &mut State, delayed: Delayed, counted: bool
         ways.dispatch(frame);
     }
     state.left.push(Left { target, later, done, fate: Fate::Status(i32::from(counted)) });
+}
+
+/// A deadline as messages carry it: rounded up, and never 0, which means none.
+pub(crate) fn millis(until: Instant) -> u32 {
+    let left = until.saturating_duration_since(Instant::now());
+    u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
 }

@@ -1,7 +1,7 @@
 //! Calls that nobody can look at any more, and calls with one combined reply.
 
 use super::{Body, Runtime};
-use crate::calls::Call;
+use crate::call::Call;
 use crate::completion::Completion;
 use crate::message::Message;
 use mesh_proto::messages::{Asked, Cancel, Cancelled, Partial};

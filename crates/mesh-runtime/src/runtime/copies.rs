@@ -1,6 +1,6 @@
 //! Values of other hosts that this host's agent keeps a copy of, for all processes of its host; see [`mesh_proto::Copies`].
 
-use super::Dispatch;
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
 use crate::shm::Memory;
 use mesh_proto::control::{Fetch, Held, Holding, Undeliverable};

@@ -3,7 +3,7 @@
 use super::Runtime;
 use super::early::NotEarly;
 use super::switch::Parts;
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::Meaning;
 use mesh_proto::{Frame, Kind, LinkId, ProcAddr, Undelivered};

@@ -1,7 +1,7 @@
 //! The event loop of this process's actors, as the reactor sees it: a thread that waits for its own descriptors here.
 
-use crate::inbox::LoopWaker;
 use crate::locks::lock;
+use crate::loop_waker::LoopWaker;
 use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use std::os::fd::{AsRawFd as _, BorrowedFd};

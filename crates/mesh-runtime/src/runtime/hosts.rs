@@ -1,7 +1,8 @@
 //! What ties the gateway to the other parts of its process: what it needs of them, what they and Python ask of it.
 
 use super::{GATEWAY, Runtime};
-use crate::calls::{Call, Outcome};
+use crate::call::Call;
+use crate::call::Outcome;
 use crate::error::RuntimeError;
 use crate::gateway::{GatewayOptions, HostView, LAST, Process, ReleaseTerms};
 use crate::inspect::Note;

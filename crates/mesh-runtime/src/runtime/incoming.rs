@@ -1,7 +1,7 @@
 //! Messages in: what each kind of message that is for this process does, from a link or from this process itself.
 
 use super::Runtime;
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::gauge::Gauge;
 use crate::inbox::{Inbox, Put};
 use crate::link::{Link, ReadEnd};

@@ -1,13 +1,13 @@
 //! What ties [`crate::inspect`] to the other parts: which of them answer which question, and what is reported as an event.
 
 use super::Runtime;
+use crate::awaited::Awaited;
 use crate::error::RuntimeError;
 use crate::inbox::Inbox;
 use crate::inspect::{self, Note, Sight};
 use crate::journal::Journal;
 use crate::link::Link;
 use crate::usage;
-use crate::waits::Awaited;
 use mesh_proto::control::{Inspect, Question};
 use mesh_proto::messages::Answer;
 use mesh_proto::{ActorId, Ended, Frame, Header, MeshId, ProcAddr, Undelivered};

@@ -8,8 +8,8 @@
 //!
 //! No lock is held while a message is taken in, a frame is sent, or a part is fetched.
 
-use super::Dispatch;
 use crate::bypass::Bypass;
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
 use crate::refs::RefAddr;
 use crate::shm::{Memory, Room};

@@ -1,30 +1,12 @@
 //! Messages that are sent once there is room for them, as their senders ask for it; they wait in [`super::backlog`].
 
-use super::Packed;
-use super::backlog::{Delayed, Ways};
-use super::{Outgoing, Runtime};
-use crate::calls::Call;
-use crate::completion::Completion;
+use super::backlog::{Deferral, Delayed, Ways};
+use super::{Later, Outgoing, Packed, Runtime};
+use crate::call::Call;
 use crate::error::RuntimeError;
 use crate::meter::Meter;
 use mesh_proto::{ActorId, CallId, Frame, Target};
 use std::sync::Arc;
-use std::time::Instant;
-
-/// With what a message is sent later.
-#[derive(Debug, Default)]
-pub struct Later {
-    /// The meters of its mailboxes; none of a message that is not counted.
-    pub meters: Option<Arc<[Arc<Meter>]>>,
-    /// What it counts there, and has been reserved for it.
-    pub cost: u64,
-    /// When nobody wants the answer any more.
-    pub until: Option<Instant>,
-    /// The ports of calls that are in it.
-    pub ports: Vec<Packed>,
-    /// What people call its receivers, if there are such ports.
-    pub who: String,
-}
 
 /// How many replies a message that is sent later gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,24 +19,9 @@ pub enum Calling {
     Reduced,
 }
 
-/// A message that waits for its turn. It is finished with [`crate::Fate::Status`] once it has had it: 1 if meters count it.
-#[derive(Clone, Debug)]
-pub struct Deferral {
-    /// None of a reply, which nobody but its caller gives up.
-    pub(super) number: Option<u64>,
-    /// Finished when it no longer waits.
-    pub done: Arc<Completion>,
-}
-
-impl Deferral {
-    /// A reply that waits for its caller.
-    #[must_use]
-    pub fn of_reply(done: Arc<Completion>) -> Self {
-        Self { number: None, done }
-    }
-}
-
 impl Ways for Runtime {
+    type Enclosed = Packed;
+
     fn is_clear(&self, target: &Target) -> bool {
         self.admit(target).is_ok()
     }
@@ -152,10 +119,4 @@ impl Runtime {
         let later = Later { meters, cost, ..Later::default() };
         Ok(self.dispatch_later(Vec::new(), target, actor, later))
     }
-}
-
-/// A deadline as messages carry it: rounded up, and never 0, which means none.
-pub(crate) fn millis(until: Instant) -> u32 {
-    let left = until.saturating_duration_since(Instant::now());
-    u32::try_from(left.as_micros().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
 }

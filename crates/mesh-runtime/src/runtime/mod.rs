@@ -8,7 +8,7 @@
 //! - `backlog`: messages that wait here for room at their receivers;
 //! - `offering`, `landing`: large parts that travel past the gateways, at their senders and at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
-//! - `hosts`: what ties the gateway to the other parts, `dispatch`: how parts send frames;
+//! - `hosts`: what ties the gateway to the other parts;
 //! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
 //! - `values`: values that are kept here, and references; `copies`: what is here of other hosts' values;
 //! - `repairs`: repaired meshes; `moving`: where their ranks are; `ended`: which processes have ended;
@@ -16,6 +16,7 @@
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
 
 mod alarms;
+mod announced;
 mod answers;
 mod arguments;
 mod backlog;
@@ -25,13 +26,12 @@ mod copies;
 mod counts;
 mod deliver;
 mod descriptors;
-mod dispatch;
 mod early;
 mod ended;
 mod event_loop;
 mod flow;
 mod guests;
-mod home;
+mod host_logs;
 mod hosts;
 mod inboxes;
 mod incoming;
@@ -48,30 +48,28 @@ mod port_handles;
 mod procs;
 mod repairs;
 mod returns;
+mod road;
 mod signals;
 mod spawned;
 mod switch;
 mod values;
 mod waiting;
 
+pub(crate) use announced::Announced;
 pub(crate) use answers::Answering;
-#[cfg(test)]
-pub(crate) use arguments::Announced;
 pub use arguments::Spawned;
-pub(crate) use backlog::Deferred;
+pub use backlog::Deferral;
 #[cfg(test)]
-pub(crate) use backlog::{Delayed, Ways};
+pub(crate) use backlog::Delayed;
+pub(crate) use backlog::{Deferred, Ways, millis};
 pub use blocking::Wait;
 pub use counts::Counts;
-pub(crate) use dispatch::Dispatch;
-pub(crate) use home::{AgentEnvironment, Home};
 #[cfg(test)]
 pub(crate) use landing::Ground;
 pub(crate) use landing::Landings;
-pub(crate) use later::millis;
-pub use later::{Calling, Deferral, Later};
+pub use later::Calling;
 pub use outgoing::{Body, Outgoing, Terms};
-pub use port_handles::{Mailbox, Outlet, Packed, Posted, Posting, Said};
+pub use port_handles::{Later, Mailbox, Outlet, Packed, Posted, Posting, Said};
 #[cfg(test)]
 pub(crate) use switch::Parts;
 pub(crate) use switch::{GATEWAY, Switch};
@@ -79,13 +77,15 @@ use waiting::Patience;
 pub use waiting::Waited;
 
 use crate::agent::{FORK_SERVER_TOKENS, HostAgent};
-use crate::calls::{Call, Calls};
+use crate::call::Call;
+use crate::calls::Calls;
 use crate::completion::{Completion, Finisher};
+use crate::dispatch::Dispatch;
 use crate::error::RuntimeError;
 use crate::fork_server::Spare;
 use crate::gateway::{CONNECTION_TOKENS, Gateway, Neighbors};
 use crate::gauge::Gauge;
-use crate::host::HostOptions;
+use crate::home::{AgentEnvironment, Home};
 use crate::inbox::Inbox;
 use crate::inspect::Inspector;
 use crate::link::Link;
@@ -107,14 +107,15 @@ use early::EarlyFrames;
 #[cfg(test)]
 pub(crate) use ended::ENDS_KEPT;
 pub(crate) use ended::EndedProcs;
+use host_logs::HostLogs;
 use inboxes::Inboxes;
 use inspection_socket::InspectionSocket;
-use lines::HostLogs;
 use mesh_proto::control::{Goodbye, Hello};
 use mesh_proto::messages::Extend;
 use mesh_proto::{EndReason, Ended, Frame, HostNo, IdMaker, LinkId, MeshId, ProcAddr, REPLIES, Router, SPAWNS, Target};
 use mesh_topology::Region;
 pub(crate) use moving::Moving;
+use road::Road;
 use spawned::RemoteSpawns;
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -172,13 +173,13 @@ pub struct Runtime {
     logs: HostLogs,
     pub(crate) started: Instant,
     pub(crate) meters: Arc<Meters>,
-    deferred: Deferred,
+    deferred: Deferred<<Self as Ways>::Enclosed>,
     /// Replies that wait, and arguments of spawns.
     answering: Answering,
     spawning: Answering,
     /// Bytes of replies that have arrived and that nobody has looked at.
     held_replies: Arc<AtomicU64>,
-    announced: arguments::Announced,
+    announced: Announced,
     packing: packing::Packing,
     /// Itself, for the mailboxes that send credits on their own.
     this: Weak<Self>,
@@ -189,7 +190,7 @@ pub struct Runtime {
     pub(crate) gateway: Arc<Gateway<Self>>,
     early: EarlyFrames,
     pub(crate) landings: Landings<Arc<Hold>>,
-    road: offering::Road,
+    road: Road,
     /// The host that this process is on.
     pub(crate) home: Arc<Home>,
     /// Meshes of other hosts that this process has sent to.
@@ -225,16 +226,15 @@ impl Runtime {
     ///
     /// # Errors
     /// As for the controller.
-    pub(crate) fn host_agent(host: HostNo, options: &HostOptions, scratch: PathBuf) -> Result<Arc<Self>, RuntimeError> {
+    pub(crate) fn host_agent(
+        host: HostNo,
+        name: String,
+        home: AgentEnvironment,
+        options: Options,
+    ) -> Result<Arc<Self>, RuntimeError> {
         let me = ProcAddr::agent(host);
-        let runtime = Self::build(me, Router::agent(me), SpinBoard::create()?, options.runtime)?;
-        let home = AgentEnvironment {
-            python: options.python.clone(),
-            env: options.env.clone(),
-            scratch: Some(scratch),
-            standby: Arc::clone(&options.standby),
-        };
-        runtime.home.set(options.name.clone(), home);
+        let runtime = Self::build(me, Router::agent(me), SpinBoard::create()?, options)?;
+        runtime.home.set(name, home);
         Ok(runtime)
     }
 
@@ -362,7 +362,7 @@ impl Runtime {
                 answering,
                 spawning,
                 held_replies: Arc::default(),
-                announced: arguments::Announced::default(),
+                announced: Announced::default(),
                 packing,
                 this: Weak::clone(this),
                 standing,
@@ -372,7 +372,7 @@ impl Runtime {
                 gateway,
                 early: EarlyFrames::default(),
                 landings,
-                road: offering::Road::default(),
+                road: Road::default(),
                 home,
                 remote_meshes: RemoteMeshes::new(me.host),
                 remote_spawns: RemoteSpawns::default(),
@@ -578,6 +578,12 @@ impl Runtime {
         // Meshes and futures that a program keeps keep the runtime.
         self.memory.rest();
         self.board.leave();
+    }
+}
+
+impl Dispatch for Runtime {
+    fn dispatch(&self, frame: Frame) -> usize {
+        Self::dispatch(self, frame, None)
     }
 }
 

@@ -8,46 +8,14 @@ use crate::gateway::is_mapped;
 use crate::refs::{Hold, RefAddr};
 use mesh_proto::messages::Extend;
 use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, Target, Ticket, Undelivered};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 /// Who is asked for a road past the gateways, at the first part that is worth it.
 const ASKED: &str = ".bypass";
 /// Shorter parts are not worth it.
 const WORTH: usize = 1 << 20;
 const PAGE: u64 = 4096;
-
-/// The road past the gateways, and how much was offered there.
-#[derive(Debug, Default)]
-pub(crate) struct Road {
-    /// With the length from which on it is taken. None once it is known that there is no road.
-    bypass: OnceLock<Option<(Bypass, usize)>>,
-    was_asked: AtomicBool,
-    offered: AtomicU64,
-}
-
-impl Road {
-    /// Which it is, or that there is none. The first word counts.
-    fn set(&self, bypass: Option<(Bypass, usize)>) {
-        let _ = self.bypass.set(bypass);
-    }
-
-    /// The road, if it is known by now. If nobody was asked for it yet, `ask` does.
-    fn get(&self, ask: impl FnOnce()) -> Option<(Bypass, usize)> {
-        if let Some(known) = self.bypass.get() {
-            return *known;
-        }
-        if !self.was_asked.swap(true, Ordering::Relaxed) {
-            ask();
-        }
-        None
-    }
-
-    /// How many parts were offered.
-    pub(crate) fn offered(&self) -> u64 {
-        self.offered.load(Ordering::Relaxed)
-    }
-}
 
 impl Ground for Runtime {
     type Hold = Arc<Hold>;

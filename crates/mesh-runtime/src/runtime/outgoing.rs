@@ -2,7 +2,8 @@
 
 use super::Runtime;
 use super::answers::{Sent, holds_back};
-use crate::calls::{Call, Outcome};
+use crate::call::Call;
+use crate::call::Outcome;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::message::Message;

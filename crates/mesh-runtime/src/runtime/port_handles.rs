@@ -1,6 +1,7 @@
 //! Ports as their holders use them, and what ties [`crate::ports`] to the calls, the meters and the backlog.
 
-use super::{Body, Deferral, Later, Runtime};
+use super::backlog::{self, Deferral, Enclosed};
+use super::{Body, Runtime};
 use crate::error::RuntimeError;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
@@ -352,6 +353,19 @@ impl Packed {
         runtime.dispatch_behind(end, end.handed_on(self.ticket, to, who));
     }
 }
+
+impl Enclosed for Packed {
+    fn sent(&self, to: &Target, who: &str) {
+        Self::sent(self, to, who);
+    }
+
+    fn unsent(&self) {
+        Self::unsent(self);
+    }
+}
+
+/// With what a message is sent later.
+pub type Later = backlog::Later<Packed>;
 
 /// What a value says beside itself.
 #[derive(Clone, Copy, Debug, Default)]

@@ -4,7 +4,9 @@
 use super::Runtime;
 use super::spawned::stop_order;
 use crate::agent::{SpawnSpec, Surroundings};
-use crate::calls::{self, Call, Outcome};
+use crate::call::Call;
+use crate::call::Outcome;
+use crate::calls;
 use crate::error::RuntimeError;
 use crate::inspect::Note;
 use crate::link::Link;

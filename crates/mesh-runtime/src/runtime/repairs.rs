@@ -2,7 +2,7 @@
 //! the gateway.
 
 use super::Runtime;
-use crate::calls::Call;
+use crate::call::Call;
 use crate::error::RuntimeError;
 use crate::link::Link;
 use mesh_proto::control::News;

@@ -2,7 +2,8 @@
 
 use super::Runtime;
 use crate::agent::MOST_PROCS;
-use crate::calls::{self, Outcome};
+use crate::call::Outcome;
+use crate::calls;
 use mesh_proto::control::{Down, Undeliverable, Watch, mesh_of, ranks_of};
 use mesh_proto::messages::{Asked, Meaning};
 use mesh_proto::{EndReason, Ended, Flow, Frame, Header, Kind, MeshId, PortEnd, ProcAddr, Route, Target, Undelivered};

@@ -3,7 +3,7 @@
 //! It knows routes and links, and nothing of what frames are about. The parts around it are [`Parts`]; frames of this process
 //! and frames that arrive take the same way through it.
 
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::link::Link;
 use crate::locks::{read, write};
 use crate::reactor::Reactor;

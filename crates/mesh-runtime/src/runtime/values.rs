@@ -2,7 +2,7 @@
 //! hosts.
 
 use super::{Body, Runtime};
-use crate::calls::Call;
+use crate::call::Call;
 use crate::error::RuntimeError;
 use crate::refs::{Fetched, Hold, RefAddr, RefCounter, Refs};
 use bytes::Bytes;

@@ -3,11 +3,12 @@
 use super::alarms::Alarms;
 use super::event_loop::EventLoop;
 use super::signals::Signals;
-use crate::calls::Call;
+use crate::call::Call;
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::inbox::{Inbox, LoopWaker};
+use crate::inbox::Inbox;
 use crate::journal::Journal;
+use crate::loop_waker::LoopWaker;
 use crate::meter::Meter;
 use crate::reactor::{Handler, Reactor};
 use crate::spin_board::SpinBoard;

@@ -4,8 +4,9 @@
 //! count that a chunk has here is its owner's. Each reader maps it privately (SHM-2), where it can with what an earlier one
 //! has left (`spare`).
 
+use super::mapping::Mapping;
 use super::spare::Spares;
-use super::{Mapping, Memory, Pool, Room, Sent, Slab};
+use super::{Memory, Pool, Room, Sent, Slab};
 use crate::error::RuntimeError;
 use crate::refs::{Hold, RefCounter};
 use mesh_proto::{Frame, ProcAddr, SharedRef, Target};

@@ -1,6 +1,6 @@
 //! Chunks of this process's memory that are written bit by bit.
 
-use super::Mapping;
+use super::mapping::Mapping;
 use mesh_proto::SharedRef;
 use std::sync::Arc;
 

@@ -5,7 +5,7 @@
 //! that was used before has its pages in place. Those that a reader has written are its own (SHM-2) and are dropped first;
 //! the system says which they are, from Linux 6.7 on. Where it does not, mappings are not used again.
 
-use super::Mapping;
+use super::mapping::Mapping;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::mm::{Advice, madvise};
 use std::collections::HashMap;

@@ -2,11 +2,14 @@
 
 use super::procs;
 use crate::agent::{FORK_SERVER_TOKENS, HostAgent, SpawnSpec, Surroundings};
+use crate::dispatch::Dispatch;
 use crate::fork_server::Standby;
+use crate::home::AgentEnvironment;
+use crate::home::Home;
 use crate::link::Link;
 use crate::locks::lock;
 use crate::reactor::Reactor;
-use crate::runtime::{AgentEnvironment, Dispatch, Home, Switch};
+use crate::runtime::Switch;
 use crate::spin_board::SpinBoard;
 use crate::{ForkServerSpec, RuntimeError, Spare};
 use bytes::Bytes;

@@ -2,12 +2,13 @@
 
 use super::collector::Collector;
 use super::dice::Dice;
+use crate::dispatch::Dispatch;
 use crate::meter::Meters;
 use crate::reactor::Reactor;
-use crate::runtime::{Deferred, Delayed, Dispatch, Ways};
+use crate::runtime::{Deferred, Delayed, Ways};
 use crate::shm::Memory;
 use crate::standing::Standing;
-use crate::{Deferral, Fate, Later, Meter};
+use crate::{Deferral, Fate, Later, Meter, Packed};
 use mesh_proto::messages::Call;
 use mesh_proto::{Frame, INITIAL_WINDOW, Ledger, Placement, ProcAddr, Target};
 use mesh_topology::{Region, Slice};
@@ -36,6 +37,8 @@ impl Dispatch for Queues {
 }
 
 impl Ways for Queues {
+    type Enclosed = Packed;
+
     fn is_clear(&self, _: &Target) -> bool {
         !self.full.load(Ordering::Relaxed)
     }
@@ -64,7 +67,7 @@ enum Waits {
 }
 
 struct World {
-    part: Deferred,
+    part: Deferred<Packed>,
     standing: Arc<Standing>,
     meters: Arc<Meters>,
     ways: Queues,

@@ -1,8 +1,10 @@
 //! Calls: outcomes, cancellation and closing from many threads at once; inboxes and how they close.
 
 use super::procs;
-use crate::calls::{Calls, Outcome};
-use crate::inbox::{Inbox, LoopWaker};
+use crate::call::Outcome;
+use crate::calls::Calls;
+use crate::inbox::Inbox;
+use crate::loop_waker::LoopWaker;
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::shm::Memory;

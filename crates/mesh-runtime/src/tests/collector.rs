@@ -1,6 +1,6 @@
 //! A way for frames that leads nowhere: it collects what a part sends.
 
-use crate::runtime::Dispatch;
+use crate::dispatch::Dispatch;
 use mesh_proto::Frame;
 use std::sync::Mutex;
 

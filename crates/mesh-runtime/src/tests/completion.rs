@@ -1,7 +1,7 @@
 //! Completions: one outcome whoever races, also without a runtime; lists, alarms and forked copies.
 
 use super::{options, soon};
-use crate::inbox::LoopWaker;
+use crate::loop_waker::LoopWaker;
 use crate::{Completion, Fate, Finisher, Runtime, Waited};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicUsize, Ordering};

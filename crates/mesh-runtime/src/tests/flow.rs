@@ -2,7 +2,8 @@
 
 use super::dice::Dice;
 use super::{options, procs, soon};
-use crate::calls::{Calls, Outcome};
+use crate::call::Outcome;
+use crate::calls::Calls;
 use crate::inbox::Inbox;
 use crate::meter::MailboxCredits;
 use crate::reactor::Reactor;

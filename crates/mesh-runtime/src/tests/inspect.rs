@@ -2,7 +2,7 @@
 
 use super::outbox::Outbox;
 use super::{options, soon};
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::inspect::Inspector;
 use crate::link::Link;
 use crate::reactor::Reactor;

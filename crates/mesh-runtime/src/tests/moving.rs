@@ -3,7 +3,7 @@
 use super::dice::Dice;
 use super::pair::{ACTOR, Host, MESH, out};
 use super::{options, procs, soon};
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::link::Link;
 use crate::reactor::Reactor;
 use crate::runtime::{ENDS_KEPT, EndedProcs, Moving, Switch};

@@ -1,7 +1,7 @@
 //! A [`Dispatch`] that keeps what it is given.
 
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
-use crate::runtime::Dispatch;
 use mesh_proto::Frame;
 use std::collections::VecDeque;
 use std::sync::Mutex;

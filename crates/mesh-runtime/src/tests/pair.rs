@@ -1,7 +1,7 @@
 //! A controller and its workers as threads of one process: everything but the processes is real.
 
 use super::{SOON, options, procs, soon};
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::link::Link;
 use crate::{Body, ForkServerSpec, Inbox, Options, Outgoing, PartData, Runtime, RuntimeError, SpawnSpec, Waited};
 use mesh_proto::messages::{Answer, Request};

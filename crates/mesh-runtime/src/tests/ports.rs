@@ -1,7 +1,8 @@
 //! Ports: values and receives meet once each whoever races (PRT-1), and senders hear of the end (PRT-2).
 
 use super::{options, procs};
-use crate::calls::{Calls, Outcome};
+use crate::call::Outcome;
+use crate::calls::Calls;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
 use crate::ports::{Inlet, Taken};

@@ -4,12 +4,13 @@
 use super::dice::Dice;
 use super::outbox::Outbox;
 use crate::Call;
-use crate::calls::{Calls, Outcome};
+use crate::call::Outcome;
+use crate::calls::Calls;
+use crate::dispatch::Dispatch as _;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
 use crate::ports::{Inlet, Ports, SendingEnd, Way};
 use crate::reactor::Reactor;
-use crate::runtime::Dispatch as _;
 use crate::shm::Memory;
 use crate::standing::Standing;
 use mesh_proto::control::{Closed, Down, Held, Watch};

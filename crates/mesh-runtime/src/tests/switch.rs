@@ -1,6 +1,6 @@
 //! The switch alone: which way frames go, with parts that only write down what they are handed.
 
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::link::Link;
 use crate::reactor::Reactor;
 use crate::runtime::{GATEWAY, Parts, Switch};

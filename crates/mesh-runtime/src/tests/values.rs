@@ -4,10 +4,11 @@
 
 use super::dice::Dice;
 use super::outbox::Outbox;
+use crate::dispatch::Dispatch as _;
 use crate::message::Message;
 use crate::reactor::Reactor;
 use crate::refs::{Around, Fetched, Hold, Kept, Opened, RefAddr, RefCounter, Refs, View};
-use crate::runtime::{Dispatch as _, RemoteValues};
+use crate::runtime::RemoteValues;
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;

@@ -30,9 +30,9 @@ mod tunnel;
 pub use dialing::{VisitEnd, VisitError, Visited, jobs_at, visit};
 pub(crate) use door::{Jobs, NO_SUCH_JOB, Place, receive, turn_away};
 
+use crate::dispatch::Dispatch;
 use crate::greeting::on_thread;
 use crate::locks::lock;
-use crate::runtime::Dispatch;
 use ends::{LocalEnd, PacketEnd};
 use mesh_proto::control::{Inspect, Step, Visit};
 use mesh_proto::hosts::{Parting, Refusal};

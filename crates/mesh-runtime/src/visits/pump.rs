@@ -1,6 +1,6 @@
 //! Passing bytes on between two ends, in both directions, until one of them ends.
 
-use crate::reactor::timespec;
+use crate::timespec::timespec;
 use mesh_proto::hosts::{Refusal, Refuse};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;

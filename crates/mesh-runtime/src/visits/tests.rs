@@ -3,7 +3,7 @@
 use super::ends::{LocalEnd, PIECE, PacketEnd};
 use super::pump::{End, Over, Rules, pump};
 use super::tunnel::{Tunnel, TunnelEnd, WINDOW};
-use crate::runtime::Dispatch;
+use crate::dispatch::Dispatch;
 use crate::tls::{Dialed, Identity, Limits, Listener, ListenerEvent, Role, Store, TlsStream, dial};
 use bytes::Bytes;
 use mesh_proto::control::Step;

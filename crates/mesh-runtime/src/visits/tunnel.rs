@@ -2,8 +2,8 @@
 
 use super::ends::PIECE;
 use super::pump::{End, Over};
+use crate::dispatch::Dispatch;
 use crate::locks::lock;
-use crate::runtime::Dispatch;
 use bytes::Bytes;
 use mesh_proto::ProcAddr;
 use mesh_proto::control::{Inspect, Step, Visit};

@@ -1,11 +1,13 @@
 //! Streams of our own, on which copies are made.
 
-use super::SOON;
 use super::driver::{Device, Driver, Failure, Rows};
 use crate::error::TransferError;
 use crate::watch::Watch;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long to look again and again whether a stream is done, before looking less often.
+pub(super) const SOON: Duration = Duration::from_micros(50);
 
 /// What is begun at once: deadlines and cancellation are looked at in between.
 pub(crate) const STEP: u64 = 64 << 20;

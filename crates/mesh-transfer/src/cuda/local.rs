@@ -3,8 +3,10 @@
 
 use super::{Cuda, Lane, Slot, rows_of};
 use crate::error::TransferError;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::segments::Segments;
-use crate::transports::{Op, Peer, Work};
+use crate::transports::Peer;
 use crate::watch::Watch;
 
 /// What is staged at once, at most.

@@ -21,6 +21,7 @@ mod tests;
 
 pub(crate) use copies::rows_of;
 pub(crate) use driver::{Device, Driver};
+use lanes::SOON;
 pub(crate) use lanes::{Lane, STEP};
 pub(crate) use local::run_staged;
 pub(crate) use offered::{OnDevice, Record, Why};
@@ -29,9 +30,10 @@ pub(crate) use slots::Slot;
 
 use crate::error::TransferError;
 use crate::lock;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::realm::Realm;
 use crate::segments::{Segments, Space};
-use crate::transports::{Op, Work};
 use crate::watch::Watch;
 use driver::{About, INVALID_VALUE};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -41,8 +43,6 @@ use std::time::{Duration, Instant};
 const LANES: usize = 16;
 /// Pinned memory that is kept for later.
 const PINNED: u64 = 64 << 20;
-/// How long to look again and again whether a stream is done, before looking less often.
-const SOON: Duration = Duration::from_micros(50);
 /// Between looks at a stream whose work the user has queued.
 const PAUSE: Duration = Duration::from_micros(100);
 

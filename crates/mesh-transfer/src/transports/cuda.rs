@@ -5,7 +5,7 @@
 //! map it is in the owner's memory and is read from there under a lease, so a forged handle opens nothing.
 
 use super::same_host::{Here, Known, Owner, check, damaged, page};
-use super::{Capabilities, Op, Peer, Transport, Work};
+use super::{Capabilities, Peer, Transport};
 use crate::bytes::Reader;
 use crate::cma::Other;
 use crate::control::{Control, Held, Offered};
@@ -14,6 +14,8 @@ use crate::error::{ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
 use crate::lock;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::realm::Realm;
 use crate::segments::{Segment, Segments};
 use crate::watch::Watch;

@@ -1,13 +1,13 @@
 //! What the transports share that reach processes of this host without involving them. They find exports through the
 //! owner's control page, and make the checks that an owner would make if it were asked.
 
-use super::Op;
 use crate::bytes::Reader;
 use crate::cma::{Other, Way};
 use crate::control::{Control, Offered, identity};
 use crate::error::TransferError;
 use crate::handle::{Handle, is_same};
 use crate::lock;
+use crate::operation::Op;
 use crate::realm::{Realm, namespace};
 use crate::segments::{MAX_SEGMENTS, Segment, Segments};
 use std::collections::HashMap;

@@ -5,7 +5,7 @@
 //! still exists.
 
 use super::same_host::{Here, Known, Owner, check, damaged, page};
-use super::{Capabilities, Op, Peer, Transport, Work};
+use super::{Capabilities, Peer, Transport};
 use crate::bytes::Reader;
 use crate::cma::{Lists, Other, Way, in_lanes};
 use crate::control::Offered;
@@ -14,6 +14,8 @@ use crate::error::TransferError;
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
 use crate::lock;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::pool::{Mapping, Pooled};
 use crate::realm::Realm;
 use crate::segments::Segments;

@@ -21,6 +21,7 @@ mod inspect;
 mod lines;
 mod logs;
 mod lost;
+mod mailbox;
 mod memory;
 mod message;
 mod moves;
@@ -85,6 +86,8 @@ mod _native {
     #[pymodule_export]
     use super::lost::PyLost;
     #[pymodule_export]
+    use super::mailbox::PyMailbox;
+    #[pymodule_export]
     use super::memory::PyPart;
     #[pymodule_export]
     use super::message::PyMessage;
@@ -97,7 +100,7 @@ mod _native {
     #[pymodule_export]
     use super::packing::packing;
     #[pymodule_export]
-    use super::port::{PyMailbox, PyOutlet};
+    use super::port::PyOutlet;
     #[pymodule_export]
     use super::process::{adopt_orphans, die_with_parent, exit_with, name_process, start_marked};
     #[pymodule_export]

@@ -1,62 +1,15 @@
-//! Ports: their sending and receiving ends.
+//! The sending ends of ports.
 
-use crate::call::PyCall;
 use crate::deferral::PyDeferral;
-use crate::errors::OrRaise as _;
 use crate::gate;
 use crate::packing::pack_port;
 use crate::payload::Payload;
 use crate::runtime::PyRuntime;
 use mesh_proto::{ProcAddr, Target};
-use mesh_runtime::{Gate, Mailbox, Outlet, Posted, Posting, Runtime, Said, Way};
+use mesh_runtime::{Gate, Outlet, Posted, Posting, Runtime, Said, Way};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
-
-/// The receiving end of a port.
-#[pyclass(name = "Mailbox", module = "mesh_core._native", frozen)]
-pub(crate) struct PyMailbox {
-    runtime: Arc<Runtime>,
-    mailbox: Arc<Mailbox>,
-    target: Arc<Target>,
-}
-
-impl PyMailbox {
-    pub(crate) fn new(runtime: &Arc<Runtime>, mailbox: Mailbox) -> Self {
-        let target = Arc::new(Target::One(runtime.me()));
-        Self { runtime: Arc::clone(runtime), mailbox: Arc::new(mailbox), target }
-    }
-}
-
-#[pymethods]
-impl PyMailbox {
-    /// The sending end.
-    fn outlet(&self, once: bool) -> PyOutlet {
-        let way = Way::Channel { id: self.mailbox.id(), once };
-        PyOutlet::new(self.runtime.outlet(self.runtime.me(), way, false))
-    }
-
-    /// Returns the wait for the next value.
-    fn receive(&self, py: Python<'_>) -> PyResult<PyCall> {
-        let receive = self.mailbox.receive().or_raise(py)?;
-        Ok(PyCall::receive(&self.runtime, &self.mailbox, receive, &self.target))
-    }
-
-    /// Stops accepting values, and drops those that nobody received.
-    fn close(&self) {
-        self.mailbox.close();
-    }
-
-    /// Whether nothing more can be received.
-    #[getter]
-    fn is_over(&self) -> bool {
-        self.mailbox.is_over()
-    }
-
-    fn __len__(&self) -> usize {
-        self.mailbox.len()
-    }
-}
 
 /// A port as it is sent: its owner's mesh, rank and host, then the contents of `Way`; for the port of a call, its ticket.
 #[derive(FromPyObject, IntoPyObject)]
@@ -185,13 +138,6 @@ impl PyOutlet {
 
 #[pymethods]
 impl PyRuntime {
-    /// Opens a port at which this process receives.
-    #[pyo3(signature = (once=false))]
-    fn open_port(&self, py: Python<'_>, once: bool) -> PyResult<PyMailbox> {
-        let mailbox = self.0.open_port(once).or_raise(py)?;
-        Ok(PyMailbox::new(&self.0, mailbox))
-    }
-
     /// Returns the sending end of a port that came from another process.
     fn outlet(&self, address: PyAddress) -> PyOutlet {
         PyOutlet::from_address(&self.0, address)

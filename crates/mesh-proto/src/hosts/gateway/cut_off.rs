@@ -5,19 +5,6 @@ use crate::HostNo;
 use crate::hosts::{HostSet, Standing};
 use std::time::Duration;
 
-/// What the controller of a job that is held knows of its own absence.
-#[derive(Debug, Default)]
-pub(super) struct CutOff {
-    /// When it was last seen to be cut off from all others, or one of them came back.
-    at: Option<Duration>,
-    /// When one of them came back: no silence of the others counts from before.
-    back: Duration,
-    /// When it last ran.
-    ran: Duration,
-    /// Before then no look at all hosts can find it cut off.
-    look_at: Duration,
-}
-
 /// A host of the job, and what was last known of it.
 struct Sign {
     host: HostNo,

@@ -25,6 +25,7 @@
 //! ATT-1: no host is connected to before the credentials of its attachment were read and its address, and those of all hosts
 //! below it, are known; until then its silence does not count.
 
+mod absence;
 mod cut_off;
 mod health;
 mod joining;
@@ -45,7 +46,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cut_off::CutOff;
+use absence::CutOff;
 pub use joining::Caller;
 pub use roster::{HostState, HostView};
 use schedule::Schedule;

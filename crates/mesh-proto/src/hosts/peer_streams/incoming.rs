@@ -1,6 +1,8 @@
 //! The receiving half of a peer stream.
 
-use super::{ACK_COST, ACK_DELAY, Arrival};
+use super::cargo::ACK_COST;
+use super::cargo::ACK_DELAY;
+use super::cargo::Arrival;
 use crate::HostNo;
 use crate::hosts::packet::Gap;
 use crate::hosts::{HostSet, Short};

@@ -1,6 +1,8 @@
 //! What waits for one next hop.
 
-use super::{AHEAD, Cargo, Lane};
+use super::cargo::AHEAD;
+use super::cargo::Cargo;
+use super::cargo::Lane;
 use crate::HostNo;
 use crate::hosts::packet::Dest;
 use crate::hosts::{HostSet, Short};

@@ -1,6 +1,7 @@
 //! The sending half of a peer stream, and the packets that peer streams share.
 
-use super::{Lane, Lost};
+use super::cargo::Lane;
+use super::cargo::Lost;
 use crate::HostNo;
 use crate::hosts::Short;
 use crate::hosts::packet::{Gap, Packet, PacketKind};

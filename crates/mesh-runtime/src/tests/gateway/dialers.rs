@@ -3,7 +3,7 @@
 use super::Arc;
 use super::member::{Job, Member, Site, is_up, options};
 use super::road::Road;
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::greeting::{hear, say};
 use crate::tests::SOON;
 use crate::tls::{Dialed, Pace, dial};

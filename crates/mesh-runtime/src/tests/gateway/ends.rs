@@ -2,7 +2,7 @@
 
 use super::member::{Job, Member, Site, is_up, options};
 use super::{Arc, Trio};
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::error::RuntimeError;
 use crate::gateway::{ReleaseTerms, agents};
 use crate::tests::SOON;

@@ -3,7 +3,7 @@
 use super::member::{Job, LARGE, Member, Site, attach, is_up, options};
 use super::road::{Road, Way};
 use super::{Arc, Trio};
-use crate::calls::Outcome;
+use crate::call::Outcome;
 use crate::gateway::agents;
 use crate::tests::SOON;
 use mesh_proto::Target;
@@ -161,7 +161,7 @@ fn a_host_that_dies_is_dead_for_everybody_and_what_was_sent_to_it_comes_back() {
     let call = trio.controller.calls.open(agents(1, 1), false);
     let within = Duration::from_secs(9);
     let stop = StopProcs { mesh: 5, call: call.id, first: 0, per_host: 1, within, ranks };
-    crate::runtime::Dispatch::dispatch(&*trio.controller, stop.frame(trio.controller.me, &agents(1, 1)));
+    crate::dispatch::Dispatch::dispatch(&*trio.controller, stop.frame(trio.controller.me, &agents(1, 1)));
     // Its machine is there, and nobody listens: that is no matter of time.
     drop(road);
     trio.controller.until("the death", |heard| heard.lost == [1]);

@@ -1,14 +1,18 @@
 //! Members of a job without processes, each with a real gateway, switch and reactor of its own, all in one process. What a
 //! gateway tells its process is written down.
 
-use crate::calls::{Call, Calls, Outcome};
+use crate::call::Call;
+use crate::call::Outcome;
+use crate::calls::Calls;
+use crate::dispatch::Dispatch;
 use crate::error::RuntimeError;
 use crate::gateway::{CONNECTION_TOKENS, Gateway, GatewayOptions, JobBegun, Neighbors, Process, introduction};
 use crate::greeting::{GREETING, hear, on_thread, refuse, say};
+use crate::home::Home;
 use crate::locks::lock;
 use crate::message::Message;
 use crate::reactor::{Handler, Reactor};
-use crate::runtime::{Dispatch, GATEWAY, Home, Parts, Switch};
+use crate::runtime::{GATEWAY, Parts, Switch};
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
 use crate::standing::Standing;

@@ -1,17 +1,19 @@
 //! The client's end: reads and writes an owner's memory through its own queue pairs.
 
-use super::super::{Op, Peer, Piece, Work, pieces};
+use super::super::{Peer, Piece, pieces};
 use super::device::Rail;
 use super::link::{Door, Failure, Link, STAGE, Shut};
 use super::offers::Offers;
 use super::requests::{Batch, CHUNK, Known, Maker, Request, Target};
+use super::scan;
 use super::sys::{Sge, opcode};
-use super::wire::{self, Fate, Section};
-use super::{NAME, scan};
+use super::wire::{self, Fate, NAME, Section};
 use crate::cores::in_lanes;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::{Handle, Token};
 use crate::lock;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::watch::Watch;
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

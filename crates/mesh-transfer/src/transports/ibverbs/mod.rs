@@ -33,9 +33,8 @@ use std::net::IpAddr;
 use std::os::fd::AsFd as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+pub(crate) use wire::NAME;
 use wire::Section;
-
-pub(crate) const NAME: &str = "ibverbs";
 
 /// The transport, in this process.
 #[derive(Debug)]

@@ -10,6 +10,8 @@ use crate::error::TransferError;
 use crate::handle::Token;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+/// The transport, in handles.
+pub(crate) const NAME: &str = "ibverbs";
 const VERSION: u8 = 1;
 const WRITABLE: u8 = 1;
 /// VRB-1

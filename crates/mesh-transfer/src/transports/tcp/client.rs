@@ -1,6 +1,6 @@
 //! The client's end: asks an owner to read and write its memory.
 
-use super::super::{Op, Peer, Piece, Work, pieces};
+use super::super::{Peer, Piece, pieces};
 use super::member::Guard;
 use super::remote::{Remote, is_silence};
 use super::sockets::Sockets;
@@ -11,6 +11,8 @@ use crate::door::{Side, WELCOME};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
 use crate::lock;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::realm::random;
 use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -3,7 +3,8 @@
 use super::member::Member;
 use super::section::Place;
 use super::*;
-use crate::transports::{Op, Work};
+use crate::operation::Op;
+use crate::operation::Work;
 use mesh_tls::{Identity, Role, Store, TlsStream};
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv6Addr, TcpStream};

@@ -1,11 +1,11 @@
 //! The bytes of the TCP transport. All messages have a fixed length, so that a stranger cannot make anyone wait for
 //! more.
 
-use super::super::Work;
 use crate::bytes::{part, u32_at, u64_at};
 use crate::door::Protocol;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::Token;
+use crate::operation::Work;
 
 /// TCP-1
 pub(super) static PROTOCOL: Protocol = Protocol { magic: *b"MXT\x01", owner: b"server", client: b"client" };

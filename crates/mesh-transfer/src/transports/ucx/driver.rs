@@ -4,7 +4,6 @@
 //! is waited for briefly. Then the endpoint is closed by force, which ends everything that uses it; the other
 //! operations are begun again over a new connection.
 
-use super::super::Op;
 use super::library::{OK, Status};
 use super::objects::{Context, Endpoint, Request, Worker};
 use super::owner::{SPIN, STACK, TURNS};
@@ -13,6 +12,7 @@ use super::signal::Signal;
 use super::wire::{Answer, Ask, Name, Shown, Wire};
 use crate::error::TransferError;
 use crate::lock;
+use crate::operation::Op;
 use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{HashMap, VecDeque};

@@ -1,6 +1,6 @@
 //! An owner that is reached by UCX.
 
-use super::super::{Op, Peer};
+use super::super::Peer;
 use super::driver::{Driver, Drivers};
 use super::objects::Context;
 use super::places::Places;
@@ -12,6 +12,7 @@ use crate::door::{Side, WELCOME};
 use crate::error::{ErrorKind, TransferError, advice};
 use crate::handle::{Handle, RealmId, Token};
 use crate::lock;
+use crate::operation::Op;
 use crate::realm::{Realm, namespace, random};
 use crate::watch::{Watch, timespec};
 use rustix::event::{PollFd, PollFlags, poll};

@@ -1,10 +1,11 @@
 //! The parts of an operation: which bytes of this process correspond to which of the owner's.
 
-use super::super::{Op, Work};
 use super::objects::Key;
 use super::wire::Name;
 use crate::error::{ErrorKind, TransferError};
 use crate::handle::Handle;
+use crate::operation::Op;
+use crate::operation::Work;
 use crate::segments::Segments;
 use std::collections::{HashMap, VecDeque};
 

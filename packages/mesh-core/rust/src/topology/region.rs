@@ -4,8 +4,9 @@ use mesh_topology::{Region, Selector, Span, TopologyError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySlice as PyBuiltinSlice};
 
+use super::convert::{Reduced, bad_type, by_name, count, listable, raise, rank_list};
 use super::slice::RankIterator;
-use super::{PyExtent, PyPoint, PySlice, Reduced, bad_type, by_name, count, listable, raise, rank_list};
+use super::{PyExtent, PyPoint, PySlice};
 
 /// A part of a mesh that messages can be sent to: labels over a strided view of the mesh's ranks.
 ///

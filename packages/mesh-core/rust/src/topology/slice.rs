@@ -4,7 +4,7 @@ use mesh_topology::{Ranks, Slice};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 
-use super::{Reduced, count, counts, raise};
+use super::convert::{Reduced, count, counts, raise};
 
 /// A strided n-dimensional view of flat ranks, `offset + Σ index·stride`, without names.
 ///

@@ -1,0 +1,31 @@
+//! What a process knows of a port that it sends to.
+
+use crate::locks::lock;
+use mesh_proto::{PortEnd, Ticket};
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Mutex, OnceLock};
+
+/// What all sending ends of one port in this process share.
+#[derive(Debug, Default)]
+pub(crate) struct PortState {
+    pub(super) closed: OnceLock<PortEnd>,
+    /// A port that takes one value has had it.
+    pub(super) used: AtomicBool,
+    /// How often it was sent on: somebody else may answer too.
+    pub(super) handed_on: AtomicUsize,
+    /// The tickets under which the port of a call came here, each once, however often it is unpickled.
+    pub(super) tickets: Mutex<Vec<Ticket>>,
+    /// The receiver has been told that no more comes.
+    pub(super) ended: AtomicBool,
+}
+
+impl PortState {
+    pub(super) fn close(&self, why: PortEnd) {
+        // The first reason counts.
+        let _ = self.closed.set(why);
+    }
+
+    pub(super) fn take_tickets(&self) -> Vec<Ticket> {
+        std::mem::take(&mut *lock(&self.tickets))
+    }
+}

@@ -1,0 +1,83 @@
+//! A mapping of (a piece of) a memory file.
+
+use super::holders::Holders;
+use crate::error::RuntimeError;
+use crate::sync::AtomicU64;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+
+/// A slab's head. A multiple of every page size, since what follows it is mapped on its own.
+pub(super) const HEAD: usize = 64 * 1024;
+pub(super) const HOLDERS_AT: usize = 16;
+pub(super) const MAX_CHUNKS: usize = 1020;
+/// Behind the counts: not 0 while the owner sends nothing.
+pub(super) const QUIET_AT: usize = HOLDERS_AT + 8 * MAX_CHUNKS;
+
+/// A mapping of (a piece of) a memory file.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    pub(super) base: *mut c_void,
+    pub(super) len: usize,
+}
+
+// SAFETY: a mapping is plain memory; who may write which part of it, and when, is SHM-1.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    pub(super) fn new(fd: &OwnedFd, offset: u64, len: usize, flags: MapFlags) -> Result<Self, RuntimeError> {
+        // SAFETY: a fresh mapping at an address of the kernel's choosing; nothing else refers to it.
+        let base = unsafe {
+            mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, offset)
+                .map_err(RuntimeError::os("mmap of shared memory"))?
+        };
+        Ok(Self { base, len })
+    }
+
+    pub(super) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.len, "offset {offset} is beyond a mapping of {} bytes", self.len);
+        // SAFETY: inside the mapping (or one past its end), as just checked.
+        unsafe { self.base.cast::<u8>().add(offset) }
+    }
+
+    pub(super) fn word(&self, offset: usize) -> u64 {
+        let mut bytes = [0_u8; 8];
+        // SAFETY: `at` checks the offset; callers read from the head, which is always mapped whole.
+        unsafe { std::ptr::copy_nonoverlapping(self.at(offset), bytes.as_mut_ptr(), 8) };
+        u64::from_ne_bytes(bytes)
+    }
+
+    pub(super) fn holders(&self, chunk: usize) -> Holders<'_> {
+        assert!(chunk < MAX_CHUNKS, "no slab has a chunk {chunk}");
+        // SAFETY: aligned, inside the head, which is always mapped whole, and only ever used as an atomic.
+        Holders(unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast() })
+    }
+
+    pub(super) fn quiet(&self) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { &*self.at(QUIET_AT).cast() }
+    }
+
+    /// Gives pages back to the system; whoever looks at them again sees zeros.
+    pub(super) fn free_pages(&self, offset: usize, len: usize) {
+        // SAFETY: the range is inside the mapping, behind the head, and nobody reads or writes there (SHM-4). Where the
+        // system refuses, the pages stay.
+        let _ = unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxRemove) };
+    }
+
+    /// Asks for the pages at once instead of one fault each.
+    pub(super) fn populate(&self, offset: usize, len: usize) {
+        let start = offset / HEAD * HEAD;
+        // SAFETY: the range is inside the mapping; populating changes no contents. Kernels that cannot are no worse.
+        let _ = unsafe { madvise(self.at(start).cast(), len + offset - start, Advice::LinuxPopulateWrite) };
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new` with this length; whoever uses the memory holds the mapping.
+        let _ = unsafe { munmap(self.base, self.len) };
+    }
+}
