@@ -15,7 +15,8 @@ import pytest
 
 from mesh_core import MeshError, ProcMesh, this_host
 from mesh_core.extensions import find, install
-from mesh_tensor._extension import Bench, Tensors
+from mesh_tensor._bench import Bench
+from mesh_tensor._extension import Tensors
 
 torch = pytest.importorskip("torch")
 

@@ -18,7 +18,7 @@ from mesh_core import SerializationError
 from mesh_core.extensions import procs_of, register_reducer
 from mesh_tensor._errors import described
 from mesh_tensor._exchange import arrive
-from mesh_tensor._extension import HOLE, LIST, NUMBER, SPECIAL
+from mesh_tensor._instructions import HOLE, LIST, NUMBER, SPECIAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable

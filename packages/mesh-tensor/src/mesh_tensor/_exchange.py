@@ -17,12 +17,12 @@ from mesh_core import MeshError, context
 from mesh_core.extensions import NotYet, current_proc, find
 from mesh_tensor._arrivals import LENT, MOVED, RETURNED, Arrivals
 from mesh_tensor._errors import RemoteException
-from mesh_tensor._extension import GONE, LOST, Failed
+from mesh_tensor._instructions import GONE, LOST, Failed
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
     from mesh_tensor._arrivals import Address
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
 
 
 def arrivals() -> Arrivals:

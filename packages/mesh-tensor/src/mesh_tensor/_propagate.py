@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_core import MeshError
 from mesh_tensor._descriptors import HERE, Descriptor, form_of, strides_of
 from mesh_tensor._errors import RanksDisagree, among, described
-from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
 from mesh_tensor._operators import OURS, Operator, describe
 from mesh_tensor._stream import Ref, Stream, caller
 from mesh_tensor._streams._guard import storage_of

@@ -16,7 +16,7 @@ from mesh_core import Endpoint
 from mesh_core.extensions import dumps
 from mesh_tensor._actors import RemoteEndpoint
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._extension import HOLE, LIST, SPECIAL
+from mesh_tensor._instructions import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit, Issuer, fake, fakes
 from mesh_tensor._tensor import MeshTensor
 from mesh_tensor._view import PerRank, activate

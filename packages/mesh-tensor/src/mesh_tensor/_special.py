@@ -18,7 +18,7 @@ from mesh_tensor._exchange import collect, collected, receive, send
 from mesh_tensor._spares import SPARES
 
 if TYPE_CHECKING:
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
 
 OPS = {
     "sum": ReduceOp.SUM,

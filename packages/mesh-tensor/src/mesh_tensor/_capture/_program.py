@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch._ops import OpOverload
 
-from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, LOST, NUMBER, Failed, Template
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, LOST, NUMBER, Failed, Template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from mesh_tensor._bench import Bench
     from mesh_tensor._capture._compiled import Compilation, Plan, Step
     from mesh_tensor._capture._sharded import ShardedPlan
-    from mesh_tensor._extension import Bench
 
 _BAD = {Failed, type(LOST)}
 

@@ -35,10 +35,10 @@ from mesh_tensor._capture._compiled import (
     written_by,
 )
 from mesh_tensor._capture._program import where_raised, write_function
-from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
 from mesh_tensor._global._copies import Copies
 from mesh_tensor._global._sums import Sums
 from mesh_tensor._global._worker import Call, Special, failure_of, mark, seed
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -516,11 +516,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = {name: self._hole(each, refs) for name, each in kwargs.items()}
         is_new = [isinstance(each, torch.Tensor) and id(each) not in self.refs for each in values]
         made = [self._name(each) for each, new in zip(values, is_new, strict=True) if new]
-        template = Template.__new__(Template)
         namespace, _, name = func._schema.name.partition("::")  # noqa: SLF001 - likewise
         what = ((namespace, name, func._overloadname), None)  # noqa: SLF001 - likewise
         mode = LIST if isinstance(result, list) else 0
-        template.set(
+        template = Template(
             (what, outline, named, len(refs), len(made), mode, tuple(not each for each in is_new)), func
         )
         self.steps.append((template, made[0] if made else 0, refs))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from mesh_tensor._extension import Failed
+from mesh_tensor._instructions import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from mesh_core.extensions import find, install
-from mesh_tensor._extension import Bench, Tensors
+from mesh_tensor._bench import Bench
+from mesh_tensor._extension import Tensors
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh

@@ -13,13 +13,14 @@ import torch
 from mesh_core import MeshError
 from mesh_core.extensions import find
 from mesh_tensor import _devices
-from mesh_tensor._extension import GONE, LOST, Failed, Tensors
+from mesh_tensor._extension import Tensors
+from mesh_tensor._instructions import GONE, LOST, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mesh_tensor._bench import Bench
     from mesh_tensor._devices import Mark
-    from mesh_tensor._extension import Bench
     from mesh_tensor._streams._handover import Handover
 
 BETWEEN_STREAMS = frozenset({"give", "take", "give_back", "have_back", "pass_by"})
