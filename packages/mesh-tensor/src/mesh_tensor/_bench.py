@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from mesh_tensor._global._sums import Sums
     from mesh_tensor._groups import Group
+    from mesh_tensor._streams._handover import Handover
     from mesh_tensor._timing import Timing
 
 
@@ -52,12 +53,14 @@ def function_of(what: tuple[Any, ...], bench: Bench) -> Callable[..., Any]:
 class Bench:
     """The tensors of one controller, and the templates that it has taught. Its public methods are what a controller may call."""
 
-    def __init__(self, address: Any, controller: Any, *, is_side: bool = False) -> None:
+    def __init__(self, address: Any, controller: Any, handover: Handover, *, is_side: bool = False) -> None:
         self.address = address
         """This process's own."""
         self.is_side = is_side
         """It belongs to a stream besides the default one."""
         self.controller = controller
+        self.handover = handover
+        """Where streams of this process pass tensors to each other."""
         self._birth = (os.getpid(), time.monotonic_ns())
         self.groups: dict[int, Group] = {}
         self._meshes: dict[int, Any] = {}

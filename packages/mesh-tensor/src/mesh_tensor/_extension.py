@@ -126,7 +126,7 @@ class Tensors(Extension):
         bench = self._benches.get(sender.address)
         if bench is None:
             bench = self._benches[sender.address] = Bench(
-                self.proc.address, sender.address, is_side=self.is_side
+                self.proc.address, sender.address, self.handover, is_side=self.is_side
             )
         with torch.no_grad():
             if kind == "several":
