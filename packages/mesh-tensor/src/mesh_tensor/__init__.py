@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mesh_tensor import spmd
-    from mesh_tensor._backends import use_backend
     from mesh_tensor._capture._compiled import Compilation
     from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._checkpoint._load import load
     from mesh_tensor._checkpoint._place import CheckpointError
     from mesh_tensor._checkpoint._safetensors import export_safetensors
     from mesh_tensor._checkpoint._save import save
+    from mesh_tensor._choices import allow_clear_text, use_backend
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException, StreamError
     from mesh_tensor._global._mesh import Mesh, distribute
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._looking import Inspection, Part, inspect, show
     from mesh_tensor._moving import to_mesh
-    from mesh_tensor._network import allow_clear_text
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._streams._public import Borrow, Stream, current_stream, default_stream
     from mesh_tensor._tensor import MeshTensor
@@ -117,7 +116,7 @@ _LATER = {
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
-    "allow_clear_text": "mesh_tensor._network",
+    "allow_clear_text": "mesh_tensor._choices",
     "capture": "mesh_tensor._capture._step",
     "current_stream": "mesh_tensor._streams._public",
     "default_stream": "mesh_tensor._streams._public",
@@ -139,7 +138,7 @@ _LATER = {
     "timeline": "mesh_tensor._timeline",
     "to_mesh": "mesh_tensor._moving",
     "usage": "mesh_tensor._view",
-    "use_backend": "mesh_tensor._backends",
+    "use_backend": "mesh_tensor._choices",
 }
 
 
