@@ -201,7 +201,7 @@ class Bench:
 
     def look(self, number: int) -> Any:
         """Return a summary of a tensor."""
-        from mesh_tensor._looking import looked
+        from mesh_tensor._summaries import looked
 
         found = self.env.get(number, LOST)
         return sent(found) if found is LOST or type(found) is Failed else looked(found)

@@ -57,8 +57,8 @@ from mesh_tensor._instructions import (
     sent,
     unknown,
 )
-from mesh_tensor._looking import looked
 from mesh_tensor._operators import find
+from mesh_tensor._summaries import looked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
