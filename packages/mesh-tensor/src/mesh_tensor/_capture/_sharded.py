@@ -34,7 +34,7 @@ from mesh_tensor._capture._compiled import (
     together,
     written_by,
 )
-from mesh_tensor._capture._program import where_raised, write_function
+from mesh_tensor._capture._writing import where_raised, write_function
 from mesh_tensor._global._copies import Copies
 from mesh_tensor._global._sums import Sums
 from mesh_tensor._global._worker import Call, Special, failure_of, mark, seed
