@@ -105,7 +105,7 @@ class Tensors(Extension):
         with self._lock:
             found = self._streams.get(procs)
             if found is None:
-                from mesh_tensor._actors import carry
+                from mesh_tensor._lending import carry
 
                 carry(MeshTensor)
                 self.install_on(procs).get()
