@@ -11,8 +11,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core.extensions import procs_of
+from mesh_tensor._descriptors import form_of
 from mesh_tensor._errors import described
 from mesh_tensor._instructions import HOLE, LIST, NUMBER, SPECIAL
+from mesh_tensor._propagate import Hit, fake, fakes
+from mesh_tensor._tensor import MeshTensor, issuer_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +42,6 @@ class RemoteEndpoint(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it on every actor, and return mesh tensors for the results."""
-        from mesh_tensor._tensor import issuer_of
-
         procs = procs_of(self._endpoint.actors)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._check(leaves, procs)
@@ -73,13 +74,12 @@ class RemoteEndpoint(Generic[P, R]):
 
     def _asked(self, issuer: Issuer, number: int) -> Any:
         """Wait for the forms of the results, and name each."""
-        from mesh_tensor._remote import RemoteFunction
 
         def learn() -> Any:
             return self._hit(issuer, "collect", [NUMBER], [issuer.stream.descriptor(_EMPTY)])
 
         _, (whole,) = issuer.function(("collect", self._name), learn, [], number)
-        return RemoteFunction._asked(issuer, whole)  # noqa: SLF001 - as for functions
+        return issuer.results(whole)
 
     def _promised(self, issuer: Issuer, number: int, known: tuple[list[Any], Any, list[Any]]) -> Any:
         values, shape, forms = known
@@ -92,8 +92,6 @@ class RemoteEndpoint(Generic[P, R]):
         return pytree.tree_unflatten([next(supply) if each is HOLE else each for each in values], shape)
 
     def _hit(self, issuer: Issuer, what: str, always: list[Any], made: list[Any]) -> Any:
-        from mesh_tensor._propagate import Hit
-
         template = issuer.stream.teach(
             ((SPECIAL, what, self._name), None), always, {}, 0, len(made), LIST, ()
         )
@@ -101,14 +99,9 @@ class RemoteEndpoint(Generic[P, R]):
 
     def _known(self, issuer: Issuer, leaves: list[Any], spec: Any) -> tuple[list[Any], Any, list[Any]]:
         """Find the forms of the results, by the given `propagate`."""
-        from mesh_tensor._descriptors import form_of
-        from mesh_tensor._propagate import fake, fakes
-        from mesh_tensor._remote import _key
-        from mesh_tensor._tensor import MeshTensor
-
         assert self._propagate is not None
         with issuer.stream.tensors.without_tensors():
-            key = (issuer, spec, *map(_key, leaves))
+            key = (issuer, spec, *map(key_of, leaves))
         found = self._forms.get(key)
         if found is None:
             with fakes():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from mesh_core.extensions import find, install
+from mesh_core.extensions import dumps, find, install
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import described
 from mesh_tensor._extension import Tensors
@@ -150,3 +150,14 @@ def of_mesh(tensor: torch.Tensor) -> MeshTensor:
     if not isinstance(tensor, MeshTensor):
         raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")
     return tensor
+
+
+def key_of(leaf: Any) -> Any:
+    """Return the key of an argument in a signature."""
+    if isinstance(leaf, MeshTensor):
+        return leaf.descriptor
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), dumps(leaf)
+    return type(leaf), leaf
