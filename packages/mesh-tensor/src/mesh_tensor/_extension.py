@@ -96,20 +96,19 @@ class Tensors(Extension):
             self._flusher = Flusher()
         return self._flusher
 
-    def issuer(self, procs: ProcMesh) -> Issuer:
-        """Return the issuer of operators for a mesh; the same one each time."""
+    def issuer(self, procs: ProcMesh, cls: type) -> Issuer:
+        """Return the issuer of operators for a mesh; the same one each time. Its tensors are of the class."""
         from mesh_tensor._propagate import Issuer
         from mesh_tensor._stream import Stream
-        from mesh_tensor._tensor import MeshTensor
 
         with self._lock:
             found = self._streams.get(procs)
             if found is None:
                 from mesh_tensor._lending import carry
 
-                carry(MeshTensor)
+                carry(cls)
                 self.install_on(procs).get()
-                found = self._streams[procs] = Issuer(Stream(self, procs, MeshTensor), MeshTensor)
+                found = self._streams[procs] = Issuer(Stream(self, procs, cls), cls)
                 self.have_recorded(found.stream)
             return found
 

@@ -138,7 +138,7 @@ def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
     if issuer is not None:
         return issuer
     tensors = find(Tensors) or install(Tensors)
-    return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs))
+    return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs), MeshTensor)
 
 
 def of_mesh(tensor: torch.Tensor) -> MeshTensor:

@@ -91,7 +91,7 @@ class Usage:
 
 def usage(procs: ProcMesh) -> ValueMesh[Usage]:
     """Wait until everything that was issued is done, and return the number and bytes of the tensors that this process has on each process."""
-    main = (find(Tensors) or install(Tensors)).issuer(procs).stream
+    main = (find(Tensors) or install(Tensors)).issuer(procs, MeshTensor).stream
     with _disable_current_modes():
         answers = total_usage(main)
         return ValueMesh.of(answers.extent, [Usage(*answer[1]) for _, answer in answers])

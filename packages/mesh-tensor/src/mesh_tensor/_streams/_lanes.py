@@ -56,10 +56,10 @@ class Lane(Tensors):
         """Sends waiting instructions, of all streams."""
         return self.main.flusher
 
-    def issuer(self, procs: ProcMesh) -> Issuer:
+    def issuer(self, procs: ProcMesh, cls: type) -> Issuer:
         """Return the issuer of operators for a mesh on this stream."""
-        self.main.issuer(procs)
-        return super().issuer(procs)
+        self.main.issuer(procs, cls)
+        return super().issuer(procs, cls)
 
     def stop(self) -> None:
         """End: the flusher is the default stream's."""

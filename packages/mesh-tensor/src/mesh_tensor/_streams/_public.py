@@ -105,7 +105,7 @@ class Stream:
             )
         frame = user_frame()
         with _disable_current_modes():
-            issuer = lane.issuer(source.procs)
+            issuer = lane.issuer(source.procs, source.issuer.cls)
             if tensor.requires_grad and torch.is_grad_enabled():
                 told: list[Loan] = []
                 if mutable:
