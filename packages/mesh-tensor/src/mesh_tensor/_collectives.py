@@ -13,7 +13,8 @@ from mesh_tensor._descriptors import strides_of
 from mesh_tensor._errors import described
 from mesh_tensor._instructions import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit
-from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
+from mesh_tensor._tensor import MeshTensor, issuer_of
+from mesh_tensor._values import of_mesh
 
 Op = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack"]
 _LINEAR = ("sum", "avg")

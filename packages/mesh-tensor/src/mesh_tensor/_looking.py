@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import Point
-from mesh_tensor._tensor import of_mesh
+from mesh_tensor._values import of_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement

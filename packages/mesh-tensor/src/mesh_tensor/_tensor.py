@@ -10,6 +10,7 @@ from mesh_core.extensions import dumps, find, install
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import described
 from mesh_tensor._extension import Tensors
+from mesh_tensor._values import numbers, of_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -67,8 +68,6 @@ class MeshTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """Wait for the tensor, and return its values as Python numbers; all processes must have the same."""
-        from mesh_tensor._view import numbers
-
         return numbers(self)
 
     @property
@@ -139,17 +138,6 @@ def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
         return issuer
     tensors = find(Tensors) or install(Tensors)
     return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs), MeshTensor)
-
-
-def of_mesh(tensor: torch.Tensor) -> MeshTensor:
-    """Return it, if it is a tensor of a mesh."""
-    if isinstance(getattr(tensor, "descriptor", None), Descriptor) and not isinstance(tensor, MeshTensor):
-        raise TypeError(
-            f"{described(tensor)}, is of the global view, and this is for tensors of which each process has its own"
-        )
-    if not isinstance(tensor, MeshTensor):
-        raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")
-    return tensor
 
 
 def key_of(leaf: Any) -> Any:

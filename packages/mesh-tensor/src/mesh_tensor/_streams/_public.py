@@ -17,7 +17,7 @@ from mesh_tensor._extension import Tensors
 from mesh_tensor._streams._guard import name_of, named
 from mesh_tensor._streams._lanes import Lane, lane_class
 from mesh_tensor._streams._loans import Lent, lend, user_frame
-from mesh_tensor._tensor import of_mesh
+from mesh_tensor._values import of_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
