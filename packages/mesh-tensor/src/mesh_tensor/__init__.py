@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mesh_tensor import spmd
-    from mesh_tensor._capture._compiled import Compilation
     from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._checkpoint._load import load
     from mesh_tensor._checkpoint._place import CheckpointError
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
     from mesh_tensor._looking import Inspection, Part, inspect, show
     from mesh_tensor._moving import to_mesh
     from mesh_tensor._remote import RemoteFunction, remote
-    from mesh_tensor._streams._public import Borrow, Stream, current_stream, default_stream
+    from mesh_tensor._replay._compiled import Compilation
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
+    from mesh_tensor._user_streams import Borrow, Stream, current_stream, default_stream
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
     from mesh_tensor.spmd import SPMDActor
 
@@ -91,11 +91,11 @@ __all__ = [
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
-    "Borrow": "mesh_tensor._streams._public",
+    "Borrow": "mesh_tensor._user_streams",
     "CaptureError": "mesh_tensor._errors",
     "Captured": "mesh_tensor._capture._step",
     "CheckpointError": "mesh_tensor._checkpoint._place",
-    "Compilation": "mesh_tensor._capture._compiled",
+    "Compilation": "mesh_tensor._replay._compiled",
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",
@@ -109,7 +109,7 @@ _LATER = {
     "RowParallel": "mesh_tensor._global._modules",
     "SPMDActor": "mesh_tensor.spmd",
     "Span": "mesh_tensor._timeline",
-    "Stream": "mesh_tensor._streams._public",
+    "Stream": "mesh_tensor._user_streams",
     "StreamError": "mesh_tensor._errors",
     "Timeline": "mesh_tensor._timeline",
     "Usage": "mesh_tensor._view",
@@ -118,8 +118,8 @@ _LATER = {
     "all_to_all": "mesh_tensor._collectives",
     "allow_clear_text": "mesh_tensor._choices",
     "capture": "mesh_tensor._capture._step",
-    "current_stream": "mesh_tensor._streams._public",
-    "default_stream": "mesh_tensor._streams._public",
+    "current_stream": "mesh_tensor._user_streams",
+    "default_stream": "mesh_tensor._user_streams",
     "distribute": "mesh_tensor._global._mesh",
     "export_safetensors": "mesh_tensor._checkpoint._safetensors",
     "fetch": "mesh_tensor._view",

@@ -28,8 +28,8 @@ from mesh_tensor._instructions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from mesh_tensor._global._sums import Sums
     from mesh_tensor._groups import Group
+    from mesh_tensor._parts._sums import Sums
     from mesh_tensor._streams._handover import Handover
     from mesh_tensor._timing import Timing
 
@@ -131,7 +131,7 @@ class Bench:
 
     def define(self, number: int, what: Any) -> None:
         """Learn a program."""
-        from mesh_tensor._capture._program import Replayed
+        from mesh_tensor._replay._program import Replayed
 
         self.programs[number] = Replayed(self, number, what)
 
@@ -164,7 +164,7 @@ class Bench:
 
     def enter(self, number: int, *what: Any) -> None:
         """Take a place in a mesh of the global view."""
-        from mesh_tensor._global._worker import Worker
+        from mesh_tensor._parts._worker import Worker
 
         self._meshes[number] = Worker(self, *what)
 

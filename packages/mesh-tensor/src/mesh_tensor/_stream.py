@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from mesh_core import Future, ProcMesh, ValueMesh
-    from mesh_tensor._capture._program import Definition
     from mesh_tensor._capture._recorder import Program
     from mesh_tensor._extension import Tensors
     from mesh_tensor._propagate import Issuer
+    from mesh_tensor._replay._program import Definition
     from mesh_tensor._streams._guard import Storage
     from mesh_tensor._timeline import Timeline
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Ref
-    from mesh_tensor._streams._public import Stream
+    from mesh_tensor._user_streams import Stream
 
 
 class MeshTensor(torch.Tensor):
@@ -116,7 +116,7 @@ class MeshTensor(torch.Tensor):
     @property
     def stream(self) -> Stream:
         """The stream to which it belongs."""
-        from mesh_tensor._streams._public import stream_of
+        from mesh_tensor._user_streams import stream_of
 
         return stream_of(self.descriptor.stream.tensors)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from mesh_tensor._capture._compiled import Step
+    from mesh_tensor._replay._compiled import Step
 
 
 def write_function(

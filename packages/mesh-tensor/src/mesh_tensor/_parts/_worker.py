@@ -28,23 +28,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mesh_core import MeshError
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, missing, splits
-from mesh_tensor._global._copies import Copies
-from mesh_tensor._global._limits import (
-    FILLING,
-    INDEXED,
-    MEAN,
-    MEANS,
-    NONEMPTY,
-    SUM,
-    WHOLE,
-    has_empty_parts,
-    is_kept,
-    is_unaligned,
-    parts_of,
-)
-from mesh_tensor._global._numbered import Numbered
-from mesh_tensor._global._sums import Sums
 from mesh_tensor._instructions import (
     GONE,
     IN_PLACE_SHAPE,
@@ -58,6 +41,23 @@ from mesh_tensor._instructions import (
     unknown,
 )
 from mesh_tensor._operators import find
+from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
+from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._limits import (
+    FILLING,
+    INDEXED,
+    MEAN,
+    MEANS,
+    NONEMPTY,
+    SUM,
+    WHOLE,
+    has_empty_parts,
+    is_kept,
+    is_unaligned,
+    parts_of,
+)
+from mesh_tensor._parts._numbered import Numbered
+from mesh_tensor._parts._sums import Sums
 from mesh_tensor._summaries import looked
 
 if TYPE_CHECKING:

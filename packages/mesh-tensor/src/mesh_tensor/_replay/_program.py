@@ -10,15 +10,15 @@ from array import array
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mesh_tensor._capture._writing import count_numbers, where_raised, write_function
 from mesh_tensor._instructions import LOST, Failed, Template
+from mesh_tensor._replay._writing import count_numbers, where_raised, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mesh_tensor._bench import Bench
-    from mesh_tensor._capture._compiled import Compilation, Plan, Step
-    from mesh_tensor._capture._sharded import ShardedPlan
+    from mesh_tensor._replay._compiled import Compilation, Plan, Step
+    from mesh_tensor._replay._sharded import ShardedPlan
 
 _BAD = {Failed, type(LOST)}
 
@@ -154,7 +154,7 @@ class Replayed:
 
     def _left(self, region: Any, count: int, error: Exception) -> tuple[int, None]:
         """Return where to continue after a region that could not be carried out."""
-        from mesh_tensor._capture._compiled import Refused
+        from mesh_tensor._replay._compiled import Refused
 
         if isinstance(error, Refused):
             if error.divide:
@@ -188,9 +188,9 @@ def _steps(templates: dict[int, Template], code: array[int]) -> Iterator[tuple[T
 def _plans(steps: Sequence[Step]) -> type[Plan | ShardedPlan]:
     """Return what divides such a program."""
     if any(template.is_global for template, _, _ in steps):
-        from mesh_tensor._capture._sharded import ShardedPlan
+        from mesh_tensor._replay._sharded import ShardedPlan
 
         return ShardedPlan
-    from mesh_tensor._capture._compiled import Plan
+    from mesh_tensor._replay._compiled import Plan
 
     return Plan

@@ -20,7 +20,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mesh_tensor._capture._compiled import (
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
+from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._sums import Sums
+from mesh_tensor._parts._worker import Call, Special, failure_of, mark, seed
+from mesh_tensor._replay._compiled import (
     LEAST,
     Compilation,
     Plan,
@@ -34,19 +38,15 @@ from mesh_tensor._capture._compiled import (
     together,
     written_by,
 )
-from mesh_tensor._capture._writing import where_raised, write_function
-from mesh_tensor._global._copies import Copies
-from mesh_tensor._global._sums import Sums
-from mesh_tensor._global._worker import Call, Special, failure_of, mark, seed
-from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
+from mesh_tensor._replay._writing import where_raised, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.tensor.placement_types import Placement
 
-    from mesh_tensor._capture._compiled import Step
-    from mesh_tensor._global._worker import Worker
+    from mesh_tensor._parts._worker import Worker
+    from mesh_tensor._replay._compiled import Step
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its public name
 _ROUNDS = 16

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_core.extensions import find, install
 from mesh_tensor._errors import StreamError
 from mesh_tensor._extension import Tensors
+from mesh_tensor._lanes import Lane, lane_class
 from mesh_tensor._streams._guard import name_of, named
-from mesh_tensor._streams._lanes import Lane, lane_class
 from mesh_tensor._streams._loans import Lent, lend, user_frame
 from mesh_tensor._values import of_mesh
 

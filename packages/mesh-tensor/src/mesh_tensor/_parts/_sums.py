@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor.placement_types import Placement
 
-    from mesh_tensor._global._worker import Worker
+    from mesh_tensor._parts._worker import Worker
 
 BUCKET_BYTES = 4 << 20
 """A bucket of this size is sent without waiting for more."""

@@ -20,9 +20,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
-from mesh_tensor._capture._writing import count_numbers
 from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Template, fill
 from mesh_tensor._operators import COLLECTIVE_SPACES
+from mesh_tensor._replay._writing import count_numbers
 
 if TYPE_CHECKING:
     from torch.fx import Node
