@@ -76,7 +76,8 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     # It reads the sources and imports nothing, so that nothing has to be built for it.
-    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": str(PACKAGES[0].path / "src")})
+    sources = os.pathsep.join(str(package.path / "src") for package in PACKAGES)
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": sources})
     session.run("python", "tools/rust_circles.py")
 
 

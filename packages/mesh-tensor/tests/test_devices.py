@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mesh_core import MeshError, ProcMesh, this_host
-from mesh_core.extensions import find, install
-from mesh_tensor._extension import Bench, Tensors
+from mesh_tensor._bench import Bench
+from mesh_tensor._streams._handover import Handover
 
 torch = pytest.importorskip("torch")
 
@@ -109,9 +109,9 @@ def test_a_process_chooses_by_its_local_rank(noted: Noted) -> None:
 
 
 def test_streams_of_a_device_wait_for_each_others_events(noted: Noted) -> None:
-    find(Tensors) or install(Tensors)
-    controller = (9, 9, 9)
-    owner, borrower = Bench((1, 1, 1), controller), Bench((1, 1, 1), controller, is_side=True)
+    controller, handover = (9, 9, 9), Handover()
+    owner = Bench((1, 1, 1), controller, handover)
+    borrower = Bench((1, 1, 1), controller, handover, is_side=True)
     owner.env[1] = torch.ones(2)
 
     def first() -> None:

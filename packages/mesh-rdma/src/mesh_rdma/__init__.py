@@ -39,7 +39,8 @@ if TYPE_CHECKING:
         TransportUnavailable,
         VersionUnavailable,
     )
-    from mesh_rdma._explain import Explanation, explain
+    from mesh_rdma._explain import explain
+    from mesh_rdma._explanation import Explanation
     from mesh_rdma._pool import empty
     from mesh_rdma._publication._layout import Piece
     from mesh_rdma._publication._publication import Publication
@@ -98,7 +99,7 @@ _LATER = {
     "PublicationGone": "mesh_rdma._errors",
     "VersionUnavailable": "mesh_rdma._errors",
     "BufferGone": "mesh_rdma._errors",
-    "Explanation": "mesh_rdma._explain",
+    "Explanation": "mesh_rdma._explanation",
     "HandleRefused": "mesh_rdma._errors",
     "InvalidTransfer": "mesh_rdma._errors",
     "OutcomeUnknown": "mesh_rdma._errors",

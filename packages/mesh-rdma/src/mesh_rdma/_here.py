@@ -22,7 +22,7 @@ def _tell(owner: str, candidates: list[str], passed: list[tuple[str, str]]) -> N
     logging = sys.modules.get("logging")
     # Not imported: then nobody has asked for records of this level.
     if logging is not None:
-        from mesh_rdma._explain import Explanation
+        from mesh_rdma._explanation import Explanation
 
         chosen = Explanation(tuple(candidates), dict(passed))
         logging.getLogger("mesh_rdma").info("memory of %s is reached by %s", owner, chosen)

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mesh_tensor import spmd
-    from mesh_tensor._backends import use_backend
-    from mesh_tensor._capture._compiled import Compilation
     from mesh_tensor._capture._step import Captured, capture
     from mesh_tensor._checkpoint._load import load
     from mesh_tensor._checkpoint._place import CheckpointError
     from mesh_tensor._checkpoint._safetensors import export_safetensors
     from mesh_tensor._checkpoint._save import save
+    from mesh_tensor._choices import allow_clear_text, use_backend
     from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
     from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException, StreamError
     from mesh_tensor._global._mesh import Mesh, distribute
@@ -29,11 +28,11 @@ if TYPE_CHECKING:
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._looking import Inspection, Part, inspect, show
     from mesh_tensor._moving import to_mesh
-    from mesh_tensor._network import allow_clear_text
     from mesh_tensor._remote import RemoteFunction, remote
-    from mesh_tensor._streams._public import Borrow, Stream, current_stream, default_stream
+    from mesh_tensor._replay._compiled import Compilation
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
+    from mesh_tensor._user_streams import Borrow, Stream, current_stream, default_stream
     from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
     from mesh_tensor.spmd import SPMDActor
 
@@ -92,11 +91,11 @@ __all__ = [
 
 # Imported when they are first named: PyTorch takes a second.
 _LATER = {
-    "Borrow": "mesh_tensor._streams._public",
+    "Borrow": "mesh_tensor._user_streams",
     "CaptureError": "mesh_tensor._errors",
     "Captured": "mesh_tensor._capture._step",
     "CheckpointError": "mesh_tensor._checkpoint._place",
-    "Compilation": "mesh_tensor._capture._compiled",
+    "Compilation": "mesh_tensor._replay._compiled",
     "ColumnParallel": "mesh_tensor._global._modules",
     "FullyShard": "mesh_tensor._global._modules",
     "GlobalTensor": "mesh_tensor._global._tensor",
@@ -110,17 +109,17 @@ _LATER = {
     "RowParallel": "mesh_tensor._global._modules",
     "SPMDActor": "mesh_tensor.spmd",
     "Span": "mesh_tensor._timeline",
-    "Stream": "mesh_tensor._streams._public",
+    "Stream": "mesh_tensor._user_streams",
     "StreamError": "mesh_tensor._errors",
     "Timeline": "mesh_tensor._timeline",
     "Usage": "mesh_tensor._view",
     "activate": "mesh_tensor._view",
     "all_gather": "mesh_tensor._collectives",
     "all_to_all": "mesh_tensor._collectives",
-    "allow_clear_text": "mesh_tensor._network",
+    "allow_clear_text": "mesh_tensor._choices",
     "capture": "mesh_tensor._capture._step",
-    "current_stream": "mesh_tensor._streams._public",
-    "default_stream": "mesh_tensor._streams._public",
+    "current_stream": "mesh_tensor._user_streams",
+    "default_stream": "mesh_tensor._user_streams",
     "distribute": "mesh_tensor._global._mesh",
     "export_safetensors": "mesh_tensor._checkpoint._safetensors",
     "fetch": "mesh_tensor._view",
@@ -139,7 +138,7 @@ _LATER = {
     "timeline": "mesh_tensor._timeline",
     "to_mesh": "mesh_tensor._moving",
     "usage": "mesh_tensor._view",
-    "use_backend": "mesh_tensor._backends",
+    "use_backend": "mesh_tensor._choices",
 }
 
 

@@ -1,8 +1,4 @@
-"""Tensors of a mesh and actors: tensors as arguments of endpoints, and results of endpoints as tensors.
-
-TAR-1: an actor that gets a tensor of a mesh receives a copy of its process's part, as computed by the operators that were issued before the call,
-whatever is issued after it.
-"""
+"""Endpoints of actors whose results are tensors of a mesh."""
 
 from __future__ import annotations
 
@@ -14,11 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_core import SerializationError
-from mesh_core.extensions import procs_of, register_reducer
+from mesh_core.extensions import procs_of
+from mesh_tensor._descriptors import form_of
 from mesh_tensor._errors import described
-from mesh_tensor._exchange import arrive
-from mesh_tensor._extension import HOLE, LIST, NUMBER, SPECIAL
+from mesh_tensor._instructions import HOLE, LIST, NUMBER, SPECIAL
+from mesh_tensor._propagate import Hit, fake, fakes
+from mesh_tensor._tensor import MeshTensor, issuer_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,32 +26,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def carry(cls: type) -> None:
-    """Send tensors of a class to actors as the local parts of their processes."""
-    register_reducer(cls, _lent)
-
-
-def _lent(tensor: Any) -> Any:
-    """Let the processes keep a copy for the receivers of the message, and return what fetches it there."""
-    from mesh_tensor._stream import caller
-
-    stream = tensor.descriptor.stream
-    tensors = stream.tensors
-    if getattr(tensors.refuses, "here", False):
-        raise SerializationError(
-            f"cannot send {described(tensor)}, within something else that goes to the mesh: pass it as an argument"
-        )
-    if tensors.guard.on:
-        tensors.guard.check("giving a tensor to an actor", [tensor])
-    tensors.recorded(lambda recorder: recorder.exchanges("give a tensor to an actor"))
-    with _disable_current_modes():
-        stream.exchange.join()
-        number = next(tensors.numbers)
-        stream.alone(caller(), "lend", number, tensor.ref.number)
-    where = tensors.proc.address, stream.exchange.number, len(stream.procs)
-    return arrive, (*where, number, described(tensor))
 
 
 class RemoteEndpoint(Generic[P, R]):
@@ -71,8 +42,6 @@ class RemoteEndpoint(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call it on every actor, and return mesh tensors for the results."""
-        from mesh_tensor._tensor import issuer_of
-
         procs = procs_of(self._endpoint.actors)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self._check(leaves, procs)
@@ -105,13 +74,12 @@ class RemoteEndpoint(Generic[P, R]):
 
     def _asked(self, issuer: Issuer, number: int) -> Any:
         """Wait for the forms of the results, and name each."""
-        from mesh_tensor._remote import RemoteFunction
 
         def learn() -> Any:
             return self._hit(issuer, "collect", [NUMBER], [issuer.stream.descriptor(_EMPTY)])
 
         _, (whole,) = issuer.function(("collect", self._name), learn, [], number)
-        return RemoteFunction._asked(issuer, whole)  # noqa: SLF001 - as for functions
+        return issuer.results(whole)
 
     def _promised(self, issuer: Issuer, number: int, known: tuple[list[Any], Any, list[Any]]) -> Any:
         values, shape, forms = known
@@ -124,8 +92,6 @@ class RemoteEndpoint(Generic[P, R]):
         return pytree.tree_unflatten([next(supply) if each is HOLE else each for each in values], shape)
 
     def _hit(self, issuer: Issuer, what: str, always: list[Any], made: list[Any]) -> Any:
-        from mesh_tensor._propagate import Hit
-
         template = issuer.stream.teach(
             ((SPECIAL, what, self._name), None), always, {}, 0, len(made), LIST, ()
         )
@@ -133,14 +99,9 @@ class RemoteEndpoint(Generic[P, R]):
 
     def _known(self, issuer: Issuer, leaves: list[Any], spec: Any) -> tuple[list[Any], Any, list[Any]]:
         """Find the forms of the results, by the given `propagate`."""
-        from mesh_tensor._descriptors import form_of
-        from mesh_tensor._propagate import fake, fakes
-        from mesh_tensor._remote import _key
-        from mesh_tensor._tensor import MeshTensor
-
         assert self._propagate is not None
         with issuer.stream.tensors.without_tensors():
-            key = (issuer, spec, *map(_key, leaves))
+            key = (issuer, spec, *map(key_of, leaves))
         found = self._forms.get(key)
         if found is None:
             with fakes():

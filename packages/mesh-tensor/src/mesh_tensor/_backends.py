@@ -5,37 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from mesh_core import MeshError
-from mesh_core.extensions import find, install
-from mesh_tensor._extension import Tensors
 
 if TYPE_CHECKING:
     from datetime import timedelta
-
-    from mesh_core import ProcMesh
-
-
-def use_backend(procs: ProcMesh, name: str | None, device: str = "cpu") -> None:
-    """Choose one of PyTorch's backends for collectives of tensors on this kind of device from now on; ``None`` restores the default.
-
-    The default is gloo for tensors on the CPU. For CUDA devices it is NCCL if each process of the mesh has a device of its own, and otherwise gloo, with copies
-    through the CPU. A backend of :meth:`torch.distributed.Backend.register_backend` must be registered in the
-    processes: import the module that does so there, for example with ``bootstrap=`` of ``spawn_procs``.
-
-    >>> import torch
-    >>> from mesh_core import this_host
-    >>> from mesh_tensor import fetch, rank_tensor, reduce, use_backend
-    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
-    ...     use_backend(procs, "gloo")
-    ...     print(fetch(reduce(rank_tensor(procs, "gpus"))).values())
-    [tensor(1), tensor(1)]
-    """
-    if name is not None and (not isinstance(name, str) or not name):
-        raise TypeError(f"the name of a backend must be a text, got {name!r}")
-    chosen = (find(Tensors) or install(Tensors)).backends
-    if name is None:
-        chosen.pop((procs, device), None)
-    else:
-        chosen[procs, device] = name.lower()
 
 
 def check(name: str) -> None:

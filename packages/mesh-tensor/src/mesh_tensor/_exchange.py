@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,12 +18,20 @@ from mesh_core import MeshError, context
 from mesh_core.extensions import NotYet, current_proc, find
 from mesh_tensor._arrivals import LENT, MOVED, RETURNED, Arrivals
 from mesh_tensor._errors import RemoteException
-from mesh_tensor._extension import GONE, LOST, Failed
+from mesh_tensor._instructions import GONE, LOST, Failed
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
     from mesh_tensor._arrivals import Address
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a function, until each of its tensors has a name."""
+
+    leaves: list[Any]
+    shape: Any
 
 
 def arrivals() -> Arrivals:
@@ -98,8 +107,6 @@ def receive(  # noqa: PLR0917 - a message
 
 def collect(bench: Bench, number: int) -> list[Any]:
     """Wait for the result of an actor of this process."""
-    from mesh_tensor._special import Results
-
     kind, value = arrivals().take((bench.controller, RETURNED, number))
     if kind == "failed":
         raise MeshError(value)

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import Point
-from mesh_tensor._tensor import of_mesh
+from mesh_tensor._values import of_mesh
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
@@ -182,30 +182,6 @@ def show(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -
     at = ", ".join(f"{dim}={coords.get(dim, 0)}" for dim in sizes)
     where = held.mesh if getattr(type(tensor), "is_global", False) else held.procs
     print(f"{type(tensor).__name__} {held.descriptor} on {where}, at {at or 'its only process'}:\n{value!r}")  # noqa: T201 - what it is for
-
-
-def looked(local: torch.Tensor, start: Sequence[int] | None = None) -> Any:
-    """Return a summary of this process's part of a tensor."""
-    shape = tuple(local.shape)
-    low = mean = high = None
-    odd = 0
-    if not local.is_complex():
-        total, count = 0.0, 0
-        # A little at a time: the memory may be almost full.
-        for some in torch.split(local.detach().flatten(), 1 << 20):
-            values = some.double()
-            finite = values[values.isfinite()]
-            odd += values.numel() - finite.numel()
-            if finite.numel():
-                least, greatest = (float(each) for each in finite.aminmax())
-                low, high = (
-                    min(least, least if low is None else low),
-                    max(greatest, greatest if high is None else high),
-                )
-                total, count = total + float(finite.sum()), count + finite.numel()
-        mean = total / count if count else None
-    begins = tuple(start) if start is not None else (0,) * len(shape)
-    return "value", (shape, begins, local.numel() * local.element_size(), low, mean, high, odd, None)
 
 
 def _facts(answer: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_core import ProcMesh
 from mesh_tensor._descriptors import strides_of
 from mesh_tensor._errors import described
-from mesh_tensor._extension import HOLE, LIST, NUMBER, RECEIVED, SENT, SPECIAL
+from mesh_tensor._instructions import HOLE, LIST, NUMBER, RECEIVED, SENT, SPECIAL
 from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of
 

@@ -6,16 +6,14 @@ NET-1: nothing of a collective leaves a machine unless the script has allowed it
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, NamedTuple
 
 from mesh_core import MeshError
-from mesh_core.extensions import current_proc, find, install, membership
-from mesh_tensor._extension import Tensors
+from mesh_core.extensions import current_proc, membership
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mesh_core import ProcMesh
 
@@ -36,27 +34,6 @@ def here() -> Where:
     member = membership()
     found = () if member is None else tuple(each for each in member.addresses if not _is_loopback(each))
     return Where(current_proc().host, found)
-
-
-def allow_clear_text(addresses: Mapping[str, str] | None = None) -> None:
-    """Allow collectives between hosts, which are neither encrypted nor authenticated. Call it only on a network that you trust.
-
-    Otherwise, the first collective of a mesh on several machines raises an error. Each process listens on one address of its host: the one
-    given here for the host's name, else that of the interface in ``GLOO_SOCKET_IFNAME``, else the address at which other hosts reach it. The
-    call applies to meshes of this process that have not run a collective yet.
-
-    >>> from mesh_tensor import allow_clear_text
-    >>> allow_clear_text({"node-1": "10.0.0.1", "node-2": "10.0.0.2"})
-    """
-    chosen = dict(addresses or {})
-    for host, address in chosen.items():
-        try:
-            ip_address(address)
-        except ValueError:
-            raise ValueError(
-                f"the address of host {host!r} must be a number such as 10.0.0.1, got {address!r}"
-            ) from None
-    (find(Tensors) or install(Tensors)).clear_text = chosen
 
 
 def meeting_places(

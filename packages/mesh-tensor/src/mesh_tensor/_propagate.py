@@ -15,13 +15,14 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
+from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError
 from mesh_tensor._descriptors import HERE, Descriptor, form_of, strides_of
 from mesh_tensor._errors import RanksDisagree, among, described
-from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, NUMBER, SPECIAL
 from mesh_tensor._operators import OURS, Operator, describe
 from mesh_tensor._stream import Ref, Stream, caller
 from mesh_tensor._streams._guard import storage_of
@@ -260,6 +261,17 @@ class Issuer:
             )
             hit = self._remember(signature, Hit(template, results, 0, False))
         return self._send(hit, Asked(None, OURS, tensors, {}, list(tensors), []))
+
+    def results(self, whole: Any) -> Any:
+        """Wait for the forms of a function's results, and name each."""
+        shape, told = self.stream.agreed("results", whole.ref.number)
+        values = [
+            self.special("result", (tuple(what[0]), what[3]), (whole,), (place,), what, place)
+            if kind == "form"
+            else what
+            for place, (kind, what) in enumerate(told)
+        ]
+        return pytree.tree_unflatten(values, shape)
 
     def function(
         self, key: tuple[Any, ...], learn: Callable[[], Hit], tensors: list[Any], *scalars: Any

@@ -13,12 +13,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from mesh_core import Endpoint
-from mesh_core.extensions import dumps
 from mesh_tensor._actors import RemoteEndpoint
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._extension import HOLE, LIST, SPECIAL
+from mesh_tensor._instructions import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit, Issuer, fake, fakes
-from mesh_tensor._tensor import MeshTensor
+from mesh_tensor._tensor import MeshTensor, key_of
 from mesh_tensor._view import PerRank, activate
 
 if TYPE_CHECKING:
@@ -126,10 +125,10 @@ class RemoteFunction(Generic[P, R]):
             raise ValueError(
                 f"{self._name} got a tensor on {issuer.stream.procs}, and another on {others.pop()}; a function works on one mesh"
             )
-        key = (self, spec, *map(_key, leaves))
+        key = (self, spec, *map(key_of, leaves))
         hit, made = issuer.function(key, partial(self._learn, issuer, leaves, spec), tensors)
         if hit.shape is None:
-            return self._asked(issuer, made[0])
+            return issuer.results(made[0])
         values, shape = hit.shape
         supply = iter(made)
         return pytree.tree_unflatten([next(supply) if each is HOLE else each for each in values], shape)
@@ -165,29 +164,6 @@ class RemoteFunction(Generic[P, R]):
         hit = Hit(template, results, 0, True)
         hit.shape = [HOLE if isinstance(each, torch.Tensor) else each for each in values], shape
         return hit
-
-    @staticmethod
-    def _asked(issuer: Issuer, whole: Any) -> Any:
-        """Wait for the forms of the results, and name each."""
-        shape, told = issuer.stream.agreed("results", whole.ref.number)
-        values = [
-            issuer.special("result", (tuple(what[0]), what[3]), (whole,), (place,), what, place)
-            if kind == "form"
-            else what
-            for place, (kind, what) in enumerate(told)
-        ]
-        return pytree.tree_unflatten(values, shape)
-
-
-def _key(leaf: Any) -> Any:
-    """Return the key of a leaf in a signature."""
-    if isinstance(leaf, MeshTensor):
-        return leaf.descriptor
-    try:
-        hash(leaf)
-    except TypeError:
-        return type(leaf), dumps(leaf)
-    return type(leaf), leaf
 
 
 def _active() -> Issuer | None:

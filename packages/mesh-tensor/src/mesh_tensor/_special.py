@@ -5,7 +5,6 @@ A function here takes the bench, the tensors, and then its constant arguments.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,11 +13,11 @@ from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
 from mesh_tensor import _windows
-from mesh_tensor._exchange import collect, collected, receive, send
+from mesh_tensor._exchange import Results, collect, collected, receive, send
 from mesh_tensor._spares import SPARES
 
 if TYPE_CHECKING:
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
 
 OPS = {
     "sum": ReduceOp.SUM,
@@ -132,14 +131,6 @@ def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
         result = torch.empty_like(mine, memory_format=torch.contiguous_format)
         do("alltoall_base", result, mine, [], [], AllToAllOptions())
     return result.to(tensor.device)
-
-
-@dataclass(frozen=True)
-class Results:
-    """The results of a function, until each of its tensors has a name."""
-
-    leaves: list[Any]
-    shape: Any
 
 
 def call(_bench: Bench, function: Any, spec: Any, count: int, *leaves: Any) -> list[torch.Tensor]:

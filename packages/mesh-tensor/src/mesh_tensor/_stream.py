@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from mesh_core import Future, ProcMesh, ValueMesh
-    from mesh_tensor._capture._program import Definition
     from mesh_tensor._capture._recorder import Program
     from mesh_tensor._extension import Tensors
     from mesh_tensor._propagate import Issuer
+    from mesh_tensor._replay._program import Definition
     from mesh_tensor._streams._guard import Storage
     from mesh_tensor._timeline import Timeline
 
@@ -399,7 +399,7 @@ class Stream:
             answers = [(point, self.value(point, answer)) for point, answer in self.wait(self.ask(*question))]
         (where, first), *rest = answers
         for point, answer in rest:
-            if not _same(answer, first):
+            if not same(answer, first):
                 raise RanksDisagree(
                     f"{where} has {_shown(first)}, {point} has {_shown(answer)}: there can be only one where Python goes "
                     "on with it. Reduce the tensor over the mesh first, or fetch the value of one process with fetch_shard()."
@@ -517,8 +517,8 @@ def _shown(what: Any) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
     """Return whether two answers are the same, even if both are not a number."""
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(map(same, a, b))
     return bool(a == b or (a != a and b != b))  # noqa: PLR0124 - of all values only NaN differs from itself

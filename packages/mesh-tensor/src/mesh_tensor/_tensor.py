@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from mesh_core.extensions import find, install
+from mesh_core.extensions import dumps, find, install
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import described
 from mesh_tensor._extension import Tensors
+from mesh_tensor._values import numbers, of_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Ref
-    from mesh_tensor._streams._public import Stream
+    from mesh_tensor._user_streams import Stream
 
 
 class MeshTensor(torch.Tensor):
@@ -67,8 +68,6 @@ class MeshTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """Wait for the tensor, and return its values as Python numbers; all processes must have the same."""
-        from mesh_tensor._view import numbers
-
         return numbers(self)
 
     @property
@@ -117,7 +116,7 @@ class MeshTensor(torch.Tensor):
     @property
     def stream(self) -> Stream:
         """The stream to which it belongs."""
-        from mesh_tensor._streams._public import stream_of
+        from mesh_tensor._user_streams import stream_of
 
         return stream_of(self.descriptor.stream.tensors)
 
@@ -138,15 +137,15 @@ def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
     if issuer is not None:
         return issuer
     tensors = find(Tensors) or install(Tensors)
-    return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs))
+    return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs), MeshTensor)
 
 
-def of_mesh(tensor: torch.Tensor) -> MeshTensor:
-    """Return it, if it is a tensor of a mesh."""
-    if isinstance(getattr(tensor, "descriptor", None), Descriptor) and not isinstance(tensor, MeshTensor):
-        raise TypeError(
-            f"{described(tensor)}, is of the global view, and this is for tensors of which each process has its own"
-        )
-    if not isinstance(tensor, MeshTensor):
-        raise TypeError(f"not a tensor of a mesh but {type(tensor).__name__}: its values are in this process")
-    return tensor
+def key_of(leaf: Any) -> Any:
+    """Return the key of an argument in a signature."""
+    if isinstance(leaf, MeshTensor):
+        return leaf.descriptor
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), dumps(leaf)
+    return type(leaf), leaf

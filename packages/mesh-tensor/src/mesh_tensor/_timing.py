@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mesh_tensor._extension import RECEIVED, SENT, SPECIAL
+from mesh_tensor._instructions import RECEIVED, SENT, SPECIAL
 from mesh_tensor._operators import COLLECTIVE_SPACES
 
 if TYPE_CHECKING:
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
 
 MOST = 1_000_000
 """The most spans that are kept; later ones are only counted."""

@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from mesh_core import ValueMesh
 from mesh_core.extensions import find, install
 from mesh_tensor._descriptors import HERE
-from mesh_tensor._errors import RanksDisagree, StreamError, described, part_of
+from mesh_tensor._errors import StreamError, described, part_of
 from mesh_tensor._extension import Tensors
 from mesh_tensor._placing import device_named, unseen
-from mesh_tensor._stream import _same as same
 from mesh_tensor._streams._guard import name_of
 from mesh_tensor._streams._usage import total_usage
-from mesh_tensor._tensor import MeshTensor, issuer_of, of_mesh
+from mesh_tensor._tensor import MeshTensor, issuer_of
+from mesh_tensor._values import of_mesh, values
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
@@ -91,7 +91,7 @@ class Usage:
 
 def usage(procs: ProcMesh) -> ValueMesh[Usage]:
     """Wait until everything that was issued is done, and return the number and bytes of the tensors that this process has on each process."""
-    main = (find(Tensors) or install(Tensors)).issuer(procs).stream
+    main = (find(Tensors) or install(Tensors)).issuer(procs, MeshTensor).stream
     with _disable_current_modes():
         answers = total_usage(main)
         return ValueMesh.of(answers.extent, [Usage(*answer[1]) for _, answer in answers])
@@ -172,25 +172,7 @@ def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[to
         from mesh_tensor._global._tensor import whole
 
         return whole(cast("GlobalTensor", tensor), timeout)
-    tensor = of_mesh(tensor)
-    stream = tensor.descriptor.stream
-    if stream.tensors.guard.on:
-        stream.tensors.guard.check_value("fetch", tensor)
-    with _disable_current_modes():
-        answers = stream.wait(stream.ask("get", tensor.ref.number), timeout)
-        return ValueMesh.of(answers.extent, [stream.value(point, answer) for point, answer in answers])
-
-
-def numbers(tensor: MeshTensor) -> Any:
-    """Wait for a tensor that is the same on all processes, and return its values as Python's numbers."""
-    (where, first), *rest = [(point, each.tolist()) for point, each in fetch(tensor)]
-    for point, each in rest:
-        if not same(each, first):
-            raise RanksDisagree(
-                f"{where} and {point} have other values of {tensor!r}: there can be only one list. Reduce the tensor over the mesh "
-                "first, or fetch the value of one process with fetch_shard()."
-            )
-    return first
+    return values(of_mesh(tensor), timeout)
 
 
 def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> torch.Tensor:

@@ -12,7 +12,6 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_tensor._capture._program import Definition
 from mesh_tensor._capture._recorder import Instruction, Program, Recorder, Stepping, coded
 from mesh_tensor._capture._watch import (
     Gradients,
@@ -27,6 +26,7 @@ from mesh_tensor._capture._watch import (
 )
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import CaptureError
+from mesh_tensor._replay._program import Definition
 
 if TYPE_CHECKING:
     from types import FrameType

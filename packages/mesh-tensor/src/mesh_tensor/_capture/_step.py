@@ -18,13 +18,13 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from mesh_core import ValueMesh
 from mesh_core.extensions import find, install
-from mesh_tensor._capture._compiled import Compilation, together
 from mesh_tensor._capture._ending import Before, Ending, Pattern, Recording, name_of
 from mesh_tensor._capture._recorder import Program, Recorder
 from mesh_tensor._capture._watch import Surroundings, token
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import CaptureError
 from mesh_tensor._extension import Tensors
+from mesh_tensor._replay._compiled import Compilation, together
 from mesh_tensor._tensor import MeshTensor
 from mesh_tensor._view import PerRank
 

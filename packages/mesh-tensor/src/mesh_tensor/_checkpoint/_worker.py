@@ -30,15 +30,14 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc, find
-from mesh_tensor._extension import LOST, Failed, Tensors
-from mesh_tensor._extension import _sent as sent
+from mesh_tensor._instructions import LOST, Failed, sent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from mesh_core import Future
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
 
 Chunks = dict[tuple[str, tuple[int, ...]], torch.Tensor]
 
@@ -233,5 +232,4 @@ def write(path: str, plan: SavePlan, chunks: Chunks) -> Any:
 def _kept() -> dict[int, Any]:
     files = find(Files)
     assert files is not None, "installed by the controller"
-    assert find(Tensors) is not None, "this is what calls"
     return files.kept

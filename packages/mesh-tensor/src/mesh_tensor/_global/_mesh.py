@@ -17,9 +17,9 @@ from mesh_core import MeshError, this_host
 from mesh_core.extensions import find, install
 from mesh_tensor._errors import described, line_of
 from mesh_tensor._extension import Tensors
-from mesh_tensor._global._numbered import Numbered
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._global._tensor import GlobalTensor, stream_of
+from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._streams._loans import user_frame
 from mesh_tensor._tensor import MeshTensor
 

@@ -9,11 +9,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import DeviceMeshError, MeshError
-from mesh_tensor._actors import carry
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._errors import RemoteException, among, described, part_of
-from mesh_tensor._extension import NUMBER, SPECIAL
 from mesh_tensor._global._sharding import Sharding, placements_of
+from mesh_tensor._instructions import NUMBER, SPECIAL
+from mesh_tensor._lending import carry
 from mesh_tensor._propagate import Issuer
 from mesh_tensor._stream import Ref, Stream, caller
 from mesh_tensor._tensor import MeshTensor

@@ -16,7 +16,7 @@ def total_usage(main: Stream) -> ValueMesh[Any]:
     if not lanes:
         return main.wait(main.ask("usage"))
     main.tensors.guard.settle()
-    streams = [main, *[lane.issuer(main.procs).stream for lane in lanes]]
+    streams = [main, *[lane.issuer(main.procs, main.issuer.cls).stream for lane in lanes]]
     asked = [stream.ask("usage", True) for stream in streams]
     answers = [stream.wait(future) for stream, future in zip(streams, asked, strict=True)]
     told = []

@@ -11,25 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from mesh_core import MeshError
-from mesh_core.extensions import find
 from mesh_tensor import _devices
-from mesh_tensor._extension import GONE, LOST, Failed, Tensors
+from mesh_tensor._instructions import GONE, LOST, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mesh_tensor._bench import Bench
     from mesh_tensor._devices import Mark
-    from mesh_tensor._extension import Bench
-    from mesh_tensor._streams._handover import Handover
 
 BETWEEN_STREAMS = frozenset({"give", "take", "give_back", "have_back", "pass_by"})
 """The functions that a controller may call."""
-
-
-def _handover() -> Handover:
-    tensors = find(Tensors)
-    assert tensors is not None, "there is no stream without it"
-    return tensors.handover
 
 
 def give(  # noqa: PLR0917 - a message
@@ -49,12 +41,12 @@ def give(  # noqa: PLR0917 - a message
         marked = _devices.marks()
     except Exception as error:  # noqa: BLE001 - whoever waits for it hears of it
         value = Failed((giver, count), "borrow", error)
-    _handover().put((bench.controller, giver), number, (value, marked))
+    bench.handover.put((bench.controller, giver), number, (value, marked))
 
 
 def take(bench: Bench, count: int, number: int, ref: int, giver: int) -> None:
     """Wait until another stream hands a tensor over, and store it."""
-    value, marks = _handover().take((bench.controller, giver), number, (LOST, ()))
+    value, marks = bench.handover.take((bench.controller, giver), number, (LOST, ()))
     _devices.wait(marks)
     if value is LOST:
         value = Failed(count, "borrow", MeshError(GONE))
@@ -67,12 +59,12 @@ def give_back(bench: Bench, _: int, number: int, ref: int, giver: int) -> None:
     """Drop a borrowed tensor; its stream learns when the work of this one is done, and whether it has failed."""
     value = bench.env.pop(ref, LOST)
     failed = _told_elsewhere(value, giver) if type(value) is Failed else None
-    _handover().put((bench.controller, giver), number, (failed, _devices.marks()))
+    bench.handover.put((bench.controller, giver), number, (failed, _devices.marks()))
 
 
 def have_back(bench: Bench, count: int, number: int, ref: int, giver: int, mutable: bool) -> None:  # noqa: PLR0917 - a message
     """Wait until another stream is done with a tensor that it has borrowed."""
-    failed, marks = _handover().take((bench.controller, giver), number, (LOST, ()))
+    failed, marks = bench.handover.take((bench.controller, giver), number, (LOST, ()))
     _devices.wait(marks)
     if mutable and failed is not None and ref in bench.env and type(bench.env[ref]) is not Failed:
         # The tensor that was to be written has neither its old nor its new values.
@@ -81,7 +73,7 @@ def have_back(bench: Bench, count: int, number: int, ref: int, giver: int, mutab
 
 def pass_by(bench: Bench, _: int, number: int, giver: int) -> None:
     """Say that nothing with a smaller number will be handed over."""
-    _handover().pass_by((bench.controller, giver), number)
+    bench.handover.pass_by((bench.controller, giver), number)
 
 
 def _told_elsewhere(failed: Failed, giver: int) -> Failed:

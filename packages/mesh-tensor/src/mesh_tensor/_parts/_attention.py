@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor.placement_types import Placement
 
-    from mesh_tensor._global._worker import Worker
+    from mesh_tensor._parts._worker import Worker
 
 FORWARD = "aten::_scaled_dot_product_flash_attention_for_cpu"
 BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward"

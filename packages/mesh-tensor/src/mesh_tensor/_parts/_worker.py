@@ -28,11 +28,22 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mesh_core import MeshError
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._extension import GONE, IN_PLACE_SHAPE, LIST, LOST, SPECIAL, Failed, Instead, Template
-from mesh_tensor._extension import _sent as sent
-from mesh_tensor._global._attention import BACKWARD, FORWARD, attend, missing, splits
-from mesh_tensor._global._copies import Copies
-from mesh_tensor._global._limits import (
+from mesh_tensor._instructions import (
+    GONE,
+    IN_PLACE_SHAPE,
+    LIST,
+    LOST,
+    SPECIAL,
+    Failed,
+    Instead,
+    Template,
+    sent,
+    unknown,
+)
+from mesh_tensor._operators import find
+from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
+from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._limits import (
     FILLING,
     INDEXED,
     MEAN,
@@ -45,17 +56,16 @@ from mesh_tensor._global._limits import (
     is_unaligned,
     parts_of,
 )
-from mesh_tensor._global._numbered import Numbered
-from mesh_tensor._global._sums import Sums
-from mesh_tensor._looking import looked
-from mesh_tensor._operators import find
+from mesh_tensor._parts._numbered import Numbered
+from mesh_tensor._parts._sums import Sums
+from mesh_tensor._summaries import looked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch.distributed.tensor.placement_types import Placement
 
-    from mesh_tensor._extension import Bench
+    from mesh_tensor._bench import Bench
 
 _lives = count(1)
 _CANNOT = object()
@@ -310,17 +320,17 @@ class _Template(Template):
         (name, module), *_ = what
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
-            self.set(what, Special(function, worker))
+            super().__init__(what, Special(function, worker))
             # The number of the instruction is needed if its failure is found later.
             self.plain = self.plain and function is not like
         else:
             try:
                 operator = find(name, module)
-            except (AttributeError, ImportError):
-                super().__init__(what, worker.bench)
+            except (AttributeError, ImportError) as error:
+                super().__init__(what, unknown(name, error))
                 return
             call = Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE)
-            self.set(what, call)
+            super().__init__(what, call)
             if call.viewing:
                 # A view of another form, and nothing changes in place.
                 self.mode = LIST if what[5] == LIST else 0

@@ -20,7 +20,11 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mesh_tensor._capture._compiled import (
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
+from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._sums import Sums
+from mesh_tensor._parts._worker import Call, Special, failure_of, mark, seed
+from mesh_tensor._replay._compiled import (
     LEAST,
     Compilation,
     Plan,
@@ -34,19 +38,15 @@ from mesh_tensor._capture._compiled import (
     together,
     written_by,
 )
-from mesh_tensor._capture._program import where_raised, write_function
-from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
-from mesh_tensor._global._copies import Copies
-from mesh_tensor._global._sums import Sums
-from mesh_tensor._global._worker import Call, Special, failure_of, mark, seed
+from mesh_tensor._replay._writing import where_raised, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.tensor.placement_types import Placement
 
-    from mesh_tensor._capture._compiled import Step
-    from mesh_tensor._global._worker import Worker
+    from mesh_tensor._parts._worker import Worker
+    from mesh_tensor._replay._compiled import Step
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001 - its public name
 _ROUNDS = 16
@@ -516,11 +516,10 @@ class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         named = {name: self._hole(each, refs) for name, each in kwargs.items()}
         is_new = [isinstance(each, torch.Tensor) and id(each) not in self.refs for each in values]
         made = [self._name(each) for each, new in zip(values, is_new, strict=True) if new]
-        template = Template.__new__(Template)
         namespace, _, name = func._schema.name.partition("::")  # noqa: SLF001 - likewise
         what = ((namespace, name, func._overloadname), None)  # noqa: SLF001 - likewise
         mode = LIST if isinstance(result, list) else 0
-        template.set(
+        template = Template(
             (what, outline, named, len(refs), len(made), mode, tuple(not each for each in is_new)), func
         )
         self.steps.append((template, made[0] if made else 0, refs))

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from mesh_core.extensions import find, install
 from mesh_tensor._errors import StreamError
 from mesh_tensor._extension import Tensors
+from mesh_tensor._lanes import Lane, lane_class
 from mesh_tensor._streams._guard import name_of, named
-from mesh_tensor._streams._lanes import Lane, lane_class
 from mesh_tensor._streams._loans import Lent, lend, user_frame
-from mesh_tensor._tensor import of_mesh
+from mesh_tensor._values import of_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +105,7 @@ class Stream:
             )
         frame = user_frame()
         with _disable_current_modes():
-            issuer = lane.issuer(source.procs)
+            issuer = lane.issuer(source.procs, source.issuer.cls)
             if tensor.requires_grad and torch.is_grad_enabled():
                 told: list[Loan] = []
                 if mutable:

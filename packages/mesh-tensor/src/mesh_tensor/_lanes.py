@@ -2,7 +2,7 @@
 
 A stream is an extension of the same kind as `Tensors`, so that its instructions run on a thread of their own, in the order sent, and its
 questions are answered behind them. Each has its own tensors, templates and process groups in a process (LNE-1: two streams share nothing but
-what `_handover.py` passes from one to the other). The classes are made when they are first named: pickle finds them by their names.
+what `_streams/_handover.py` passes from one to the other). The classes are made when they are first named: pickle finds them by their names.
 
 Imported in every process of a job that uses streams, and therefore without PyTorch.
 """
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from mesh_core.extensions import find, install
-from mesh_tensor._extension import Bench, Tensors
+from mesh_tensor._bench import Bench
+from mesh_tensor._extension import Tensors
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Flusher
-    from mesh_tensor._streams._public import Stream
+    from mesh_tensor._user_streams import Stream
 
 _CLASS = "Lane"
 
@@ -55,10 +56,10 @@ class Lane(Tensors):
         """Sends waiting instructions, of all streams."""
         return self.main.flusher
 
-    def issuer(self, procs: ProcMesh) -> Issuer:
+    def issuer(self, procs: ProcMesh, cls: type) -> Issuer:
         """Return the issuer of operators for a mesh on this stream."""
-        self.main.issuer(procs)
-        return super().issuer(procs)
+        self.main.issuer(procs, cls)
+        return super().issuer(procs, cls)
 
     def stop(self) -> None:
         """End: the flusher is the default stream's."""

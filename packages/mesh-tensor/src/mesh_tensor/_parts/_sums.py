@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from mesh_tensor._extension import Failed
+from mesh_tensor._instructions import Failed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from torch.distributed.tensor.placement_types import Placement
 
-    from mesh_tensor._global._worker import Worker
+    from mesh_tensor._parts._worker import Worker
 
 BUCKET_BYTES = 4 << 20
 """A bucket of this size is sent without waiting for more."""

@@ -20,9 +20,9 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule
 
-from mesh_tensor._capture._program import count_numbers
-from mesh_tensor._extension import HOLE, IN_PLACE_SHAPE, LIST, Template, _fill
+from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Template, fill
 from mesh_tensor._operators import COLLECTIVE_SPACES
+from mesh_tensor._replay._writing import count_numbers
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -373,8 +373,8 @@ class Shared(Exception):
 def arguments(template: Template, tensors: list[Any], numbers: list[Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return the arguments of an operator."""
     supply, scalars = iter(tensors), iter(numbers)
-    args = [_fill(each, supply, scalars) for each in template.args]
-    return args, {name: _fill(each, supply, scalars) for name, each in template.kwargs.items()}
+    args = [fill(each, supply, scalars) for each in template.args]
+    return args, {name: fill(each, supply, scalars) for name, each in template.kwargs.items()}
 
 
 def places_of(template: Template, result: Any) -> list[int] | None:

@@ -1,0 +1,1 @@
+"""A process's part of recorded steps: how it replays and compiles them."""
