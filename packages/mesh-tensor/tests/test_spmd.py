@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, ActorError, MeshError, ProcMesh, SupervisionError, endpoint, this_host
+from mesh_core import (
+    Actor,
+    ActorError,
+    Channel,
+    MeshError,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    this_host,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -263,13 +274,24 @@ def test_actors_in_a_group(job: spmd.SPMD) -> None:
 
 
 class Unfinished(spmd.SPMDActor):
-    def __init__(self) -> None:
+    def __init__(self, joined: Port[int], gates: Path) -> None:
         super().__init__()
+        rank = current_rank().rank
+        joined.send(rank)
+        (gates / str(rank)).read_bytes()
         raise OSError("no data")
 
 
-def test_an_actor_whose_constructor_fails_leaves_its_group(job: spmd.SPMD) -> None:
-    actors = job.procs.spawn("unfinished", Unfinished, supervise=lambda _: True)
+def test_an_actor_whose_constructor_fails_leaves_its_group(job: spmd.SPMD, tmp_path: Path) -> None:
+    for rank in range(2):
+        os.mkfifo(tmp_path / str(rank))
+    port, joined = Channel[int].open()
+    actors = job.procs.spawn("unfinished", Unfinished, port, tmp_path, supervise=lambda _: True)
+    # None leaves before all have joined: the others would fail to join, which is another error.
+    for _ in range(2):
+        joined.recv().get(timeout=LIMIT)
+    for rank in range(2):
+        (tmp_path / str(rank)).write_bytes(b"")
     with pytest.raises(MeshError, match="no data"):
         actors.initialized.get(timeout=LIMIT)
     actors.stop().get(timeout=LIMIT)
