@@ -218,6 +218,9 @@ def test_plugins_lists_good_and_bad_with_the_remedy(site):
     assert not err
     head, *rows = out.split("\n\n")[0].splitlines()
     assert head.split() == ["KIND", "NAME", "FROM", "STATUS"]
+    kinds = [row.split()[0] for row in rows if not row.startswith(" ")]
+    assert kinds == sorted(kinds)
+    assert "command" in kinds
     assert len({row.index("mesh-core") for row in rows if "mesh-core" in row}) == 1, "columns are aligned"
     assert any(row.split() == ["command", "talk", "talker", "4.5", "available"] for row in rows)
     assert any(row.split() == ["command", "bad", "bad", "3.2", "broken"] for row in rows)
