@@ -34,7 +34,7 @@ def check(reducer: object) -> None:
 
 
 def first_share(reducer: Reducer, value: Any) -> Any:
-    """Return one rank's result as a share.
+    """Return one rank's result as a reducer combines it: its share.
 
     >>> first_share("mean", 4.0), first_share("sum", 4.0)
     ((4.0, 1), 4.0)

@@ -76,7 +76,7 @@ class Returns:
         self._lose(set(places))
 
     def begin(self, places: Iterable[int]) -> dict[int, int | None]:
-        """Record that these actors are about to be respawned; the result is for :meth:`back`."""
+        """Record that these failed actors are about to be respawned; the result is for :meth:`back`."""
         with self._lock:
             return {place: self._down.get(place) for place in places}
 

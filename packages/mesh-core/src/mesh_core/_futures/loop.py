@@ -67,7 +67,7 @@ class Bridge:
                 waiting.set_result(None)
 
     def alarm(self) -> None:
-        """Raise the script's failure in everything that waits here; may be called from any thread."""
+        """Raise the script's failure in everything that waits in this event loop; may be called from any thread."""
         loop = self.loop()
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop was closed: nothing waits there

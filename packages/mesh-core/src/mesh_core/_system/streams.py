@@ -85,7 +85,7 @@ class LineStream(io.TextIOBase):
         self._send(first, mark, lines)
 
     def record(self, lines: str, level: int, payload: bytes = b"") -> None:
-        """Write a log record as text and, unless the text is long, with ``payload``: JSON in ASCII."""
+        """Write a log record to this standard stream as text and, unless the text is long, with ``payload``: JSON in ASCII."""
         mark = self._mark(current_instance())[3:]
         data = lines.encode("utf-8", "backslashreplace")[:-1]
         if payload and len(data) <= _LONGEST:

@@ -29,7 +29,7 @@ def size(count: float | None) -> str:
 
 
 def span(seconds: float) -> str:
-    """Format a time span."""
+    """Format a time span for a table."""
     if seconds >= 120:
         return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
     if seconds >= 1:

@@ -345,7 +345,7 @@ class Following:
             logging.getLogger("mesh").exception("a pool could not continue with %r", future)
 
     def _expire(self) -> float | None:
-        """End futures whose deadline has passed; returns the seconds until the next deadline."""
+        """End tasks of a pool whose deadline has passed; returns the seconds until the next deadline."""
         while True:
             with self._lock:
                 if not self._deadlines:
