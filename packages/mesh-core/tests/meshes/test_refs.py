@@ -536,6 +536,8 @@ def test_every_adverb_keeps(parties: Any) -> None:
     again = first.make.with_options(keep=True, timeout=30).with_options(block=False)
     assert isinstance(again.call_one().get(), Ref)
     assert isinstance(again.with_options(keep=False).call_one().get(), bytearray)
+    largest = parties.make.with_options(keep=True).with_options(keep=False, reduce=max)
+    assert isinstance(largest.call().get(), bytearray)
     with pytest.raises(ValueError, match="nothing was made"):
         first.fail.with_options(keep=True).call_one().get()
 

@@ -491,10 +491,12 @@ class Endpoint(Generic[P, R]):
             )
         if keep and reducer is not None:
             raise ValueError(_KEEP_OR_REDUCE)
-        other = self._like(limit, block, reducer)
+        # An endpoint that keeps its results combines none, so it has to stop keeping them first.
+        kept = self._keeps
+        other = self._like(limit, block, None if kept else reducer)
         other._keeps = "&" if keep else ""
         other._senders = other._sender(other._mesh._view)
-        return other
+        return other._like(limit, block, reducer) if kept and reducer is not None else other
 
     def _like(self, limit: float | None, block: bool, reducer: Reducer | None) -> Endpoint[P, R]:
         if reducer is not None:
