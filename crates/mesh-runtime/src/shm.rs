@@ -22,6 +22,8 @@ mod mapping;
 mod room;
 mod spare;
 
+#[cfg(all(test, loom))]
+pub(crate) use holders::Holders;
 pub(crate) use kept::View;
 pub(crate) use room::{Place, Room};
 

@@ -52,7 +52,7 @@ fn loom_who_waits_for_tokens_gets_them_all() {
         let list = Arc::new(Completion::of(Weak::new(), Arc::new(Standing::new())));
         let senders = [1, 2].map(|token| {
             let (reactor, list) = (reactor.clone(), list.clone());
-            spawn(move || list.add(token).0.iter().for_each(|waiter| waiter.notify(&reactor)))
+            spawn(move || list.add(token).0.iter().for_each(|waiter| waiter.notify(&*reactor)))
         });
         let mut taken = Vec::new();
         while taken.len() < 2 {
