@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from core_owners import suspend
 
 from mesh_core import FailureKind, MeshFailure, _native, set_fault_handler, this_host
 from mesh_core._common import codes
@@ -82,7 +83,7 @@ def test_the_end_of_a_process_has_its_kind(heard: queue.Queue[MeshFailure]) -> N
         procs.initialized.get(WITHIN)
         pid = procs.pids[0]
         assert pid is not None
-        os.kill(pid, signal.SIGSTOP)
+        suspend(pid)
         call = current().runtime.asker(procs._target(), Question.STATE).call(None)
         os.kill(pid, signal.SIGKILL)
         assert call.wait(WITHIN)

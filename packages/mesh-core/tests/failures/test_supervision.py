@@ -605,7 +605,7 @@ def test_a_fault_handler_is_replaced(own: ProcMesh) -> None:
     assert second.next().rank == 1
     assert set_fault_handler(None) == second.put
     assert first.empty()
-    with pytest.raises(TypeError, match="a fault handler is a function"):
+    with pytest.raises(TypeError, match="a fault handler must be a function"):
         set_fault_handler(3)  # type: ignore[arg-type]
 
 

@@ -419,14 +419,14 @@ def test_invalid_uses_of_on_restart() -> None:
             @endpoint(on_restart="retry")
             def pay(self) -> None: ...
 
-    with pytest.raises(TypeError, match="by a port or as a generator"):
+    with pytest.raises(TypeError, match="through a port or as a generator"):
 
         class Items(Actor):
             @endpoint(on_restart="wait")
             def items(self) -> Iterator[int]:
                 yield 1
 
-    with pytest.raises(TypeError, match="by a port or as a generator"):
+    with pytest.raises(TypeError, match="through a port or as a generator"):
 
         class Handed(Actor):
             @endpoint(on_restart="wait", explicit_response_port=True)  # type: ignore[call-overload]

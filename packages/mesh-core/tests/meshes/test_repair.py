@@ -496,7 +496,7 @@ def test_the_error_of_a_mesh_that_has_lost_ranks_names_their_points(procs: ProcM
     error = DeviceMeshError.of(counters)
     assert isinstance(error, SupervisionError)
     assert error.coordinates == ({"gpus": 1}, {"gpus": 3})
-    assert str(error).startswith("mesh 'counters' has lost 2 of its 4 ranks: gpus=1; gpus=3; make them again")
+    assert str(error).startswith("mesh 'counters' has lost 2 of its 4 ranks: gpus=1; gpus=3; respawn them")
     copy = _reference(error)
     assert (copy.coordinates, copy.mesh_name, str(copy)) == (error.coordinates, "counters", str(error))
 

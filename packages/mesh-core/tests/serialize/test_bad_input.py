@@ -140,7 +140,7 @@ def test_a_generic_class_with_its_parameters(procs: ProcMesh) -> None:
 
 def test_an_endpoint_shows_the_users_own_docstring_and_signature(procs: ProcMesh) -> None:
     box = procs.slice(hosts=0, gpus=0).spawn("box", Box[int], 5)
-    assert inspect.getdoc(box.get) == "Give back what it holds."
+    assert inspect.getdoc(box.get) == "Return what it holds."
     assert str(inspect.signature(box.undocumented)) == "(n: 'int' = 3) -> 'None'"
     assert "Endpoint undocumented(n=3) of Box" in (inspect.getdoc(box.undocumented) or "")
     # A reference from elsewhere, without the class, shows what it knows.
