@@ -125,7 +125,7 @@ pub enum Flow {
 }
 
 impl Flow {
-    /// As a header; there is nothing else in such a frame.
+    /// Encodes this as a header; there is nothing else in such a frame.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Credit, from, to);
@@ -151,7 +151,7 @@ impl Flow {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
     /// If no process makes such a header.

@@ -128,7 +128,7 @@ fn number(rank: usize) -> u32 {
 }
 
 impl Placement {
-    /// As bytes, as short as they can be.
+    /// Encodes this as bytes, as short as they can be.
     #[must_use]
     pub fn to_wire(&self) -> Vec<u8> {
         match self {

@@ -12,7 +12,7 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// As a frame to the process that keeps the value.
+    /// Encodes this as a frame to the process that keeps the value.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Fetch, from, to);

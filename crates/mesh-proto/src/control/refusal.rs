@@ -26,7 +26,7 @@ impl Undeliverable {
         Self { call: to.call, place: to.place, actor: to.actor, why }
     }
 
-    /// As a frame to the caller. The end of a port is flagged (`END`), since streams look at nothing else.
+    /// Encodes this as a frame to the caller. The end of a port is flagged (`END`), since streams look at nothing else.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let &Self { call, place, actor, .. } = self;
@@ -34,7 +34,7 @@ impl Undeliverable {
         Frame::build_plain(header, None, b"", &self.why.write(Writer::default()).done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let Returned { actor, call, place, .. } = Returned::read(&frame.header).ok()?;
@@ -71,7 +71,7 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// As a frame to a process that has sent there.
+    /// Encodes this as a frame to a process that has sent there.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Closed, from, to);
@@ -81,7 +81,7 @@ impl Closed {
         Frame::build_plain(header, None, b"", &body)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let header = &frame.header;
@@ -132,7 +132,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// As a frame to the caller.
+    /// Encodes this as a frame to the caller.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Held, from, to);
@@ -153,7 +153,7 @@ impl Held {
         Frame::build_plain(header, None, b"", &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;

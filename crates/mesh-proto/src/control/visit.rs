@@ -32,7 +32,7 @@ const TAKEN: u8 = 3;
 const END: u8 = 4;
 
 impl Visit {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let (code, said): (u8, &[u8]) = match &self.step {

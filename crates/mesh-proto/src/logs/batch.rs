@@ -125,7 +125,7 @@ impl Batch {
 }
 
 impl LogOptions {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; 13] {
         let mut out = [0; 13];

@@ -39,7 +39,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Reply, from, to);
@@ -53,10 +53,10 @@ impl Reply {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     #[inline]
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Reply, flags::ERROR | flags::DEAD | flags::MORE)?;
@@ -103,7 +103,7 @@ impl ProcUp {
         Frame::build(reply.header(self.proc, to), None, &self.pid.to_le_bytes(), &[])
     }
 
-    /// What a frame says; `None` for any other.
+    /// Reads a frame; `None` for any other.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let proc = frame.header.src;
@@ -124,7 +124,7 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Gathered, from, to);
@@ -132,10 +132,10 @@ impl Gathered {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Gathered, 0)?;
         let call = number(header, header.call, NO_CALL)?;
@@ -178,10 +178,10 @@ impl Unseen {
         Frame::build_plain(header, None, &name.to_bytes(), payload)
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Unseen, flags::ERROR | flags::END)?;
         let what = if bits == 0 {

@@ -22,7 +22,7 @@ pub struct Returned {
 }
 
 impl Returned {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Undeliverable, from, to);
@@ -31,10 +31,10 @@ impl Returned {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let port_ended = flags_of(header, Kind::Undeliverable, flags::END)? != 0;
         let call = number(header, header.call, NO_CALL)?;
@@ -78,7 +78,7 @@ pub enum Meaning {
 }
 
 impl Meaning {
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
     /// If it is one that no process makes (MSG-1).
@@ -118,7 +118,7 @@ impl Meaning {
         if legible { Ok(said) } else { Err(refused(&frame.header, "has a name that says something else")) }
     }
 
-    /// As a header; `None` for control frames, whose types make whole frames, and for what does not travel.
+    /// Encodes this as a header; `None` for control frames, whose types make whole frames, and for what does not travel.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Option<Header> {
         Some(match self {

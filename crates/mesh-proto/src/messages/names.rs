@@ -25,7 +25,7 @@ impl<'a> Name<'a> {
         Self { what, shape: b"", context: None }
     }
 
-    /// As bytes. What is not said takes none at the end.
+    /// Encodes this as bytes. What is not said takes none at the end.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let context = self.context.unwrap_or_default();

@@ -19,7 +19,7 @@ pub struct Post {
 }
 
 impl Post {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Post, from, to);
@@ -28,10 +28,10 @@ impl Post {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let error = flags_of(header, Kind::Post, flags::ERROR)? != 0;
         if header.call != 0 {
@@ -77,7 +77,7 @@ pub struct Partial {
 }
 
 impl Partial {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Partial, from, to);
@@ -85,10 +85,10 @@ impl Partial {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Partial, 0)?;
         let call = number(header, header.call, NO_CALL)?;

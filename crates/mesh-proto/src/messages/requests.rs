@@ -29,14 +29,14 @@ pub struct Spawn {
     pub actor: ActorId,
     /// The spawner's call; 0 if nobody waits.
     pub call: CallId,
-    /// The receiver's place in the mesh of actors; of a cast that of its first receiver.
+    /// The receiver's place in the mesh of actors; for a cast, the place of its first receiver.
     pub place: u32,
     /// What of it this is.
     pub part: SpawnPart,
 }
 
 impl Spawn {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Spawn, from, to, (self.actor, self.call, self.place));
@@ -54,10 +54,10 @@ impl Spawn {
         header.flags = header.flags & flags::OF_FRAMES | part;
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Spawn, flags::MORE | flags::END)?;
         let part = if bits == 0 {
@@ -91,7 +91,7 @@ pub struct Call {
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The receiver's place in what was called; of a cast that of its first receiver.
+    /// The receiver's place in what was called; for a cast, the place of its first receiver.
     pub place: u32,
     /// Whether the caller takes as many values as come.
     pub stream: bool,
@@ -100,7 +100,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Call, from, to, (self.actor, self.call, self.place));
@@ -113,10 +113,10 @@ impl Call {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Call, flags::STREAM | flags::MORE | flags::END)?;
         let task = match (bits & flags::MORE != 0, bits & flags::END != 0) {
@@ -135,21 +135,21 @@ impl Call {
 pub struct Tell {
     /// The actor.
     pub actor: ActorId,
-    /// The receiver's place in what was told; of a cast that of its first receiver.
+    /// The receiver's place in what was told; for a cast, the place of its first receiver.
     pub place: u32,
 }
 
 impl Tell {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::Tell, from, to, (self.actor, 0, self.place))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Tell, 0)?;
         if header.call != 0 {
@@ -166,7 +166,7 @@ pub struct StopActor {
     pub actor: ActorId,
     /// The call of whoever waits for its end; 0 if nobody does.
     pub call: CallId,
-    /// The receiver's place in what is stopped; of a cast that of its first receiver.
+    /// The receiver's place in what is stopped; for a cast, the place of its first receiver.
     pub place: u32,
 }
 
@@ -177,16 +177,16 @@ impl StopActor {
         Self { actor, call: 0, place: 0 }
     }
 
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::StopActor, from, to, (self.actor, self.call, self.place))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::StopActor, 0)?;
         Ok(Self { actor: header.actor, call: header.call, place: header.index })
@@ -223,14 +223,14 @@ pub struct Cancel {
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The receiver's place in what was called; of a cast that of its first receiver.
+    /// The receiver's place in what was called; for a cast, the place of its first receiver.
     pub place: u32,
     /// What is given up.
     pub what: Cancelled,
 }
 
 impl Cancel {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Cancel, from, to, (self.actor, self.call, self.place));
@@ -244,10 +244,10 @@ impl Cancel {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Cancel, flags::TREE | flags::END | flags::MORE)?;
         let what = if bits == 0 {
@@ -277,16 +277,16 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::Failure, from, to, (self.owner, 0, 0))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Failure, 0)?;
         if header.call != 0 {
@@ -302,21 +302,21 @@ impl Failure {
 pub struct Extend {
     /// The sender's number of the call; 0 if nobody waits.
     pub call: CallId,
-    /// The receiver's place in what was messaged; of a cast that of its first receiver.
+    /// The receiver's place in what was messaged; for a cast, the place of its first receiver.
     pub place: u32,
 }
 
 impl Extend {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::Extend, from, to, (0, self.call, self.place))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Extend, 0)?;
         if header.actor != 0 {
