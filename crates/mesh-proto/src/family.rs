@@ -1,7 +1,7 @@
 //! Who owns whom on a host: what must end with a dead proc, and who is told of its end.
 //!
-//! The host agent feeds it with passing frames (spawns, stops, calls) and with deaths, and does what it says.
-//! It ignores actors that fail while their procs live on: their own process tells their owner.
+//! The host agent feeds it with passing frames (spawns, stops, calls) and with deaths, and does what it says. It
+//! ignores actors that fail while their procs live on: their own process tells their owner.
 //!
 //! What is on a host may be owned from another host. Then the owner's agent is asked to report the owner's end
 //! ([`Family::to_watch`]), and the death of a whole host ends every owner on it ([`Family::host_died`]).

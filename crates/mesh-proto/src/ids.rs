@@ -12,8 +12,8 @@ pub type HostNo = u32;
 /// A call that waits for replies; unique within the process that made it.
 pub type CallId = u64;
 
-/// Each host's extensions run in a proc, whose mesh has this number plus the host's. All other meshes have random
-/// 64-bit numbers.
+/// Each host's extensions run in a proc, whose mesh has this number plus the host's. Meshes that programs spawn have
+/// random 64-bit numbers.
 pub const HOST_MESHES: MeshId = 1 << 40;
 
 /// Whether this is the mesh of the proc that runs a host's extensions.
@@ -85,7 +85,7 @@ impl fmt::Display for ProcAddr {
     }
 }
 
-/// Makes ids that no other maker makes: a random origin and a full-period walk over 64 bits.
+/// Makes ids that other makers are most unlikely to make: a random origin and a full-period walk over 64 bits.
 #[derive(Debug)]
 pub struct IdMaker {
     origin: u64,

@@ -1,7 +1,7 @@
 //! A proc from its spawn to the one notice of its end.
 //!
-//! Two events signal a proc's end, in either order: its link closes, and its parent reaps it. After the first, the
-//! machine waits a short while for the second, so that the notice can name the exit status.
+//! Two events signal a proc's end, in either order: its link closes, and its parent reaps it. If the link closes first,
+//! the machine waits a short while for the other, so that the notice can name the exit status.
 //!
 //! LIF-1: the end of a proc is reported exactly once, however it comes about.
 

@@ -4,7 +4,7 @@ use super::{HAS_CALL, MessageError, NO_CALL, Name, flags_of, number, refused};
 use crate::frame::flags;
 use crate::{ActorId, CallId, Header, Kind, ProcAddr};
 
-/// What the name of a value is if the place of its sender goes along.
+/// The name of a value whose sender's place is stated.
 const RANKED: &[u8] = b"ranked";
 
 /// A value for a channel's port.
@@ -14,7 +14,7 @@ pub struct Post {
     pub port: u64,
     /// Whether the payload is an encoded exception.
     pub error: bool,
-    /// The sender's rank, if the name says what it is a rank of ([`Post::name`]); else 0.
+    /// The sender's rank, if the name gives the mesh's shape ([`Post::name`]); else 0.
     pub rank: u32,
 }
 
@@ -51,13 +51,13 @@ impl Post {
         out
     }
 
-    /// How long [`Post::name`] is.
+    /// The length of [`Post::name`].
     #[must_use]
     pub fn name_len(shape: &[u8]) -> usize {
         RANKED.len() + 1 + shape.len()
     }
 
-    /// The shape of the mesh that the sender is a rank of, if the name says so.
+    /// The shape of the mesh that the sender is a rank of, if the name gives it.
     #[must_use]
     pub fn shape_in(name: &[u8]) -> Option<&[u8]> {
         let Name { what, shape, .. } = Name::read(name);
@@ -68,11 +68,11 @@ impl Post {
 /// A rank's share of a combined reply, for the rank above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partial {
-    /// The actor that was called, and which the share is for.
+    /// The actor that was called, on the sender and the receiver.
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The sender's place in what was called.
+    /// The sender's place in the target.
     pub place: u32,
 }
 
@@ -101,7 +101,7 @@ impl Partial {
         format!("{}.{}.{}", caller.mesh, caller.rank, caller.host)
     }
 
-    /// Whose call a share is of; `None` if the name does not say it.
+    /// Whose call a share belongs to; `None` if the name does not tell.
     #[must_use]
     pub fn caller_in(name: &[u8]) -> Option<ProcAddr> {
         let mut numbers = std::str::from_utf8(name).ok()?.split('.');

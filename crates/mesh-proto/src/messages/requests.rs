@@ -1,4 +1,4 @@
-//! What actors, and processes, are asked to do.
+//! What actors and processes are asked to do.
 
 use super::{HAS_CALL, MessageError, NO_ACTOR, NO_CALL, flags_of, number, refused};
 use crate::frame::flags;
@@ -10,28 +10,29 @@ fn header(kind: Kind, from: ProcAddr, to: ProcAddr, (actor, call, place): (Actor
     header
 }
 
-/// What of a spawn a frame has. Where the process of the actor does not read, an announcement goes first, without arguments.
+/// Which part of a spawn a frame has. If the actor's process does not read, an announcement without arguments goes
+/// first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpawnPart {
-    /// All of it.
+    /// The whole spawn.
     #[default]
     Whole,
-    /// That there will be such an actor: what is sent to it waits for it. Its arguments follow.
+    /// The announcement of an actor: messages to it wait until it exists. Its arguments follow.
     Announced,
-    /// The arguments of one that was announced.
+    /// The arguments of an announced actor.
     Arguments,
 }
 
-/// Make an actor. Its [`Name`](super::Name) is the actor's; the payload says of what class, and its arguments.
+/// Make an actor. Its [`Name`](super::Name) is the actor's; the payload holds its class and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spawn {
-    /// The id that it gets.
+    /// The actor's id.
     pub actor: ActorId,
     /// The spawner's call; 0 if nobody waits.
     pub call: CallId,
     /// The receiver's place in the mesh of actors; for a cast, the place of its first receiver.
     pub place: u32,
-    /// What of it this is.
+    /// The part that the frame has.
     pub part: SpawnPart,
 }
 
@@ -44,7 +45,7 @@ impl Spawn {
         header
     }
 
-    /// Says in the header of this spawn which part of it the frame has.
+    /// Sets in the header of this spawn which part the frame has.
     pub fn mark(&self, header: &mut Header) {
         let part = match self.part {
             SpawnPart::Whole => 0,
@@ -74,13 +75,13 @@ impl Spawn {
     }
 }
 
-/// What a task is: a call that can be taken back until it has begun. Its receiver begins one at a time.
+/// The kind of a task: a call that can be taken back until it has begun. Its receiver begins one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Its caller has the replies of all that it sent there before, but for what it wants to run side by side.
+    /// Its caller has the replies of all earlier tasks there, except for those that it wants to run concurrently.
     Next,
-    /// It was sent ahead, behind one whose reply its caller does not have. It begins only if that reply is out of the
-    /// receiver's hands, so that a caller who has not got the one knows that the other has not begun (TAK-2).
+    /// It was sent ahead, after a task whose reply its caller does not have yet. It begins only if that reply has
+    /// left the receiver, so that a caller without the reply knows that this task has not begun (TAK-2).
     Ahead,
 }
 
@@ -93,7 +94,7 @@ pub struct Call {
     pub call: CallId,
     /// The receiver's place in what was called; for a cast, the place of its first receiver.
     pub place: u32,
-    /// Whether the caller takes as many values as come.
+    /// Whether the caller takes any number of values.
     pub stream: bool,
     /// Whether it can be taken back.
     pub task: Option<Task>,
@@ -130,7 +131,7 @@ impl Call {
     }
 }
 
-/// Run an endpoint; nobody waits. Its [`Name`](super::Name) is the endpoint's.
+/// Run an endpoint without a reply. Its [`Name`](super::Name) is the endpoint's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tell {
     /// The actor.
@@ -159,12 +160,12 @@ impl Tell {
     }
 }
 
-/// Stop an actor, after what was sent before. The payload says why.
+/// Stop an actor once it has handled earlier messages. The payload says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopActor {
     /// The actor.
     pub actor: ActorId,
-    /// The call of whoever waits for its end; 0 if nobody does.
+    /// The call that waits for its end; 0 if nobody does.
     pub call: CallId,
     /// The receiver's place in what is stopped; for a cast, the place of its first receiver.
     pub place: u32,
@@ -193,14 +194,14 @@ impl StopActor {
     }
 }
 
-/// What of a call is given up.
+/// What is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
     /// The call itself.
     Call,
     /// The call, and what its receivers have gathered of a combined reply.
     Combined,
-    /// What they have gathered of a combined reply alone: it has failed, and runs on.
+    /// Only what they have gathered of a combined reply: it has failed, but the call runs on.
     Gathering,
     /// A task, if it has not begun. Its caller waits for the answer in any case.
     Unbegun,
@@ -209,7 +210,7 @@ pub enum Cancelled {
 }
 
 impl Cancelled {
-    /// Whether the caller waits for an answer all the same.
+    /// Whether the caller still waits for an answer.
     #[must_use]
     pub fn is_answered(self) -> bool {
         matches!(self, Self::Unbegun | Self::Task)
@@ -225,7 +226,7 @@ pub struct Cancel {
     pub call: CallId,
     /// The receiver's place in what was called; for a cast, the place of its first receiver.
     pub place: u32,
-    /// What is given up.
+    /// What is cancelled.
     pub what: Cancelled,
 }
 
@@ -268,11 +269,11 @@ impl Cancel {
     }
 }
 
-/// An actor has failed while its proc lives on: for its owner. The payload is opaque here; within a process an empty one
-/// only draws attention.
+/// An actor has failed while its proc lives on; sent to its owner. The payload is opaque here; within a process, an
+/// empty one is only a prompt to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The owner; 0 for a process itself.
+    /// The owner; 0 for the process itself.
     pub owner: ActorId,
 }
 
@@ -296,8 +297,8 @@ impl Failure {
     }
 }
 
-/// A message for an extension of the process itself. Its [`Name`](super::Name) says for which, or, with a dot before it, what
-/// Mesh itself wants.
+/// A message for an extension of the process. Its [`Name`](super::Name) says which, or, after a dot, what Mesh itself
+/// wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extend {
     /// The sender's number of the call; 0 if nobody waits.
@@ -326,14 +327,14 @@ impl Extend {
     }
 }
 
-/// What programs send with a call, or without: which of the kinds it is.
+/// A message that programs send, with or without a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// [`Spawn`].
     Spawn,
     /// [`Call`], or [`Tell`] if nobody waits.
     Call {
-        /// Whether the caller takes as many values as come.
+        /// Whether the caller takes any number of values.
         stream: bool,
         /// Whether it can be taken back.
         task: Option<Task>,
@@ -353,7 +354,7 @@ impl Request {
     pub const CALL: Self = Self::Call { stream: false, task: None };
     /// A call that can be taken back until it has begun.
     pub const TASK: Self = Self::Call { stream: false, task: Some(Task::Next) };
-    /// The same, behind another one.
+    /// The same, sent ahead.
     pub const TASK_AHEAD: Self = Self::Call { stream: false, task: Some(Task::Ahead) };
 
     /// Whether it is for an endpoint, as nearly all are.
@@ -362,7 +363,7 @@ impl Request {
         matches!(self, Self::Call { .. })
     }
 
-    /// The header of such a message. A call of 0 is none; the place is that of the (first) receiver in what is messaged.
+    /// The header of such a message. A call of 0 means none; the place is that of the (first) receiver in the target.
     #[must_use]
     pub fn header(self, actor: ActorId, call: CallId, place: u32, from: ProcAddr, to: ProcAddr) -> Header {
         match self {
