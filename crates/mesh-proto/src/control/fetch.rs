@@ -20,7 +20,7 @@ impl Fetch {
         Frame::build(header, None, b"", &[])
     }
 
-    /// What a header says; `None` if it is of another kind, or nobody is waiting.
+    /// Reads a header; `None` if it is of another kind, or nobody is waiting.
     #[must_use]
     pub fn read(header: &Header) -> Option<Self> {
         let fetch = Self { id: header.actor, call: header.call };

@@ -13,7 +13,7 @@ pub struct Goodbye {
 }
 
 impl Goodbye {
-    /// As a frame of the proc to its agent.
+    /// Encodes this as a frame from the proc to its agent.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let body = self.reason.write(Writer::default()).done();

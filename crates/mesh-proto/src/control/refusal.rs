@@ -1,4 +1,4 @@
-//! What senders are told of messages and ports that nobody takes, and callers of who may still answer.
+//! What senders are told about messages and ports that nobody takes, and callers about who may still answer.
 
 use super::body;
 use crate::codec::{Reader, Writer};
@@ -41,14 +41,14 @@ impl Undeliverable {
         Some(Self { call, place, actor, why: Self::read_why(&body(frame)?)? })
     }
 
-    /// What the body of a frame says.
+    /// Reads the body of a frame.
     #[must_use]
     pub fn read_why(body: &[u8]) -> Option<Undelivered> {
         Undelivered::read(&mut Reader::new(body))
     }
 }
 
-/// A port: a channel's, or that of one place of a call.
+/// A port: a channel's, or a call's at one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortAddr {
     /// The process that receives there.
@@ -61,7 +61,7 @@ pub struct PortAddr {
     pub response: bool,
 }
 
-/// Nobody listens at a port any more.
+/// Nobody receives from a port any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// The port.
@@ -71,7 +71,7 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// Encodes this as a frame to a process that has sent there.
+    /// Encodes this as a frame to a process that has sent to the port.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Closed, from, to);
@@ -93,7 +93,7 @@ impl Closed {
     }
 }
 
-/// What a caller is told about the holders of its call's port, or the owner of a kept value about those of the value.
+/// What a caller is told about the holders of its call's port, or the owner of a kept value about the value's holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
     /// It went where nobody can follow it.
@@ -109,7 +109,8 @@ pub enum Holding {
     },
     /// The sender let go of what came to it under these tickets.
     LetGo(Vec<Ticket>),
-    /// What travelled under this ticket never reached these processes. Only for references: a port is missed with its message.
+    /// What travelled under this ticket never reached these processes. Only for references: a lost port is noticed
+    /// through its message.
     Unsent {
         /// The ticket.
         ticket: Ticket,
