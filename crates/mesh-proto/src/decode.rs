@@ -28,7 +28,7 @@ pub struct Decoder {
     /// Where the first unread byte is, and where the arrived bytes end.
     start: usize,
     end: usize,
-    /// The header of the frame under way, so that a long body is not parsed again with every read.
+    /// The header of the incomplete frame, so that it is not decoded again with every read of a long body.
     header: Option<Header>,
     due: u32,
 }

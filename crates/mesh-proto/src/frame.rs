@@ -106,7 +106,7 @@ codes! {
         StopProcs = 14,
         /// A value for a port: [`crate::messages::Post`].
         Post = 15,
-        /// Nobody receives from a port any more: [`crate::control::Closed`].
+        /// Nobody receives from a port any longer: [`crate::control::Closed`].
         Closed = 16,
         /// A mailbox gives bytes back to a sender, or is asked to: [`crate::Flow`].
         Credit = 17,
@@ -181,7 +181,7 @@ pub struct Header {
     pub name_len: u16,
     /// Length of the cast's region and placement; 0 if the frame is for one proc.
     pub target_len: u16,
-    /// How many milliseconds after sending the answer is no longer wanted; 0 for never.
+    /// Milliseconds from sending until nobody wants the answer any longer; 0 for no limit.
     pub(crate) deadline_ms: u32,
 }
 
@@ -229,7 +229,7 @@ impl Header {
         self.flags |= flags::REFS;
     }
 
-    /// Whether some of its parts lie in memory of its sender, on another host, where its receiver gets them.
+    /// Whether some of its parts lie in memory of its sender, on another host, from which its receiver gets them.
     #[must_use]
     pub fn is_distant(&self) -> bool {
         self.flags & flags::DISTANT != 0
@@ -268,13 +268,13 @@ impl Header {
         self.flags |= flags::ABROAD;
     }
 
-    /// How long after sending the answer is no longer wanted; `None` for never.
+    /// The time from sending until nobody wants the answer any longer; `None` for no limit.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         (self.deadline_ms != 0).then(|| Duration::from_millis(u64::from(self.deadline_ms)))
     }
 
-    /// Sets how many milliseconds after sending the answer is no longer wanted; 0 for never.
+    /// Sets the milliseconds from sending until nobody wants the answer any longer; 0 for no limit.
     pub fn set_deadline_ms(&mut self, ms: u32) {
         self.deadline_ms = ms;
     }

@@ -92,7 +92,7 @@ impl Wire for Net {
 pub(crate) struct Node {
     pub(crate) gateway: Gateway<Net>,
     pub(crate) net: Net,
-    /// How long its thread, and its network card in each direction, are busy.
+    /// When its thread, and its network card in each direction, become idle.
     pub(crate) cpu: Duration,
     pub(crate) wire_in: Duration,
     pub(crate) wire_out: Duration,

@@ -159,8 +159,8 @@ impl Region {
         Self::new(&labels, Slice::new(self.slice.offset(), &all_sizes, &strides)?)
     }
 
-    /// Splits any number of dimensions at once, with the new sizes given by name, like `split(hosts=("rack", "host"),
-    /// host=2)` in Python.
+    /// Splits any number of dimensions at once, with the new sizes given by name, like
+    /// `split(hosts=("rack", "host"), host=2)` in Python.
     ///
     /// ```
     /// # use mesh_topology::{Extent, Region};

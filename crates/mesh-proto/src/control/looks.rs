@@ -30,7 +30,7 @@ pub enum Question {
 pub enum Inspect {
     /// A question, which wants a reply.
     Ask(Question),
-    /// To a proc or an agent: somebody begins to follow events, or nobody does any more. An agent tells its procs.
+    /// To a proc or an agent: somebody begins to follow events, or nobody does any longer. An agent tells its procs.
     Watch(bool),
     /// To the controller: an event.
     Event {
