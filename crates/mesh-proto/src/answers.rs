@@ -1,64 +1,65 @@
-//! Replies on their way to callers that may have stopped reading; the arguments of spawns keep to the same rules.
+//! Replies on their way to callers that may have stopped reading; arguments of spawns follow the same rules.
 //!
-//! The replier counts the bytes that it has sent to each caller's process and, whenever a quarter of the window has gone,
-//! asks that process how far it has read: a question with the count, which travels behind the replies, and which whoever
-//! reads there sends back at once. So a caller pays nothing for a small reply, and looking at a reply, in whichever
-//! order, has nothing to do with it: a process that reads makes room, one that is stopped does not.
+//! The replier counts the bytes that it has sent to each caller's process. After every quarter of the window it asks
+//! that process how far it has read: a question with the count follows the replies, and the reader sends it back at
+//! once. So a caller pays nothing for a small reply, and it makes no difference when, or in which order, a program
+//! looks at its replies: a process that reads makes room, and a stopped one does not.
 //!
-//! ANS-1: a reply goes if, with what its caller has not read, it fits the window, or if less than a quarter of that is
-//! unread. Less than a quarter has never been asked about, so a reply that waits waits for an answer that is under way.
+//! ANS-1: a reply goes if it fits the window together with what its caller has not read, or if less than a quarter of
+//! the window is unread. Less than a quarter is never asked about, so a waiting reply always waits for an answer that
+//! is in flight.
 //!
 //! ANS-2: the replies to one process leave in the order in which they were given.
 //!
-//! ANS-3: what waits is within the budget; beyond it there is at most one reply of each who waits for its own to leave.
+//! ANS-3: what waits is within the budget, plus at most one reply from each sender that waits for its own to leave.
 //!
-//! ANS-4: a reply that nobody wants any more waits no longer: its call was cancelled, its deadline has passed, or its
-//! caller has ended.
+//! ANS-4: a reply stops waiting once nobody wants it: its call was cancelled, its deadline has passed, or its caller
+//! has ended.
 
 use crate::{CallId, INITIAL_WINDOW, ProcAddr};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How much of the replies of one process another one need not have read.
+/// Bytes of replies to one process that it may leave unread.
 pub const REPLY_WINDOW: u64 = INITIAL_WINDOW;
 const QUARTER: u64 = REPLY_WINDOW / 4;
 
-/// With so many callers those are forgotten that owe no answer.
+/// With this many callers, those that owe no answer are forgotten.
 const MANY: usize = 1024;
 
-/// A reply that has to wait.
+/// A reply that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kept<T> {
     /// Its bytes.
     pub cost: u64,
     /// The call that it answers.
     pub call: CallId,
-    /// When nobody wants it any more.
+    /// When nobody wants it any longer.
     pub due: Option<Duration>,
     /// The reply.
     pub item: T,
 }
 
-/// What is said to a reply.
+/// Whether a reply may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It goes, and was counted. Behind it goes a question with this count, if there is one.
+    /// It goes, and was counted. A question with this count follows it, if there is one.
     Go(Option<u64>),
-    /// It has to be kept ([`Answers::keep`]).
+    /// It must be kept ([`Answers::keep`]).
     Wait,
 }
 
 #[derive(Debug)]
 struct Caller<T> {
-    /// Bytes of all replies that were sent there.
+    /// Bytes of all replies sent there.
     sent: u64,
-    /// What of them the caller has read, as far as it has said.
+    /// How many of them the caller is known to have read.
     read: u64,
-    /// What the last question was about.
+    /// The count in the last question.
     asked: u64,
     waiting: VecDeque<Kept<T>>,
-    /// One has waited before.
+    /// A reply to it has waited before.
     known: bool,
 }
 
@@ -87,7 +88,7 @@ impl<T> Caller<T> {
     }
 }
 
-/// All replies of one process that wait, and what their callers have read of those that were sent. See the module.
+/// All waiting replies of one process, and what callers have read of those that were sent. See the module.
 #[derive(Debug)]
 pub struct Answers<T> {
     callers: FxHashMap<ProcAddr, Caller<T>>,
@@ -95,7 +96,7 @@ pub struct Answers<T> {
     waiting: usize,
     bytes: u64,
     budget: u64,
-    /// No later than the first deadline of what waits.
+    /// At or before the first deadline of a waiting reply.
     next_due: Option<Duration>,
 }
 
@@ -124,7 +125,7 @@ impl<T> Answers<T> {
         self.bytes
     }
 
-    /// Bytes that were sent to a process and that it is not known to have read.
+    /// Bytes sent to a process that it is not known to have read.
     #[must_use]
     pub fn unread(&self, caller: ProcAddr) -> u64 {
         self.callers.get(&caller).map_or(0, |one| one.sent - one.read)
@@ -136,7 +137,7 @@ impl<T> Answers<T> {
         self.callers.len()
     }
 
-    /// Whether a reply of so many bytes may go now (ANS-1), behind those that wait already (ANS-2).
+    /// Whether a reply of `cost` bytes may go now (ANS-1), after those that already wait (ANS-2).
     pub fn admit(&mut self, caller: ProcAddr, cost: u64) -> Answer {
         if self.callers.len() >= self.sweep_at {
             self.callers.retain(|_, one| !one.waiting.is_empty() || one.asked > one.read);
@@ -150,9 +151,9 @@ impl<T> Answers<T> {
         Answer::Go(one.question())
     }
 
-    /// Keeps a reply that may not go. Says whether it is the first one that ever waits for its caller, whose end is to be
-    /// heard of from now on, and whether more waits now than the budget allows: whoever gave it is to wait until it has
-    /// left (ANS-3).
+    /// Keeps a reply that may not go. Returns whether it is the first one ever to wait for its caller, whose end must
+    /// be watched from now on, and whether more waits now than the budget allows, so that the replier must wait until
+    /// this reply has left (ANS-3).
     pub fn keep(&mut self, caller: ProcAddr, kept: Kept<T>) -> (bool, bool) {
         self.waiting += 1;
         self.bytes = self.bytes.saturating_add(kept.cost);
@@ -163,15 +164,16 @@ impl<T> Answers<T> {
         (first, self.bytes > self.budget)
     }
 
-    /// A caller has read so much. Appends what goes because of that to `go`; behind it goes a question, if there is one.
+    /// A caller has read up to `read`. Appends what may go now to `go`; the returned question follows it, if there is
+    /// one.
     pub fn on_read(&mut self, caller: ProcAddr, read: u64, go: &mut Vec<T>) -> Option<u64> {
         let one = self.callers.get_mut(&caller)?;
-        // No more than there was: whoever was forgotten meanwhile has begun to count anew.
+        // No more than was sent: the count of a caller that was forgotten meanwhile has restarted at 0.
         one.read = one.read.max(read.min(one.sent));
         self.settle(caller, go)
     }
 
-    /// Callers have ended: returns what waited for them (ANS-4).
+    /// Callers have ended: returns the replies that waited for them (ANS-4).
     pub fn on_ends(&mut self, ended: impl Fn(ProcAddr) -> bool) -> Vec<T> {
         let mut gone = Vec::new();
         self.callers.retain(|addr, one| {
@@ -184,8 +186,8 @@ impl<T> Answers<T> {
         self.drop_all(gone)
     }
 
-    /// Nobody waits for a call any more: returns its reply, if that waits (ANS-4). What goes in its place is appended to
-    /// `go`, and a question returned.
+    /// Nobody waits for a call any longer: returns its reply, if that waits (ANS-4), and a question. Appends what goes
+    /// in its place to `go`.
     pub fn cancel(&mut self, caller: ProcAddr, call: CallId, go: &mut Vec<T>) -> (Vec<T>, Option<u64>) {
         let gone = self.take(caller, |kept| kept.call == call);
         (gone, self.settle(caller, go))
@@ -197,8 +199,7 @@ impl<T> Answers<T> {
         self.next_due
     }
 
-    /// Returns the replies whose deadlines have passed (ANS-4), and the callers that are to be looked at now
-    /// ([`Answers::settle`]).
+    /// Returns the replies whose deadlines have passed (ANS-4), and the callers to settle now ([`Answers::settle`]).
     pub fn expire(&mut self, now: Duration) -> (Vec<T>, Vec<ProcAddr>) {
         if self.next_due.is_none_or(|due| due > now) {
             return (Vec::new(), Vec::new());
@@ -212,7 +213,7 @@ impl<T> Answers<T> {
         (gone, who)
     }
 
-    /// Appends what of a caller's may go by now to `go`; behind it goes a question, if there is one.
+    /// Appends a caller's replies that may go now to `go`; the returned question follows them, if there is one.
     pub fn settle(&mut self, caller: ProcAddr, go: &mut Vec<T>) -> Option<u64> {
         let one = self.callers.get_mut(&caller)?;
         while one.waiting.front().is_some_and(|kept| one.has_room(kept.cost))
@@ -226,7 +227,7 @@ impl<T> Answers<T> {
         one.question()
     }
 
-    /// Takes everything out that waits.
+    /// Takes out everything that waits.
     pub fn clear(&mut self) -> Vec<T> {
         self.on_ends(|_| true)
     }

@@ -1,13 +1,13 @@
-//! Messages that wait in their sender's process until their receivers have room, while their senders go on.
+//! Messages that wait in their sender's process until their receivers have room, while their senders continue.
 //!
-//! A message for several mailboxes goes to all of them at once, so it waits for the room of all.
+//! A message for several mailboxes goes to all of them at once, so it waits until all have room.
 //!
-//! BKL-1: messages for one mailbox leave in the order in which they came: a message may leave once it is the first one
-//! in the queue of each of its mailboxes. A message joins all its queues in one step, so the oldest of all is the first
-//! one everywhere, and two messages never wait for each other.
+//! BKL-1: messages for one mailbox leave in the order in which they came: a message may leave once it is first in the
+//! queue of each of its mailboxes. A message joins all its queues in one step, so the oldest message is first
+//! everywhere, and two messages never wait for each other.
 //!
-//! BKL-2: what waits is within the budget, or is a single message; beyond that there is at most one message of each who
-//! waits for its own to leave. A message is reserved for before it is made.
+//! BKL-2: what waits is within the budget, or is a single message, plus at most one message from each sender that waits
+//! for its own to leave. Room is reserved before a message is made.
 
 use crate::{ActorId, ProcAddr};
 use rustc_hash::FxHashMap;
@@ -19,13 +19,13 @@ pub type Place = (ProcAddr, ActorId);
 #[derive(Debug)]
 struct Waiting<T> {
     to: Box<[Place]>,
-    /// In so many of its queues others are before it.
+    /// The number of its queues in which others are before it.
     behind: usize,
     cost: u64,
     item: T,
 }
 
-/// What waits in one process. See the module.
+/// The messages that wait in one process. See the module.
 #[derive(Debug)]
 pub struct Backlog<T> {
     waiting: FxHashMap<u64, Waiting<T>>,
@@ -36,7 +36,7 @@ pub struct Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// An empty one, for `budget` bytes.
+    /// An empty backlog for `budget` bytes.
     #[must_use]
     pub fn new(budget: u64) -> Self {
         Self { waiting: FxHashMap::default(), queues: FxHashMap::default(), next: 0, bytes: 0, budget }
@@ -54,7 +54,7 @@ impl<T> Backlog<T> {
         self.waiting.is_empty()
     }
 
-    /// Bytes that wait, or that are reserved.
+    /// Bytes that wait or are reserved.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -66,7 +66,8 @@ impl<T> Backlog<T> {
         self.budget
     }
 
-    /// Which of these mailboxes has messages that wait: whatever else is sent there has to wait behind them.
+    /// The index of the first of these mailboxes that has waiting messages: anything else sent there must wait after
+    /// them.
     #[must_use]
     pub fn blocks(&self, to: impl IntoIterator<Item = Place>) -> Option<usize> {
         if self.queues.is_empty() {
@@ -75,8 +76,8 @@ impl<T> Backlog<T> {
         to.into_iter().position(|place| self.queues.contains_key(&place))
     }
 
-    /// Reserves room for a message of `cost` bytes; false if there is none (BKL-2), unless it is taken `surely`: by who
-    /// sends no other before this one has left.
+    /// Reserves room for a message of `cost` bytes; false if there is none (BKL-2). With `surely` it always succeeds:
+    /// for a sender that sends nothing else until this message has left.
     #[must_use]
     pub fn reserve(&mut self, cost: u64, surely: bool) -> bool {
         let sum = self.bytes.saturating_add(cost);
@@ -87,12 +88,12 @@ impl<T> Backlog<T> {
         room
     }
 
-    /// What was reserved is not needed after all.
+    /// A reservation is not needed after all.
     pub fn release(&mut self, cost: u64) {
         self.bytes = self.bytes.saturating_sub(cost);
     }
 
-    /// Adds a message, for whose `cost` bytes there is a reservation. Returns its number.
+    /// Adds a message whose `cost` bytes were reserved. Returns its number.
     pub fn push(&mut self, to: Box<[Place]>, cost: u64, item: T) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -106,7 +107,7 @@ impl<T> Backlog<T> {
         number
     }
 
-    /// The message that may be the next one to a mailbox, if it is the first one everywhere else too (BKL-1).
+    /// The next message to a mailbox, if it is first in all its other queues too (BKL-1).
     #[must_use]
     pub fn first(&self, to: Place) -> Option<u64> {
         let number = *self.queues.get(&to)?.front()?;
@@ -119,8 +120,8 @@ impl<T> Backlog<T> {
         self.waiting.get(&number).filter(|one| one.behind == 0).map(|one| &one.item)
     }
 
-    /// Takes a message out, whether its turn has come or its sender gives it up. Those that may be next because of that
-    /// are appended to `freed`.
+    /// Takes a message out, because its turn has come or its sender gives up. Appends the messages that may go next as
+    /// a result to `freed`.
     pub fn remove(&mut self, number: u64, freed: &mut Vec<u64>) -> Option<T> {
         let gone = self.waiting.remove(&number)?;
         self.bytes = self.bytes.saturating_sub(gone.cost);

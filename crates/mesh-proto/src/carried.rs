@@ -1,6 +1,6 @@
 //! The references to kept values in a message, as the runtimes on its way see them.
 //!
-//! They stand behind the envelope, so that a process that drops a message unread can give them back without unpickling it.
+//! They follow the envelope, so that a process that drops a message unread can give them back without unpickling it.
 
 use crate::{ProcAddr, Ticket};
 
@@ -19,13 +19,13 @@ const LEN: usize = 32;
 const COUNT: usize = 4;
 
 impl Carried {
-    /// How many bytes this many take.
+    /// How many bytes this many references take.
     #[must_use]
     pub fn size(count: usize) -> usize {
         LEN * count + COUNT
     }
 
-    /// An envelope with references behind it.
+    /// An envelope with references after it.
     ///
     /// # Panics
     /// If there are more than 2^32.
@@ -45,7 +45,7 @@ impl Carried {
         out
     }
 
-    /// Where the envelope ends, and the references behind it; `None` if the bytes are something else.
+    /// Where the envelope ends, and the references after it; `None` if the bytes are something else.
     #[must_use]
     pub fn split(raw: &[u8]) -> Option<(usize, Vec<Self>)> {
         let (rest, count) = raw.split_last_chunk::<COUNT>()?;

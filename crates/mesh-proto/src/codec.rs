@@ -1,4 +1,4 @@
-//! Numbers, texts and lists as bytes: what the bodies of control frames are made of.
+//! Numbers, texts and lists as bytes: the building blocks of control frames' bodies.
 
 use crate::ProcAddr;
 use bytes::Bytes;
@@ -57,7 +57,7 @@ impl Writer {
     }
 }
 
-/// Reads what a [`Writer`] wrote. From other bytes it reads nothing, or something else, and never panics.
+/// Reads what a [`Writer`] wrote. From other bytes it reads nothing, or something else, but it never panics.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
         self.number().map(Duration::from_micros)
     }
 
-    /// As many items as the list claims. Memory is taken for items that are there, not for claimed ones.
+    /// As many items as the list claims. Allocates for items that exist, not for claimed ones.
     pub(crate) fn list<T>(&mut self, mut read: impl FnMut(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut items = Vec::new();
         for _ in 0..self.number()? {
@@ -119,7 +119,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The `N` bytes from `at` on, which must be there.
+/// The `N` bytes at `at`, which must exist.
 #[inline]
 pub(crate) fn part<const N: usize>(raw: &[u8], at: usize) -> [u8; N] {
     let mut part = [0; N];

@@ -1,18 +1,18 @@
-//! Values of other hosts that a host fetches once for all its processes.
+//! Values from other hosts that a host fetches once for all its processes.
 //!
-//! Everything that comes to a host passes through its agent, so the agent knows which of its processes hold references to
-//! what: each process that was sent one, until it says that it let go. It may count a holder as gone that was just sent another
-//! reference; then the value is fetched once more than needed, which does no other harm.
+//! Everything that reaches a host passes through its agent, so the agent knows which of its processes hold references
+//! to which values: each process that was sent one, until it says that it let go. It may count a holder as gone that
+//! was just sent another reference; then the value is fetched once more than needed, which does no other harm.
 //!
-//! CPY-1: a value that is on its way, or here, is not fetched again.
-//! CPY-2: a process that asks is answered as long as the owner lives. If the process that a value was fetched for dies, the
-//! value is fetched for the next one that waits.
+//! CPY-1: a value that is on its way or here is not fetched again.
+//! CPY-2: a process that asks is answered as long as the owner lives. If the process for which a value was fetched
+//! dies, the value is fetched for the next one that waits.
 //! CPY-3: a copy is dropped once no process of the host is known to hold a reference, or its owner has ended.
 
 use crate::{CallId, ProcAddr};
 use std::collections::{HashMap, HashSet};
 
-/// Which value: its owner, and its number there.
+/// Which value: its owner, and the owner's number for it.
 pub type ValueKey = (ProcAddr, u64);
 
 /// A process that waits for a value.
@@ -35,7 +35,7 @@ pub enum Wanted<P> {
     Here(P),
 }
 
-/// What follows from the end of processes.
+/// The consequences of the end of processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bereft<P> {
     /// Copies to drop.
@@ -80,7 +80,7 @@ impl<P: Clone> Copies<P> {
         self.watched.insert(value.0)
     }
 
-    /// A process let go of it. Returns a copy to drop (CPY-3).
+    /// A process let go of its reference. Returns a copy to drop (CPY-3).
     pub fn let_go(&mut self, value: ValueKey, by: ProcAddr) -> Option<P> {
         let copy = self.of.get_mut(&value)?;
         copy.holders.remove(&by);
@@ -90,7 +90,7 @@ impl<P: Clone> Copies<P> {
         self.of.remove(&value)?.here
     }
 
-    /// A process wants it (CPY-1).
+    /// A process wants the value (CPY-1).
     pub fn ask(&mut self, value: ValueKey, asker: Asker) -> Wanted<P> {
         let copy = self.copy(value);
         copy.holders.insert(asker.proc);
@@ -112,8 +112,8 @@ impl<P: Clone> Copies<P> {
         self.leads.contains_key(&lead)
     }
 
-    /// A fetched value arrived, or a refusal. `share` gets the others that wait for it and whether it is still wanted here, and
-    /// says where the copy stays, if it does.
+    /// A fetched value arrived, or a refusal. `share` gets the others that wait for it and whether it is still wanted
+    /// here, and returns where the copy stays, if it does.
     pub fn arrived(&mut self, lead: Asker, share: impl FnOnce(ValueKey, &[Asker], bool) -> Option<P>) {
         let Some(value) = self.leads.remove(&lead) else { return };
         let Some(copy) = self.of.get_mut(&value) else { return };
@@ -159,7 +159,7 @@ impl<P: Clone> Copies<P> {
         self.of.values().filter(|copy| copy.here.is_some()).count()
     }
 
-    /// Whether nothing is known of any value.
+    /// Whether no value is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.of.is_empty()
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(copies.ask(VALUE, asker(1)), Wanted::Fetch);
     }
 
-    /// CPY-2: whoever waits is answered, though the one that it was fetched for dies.
+    /// CPY-2: waiting processes are answered even if the one for which the value was fetched dies.
     #[test]
     fn the_next_one_fetches_where_the_first_has_died() {
         let mut copies = Copies::<()>::default();
@@ -213,7 +213,7 @@ mod tests {
         }
         let after = copies.ended(|addr| addr == proc(1, 1) || addr == proc(2, 1));
         assert_eq!(after, Bereft { dropped: vec![], fetch: vec![(VALUE, asker(3))] });
-        // What was on its way to the dead comes too late.
+        // What was on its way to the dead process comes too late.
         copies.arrived(asker(1), |_, _, _| panic!("it is for nobody"));
         copies.arrived(asker(3), |_, waiting, _| {
             assert_eq!(waiting, [asker(4)]);
@@ -237,7 +237,7 @@ mod tests {
         assert!(copies.is_empty());
     }
 
-    /// CPY-3: a copy is dropped as its owner ends.
+    /// CPY-3: a copy is dropped when its owner ends.
     #[test]
     fn copies_end_with_their_owner() {
         let mut copies = Copies::default();

@@ -28,7 +28,7 @@ pub struct Decoder {
     /// Where the first unread byte is, and where the arrived bytes end.
     start: usize,
     end: usize,
-    /// The header of the frame under way, so that a long body is not parsed again with every read.
+    /// The header of the incomplete frame, so that it is not decoded again with every read of a long body.
     header: Option<Header>,
     due: u32,
 }
@@ -84,7 +84,7 @@ impl Decoder {
 
     /// The next whole frame, if it has arrived.
     ///
-    /// If the bytes are not a frame, or not the one that is due (LNK-1). Nothing after an error can be trusted.
+    /// # Errors
     /// If the bytes are no frame, or not the frame that is due (LNK-1). Nothing after an error can be trusted.
     pub fn next_frame(&mut self) -> Result<Option<Frame>, FrameError> {
         let header = match self.header {
@@ -123,7 +123,7 @@ impl Decoder {
         Ok(Some(Frame { header, body }))
     }
 
-    /// Bytes that have arrived and do not yet make a whole frame.
+    /// Bytes that have arrived but do not make a whole frame yet.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.end - self.start

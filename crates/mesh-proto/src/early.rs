@@ -1,20 +1,20 @@
-//! Messages that arrive before what they are for.
+//! Messages that arrive before the thing that they are for.
 //!
-//! Within a host nothing overtakes the spawn that it depends on (ORD-1). Between hosts something may: an actor on one host
-//! spawns on a second and tells a third, whose message reaches the second sooner, by another connection. Such a message
-//! waits for the spawn for a while.
+//! Within a host nothing overtakes the spawn that it depends on (ORD-1). Between hosts a message may: an actor on one
+//! host spawns on a second and tells a third, whose message reaches the second sooner, through another connection. Such
+//! a message waits for the spawn for a while.
 //!
-//! ERL-1: messages that wait for one thing are handed over in the order in which they came.
-//! ERL-2: nothing waits longer than allowed, and no more than a fixed number of bytes, of all senders together. That includes
-//! what it takes to keep a message, since a flood of empty ones fills memory too.
-//! ERL-3: nothing waits for something that was there once and ended.
+//! ERL-1: messages that wait for the same thing are handed over in the order in which they came.
+//! ERL-2: nothing waits longer than allowed, and no more than a fixed number of bytes wait, from all senders together.
+//! These include the overhead of keeping a message, since a flood of empty ones fills memory too.
+//! ERL-3: nothing waits for a thing that existed once and ended.
 
 use crate::MESSAGE_COST;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::hash::Hash;
 use std::time::Duration;
 
-/// How many things that were there are remembered. A message for an older one waits in vain.
+/// How many things that came are remembered. A message for an older one waits in vain.
 const REMEMBERED: usize = 1 << 16;
 
 #[derive(Debug)]
@@ -33,15 +33,15 @@ pub struct Early<K, T> {
     bytes: usize,
     made: u64,
     waiting: HashMap<K, VecDeque<Kept<T>>>,
-    /// What waits, by the time at which it has waited long enough.
+    /// The waiting messages, by the time until which they wait.
     due: BTreeMap<(Duration, u64), K>,
     known: HashSet<K>,
-    /// The same, the oldest first.
+    /// The things that came, the oldest first.
     order: VecDeque<K>,
 }
 
 impl<K: Copy + Eq + Hash, T> Early<K, T> {
-    /// One in which nothing waits longer than `within`, and no more than `limit` bytes.
+    /// An empty machine, in which nothing waits longer than `within`, and no more than `limit` bytes wait.
     #[must_use]
     pub fn new(within: Duration, limit: usize) -> Self {
         Self {
@@ -56,8 +56,8 @@ impl<K: Copy + Eq + Hash, T> Early<K, T> {
         }
     }
 
-    /// Keeps something of `cost` bytes (and [`MESSAGE_COST`]) for what has not come yet; no longer than `within`, if that is given. Returns
-    /// the item if it must not wait: what it is for was here before, or there is no room.
+    /// Keeps an item of `cost` bytes (and [`MESSAGE_COST`]) for something that has not come yet, at most for `within`
+    /// if given. Returns the item if it must not wait: what it is for has already come, or there is no room.
     ///
     /// # Errors
     /// The item.
@@ -75,7 +75,7 @@ impl<K: Copy + Eq + Hash, T> Early<K, T> {
         Ok(())
     }
 
-    /// It came. Returns what waited for it.
+    /// `key` came. Returns the items that waited for it.
     pub fn come(&mut self, key: K) -> Vec<T> {
         if self.known.insert(key) {
             self.order.push_back(key);
@@ -93,7 +93,7 @@ impl<K: Copy + Eq + Hash, T> Early<K, T> {
         kept.into_iter().map(|one| one.item).collect()
     }
 
-    /// What has waited long enough.
+    /// Returns the items that have waited long enough.
     pub fn on_tick(&mut self, now: Duration) -> Vec<T> {
         let mut late = Vec::new();
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now) {

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// A frame's body may not be longer than this; a peer that says otherwise is not ours.
+/// The longest allowed body of a frame; a peer that claims more is not Mesh.
 pub const MAX_BODY: u64 = 1 << 40;
 
 /// A frame that cannot be read. The link that it came from must not be trusted any further.
@@ -19,13 +19,13 @@ pub enum FrameError {
         /// What this side reads.
         ours: u8,
     },
-    /// The kind byte names nothing.
+    /// No kind has this byte.
     #[error("unknown frame kind {0}")]
     Kind(u8),
     /// The frame claims to be longer than any frame may be.
     #[error("a frame of {0} bytes exceeds the limit of {limit} bytes", limit = MAX_BODY)]
     TooLong(u64),
-    /// Parts, names and target do not fit the length that the header gives.
+    /// Parts, names and target do not fit the length in the header.
     #[error("the frame's {what} extends beyond its end")]
     Overrun {
         /// What does not fit.

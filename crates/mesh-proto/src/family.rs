@@ -1,36 +1,38 @@
-//! Who owns whom on a host: what has to end with a proc that has died, and who hears of it.
+//! Who owns whom on a host: what must end with a dead proc, and who is told of its end.
 //!
-//! The host agent feeds it with what passes by (spawns, stops, calls) and with deaths, and carries out what it says.
-//! Actors that fail while their procs live on are not its concern: their own process tells their owner.
+//! The host agent feeds it with passing frames (spawns, stops, calls) and with deaths, and does what it says. It
+//! ignores actors that fail while their procs live on: their own process tells their owner.
 //!
-//! What a host has may be owned from another host. Then the owner's agent is asked to tell of the owner's end
-//! ([`Family::to_watch`]), and the end of a whole host is that of every owner on it ([`Family::host_died`]).
+//! What is on a host may be owned from another host. Then the owner's agent is asked to report the owner's end
+//! ([`Family::to_watch`]), and the death of a whole host ends every owner on it ([`Family::host_died`]).
 //!
-//! FAM-1: nothing outlives its owner: what a dead proc owned is ended, and what that owned with it.
+//! FAM-1: nothing outlives its owner: what a dead proc owned is ended, along with everything owned by that in turn.
 //! FAM-2: nothing else is ended.
-//! FAM-3: whoever has asked something of a mesh hears of each of its deaths once; whoever listens, of each on its host.
-//! FAM-4: on one host, what a dead proc owned is told to end before anybody hears of the death: what they then send to
-//!   it comes behind that.
-//! FAM-5: what a guest script owns outlives it (see [`ProcAddr::is_guest`]): the next script takes it over, or the job ends.
+//! FAM-3: a proc that has asked something of a mesh hears of each of the mesh's deaths once; a listener, of each on its
+//! host.
+//! FAM-4: on one host, what a dead proc owned is told to end before anybody hears of the death, so whatever they then
+//! send to it arrives after that.
+//! FAM-5: what a guest script owns outlives it (see [`ProcAddr::is_guest`]), until the next script takes it over or the
+//! job ends.
 
 use crate::{ActorId, HostNo, MeshId, ProcAddr};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Something that one proc has made and owns.
+/// Something that a proc has made and owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Owned {
     /// A mesh of procs.
     Procs(MeshId),
-    /// One rank of a mesh of actors, in a proc that need not be its owner's.
+    /// One rank of a mesh of actors, not necessarily in its owner's proc.
     Actor(ProcAddr, ActorId),
 }
 
-/// What follows from a death.
+/// The consequences of a death.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Aftermath {
-    /// Procs that are to be told.
+    /// Procs to tell.
     pub tell: Vec<ProcAddr>,
-    /// What is to end, the youngest first.
+    /// What to end, the youngest first.
     pub end: Vec<Owned>,
 }
 
@@ -38,26 +40,26 @@ pub struct Aftermath {
 struct Mesh {
     owner: Option<ProcAddr>,
     alive: HashSet<u32>,
-    /// Who has asked something of it, and so has to hear of its deaths.
+    /// Procs that have asked something of it, and so must hear of its deaths.
     interested: HashSet<ProcAddr>,
 }
 
-/// The machine; see the module.
+/// The state machine; see the module.
 #[derive(Debug, Default)]
 pub struct Family {
     /// The host whose procs these are.
     here: HostNo,
-    /// Owners on other hosts, whose ends their agents tell; and those that still have to be asked to.
+    /// Owners on other hosts, whose agents report their ends; and those whose agents have not been asked yet.
     abroad: HashSet<ProcAddr>,
     to_watch: Vec<ProcAddr>,
     /// Hosts that have died: nobody on them owns anything.
     dead_hosts: HashSet<HostNo>,
     meshes: HashMap<MeshId, Mesh>,
-    /// Procs of this host that hear of the end of every other one here.
+    /// Procs of this host that hear of the end of every other proc here.
     listeners: HashSet<ProcAddr>,
-    /// What each proc owns, by the order in which it was made. The controller is not in it: its end is everybody's.
+    /// What each proc owns, in the order of creation. The controller is not in it: its end is the end of everything.
     owned: HashMap<ProcAddr, BTreeSet<(u64, Owned)>>,
-    /// The owner of each actor that is not the controller's, under the proc that it lives in.
+    /// The owner of each actor that is not the controller's, by the proc that it lives in.
     actors: HashMap<ProcAddr, HashMap<ActorId, (ProcAddr, u64)>>,
     made: u64,
 }
@@ -69,8 +71,8 @@ impl Family {
         Self { here, ..Self::default() }
     }
 
-    /// Whether what this proc owns outlives it: the controller's end is everybody's, and a guest's things are the next one's
-    /// (FAM-5).
+    /// Whether what this proc owns outlives it: the controller's end is the end of everything, and the next script
+    /// takes over from a guest (FAM-5).
     fn leaves_things(owner: ProcAddr) -> bool {
         owner.is_agent() || owner.is_guest()
     }
@@ -90,8 +92,8 @@ impl Family {
         }
     }
 
-    /// Whether an owner lives. Of one on another host that is taken for granted until somebody says otherwise, and
-    /// its agent is to be asked.
+    /// Whether an owner lives. An owner on another host is assumed to until its death is reported, and its agent must
+    /// be asked to report that.
     fn can_own(&mut self, owner: ProcAddr) -> bool {
         if owner.host == self.here {
             return self.is_alive(owner);
@@ -105,7 +107,7 @@ impl Family {
         true
     }
 
-    /// Owners on other hosts that nobody has been asked about yet.
+    /// Owners on other hosts whose agents have not been asked yet.
     pub fn to_watch(&mut self) -> Vec<ProcAddr> {
         std::mem::take(&mut self.to_watch)
     }
@@ -124,10 +126,10 @@ impl Family {
             entry.interested.insert(owner);
             self.own(owner, Owned::Procs(mesh));
         } else if owner.host != self.here || owner.is_guest() {
-            // The controller of another host; of this one it is told without a message.
+            // A guest, or the controller from another host; on its own host the controller is told without a message.
             entry.interested.insert(owner);
             if owner.is_guest() && self.here != 0 {
-                // It keeps in mind for the next script what has ended while there was none.
+                // The controller remembers, for the next script, what ended while there was none.
                 entry.interested.insert(ProcAddr::CONTROLLER);
             }
         }
@@ -137,9 +139,9 @@ impl Family {
         !orphan
     }
 
-    /// An actor was sent to `home` by `owner`.
+    /// `owner` has spawned an actor in `home`.
     pub fn actor_made(&mut self, home: ProcAddr, actor: ActorId, owner: ProcAddr) {
-        // What lives in its owner's own proc ends with it anyway, and what the controller owns ends with everything.
+        // An actor in its owner's own proc ends with it anyway, and what the controller owns ends with everything.
         if Self::leaves_things(owner) || home == owner || !self.is_alive(home) || !self.can_own(owner) {
             return;
         }
@@ -162,13 +164,13 @@ impl Family {
 
     /// `by` has asked something of a mesh, or holds memory of it.
     pub fn asked(&mut self, by: ProcAddr, mesh: MeshId) {
-        // A mesh that has ended has nobody left to tell of.
+        // Nobody is left to report on in a mesh that has ended.
         if let Some(mesh) = self.meshes.get_mut(&mesh) {
             mesh.interested.insert(by);
         }
     }
 
-    /// A proc of this host wants to hear of the end of every other one here.
+    /// A proc of this host wants to hear of the end of every other proc here.
     pub fn listens(&mut self, by: ProcAddr) {
         if by.host == self.here && self.is_alive(by) {
             self.listeners.insert(by);
@@ -211,7 +213,7 @@ impl Family {
         aftermath
     }
 
-    /// A whole host has died: what was owned from there is to end.
+    /// A whole host has died: whatever was owned from there must end.
     pub fn host_died(&mut self, host: HostNo) -> Aftermath {
         let mut aftermath = Aftermath::default();
         self.dead_hosts.insert(host);
@@ -251,12 +253,12 @@ impl Family {
         self.meshes.get(&mesh).and_then(|mesh| mesh.owner)
     }
 
-    /// Meshes that have not ended, of everybody's.
+    /// The meshes that have not ended, whoever owns them.
     pub fn meshes(&self) -> impl Iterator<Item = MeshId> + '_ {
         self.meshes.keys().copied()
     }
 
-    /// Whether it remembers nothing: nothing lives.
+    /// Whether nothing is remembered, because nothing lives.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.meshes.is_empty() && self.owned.is_empty() && self.actors.is_empty() && self.listeners.is_empty()

@@ -1,84 +1,84 @@
-//! How much a sender may have under way to one mailbox.
+//! How much a sender may have in flight to one mailbox.
 //!
-//! The sender's [`Meter`] counts the bytes that it has sent and not heard of again, against a *window*. The receiver's
-//! [`Ledger`] counts what has arrived and what was handled, gives bytes back as [`Credit`]s, a quarter of the window at a
-//! time, and says how wide the window is: a mailbox has one budget for all its senders.
+//! The sender's [`Meter`] counts the bytes that it has sent and that are not yet credited, against a *window*. The
+//! receiver's [`Ledger`] counts what has arrived and what was handled, returns bytes as [`Credit`]s, a quarter of the
+//! window at a time, and sets the width of the window: a mailbox has one budget for all its senders.
 //!
-//! FLW-1: a message is let through if it fits the window, or if less than a quarter of the window is under way. So a
-//! message larger than any window still goes, alone; and since a receiver that has handled everything keeps back less
-//! than a quarter, nobody waits for a credit that does not come.
+//! FLW-1: a message is let through if it fits the window, or if less than a quarter of the window is in flight. So a
+//! message larger than any window still goes, alone; and since a receiver that has handled everything holds back less
+//! than a quarter, no sender waits for a credit that never comes.
 //!
-//! FLW-2: every sender begins with a small window of its own ([`INITIAL_WINDOW`]), which a stopped process cannot
-//! widen. Wider ones come out of the mailbox's budget: never more than that is promised and queued above the small ones.
+//! FLW-2: every sender begins with its own small window ([`INITIAL_WINDOW`]), which a stopped process cannot widen.
+//! Wider windows come out of the mailbox's budget, which bounds what is promised and queued above the small ones.
 //!
-//! FLW-3: a meter ends with its mailbox. Nobody waits at an ended meter, and what is sent then fails as messages to
-//! the dead do.
+//! FLW-3: a meter ends with its mailbox. Nothing waits at an ended meter, and what is sent then fails like any message
+//! to the dead.
 //!
-//! Credits must reach the sender in the order in which the ledger gave them: both ends have to agree on the window.
+//! Credits must reach the sender in the order in which the ledger gave them: both ends must agree on the window.
 
 use crate::frame::flags;
 use crate::messages::MessageError;
 use crate::{ActorId, Frame, Header, Kind, ProcAddr};
 use rustc_hash::FxHashMap;
 
-/// In questions and their answers: what is read are replies. No actor, port or stream has this id.
+/// In questions and their answers: this is about reading replies. No actor, port or stream has this id.
 pub const REPLIES: ActorId = 1 << 63;
 
-/// The same of the arguments of spawns.
+/// The same for the arguments of spawns.
 pub const SPAWNS: ActorId = u64::MAX;
 
-/// What every sender may have under way before it has heard from the mailbox.
+/// How much every sender may have in flight before it has heard from the mailbox.
 pub const INITIAL_WINDOW: u64 = 1 << 20;
 
-/// Windows are multiples of this: it is how they are written in a frame.
+/// Windows are multiples of this, as frames express them.
 const UNIT: u64 = 1024;
 const WIDEST: u64 = UNIT * u32::MAX as u64;
 
-/// What stays unsaid at the receiver is less than this, and what is less than this never keeps a sender waiting.
+/// The receiver holds back less than this, and a sender with less than this in flight never waits.
 const fn quarter(window: u64) -> u64 {
     let quarter = window / 4;
     if quarter == 0 { 1 } else { quarter }
 }
 
-/// What a mailbox says to one of its senders.
+/// A mailbox's message to one of its senders.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credit {
-    /// Bytes that were handled since the last one.
+    /// Bytes handled since the last credit.
     pub handled: u64,
-    /// How wide the window is from now on.
+    /// The width of the window from now on.
     pub window: u64,
-    /// The mailbox is gone, and says no more.
+    /// The mailbox is gone, and sends no more credits.
     pub last: bool,
 }
 
 impl Credit {
-    /// What a mailbox says that has ended, or never was.
+    /// The credit of a mailbox that has ended, or never existed.
     pub const LAST: Self = Self { handled: 0, window: INITIAL_WINDOW, last: true };
 
-    /// The credit as a frame from the mailbox's process to the sender's.
+    /// Encodes this as a frame from the mailbox's process to the sender's.
     #[must_use]
     pub fn frame(&self, mailbox: ActorId, me: ProcAddr, sender: ProcAddr) -> Frame {
         Frame::build(Flow::Credit { mailbox, credit: *self }.header(me, sender), None, b"", &[])
     }
 
-    /// A sender's question to a mailbox: give back all that was handled, however little it is.
+    /// A sender's question to a mailbox: return all handled bytes, however few.
     #[must_use]
     pub fn question(mailbox: ActorId, me: ProcAddr, receiver: ProcAddr) -> Frame {
         Frame::build(Flow::Question { mailbox }.header(me, receiver), None, b"", &[])
     }
 }
 
-/// How far a process has read what another one sent to it.
+/// How far a process has read what another process sent to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// What is read: [`REPLIES`], or [`SPAWNS`].
+    /// What was read: [`REPLIES`] or [`SPAWNS`].
     pub what: ActorId,
-    /// The sender's count.
+    /// The sender's count of bytes.
     pub count: u64,
 }
 
 impl Progress {
-    /// The sender's question, which travels behind what it is about.
+    /// The sender's question, which follows the replies or spawns that it is about.
     #[must_use]
     pub fn question(self, me: ProcAddr, reader: ProcAddr) -> Frame {
         frame(Flow::Asks(self), me, reader)
@@ -90,7 +90,7 @@ impl Progress {
         frame(Flow::HasRead(self), me, sender)
     }
 
-    /// What is said to the sender in place of a reader that has ended.
+    /// The answer on behalf of a reader that has ended.
     #[must_use]
     pub fn last(self, reader: ProcAddr, sender: ProcAddr) -> Frame {
         frame(Flow::ReaderEnded(self), reader, sender)
@@ -101,31 +101,31 @@ fn frame(said: Flow, from: ProcAddr, to: ProcAddr) -> Frame {
     Frame::build(said.header(from, to), None, b"", &[])
 }
 
-/// What a mailbox and one of its senders say to each other.
+/// What a mailbox and one of its senders tell each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flow {
     /// From the mailbox.
     Credit {
-        /// Which it is: an actor's, a channel's, or that of a streamed call; 0 for a process itself.
+        /// Whose mailbox: an actor's, a channel's, or a streamed call's; 0 for the process itself.
         mailbox: ActorId,
-        /// What it says.
+        /// The credit.
         credit: Credit,
     },
-    /// From the sender: give back all that was handled, however little it is.
+    /// From the sender: return all handled bytes, however few.
     Question {
-        /// The mailbox that is meant.
+        /// The mailbox.
         mailbox: ActorId,
     },
-    /// From a sender of replies or spawns, behind them: how far have they been read?
+    /// From a sender of replies or spawns, after them: how far have they been read?
     Asks(Progress),
     /// From their reader: so far.
     HasRead(Progress),
-    /// In place of their reader, which has ended.
+    /// On behalf of their reader, which has ended.
     ReaderEnded(Progress),
 }
 
 impl Flow {
-    /// As a header; there is nothing else in such a frame.
+    /// Encodes this as a header; the frame has nothing else.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Credit, from, to);
@@ -151,7 +151,7 @@ impl Flow {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
     /// If no process makes such a header.
@@ -186,7 +186,7 @@ impl Flow {
     }
 }
 
-/// The sender's half: what is under way to one mailbox.
+/// The sender's half: what is in flight to one mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meter {
     outstanding: u64,
@@ -200,14 +200,14 @@ impl Default for Meter {
     }
 }
 
-/// What a [`Meter`] says to a message.
+/// A [`Meter`]'s answer to a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// It may go, and was counted.
     Counted,
-    /// It may go, and need not be counted: the mailbox is gone.
+    /// It may go uncounted: the mailbox is gone.
     Free,
-    /// It has to wait.
+    /// It must wait.
     Full,
 }
 
@@ -232,12 +232,12 @@ impl Meter {
         }
     }
 
-    /// A message that was counted is not sent after all.
+    /// A counted message is not sent after all.
     pub fn refund(&mut self, cost: u64) {
         self.outstanding = self.outstanding.saturating_sub(cost);
     }
 
-    /// The mailbox has spoken.
+    /// The mailbox sent a credit.
     pub fn on_credit(&mut self, credit: Credit) {
         self.refund(credit.handled);
         if credit.last {
@@ -253,13 +253,13 @@ impl Meter {
         self.outstanding = 0;
     }
 
-    /// Bytes sent and not heard of again.
+    /// Bytes sent and not yet credited.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         self.outstanding
     }
 
-    /// How many bytes may be under way.
+    /// How many bytes may be in flight.
     #[must_use]
     pub fn window(&self) -> u64 {
         self.window
@@ -272,16 +272,16 @@ impl Meter {
     }
 }
 
-/// With so many senders those are forgotten that have nothing here; they may come back.
+/// With this many senders, those with nothing here are forgotten; they may come back.
 const MANY: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]
 struct Account {
-    /// Arrived, and not handled.
+    /// Arrived, but not handled.
     queued: u64,
-    /// Handled, and not given back.
+    /// Handled, but not returned.
     unsaid: u64,
-    /// The window that the sender was told of last.
+    /// The window that the sender was last told.
     window: u64,
 }
 
@@ -289,24 +289,24 @@ struct Account {
 #[derive(Debug)]
 pub struct Ledger {
     accounts: FxHashMap<ProcAddr, Account>,
-    /// Idle senders are looked for once there are so many: some of them have ended, and nobody says so.
+    /// Forget idle senders at this many: some of them have ended, and nobody says so.
     sweep_at: usize,
-    /// What every sender has without asking.
+    /// What every sender gets without asking.
     base: u64,
-    /// What is there for wider windows.
+    /// What there is for wider windows.
     pot: u64,
-    /// What of it is promised, or queued above what was promised.
+    /// How much of the pot is promised, or taken by queued bytes above the promises.
     held: u64,
     /// Senders with a wider window.
     wide: usize,
-    /// There is nothing to take back: everybody has no more than a share, and uses it. So that a thousand senders are
-    /// not looked through at every message.
+    /// Nothing can be taken back: every sender has at most its share, and uses it. This saves looking through a
+    /// thousand senders on every message.
     taken: bool,
     closed: bool,
 }
 
 impl Ledger {
-    /// The ledger of a mailbox whose senders together have `budget` bytes.
+    /// The ledger of a mailbox whose senders have `budget` bytes together.
     #[must_use]
     pub fn new(budget: u64) -> Self {
         let budget = (budget.clamp(UNIT, WIDEST) / UNIT) * UNIT;
@@ -324,7 +324,7 @@ impl Ledger {
         }
     }
 
-    /// Bytes that have arrived and were not handled.
+    /// Bytes that have arrived but were not handled.
     #[must_use]
     pub fn queued(&self) -> u64 {
         self.accounts.values().map(|account| account.queued).sum()
@@ -336,7 +336,7 @@ impl Ledger {
         self.accounts.len()
     }
 
-    /// What of the pot is spoken for.
+    /// How much of the pot is taken.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.held
@@ -365,7 +365,7 @@ impl Ledger {
         }
     }
 
-    /// A message was handled, or dropped unhandled.
+    /// A message was handled, or dropped.
     pub fn on_handled(&mut self, sender: ProcAddr, cost: u64, mut tell: impl FnMut(ProcAddr, Credit)) {
         let base = self.base;
         let Some(account) = self.accounts.get_mut(&sender) else { return };
@@ -378,7 +378,7 @@ impl Ledger {
             tell(sender, account.say());
         }
         if account.queued == 0 && account.window > base {
-            // Whoever was refused may take from this one now.
+            // A sender that was refused may take from this one now.
             self.taken = false;
         }
         if pressed {
@@ -386,7 +386,7 @@ impl Ledger {
         }
     }
 
-    /// A sender wants to hear of all that was handled.
+    /// A sender asks for all its handled bytes.
     pub fn on_question(&mut self, sender: ProcAddr, mut tell: impl FnMut(ProcAddr, Credit)) {
         if self.closed {
             tell(sender, Credit::LAST);
@@ -408,7 +408,7 @@ impl Ledger {
         self.accounts.remove(&sender);
     }
 
-    /// The mailbox takes no more: every sender gets back what it has under way here (FLW-3).
+    /// The mailbox takes no more: every sender gets back what it has in flight (FLW-3).
     pub fn close(&mut self, mut tell: impl FnMut(ProcAddr, Credit)) {
         self.closed = true;
         for (sender, account) in self.accounts.drain() {
@@ -433,13 +433,13 @@ impl Ledger {
         self.sweep_at = MANY.max(2 * self.accounts.len());
     }
 
-    /// What each of `n` senders with wide windows has of the pot. It changes only where `n` passes a power of two, so
-    /// that a thousand senders are not told anew for every one that joins.
+    /// The share of the pot for each of `n` senders with wide windows. It changes only when `n` passes a power of two,
+    /// so that a thousand senders are not notified of every newcomer.
     fn share(&self, n: usize) -> u64 {
         (self.pot / n.max(1).next_power_of_two() as u64) / UNIT * UNIT
     }
 
-    /// Widens a sender's window to its share, as far as there is something to widen it with (FLW-2).
+    /// Widens a sender's window to its share, as far as the pot allows (FLW-2).
     fn widen(&mut self, sender: ProcAddr, tell: &mut impl FnMut(ProcAddr, Credit)) {
         let base = self.base;
         let Some(mine) = self.accounts.get(&sender).copied() else { return };
@@ -450,7 +450,7 @@ impl Ledger {
         }
         let own = mine.holds(base);
         if self.held - own + share > self.pot && !self.taken {
-            // First from those who do not use what they have, then from those who have more than their share.
+            // First take from those who do not use what they have, then from those who have more than their share.
             for (addr, account) in &mut self.accounts {
                 if *addr != sender && account.queued == 0 {
                     account.narrow(*addr, base, base, (&mut self.held, &mut self.wide), tell);
@@ -480,17 +480,17 @@ impl Ledger {
 }
 
 impl Account {
-    /// What it takes of the pot: what was promised, or what lies here above that.
+    /// What it takes of the pot: what was promised, or what is queued if that is more.
     fn holds(&self, base: u64) -> u64 {
         self.window.max(self.queued).saturating_sub(base)
     }
 
-    /// What there is to say, said.
+    /// Returns the credit that is due.
     fn say(&mut self) -> Credit {
         Credit { handled: std::mem::take(&mut self.unsaid), window: self.window, last: false }
     }
 
-    /// Makes the window no wider than `window`, and says so.
+    /// Narrows the window to `window` if it is wider, and tells the sender.
     fn narrow(
         &mut self,
         addr: ProcAddr,

@@ -4,8 +4,9 @@
 //! header (80 bytes) | region and placement of a cast | name | part table (8 bytes a part) | parts
 //! ```
 //!
-//! A part table entry is a length. With the top bit set the part's bytes are a [`crate::SharedRef`] to memory that both
-//! ends map, and the length is that of the memory; with the next bit set they say where the part's receiver gets it.
+//! An entry of the part table is a length. If its top bit is set, the part's bytes are a [`crate::SharedRef`] to memory
+//! that both ends map, and the length is that memory's. If the next bit is set, they say where the receiver gets the
+//! part from.
 
 use crate::codec::{part, u16_at, u64_at};
 use crate::codes::codes;
@@ -16,61 +17,63 @@ use std::time::Duration;
 
 /// Length of the fixed header.
 pub const HEADER_LEN: usize = 80;
-/// What a message costs a process that keeps it, beside its bytes: a flood of empty ones fills memory too.
+/// What each queued message costs the process that holds it, on top of its bytes: a flood of empty messages also fills
+/// memory.
 pub const MESSAGE_COST: u64 = 256;
 
 const MAGIC: u16 = 0x4d68;
 const VERSION: u8 = 3;
-/// Bits of a header's flags, on the wire. Outside this crate nobody has to do with them: [`Header`] has names for those of
-/// the frame itself, the types of [`crate::messages`] and [`crate::control`] for those that belong to a kind.
+/// The bits of a header's flags, on the wire. Code outside this crate does not use them: [`Header`] has accessors for
+/// the frame's own flags, and the types of [`crate::messages`] and [`crate::control`] for those of their kind.
 pub(crate) mod flags {
-    /// Of the frame: see [`super::Sharing::sole`].
+    /// Frame: see [`super::Sharing::sole`].
     pub(crate) const SOLE: u16 = 2;
-    /// Of the frame: see [`super::Sharing::shared`].
+    /// Frame: see [`super::Sharing::shared`].
     pub(crate) const SHARED: u16 = 8;
-    /// Of the frame: see [`super::Header::carries_refs`].
+    /// Frame: see [`super::Header::carries_refs`].
     pub(crate) const REFS: u16 = 1 << 4;
-    /// Of the frame: see [`super::Header::is_distant`].
+    /// Frame: see [`super::Header::is_distant`].
     pub(crate) const DISTANT: u16 = 1 << 5;
-    /// Of the frame: see [`super::Header::is_abroad`].
+    /// Frame: see [`super::Header::is_abroad`].
     pub(crate) const ABROAD: u16 = 1 << 12;
-    /// Of the frame: see [`super::Header::is_charged`].
+    /// Frame: see [`super::Header::is_charged`].
     pub(crate) const CHARGED: u16 = 1 << 15;
-    /// Those that mean the same in every frame.
+    /// The flags that mean the same in every frame.
     pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | DISTANT | ABROAD | CHARGED;
 
-    /// Of a reply or a value for a port: the payload is an encoded exception.
+    /// Reply, or value for a port: the payload is an encoded exception.
     pub(crate) const ERROR: u16 = 1;
-    /// Of a reply that is an exception: it says that the actor could not be constructed or is gone, not that the endpoint
-    /// raised. Of the notice of an end: it answers one message.
+    /// Reply that is an exception: the actor could not be constructed or is gone; the endpoint did not raise. Notice of
+    /// an end: it answers one message.
     pub(crate) const DEAD: u16 = 4;
-    /// Of a reply: one by a port, and more may follow. Of the notice that a port is closed: it is the port of a call. Of a
-    /// call, and of a cancellation: of a task.
+    /// Reply: it came through a port, and more may follow. Notice that a port is closed: the port is a call's. Call or
+    /// cancellation: it is for a task. Spawn: the arguments follow.
     pub(crate) const MORE: u16 = 1 << 8;
-    /// Of a message that came back: the port of a call has ended. Of a cancellation: the call itself is not cancelled, or not
-    /// if it has begun. Of a task: it was sent ahead.
+    /// Returned message: the call's port has ended. Cancellation: the call itself is not cancelled, or only if it has
+    /// not begun. Task: it was sent ahead. Spawn: the arguments of an announced one.
     pub(crate) const END: u16 = 1 << 9;
-    /// Of a call: the caller takes as many values as come.
+    /// Call: the caller takes any number of values.
     pub(crate) const STREAM: u16 = 1 << 10;
-    /// Of a cancellation: the replies of the call are combined on the way up.
+    /// Cancellation: the replies of the call are combined on the way up.
     pub(crate) const TREE: u16 = 1 << 11;
-    /// Of a credit: the mailbox is gone.
+    /// Credit: the mailbox is gone.
     pub(crate) const LAST: u16 = 1 << 14;
-    /// Of a credit: a sender asks for what it has not heard of yet.
+    /// Credit: a sender asks for whatever it has not been told yet.
     pub(crate) const QUESTION: u16 = 1 << 13;
 }
 
-/// Which memory the large parts of a frame are in.
+/// The memory that holds a frame's large parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sharing {
-    /// The receiver may map shared parts writable and shared: nobody else was sent them.
+    /// The receiver may map shared parts writable and shared: they were sent to nobody else.
     pub sole: bool,
-    /// Some parts are in shared memory, and whoever drops the frame has to give them back.
+    /// Some parts are in shared memory, which must be given back when the frame is dropped.
     pub shared: bool,
 }
 
 codes! {
-    /// What a frame is for. Each kind has a type, in [`crate::messages`] or [`crate::control`], by which alone it is made and read.
+    /// What a frame is for. Each kind has a type in [`crate::messages`] or [`crate::control`], which alone makes and
+    /// reads it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Kind {
         /// First frame of a proc: [`crate::control::Hello`].
@@ -79,21 +82,21 @@ codes! {
         Spawn = 2,
         /// Run an endpoint and reply: [`crate::messages::Call`].
         Call = 3,
-        /// Run an endpoint; nobody waits: [`crate::messages::Tell`].
+        /// Run an endpoint without a reply: [`crate::messages::Tell`].
         Tell = 4,
         /// An answer to a call: [`crate::messages::Reply`].
         Reply = 5,
-        /// Stop an actor, after what was sent before: [`crate::messages::StopActor`].
+        /// Stop an actor once it has handled earlier messages: [`crate::messages::StopActor`].
         StopActor = 6,
-        /// Stop the proc, after what was sent before: [`crate::control::StopProc`].
+        /// Stop the proc once it has handled earlier messages: [`crate::control::StopProc`].
         StopProc = 7,
-        /// Last frame of a proc that ends by itself: [`crate::control::Goodbye`].
+        /// Last frame of a proc that ends on its own: [`crate::control::Goodbye`].
         Goodbye = 8,
         /// A proc has ended: [`crate::control::Down`].
         Down = 9,
         /// Asks agents to make procs: [`crate::control::SpawnProcs`].
         SpawnProcs = 10,
-        /// The message could not be delivered: [`crate::control::Undeliverable`], for its sender.
+        /// The message could not be delivered, to its sender: [`crate::control::Undeliverable`].
         Undeliverable = 11,
         /// The caller no longer waits for this call: [`crate::messages::Cancel`].
         Cancel = 12,
@@ -103,39 +106,39 @@ codes! {
         StopProcs = 14,
         /// A value for a port: [`crate::messages::Post`].
         Post = 15,
-        /// Nobody listens at a port any more: [`crate::control::Closed`].
+        /// Nobody receives from a port any longer: [`crate::control::Closed`].
         Closed = 16,
         /// A mailbox gives bytes back to a sender, or is asked to: [`crate::Flow`].
         Credit = 17,
         /// Asks a proc about itself, or tells the controller of an event: [`crate::control::Inspect`].
         Inspect = 18,
-        /// An actor has failed while its proc lives on, for its owner: [`crate::messages::Failure`].
+        /// An actor has failed while its proc lives on, to its owner: [`crate::messages::Failure`].
         Failure = 19,
-        /// A rank's share of a combined reply, for the rank above it: [`crate::messages::Partial`].
+        /// A rank's share of a combined reply, to the rank above it: [`crate::messages::Partial`].
         Partial = 20,
-        /// Asks for the notice of a proc's end: [`crate::control::Watch`].
+        /// Asks to be told of a proc's end: [`crate::control::Watch`].
         Watch = 21,
         /// A whole host is dead: [`crate::control::HostDown`].
         HostDown = 22,
-        /// To the controller, what was seen of a host: [`crate::control::HostLost`].
+        /// What was seen of a host, to the controller: [`crate::control::HostLost`].
         HostLost = 23,
         /// Where a host can be reached: [`crate::control::Whereabouts`].
         Whereabouts = 24,
-        /// From the controller to agents, the job is over: [`crate::control::EndJob`].
+        /// The job is over, from the controller to agents: [`crate::control::EndJob`].
         EndJob = 25,
-        /// What procs of another host print, and how it is to be shown: [`crate::control::Lines`].
+        /// What procs on another host print, and how to show it: [`crate::control::Lines`].
         Lines = 26,
-        /// From the controller to every agent, how a host stands: [`crate::control::HostStanding`].
+        /// Whether a host is live or suspect, from the controller to every agent: [`crate::control::HostStanding`].
         Standing = 27,
-        /// From the controller to every agent, certificates that hold no more: [`crate::control::Revoked`].
+        /// Certificates that are no longer valid, from the controller to every agent: [`crate::control::Revoked`].
         Revoked = 28,
-        /// Who holds the port of a call, for the caller: [`crate::control::Held`].
+        /// Who holds the port of a call, to the caller: [`crate::control::Held`].
         Held = 29,
-        /// A message for an extension of the process itself: [`crate::messages::Extend`].
+        /// A message for an extension of the process: [`crate::messages::Extend`].
         Extend = 30,
         /// Where the ranks of a repaired mesh are: [`crate::control::News`].
         Moved = 31,
-        /// Within a process only, a call has failed and nobody has looked: [`crate::messages::Unseen`].
+        /// A call has failed and nobody has looked; only within a process: [`crate::messages::Unseen`].
         Unseen = 32,
         /// Asks for the bytes of a kept value: [`crate::control::Fetch`].
         Fetch = 33,
@@ -145,7 +148,7 @@ codes! {
 impl Kind {
     #[inline]
     fn read(byte: u8) -> Result<Self, FrameError> {
-        // Unseen does not travel.
+        // `Unseen` does not travel.
         Self::from_code(byte).filter(|kind| *kind != Self::Unseen).ok_or(FrameError::Kind(byte))
     }
 }
@@ -155,35 +158,35 @@ impl Kind {
 pub struct Header {
     /// What the frame is for.
     pub kind: Kind,
-    /// See [`flags`]: most mean something in some kinds only.
+    /// See [`flags`]: most have a meaning only in some kinds.
     pub(crate) flags: u16,
     /// How many parts follow.
     pub parts: u16,
     /// Bytes after the header.
     pub body_len: u64,
-    /// Who sent it, and gets the reply.
+    /// The sender, which gets the reply.
     pub src: ProcAddr,
-    /// Who shall have it; for a cast the mesh counts and the region says which ranks.
+    /// The receiver. For a cast, only the mesh counts; the region gives the ranks.
     pub dst: ProcAddr,
-    /// Of a message the actor that it is for; of other kinds what their types say.
+    /// In a message, the actor that it is for; in other kinds, what their types say.
     pub(crate) actor: ActorId,
-    /// Of a message the call that it begins or answers, 0 for none; of other kinds what their types say.
+    /// In a message, the call that it begins or answers, 0 for none; in other kinds, what their types say.
     pub(crate) call: CallId,
-    /// Number of the frame on its link; the link sets it (LNK-1).
+    /// The frame's number on its link, which sets it (LNK-1).
     pub seq: u32,
-    /// Of a message the place of the receiver in what was messaged, which a reply repeats; of a cast that of its first
-    /// receiver; of other kinds what their types say.
+    /// In a message, the receiver's place in the target, which a reply repeats (in a cast, the first receiver's); in
+    /// other kinds, what their types say.
     pub(crate) index: u32,
-    /// Bytes of the name.
+    /// Length of the name.
     pub name_len: u16,
-    /// Bytes of the cast's region and placement; 0 where one proc is meant.
+    /// Length of the cast's region and placement; 0 if the frame is for one proc.
     pub target_len: u16,
-    /// So many milliseconds after the sender sent it nobody wants the answer any more; 0 for no such time.
+    /// Milliseconds from sending until nobody wants the answer any longer; 0 for no limit.
     pub(crate) deadline_ms: u32,
 }
 
 impl Header {
-    /// A header with nothing in it but its kind and its two ends.
+    /// A header with only a kind, a sender and a receiver.
     #[must_use]
     pub fn new(kind: Kind, src: ProcAddr, dst: ProcAddr) -> Self {
         Self {
@@ -203,75 +206,75 @@ impl Header {
         }
     }
 
-    /// Which memory its large parts are in.
+    /// The memory that holds its large parts.
     #[must_use]
     pub fn sharing(&self) -> Sharing {
         Sharing { sole: self.flags & flags::SOLE != 0, shared: self.flags & flags::SHARED != 0 }
     }
 
-    /// Says which memory its large parts are in.
+    /// Sets which memory holds its large parts.
     pub fn set_sharing(&mut self, sharing: Sharing) {
         self.flag(flags::SOLE, sharing.sole);
         self.flag(flags::SHARED, sharing.shared);
     }
 
-    /// Whether there are references to kept values in it, which stand behind the envelope ([`Carried`]).
+    /// Whether references to kept values follow the envelope ([`Carried`]).
     #[must_use]
     pub fn carries_refs(&self) -> bool {
         self.flags & flags::REFS != 0
     }
 
-    /// There are references behind the envelope.
+    /// Says that references follow the envelope.
     pub fn set_carries_refs(&mut self) {
         self.flags |= flags::REFS;
     }
 
-    /// Whether some of its parts lie in memory of its sender, on another host, from where its receiver gets them.
+    /// Whether some of its parts lie in memory of its sender, on another host, from which its receiver gets them.
     #[must_use]
     pub fn is_distant(&self) -> bool {
         self.flags & flags::DISTANT != 0
     }
 
-    /// Says whether some of its parts lie in memory of its sender.
+    /// Sets whether some of its parts lie in memory of its sender.
     pub fn set_distant(&mut self, distant: bool) {
         self.flag(flags::DISTANT, distant);
     }
 
-    /// Whether whoever drops the frame has something to give back: memory, or references.
+    /// Whether dropping the frame means giving something back: memory, or references.
     #[must_use]
     pub fn is_owed(&self) -> bool {
         self.flags & (flags::SHARED | flags::REFS | flags::DISTANT) != 0
     }
 
-    /// Whether the sender counts the message, and wants its bytes back when it was handled (see [`crate::Meter`]).
+    /// Whether the sender counts the message, and wants its bytes back once it is handled (see [`crate::Meter`]).
     #[must_use]
     pub fn is_charged(&self) -> bool {
         self.flags & flags::CHARGED != 0
     }
 
-    /// Says whether the sender counts it.
+    /// Sets whether the sender counts it.
     pub fn set_charged(&mut self, charged: bool) {
         self.flag(flags::CHARGED, charged);
     }
 
-    /// Whether the job has other hosts, so that a message may be quicker than the spawn of whom it is for.
+    /// Whether the job has other hosts, so that a message may overtake the spawn of its receiver.
     #[must_use]
     pub fn is_abroad(&self) -> bool {
         self.flags & flags::ABROAD != 0
     }
 
-    /// The job has other hosts.
+    /// Says that the job has other hosts.
     pub fn set_abroad(&mut self) {
         self.flags |= flags::ABROAD;
     }
 
-    /// How long after it was sent nobody wants the answer any more; none for no such time.
+    /// The time from sending until nobody wants the answer any longer; `None` for no limit.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         (self.deadline_ms != 0).then(|| Duration::from_millis(u64::from(self.deadline_ms)))
     }
 
-    /// So many milliseconds after it was sent nobody wants the answer any more; 0 for no such time.
+    /// Sets the milliseconds from sending until nobody wants the answer any longer; 0 for no limit.
     pub fn set_deadline_ms(&mut self, ms: u32) {
         self.deadline_ms = ms;
     }
@@ -295,7 +298,7 @@ impl Header {
         out
     }
 
-    /// Reads a header; checks what can be checked without the body.
+    /// Reads a header, and checks what can be checked without the body.
     ///
     /// # Errors
     /// If the bytes are not a header of this version, or claim an impossible length.
@@ -320,7 +323,7 @@ impl Header {
     }
 }
 
-/// Where each field is in the bytes of a header, behind the magic, the version and the kind.
+/// The position of each field in a header's bytes, after the magic number, the version and the kind.
 macro_rules! layout {
     ($($at:literal $($field:ident).+: $number:ty,)*) => {
         impl Header {
@@ -356,9 +359,9 @@ layout! {
     76 dst.host: u32,
 }
 
-/// A whole message: the header and its body, the body not looked into.
+/// A whole message: the header and its body, which is not parsed.
 ///
-/// The body is reference-counted, so that a message to many exists once however many links it is written to.
+/// The body is reference-counted, so a message to many exists once, however many links it is written to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The fixed part.
@@ -368,7 +371,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// A frame with the given name and parts; lengths are filled in.
+    /// A frame with the given name and parts; fills in the lengths.
     ///
     /// # Panics
     /// If the name is longer than 65,535 bytes or there are more parts than that; callers check both.
@@ -393,10 +396,10 @@ impl Frame {
         Self { header, body: body.into() }
     }
 
-    /// A frame with one inline part, the usual case, without the detour of a part of its own.
+    /// A frame with one inline part, the usual case, without building a [`Part`].
     ///
     /// # Panics
-    /// As [`Frame::build`].
+    /// As for [`Frame::build`].
     #[must_use]
     pub fn build_plain(mut header: Header, cast: Option<&Target>, name: &[u8], payload: &[u8]) -> Self {
         let target = cast.map(Target::to_wire).unwrap_or_default();
@@ -412,7 +415,7 @@ impl Frame {
         Self { header, body: body.into() }
     }
 
-    /// Who the frame is for.
+    /// Returns who the frame is for.
     ///
     /// # Errors
     /// If it is a cast and its region cannot be read.
@@ -424,7 +427,7 @@ impl Frame {
         Target::from_wire(self.header.dst.mesh, raw)
     }
 
-    /// The same message for the `nth` proc of a cast: the region is cut off, the body is shared.
+    /// The same message for the `nth` proc of a cast: the region is cut off, and the body shared.
     #[must_use]
     pub fn for_one(&self, dst: ProcAddr, nth: u32) -> Self {
         let cut = self.header.target_len as usize;
@@ -472,8 +475,8 @@ impl Frame {
         Ok(parts)
     }
 
-    /// The values that its receivers hold by it: those that references in it are to, and its distant parts. Of a frame that
-    /// says that it has some, and has not, none.
+    /// The values that receivers hold through this frame: those that its references point to, and its distant parts.
+    /// Empty if the frame claims to have some but has none.
     #[must_use]
     pub fn carried(&self) -> Vec<Carried> {
         if !self.header.carries_refs() && !self.header.is_distant() {
@@ -493,8 +496,8 @@ impl Frame {
         all
     }
 
-    /// What the frame counts against its receiver's budget: its name and parts, wherever these lie, and
-    /// [`MESSAGE_COST`]. The same at both ends, and for a cast the same for each receiver.
+    /// What the frame counts against its receiver's budget: its name, its parts, wherever they lie, and
+    /// [`MESSAGE_COST`]. The same at both ends, and for each receiver of a cast.
     #[must_use]
     pub fn cost(&self) -> u64 {
         let fixed = u64::from(self.header.target_len) + 8 * u64::from(self.header.parts);
@@ -502,7 +505,7 @@ impl Frame {
         if !self.header.sharing().shared && !self.header.is_distant() {
             return plain;
         }
-        // The length of the memory in place of that of what stands for it.
+        // Count the memory's length instead of the length of its reference.
         let elsewhere = self.parts().unwrap_or_default().into_iter().filter(|part| !matches!(part, Part::Inline(_)));
         elsewhere.fold(plain, |sum, part| sum.saturating_sub(part.wire_len() as u64).saturating_add(part.len()))
     }

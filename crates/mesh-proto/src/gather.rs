@@ -1,6 +1,6 @@
 //! Many replies becoming one.
 //!
-//! GTH-1: a rank's first outcome counts; what comes later is dropped.
+//! GTH-1: a rank's first outcome counts; later ones are dropped.
 
 use crate::{ProcAddr, Target};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ pub enum Outcome<R> {
     Replied(R),
     /// The proc is dead, or the message could not reach it: the reason.
     Lost(Arc<crate::Ended>),
-    /// Its port was handed on, and the last that held it has died.
+    /// Its port was handed on, and its last holder has died.
     Deserted(crate::Deserter),
     /// The caller gave up.
     Cancelled,
@@ -20,8 +20,8 @@ pub enum Outcome<R> {
 
 /// Collects one outcome for every rank of a target.
 ///
-/// A rank's first outcome counts; what comes later is dropped (GTH-1), so that a reply which crosses the notice of
-/// its sender's death is neither lost nor counted twice.
+/// A rank's first outcome counts; later ones are dropped (GTH-1). So a reply that crosses the notice of its sender's
+/// death is neither lost nor counted twice.
 #[derive(Debug)]
 pub struct Gather<R> {
     target: Target,
@@ -36,7 +36,7 @@ impl<R> Gather<R> {
         let missing = target.receivers();
         let mut outcomes = Vec::with_capacity(target.len());
         match &target {
-            // What is nobody's nobody answers for.
+            // Nobody answers for vacant places.
             Target::Joined(joined) if joined.len() > missing => {
                 outcomes.resize_with(joined.len(), || Some(Outcome::Cancelled));
                 joined.places().for_each(|place| outcomes[place] = None);
@@ -58,7 +58,7 @@ impl<R> Gather<R> {
         }
     }
 
-    /// One outcome speaks for all: the places that have none are closed. False if there was none left.
+    /// Takes one outcome for all: closes the places that have none. False if this place had one already.
     pub fn settle(&mut self, index: usize, outcome: Outcome<R>) -> bool {
         let Some(place @ None) = self.outcomes.get_mut(index) else { return false };
         *place = Some(outcome);
@@ -66,7 +66,7 @@ impl<R> Gather<R> {
         true
     }
 
-    /// Forgets what a rank's outcome was, if it is there: somebody has it already.
+    /// Forgets a rank's outcome, if there is one: somebody has it already.
     pub fn let_go(&mut self, index: usize) {
         if let Some(Some(place)) = self.outcomes.get_mut(index) {
             *place = Outcome::Cancelled;
@@ -79,13 +79,14 @@ impl<R> Gather<R> {
         matches!(self.outcomes.get(index), Some(None))
     }
 
-    /// A proc has ended: if it is in the target and has not replied, it never will.
+    /// A proc has ended: if it is in the target and has not replied, it never will. True if nothing is missing any
+    /// longer.
     pub fn on_down(&mut self, addr: ProcAddr, ended: &Arc<crate::Ended>) -> bool {
         let places: Vec<usize> = self.target.places_of(addr).collect();
         places.into_iter().any(|index| self.on_outcome(index, Outcome::Lost(Arc::clone(ended))))
     }
 
-    /// The caller gave up: whatever is missing is cancelled.
+    /// The caller gave up: cancels whatever is missing. False if nothing was.
     pub fn cancel(&mut self) -> bool {
         let was = self.missing;
         for place in &mut self.outcomes {
@@ -101,24 +102,24 @@ impl<R> Gather<R> {
         self.missing == 0
     }
 
-    /// How many ranks have none yet.
+    /// How many ranks have no outcome yet.
     #[must_use]
     pub fn missing(&self) -> usize {
         self.missing
     }
 
-    /// The places that have none yet.
+    /// The places that have no outcome yet.
     pub fn missing_places(&self) -> impl Iterator<Item = usize> + '_ {
         self.outcomes.iter().enumerate().filter(|(_, place)| place.is_none()).map(|(index, _)| index)
     }
 
-    /// Who was asked.
+    /// The ranks that were asked.
     #[must_use]
     pub fn target(&self) -> &Target {
         &self.target
     }
 
-    /// The outcomes in the order of the target; those still missing count as cancelled.
+    /// The outcomes in the order of the target; missing ones count as cancelled.
     #[must_use]
     pub fn into_outcomes(self) -> Vec<Outcome<R>> {
         self.outcomes.into_iter().map(|o| o.unwrap_or(Outcome::Cancelled)).collect()

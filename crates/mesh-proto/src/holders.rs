@@ -1,11 +1,11 @@
 //! Who holds the port of a call, or a reference to a kept value.
 //!
-//! The port of a call can be handed on: a process that sends it to others tells the caller to whom (under a ticket that travels
-//! with the port), and a process that lets go of what came under a ticket reports that. The two take different routes, so
-//! they may arrive in any order.
+//! The port of a call can be handed on. A process that sends it to others tells the caller to whom (under a ticket that
+//! travels with the port), and a process that lets go of what came under a ticket reports that. The two reports take
+//! different routes, so they may arrive in any order.
 //!
-//! HLD-1: a call whose port was handed on ends once nobody holds it any more, because the last holder let go of it or died.
-//! It does not end while a live process may hold it, or when it went to an unknown place.
+//! HLD-1: a call whose port was handed on ends once nobody holds it any longer, because the last holder let go of it or
+//! died. It does not end while a live process may hold it, or if it went to an unknown place.
 
 use crate::{Ended, HostNo, ProcAddr};
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ pub struct Deserter {
     pub ended: Arc<Ended>,
 }
 
-/// Why nobody holds the port of a call any more.
+/// Why nobody holds the port of a call any longer.
 #[derive(Clone, Debug)]
 pub enum Verdict {
     /// All holders let go of it.
@@ -121,7 +121,7 @@ impl Holders {
         });
     }
 
-    /// What became of the port, if nobody holds it any more (HLD-1).
+    /// What became of the port, if nobody holds it any longer (HLD-1).
     #[must_use]
     pub fn verdict(&self) -> Option<Verdict> {
         let over = self.given == 0 && !self.loose;

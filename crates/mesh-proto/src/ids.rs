@@ -1,4 +1,4 @@
-//! Names of things. Ids are made by whoever needs one, at once, without asking anybody.
+//! Names of things. Whoever needs an id makes it at once, without asking anybody.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,32 +7,32 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub type MeshId = u64;
 /// An actor; the same id on every rank of its mesh.
 pub type ActorId = u64;
-/// A host of a job: 0 is the controller's, the others count up in the order in which they were attached.
+/// A host of a job: 0 is the controller's, the others are numbered in the order in which they were attached.
 pub type HostNo = u32;
 /// A call that waits for replies; unique within the process that made it.
 pub type CallId = u64;
 
-/// The meshes of the procs in which hosts have their extensions are numbered from here on, by host. All others have random
-/// numbers of 64 bits.
+/// Each host's extensions run in a proc, whose mesh has this number plus the host's. Meshes that programs spawn have
+/// random 64-bit numbers.
 pub const HOST_MESHES: MeshId = 1 << 40;
 
-/// Whether that is the mesh of the proc in which a host has its extensions.
+/// Whether this is the mesh of the proc that runs a host's extensions.
 #[must_use]
 pub const fn is_host_mesh(mesh: MeshId) -> bool {
     mesh >> HostNo::BITS == HOST_MESHES >> HostNo::BITS
 }
 
-/// The scripts that have joined a job whose controller outlives them are numbered from here on, one mesh each, in the order in
-/// which they came.
+/// The scripts that have joined a job whose controller outlives them have one mesh each, numbered from here in the
+/// order of their arrival.
 pub const GUEST_MESHES: MeshId = 1 << 41;
 
-/// Whether that is the mesh of a script that has joined the job.
+/// Whether this is the mesh of a script that has joined the job.
 #[must_use]
 pub const fn is_guest_mesh(mesh: MeshId) -> bool {
     mesh >> HostNo::BITS == GUEST_MESHES >> HostNo::BITS
 }
 
-/// Where a proc lives: its mesh, its rank there, and its host. This is all that routing needs.
+/// Where a proc is: its mesh, its rank there, and its host. Routing needs nothing else.
 ///
 /// Mesh 0 is that of the host agents, whose ranks are their hosts' numbers; the controller is the agent of host 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -61,7 +61,7 @@ impl ProcAddr {
         self.mesh == 0
     }
 
-    /// Whether this is a script that has joined a job which outlives it: what it owns stays when it ends.
+    /// Whether this is a script that has joined a job that outlives it: what it owns remains when it ends.
     #[must_use]
     pub const fn is_guest(&self) -> bool {
         is_guest_mesh(self.mesh)
@@ -85,7 +85,7 @@ impl fmt::Display for ProcAddr {
     }
 }
 
-/// Makes ids that no other maker makes: a random origin and a full-period walk over 64 bits.
+/// Makes ids that other makers are most unlikely to make: a random origin and a full-period walk over 64 bits.
 #[derive(Debug)]
 pub struct IdMaker {
     origin: u64,

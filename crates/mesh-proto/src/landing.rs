@@ -1,8 +1,9 @@
-//! Messages whose large parts are still on their way by another route, and what their senders sent since.
+//! Messages whose large parts are still on their way by another route, and later messages from the same senders.
 //!
 //! LND-1: a sender's messages are let through once each, in the order in which they came.
 //! LND-2: a sender that waits for nothing costs nothing, and no sender waits for another.
-//! LND-3: one caller at a time lets through a sender's messages: the caller that delivers a message delivers those behind it.
+//! LND-3: only one caller at a time lets through a sender's messages: the caller that delivers a message delivers those
+//! after it.
 
 use crate::ProcAddr;
 use std::collections::{HashMap, VecDeque};
@@ -68,8 +69,8 @@ impl<M> Landing<M> {
         }
     }
 
-    /// A message landed, or was dropped. True if the caller must let through what [`Landing::next`] returns, until it returns
-    /// `None`. False if the sender was given up.
+    /// A message landed, or was dropped. True if the caller must let through what [`Landing::next`] returns, until it
+    /// returns `None`; false if nothing can go yet, somebody else does so, or the sender was given up.
     pub fn land(&mut self, sender: ProcAddr, number: u64, message: Option<M>) -> bool {
         let Some(line) = self.lines.get_mut(&sender) else { return false };
         let found = line.waiting.iter_mut().find(|slot| matches!(slot, Slot::Open(open) if *open == number));
@@ -94,7 +95,7 @@ impl<M> Landing<M> {
         None
     }
 
-    /// Senders are gone, and this process was told of their ends. Returns what waited of them.
+    /// Senders are gone, and this process was told of their ends. Returns their waiting messages.
     pub fn give_up(&mut self, gone: impl Fn(ProcAddr) -> bool) -> Vec<M> {
         let lines = self.lines.extract_if(|sender, _| gone(*sender));
         let slots = lines.flat_map(|(_, line)| line.waiting);

@@ -1,24 +1,24 @@
-//! What Mesh processes say to each other, as data and state machines without clock or I/O.
+//! What Mesh processes tell each other, as data and state machines without clock or I/O.
 //!
 //! - [`Header`], [`Frame`], [`Decoder`]: the bytes on a link.
-//! - [`messages`]: what they carry between actors, as types.
-//! - [`control`]: what processes tell each other beside messages, as types.
+//! - [`messages`]: what links carry between actors, as types.
+//! - [`control`]: what processes tell each other besides messages, as types.
 //! - [`EndReason`], [`Undelivered`], [`PortEnd`]: why something ended, as types.
-//! - [`Placement`]: on which host each rank of a mesh lives.
-//! - [`Joined`]: receivers that are no region of one mesh.
-//! - [`Moves`]: where the ranks of meshes are that were repaired.
+//! - [`Placement`]: which host each rank of a mesh is on.
+//! - [`Joined`]: receivers that are not a region of one mesh.
+//! - [`Moves`]: where the ranks of repaired meshes are.
 //! - [`Router`]: where a frame goes next, on the host agent and in its procs.
-//! - [`Early`]: messages that are quicker than the spawn that they depend on.
-//! - [`Landing`]: messages whose large parts are still being fetched, and those behind them.
-//! - [`Meter`], [`Ledger`]: how much may be under way to one mailbox.
-//! - [`Backlog`]: messages that wait for room while their senders go on.
+//! - [`Early`]: messages that overtake the spawn that they depend on.
+//! - [`Landing`]: messages whose large parts are still being fetched, and those after them.
+//! - [`Meter`], [`Ledger`]: how much may be in flight to one mailbox.
+//! - [`Backlog`]: messages that wait for room while their senders continue.
 //! - [`Answers`]: replies that wait until their callers' processes read.
-//! - [`Gather`]: many replies becoming one.
-//! - [`Holders`]: who may still answer a call by its port.
+//! - [`Gather`]: merges many replies into one.
+//! - [`Holders`]: who may still answer a call through its port.
 //! - [`Lifecycle`]: a proc from its spawn to the one notice of its end.
 //! - [`Family`]: who owns whom, and what a death entails.
 //! - [`hosts`]: many hosts as one.
-//! - [`logs`]: what procs print becoming what is shown.
+//! - [`logs`]: turns what procs print into what is shown.
 //!
 //! Nothing here reads a clock, a socket or the environment; time is passed in where it matters.
 #![forbid(unsafe_code)]

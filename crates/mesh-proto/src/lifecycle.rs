@@ -1,17 +1,17 @@
 //! A proc from its spawn to the one notice of its end.
 //!
-//! Two things tell of a proc's end, in either order: its link closes, and its parent reaps it. The machine waits for
-//! the second one a short while, so that the notice can name the exit status.
+//! Two events signal a proc's end, in either order: its link closes, and its parent reaps it. If the link closes first,
+//! the machine waits a short while for the other, so that the notice can name the exit status.
 //!
-//! LIF-1: the end of a proc is told exactly once, however it comes about.
+//! LIF-1: the end of a proc is reported exactly once, however it comes about.
 
 use crate::hosts::Fate;
 use crate::{EndKind, EndReason};
 use std::time::Duration;
 
-/// How long the notice of an end waits for the exit status after the link has closed. Who reaps the proc reports it
-/// within a millisecond, unless the machine has more to run than it has cores; all of this time is taken only by a proc
-/// that has closed its link and lives on.
+/// How long the notice of an end waits for the exit status after the link has closed. The reaper reports it within a
+/// millisecond, unless the machine is overloaded; only a proc that has closed its link and lives on takes all of this
+/// time.
 pub(crate) const STATUS_GRACE: Duration = Duration::from_millis(500);
 
 /// How long the notice waits for the exit status after a kill.
@@ -24,14 +24,14 @@ pub enum Exit {
     Code(i32),
     /// This signal killed it.
     Signal(i32),
-    /// The kernel killed it, with SIGKILL, as memory was short; as far as can be told.
+    /// The kernel killed it with SIGKILL because memory was short; as far as can be told.
     OutOfMemory,
-    /// Nobody can tell: the process that would have reaped it is gone.
+    /// Unknown: the process that would have reaped it is gone.
     Unknown,
 }
 
 impl Exit {
-    /// What the kernel kills with, on every machine that Linux runs on.
+    /// What the kernel kills with; 9 on every architecture of Linux.
     const SIGKILL: i32 = 9;
 
     /// The status that it exited with.
@@ -54,29 +54,29 @@ impl Exit {
     }
 }
 
-/// The end of a proc, as everyone who waits for it hears of it.
+/// The end of a proc, as everyone who waits for it is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// The process, once it was known.
+    /// The process id, if it was ever known.
     pub pid: Option<u32>,
     /// How it ended.
     pub exit: Exit,
-    /// Whether it was asked to stop: no failure.
+    /// Whether it was asked to stop, so that this is no failure.
     pub orderly: bool,
     /// What is known beyond the status.
     pub reason: EndReason,
-    /// The last lines of its stderr; whoever tells of the end adds them.
+    /// The last lines of its stderr, added by whoever reports the end.
     pub stderr_tail: Vec<String>,
 }
 
 impl Ended {
-    /// The end of a proc of which nobody knows a process.
+    /// The end of a proc whose process is not known.
     #[must_use]
     pub fn unmade(reason: EndReason) -> Self {
         Self { pid: None, exit: Exit::Unknown, orderly: false, reason, stderr_tail: Vec::new() }
     }
 
-    /// What became of its host, if it ended with that.
+    /// What became of its host, if it ended with its host.
     #[must_use]
     pub fn fate(&self) -> Option<Fate> {
         match &self.reason {
@@ -85,12 +85,12 @@ impl Ended {
         }
     }
 
-    /// What kind of end it is, asked for or not.
+    /// The kind of end, whether asked for or not.
     #[must_use]
     pub fn kind(&self) -> EndKind {
         match (&self.reason, self.exit) {
             (EndReason::Host(end), _) => end.fate.into(),
-            // Its status is a consequence of that.
+            // The status is a consequence of the failed bootstrap.
             (EndReason::Bootstrap(_), _) => EndKind::BootstrapFailed,
             (_, Exit::Code(_)) => EndKind::Exited,
             (_, Exit::Signal(_)) => EndKind::Killed,
@@ -115,7 +115,7 @@ impl Ended {
         }
     }
 
-    /// Whether its process was never made, as far as anybody knows, though nobody asked it to stop.
+    /// Whether, as far as is known, its process was never made, though nobody asked it to stop.
     #[must_use]
     pub fn never_ran(&self) -> bool {
         let in_spawn = matches!(
@@ -129,7 +129,7 @@ impl Ended {
 /// What happens to a proc, as seen by its host agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// It was asked for, and is to say hello by the deadline.
+    /// It was requested, and must say hello by the deadline.
     Asked {
         /// How long it may take.
         within: Duration,
@@ -138,12 +138,13 @@ pub enum Event {
     Forked(u32),
     /// It said hello.
     Hello,
-    /// It was asked to stop and is to be gone by the deadline.
+    /// It was asked to stop, and must be gone by the deadline.
     StopAsked {
         /// How long it may take.
         within: Duration,
     },
-    /// It said goodbye: what follows is no failure, unless its exit status says so. Then this is why, if it has told.
+    /// It said goodbye: its end is no failure, unless its exit status signals one. Then this is the reason, if it gave
+    /// one.
     Goodbye(EndReason),
     /// Its link has closed or broke.
     LinkClosed(EndReason),
@@ -158,28 +159,28 @@ pub enum Event {
 /// Where a proc is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
-    /// Asked for; perhaps not yet a process.
+    /// Requested; perhaps not yet a process.
     Starting,
     /// Said hello.
     Running,
     /// Was asked to stop.
     Stopping,
-    /// Its end was noticed but not told yet.
+    /// Its end was noticed but not reported yet.
     Ending,
-    /// Its end was told.
+    /// Its end was reported.
     Ended,
 }
 
-/// What the host agent is to do next.
+/// What the host agent must do next.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Actions {
     /// Kill the process: it did not stop in time, or its link is gone.
     pub kill: bool,
-    /// Tell everybody who waits.
+    /// The notice for everyone who waits for this end.
     pub notice: Option<Ended>,
 }
 
-/// The machine. Times are durations since any fixed moment.
+/// The state machine. Times are durations since any fixed moment.
 #[derive(Debug)]
 pub struct Lifecycle {
     stage: Stage,
@@ -190,7 +191,7 @@ pub struct Lifecycle {
     exit: Option<Exit>,
     deadline: Option<Duration>,
     killed: bool,
-    /// How long it may take until it says hello.
+    /// How long it may take to say hello.
     allowed: Duration,
 }
 
@@ -211,19 +212,19 @@ impl Default for Lifecycle {
 }
 
 impl Lifecycle {
-    /// Where the proc is.
+    /// Where the proc is in its life.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.stage
     }
 
-    /// The process, once it was made.
+    /// The process id, once it was made.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
-    /// When the machine wants to hear [`Event::Tick`] next.
+    /// When the machine needs [`Event::Tick`] next.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
@@ -289,11 +290,11 @@ impl Lifecycle {
                     } else {
                         None
                     };
-                    // Without a link it can do no more good; without a hello it never could.
+                    // Without a link it is of no more use; without a hello it never was.
                     if why.is_some() || self.link_closed.is_some() {
                         return Actions { kill, ..self.end(why) };
                     }
-                    // It did not stop: killed, and its status follows from the reaper.
+                    // It did not stop: it is killed, and the reaper reports its status.
                     self.deadline = Some(now + KILL_GRACE);
                     return Actions { kill, notice: None };
                 }

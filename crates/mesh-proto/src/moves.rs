@@ -1,30 +1,30 @@
-//! Where the ranks of meshes are that were repaired.
+//! Where the ranks of repaired meshes are.
 //!
-//! A mesh is a list of runs of ranks, each on one host. The first are those of the procs that it was spawned with. A rank
-//! that is made again gets a new proc, of a mesh of its own: so each life of a rank (its *incarnation*) has an address of
-//! its own, a message to an earlier one meets nobody, and an answer to it finds no call. References name the rank; the
-//! sender looks up where that is now.
+//! A mesh is a list of runs of ranks, each on one host. At first these are the procs that it was spawned with. A
+//! respawned rank gets a new proc, in its own mesh. So each life of a rank (its *incarnation*) has its own address, a
+//! message to an earlier one reaches nobody, and an answer to it finds no call. References name the rank; the sender
+//! looks up where that is now.
 //!
-//! - MOV-1: news of a mesh counts if it is newer than what is known, in whatever order it comes.
-//! - MOV-2: what a proc has sent is not taken once it is known that another one has its rank.
+//! - MOV-1: news of a mesh counts if it is newer than what is known, in whatever order it arrives.
+//! - MOV-2: what a proc has sent is dropped once another proc is known to have its rank.
 
 use crate::target::Joiner;
 use crate::{HostNo, MeshId, Placement, ProcAddr, Target};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// So many procs whose ranks others have are kept in mind; what older ones have sent has long arrived.
+/// How many procs that lost their ranks are remembered; whatever older ones have sent has long arrived.
 const LEFT_KEPT: usize = 4096;
 
-/// Consecutive ranks of a mesh that live elsewhere than they were spawned.
+/// Consecutive ranks of a mesh that no longer live where they were spawned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
-    /// The first of them.
+    /// The first rank.
     pub first: u32,
     /// How many there are; never 0.
     pub count: u32,
-    /// The proc of the first. Those of the others have the ranks behind its.
+    /// The first rank's proc. The procs of the others have the ranks after it.
     pub at: ProcAddr,
-    /// Which life of theirs it is; the one that they were spawned with is 0.
+    /// The incarnation of these ranks; 0 is the one that they were spawned with.
     pub incarnation: u32,
 }
 
@@ -38,21 +38,21 @@ impl Run {
     }
 }
 
-/// What is to be known of a mesh that was repaired: all of it, so that older news may be missed.
+/// Everything known about a repaired mesh, so that older news may be missed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// The mesh.
     pub mesh: MeshId,
-    /// How often it was repaired.
+    /// How many times it was repaired.
     pub version: u32,
-    /// Its runs in the order of their ranks, but for ranks that are where they were spawned.
+    /// Its runs in the order of their ranks, except for ranks that are where they were spawned.
     pub runs: Vec<Run>,
-    /// Procs whose ranks others have got by the last repair.
+    /// Procs that lost their ranks to others in the last repair.
     pub left: Vec<ProcAddr>,
 }
 
 impl Moved {
-    /// Whether the runs are in order, apart, and of ranks that there can be.
+    /// Whether the runs are in order, disjoint, and of possible ranks.
     #[must_use]
     pub fn is_sound(&self) -> bool {
         let most = u64::from(u32::MAX);
@@ -64,14 +64,14 @@ impl Moved {
     }
 }
 
-/// A place of a mesh as references name it.
+/// A place of a mesh, as references name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Seat {
     /// The mesh that references name.
     pub mesh: MeshId,
     /// The rank there.
     pub rank: u32,
-    /// Which life of that rank.
+    /// The incarnation of that rank.
     pub incarnation: u32,
 }
 
@@ -88,31 +88,31 @@ impl Repaired {
     }
 }
 
-/// What one process knows of meshes that were repaired.
+/// What one process knows of repaired meshes.
 #[derive(Debug, Default)]
 pub struct Moves {
     meshes: HashMap<MeshId, Repaired>,
-    /// By the mesh of the procs: whose ranks they have.
+    /// By the mesh of the procs, the ranks that they have.
     homes: HashMap<MeshId, Vec<(Run, MeshId)>>,
-    /// Those of them whose procs have no rank any more, the first that lost theirs first.
+    /// Keys of `homes` whose procs have no rank any longer, oldest loss first.
     past: VecDeque<MeshId>,
     left: HashSet<ProcAddr>,
     left_in_order: VecDeque<ProcAddr>,
 }
 
 impl Moves {
-    /// Whether no mesh was ever repaired, as far as is known here.
+    /// Whether no mesh is known to have been repaired.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.meshes.is_empty()
     }
 
-    /// Takes news; false if they are none (MOV-1), or make no sense.
+    /// Takes news; false if it is not new (MOV-1), or makes no sense.
     pub fn adopt(&mut self, news: &Moved) -> bool {
         if !news.is_sound() {
             return false;
         }
-        // These count whatever else is known: a reference may have told of the repair before, and says nothing of them.
+        // Take these in any case: a reference may have told of the repair before, and does not list them.
         for addr in &news.left {
             if self.left.insert(*addr) {
                 self.left_in_order.push_back(*addr);
@@ -124,7 +124,7 @@ impl Moves {
         if self.meshes.get(&news.mesh).is_some_and(|known| known.version >= news.version) {
             return false;
         }
-        // Procs that had a rank before keep their name for a while: their ends may still have to be told of.
+        // Procs that had a rank keep their seat for a while: their ends may still have to be reported.
         let before = self.meshes.get(&news.mesh).map(|known| &known.runs[..]).unwrap_or_default();
         let has_ranks = |mesh: MeshId| news.runs.iter().any(|run| run.at.mesh == mesh);
         let mut losers: Vec<MeshId> = before.iter().map(|run| run.at.mesh).filter(|mesh| !has_ranks(*mesh)).collect();
@@ -143,7 +143,7 @@ impl Moves {
         true
     }
 
-    /// All that is known, for a process that begins.
+    /// Everything known, for a process that starts.
     pub fn all(&self) -> impl Iterator<Item = Moved> + '_ {
         self.meshes.iter().map(|(mesh, known)| Moved {
             mesh: *mesh,
@@ -166,19 +166,19 @@ impl Moves {
         self.left.contains(&addr)
     }
 
-    /// The proc that a rank has now, where it is not the one that it was spawned with.
+    /// The proc that has a rank now, if it is not the one that it was spawned with.
     #[must_use]
     pub fn addr(&self, mesh: MeshId, rank: u32) -> Option<ProcAddr> {
         self.meshes.get(&mesh)?.run_of(rank).map(|run| run.addr(rank))
     }
 
-    /// Which life of its rank there is now.
+    /// The current incarnation of a rank.
     #[must_use]
     pub fn incarnation(&self, mesh: MeshId, rank: u32) -> u32 {
         self.meshes.get(&mesh).and_then(|known| known.run_of(rank)).map_or(0, |run| run.incarnation)
     }
 
-    /// Whose rank a proc has, or had.
+    /// The rank that a proc has, or had.
     #[must_use]
     pub fn seat(&self, addr: ProcAddr) -> Seat {
         let own = Seat { mesh: addr.mesh, rank: addr.rank, incarnation: 0 };
@@ -191,7 +191,7 @@ impl Moves {
         found.unwrap_or(own)
     }
 
-    /// Where those are now that a message is for; none if they are where it says.
+    /// Where a message's receivers are now; `None` if they are where it says.
     #[must_use]
     pub fn resolve(&self, target: &Target) -> Option<Target> {
         match target {
@@ -236,7 +236,7 @@ impl Moves {
         }
     }
 
-    /// The hosts of a mesh's ranks that have moved, in the order of these.
+    /// The hosts of a mesh's moved ranks, in the order of the ranks.
     pub fn hosts(&self, mesh: MeshId) -> impl Iterator<Item = (std::ops::Range<u32>, HostNo)> + '_ {
         let runs = self.meshes.get(&mesh).map(|known| &known.runs[..]).unwrap_or_default();
         runs.iter().map(|run| (run.first..run.first + run.count, run.at.host))

@@ -4,12 +4,12 @@ use crate::Ticket;
 use bytes::Bytes;
 use std::borrow::Cow;
 
-// Of an entry in the part table.
+// Flags of an entry in the part table.
 const SHARED: u64 = 1 << 63;
 const DISTANT: u64 = 1 << 62;
 
 const SHARED_LEN: usize = 32;
-/// Before a distant part's ticket: its number, under what it is held, and how long the ticket is.
+/// Before a distant part's ticket: its number, the number under which it is held, and the ticket's length.
 const DISTANT_HEAD: usize = 20;
 
 fn u32_at(raw: &[u8], at: usize) -> u32 {
@@ -129,7 +129,7 @@ impl Part {
         }
     }
 
-    /// How many bytes these are.
+    /// The length of [`Part::wire`].
     pub(crate) fn wire_len(&self) -> usize {
         match self {
             Self::Inline(bytes) => bytes.len(),

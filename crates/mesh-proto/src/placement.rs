@@ -1,4 +1,4 @@
-//! On which host each rank of a mesh lives.
+//! Which host each rank of a mesh is on.
 
 use crate::hosts::HostSet;
 use crate::{FrameError, HostNo, ProcAddr};
@@ -9,14 +9,14 @@ const ON_ONE: u8 = 0;
 const AGENTS: u8 = 1;
 const SPREAD: u8 = 2;
 
-/// Where the procs of a mesh are. It travels with every reference to the mesh, so that nobody has to be asked.
+/// Where the procs of a mesh are. It travels with every reference to the mesh, so that nobody needs to ask.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Placement {
     /// All on one host.
     On(HostNo),
-    /// The mesh of host agents: a rank is the number of its host.
+    /// The mesh of host agents: each rank is its host's number.
     Agents,
-    /// The same number on each host of a region, one host after the other.
+    /// The same number of ranks on each host of a region, one host after the other.
     Spread(Arc<Spread>),
 }
 
@@ -25,7 +25,7 @@ pub enum Placement {
 pub struct Spread {
     /// Host numbers, in the order of the ranks.
     pub hosts: Region,
-    /// Ranks on each.
+    /// Ranks on each host.
     pub per_host: u32,
 }
 
@@ -45,7 +45,7 @@ impl Placement {
         match self {
             Self::On(host) => *host,
             Self::Agents => rank,
-            // A rank that the mesh does not have is on no host that there is.
+            // A rank that the mesh does not have is on a host that does not exist.
             Self::Spread(spread) => spread.host_of(rank).unwrap_or(HostNo::MAX),
         }
     }
@@ -57,7 +57,7 @@ impl Placement {
         ProcAddr { mesh, rank, host: self.host_of(rank) }
     }
 
-    /// The ranks that are on `host`, of a mesh of `len`.
+    /// The ranks on `host`, in a mesh of `len` ranks.
     #[must_use]
     pub fn ranks_on(&self, host: HostNo, len: usize) -> std::ops::Range<usize> {
         match self {
@@ -96,7 +96,7 @@ impl Placement {
         }
     }
 
-    /// How many ranks of a mesh of `len` are on each host.
+    /// How many ranks of a mesh of `len` ranks are on each host.
     #[must_use]
     pub fn per_host(&self, len: usize) -> u32 {
         match self {
@@ -106,7 +106,7 @@ impl Placement {
         }
     }
 
-    /// The one host, where there is but one.
+    /// The host, if all ranks are on one.
     #[must_use]
     pub fn only(&self) -> Option<HostNo> {
         match self {
@@ -128,7 +128,7 @@ fn number(rank: usize) -> u32 {
 }
 
 impl Placement {
-    /// As bytes, as short as they can be.
+    /// Encodes this as bytes, in the shortest form.
     #[must_use]
     pub fn to_wire(&self) -> Vec<u8> {
         match self {
@@ -147,7 +147,7 @@ impl Placement {
         }
     }
 
-    /// What [`Placement::to_wire`] has made.
+    /// Reads what [`Placement::to_wire`] made.
     ///
     /// # Errors
     /// If the bytes are something else.

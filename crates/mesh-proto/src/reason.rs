@@ -1,7 +1,7 @@
-//! Why something ended, came back or was closed: a closed set of types. Programs decide by the type; the text for people
-//! is made from it where it is shown.
+//! Why something ended, came back or was closed, as closed sets of types. Programs decide by the type; the text for
+//! people is made from it where it is shown.
 //!
-//! A code that this side does not know (from a newer peer) becomes the type's `Unknown`, which says so.
+//! A code that is unknown here (from a newer peer) becomes the type's `Unknown`, which says so.
 
 use crate::ProcAddr;
 use crate::codec::{Reader, Writer};
@@ -12,20 +12,20 @@ use std::time::Duration;
 /// Why a proc ended, beyond its exit status.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum EndReason {
-    /// Its status says it all.
+    /// Its exit status says everything.
     #[default]
     Unstated,
     /// It could not be made: what the operating system or the fork server said.
     NotMade(String),
-    /// It has not said hello in the time that its spawn allowed.
+    /// It did not say hello within the time that its spawn allowed.
     Late(Duration),
-    /// The fork server with this pid has ended, and with it all workers that it had made.
+    /// The fork server with this pid ended, and with it all workers that it had made.
     ForkServerEnded(u32),
-    /// Its bootstrap or the start of an extension has failed: which, and what was raised, in one line.
+    /// Its bootstrap or the start of an extension failed: which one, and the exception, in one line.
     Bootstrap(String),
-    /// It was killed, and its status was not reported in time.
+    /// It was killed, but its status was not reported in time.
     Unreaped,
-    /// Its connection closed, with this many bytes of an incomplete message.
+    /// Its connection closed after this many bytes of an incomplete message.
     ConnectionClosed(u64),
     /// Its connection failed with this error number.
     ConnectionBroke(i32),
@@ -37,13 +37,13 @@ pub enum EndReason {
     NeverKnown,
     /// No such proc is known on the host that the address names.
     NoSuchProc(ProcAddr),
-    /// The runtime of the process that asks has been shut down.
+    /// The runtime of the asking process has been shut down.
     Shutdown,
     /// It ended with its whole host.
     Host(HostEnd),
-    /// The script that asks has no part in its job any more: another one has taken it over, or the job has ended.
+    /// The asking script is no longer part of its job: another script has taken the job over, or it has ended.
     JobLost,
-    /// A reason with this code, which this side does not know.
+    /// A reason with this code, unknown here.
     Unknown(u8),
 }
 
@@ -130,12 +130,12 @@ fn unknown(f: &mut fmt::Formatter<'_>, code: u8) -> fmt::Result {
     write!(f, "for a reason that this version of Mesh does not know (code {code})")
 }
 
-/// Why a host has no part in the job any more, as everybody hears of it.
+/// Why a host is no longer part of the job, as everybody is told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HostEnd {
-    /// For the program.
+    /// The reason, for programs.
     pub fate: Fate,
-    /// What people call the host; empty where there is none to name.
+    /// What people call the host; empty if it has no name.
     pub label: String,
     /// Details for people.
     pub why: String,
@@ -163,32 +163,32 @@ impl fmt::Display for HostEnd {
     }
 }
 
-/// What kind of end a proc came to: one word for programs, derived from its exit status and its [`EndReason`].
+/// The kind of a proc's end: one word for programs, derived from its exit status and its [`EndReason`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EndKind {
     /// It exited with a status.
     Exited,
     /// A signal killed it.
     Killed,
-    /// The kernel killed it as memory was short.
+    /// The kernel killed it because memory was short.
     OutOfMemory,
     /// It could not be made.
     SpawnFailed,
     /// It did not say hello in time.
     SpawnTimeout,
-    /// Its bootstrap, or an extension as it started, raised.
+    /// Its bootstrap, or the start of an extension, raised.
     BootstrapFailed,
-    /// The process that had forked it ended.
+    /// The process that forked it ended.
     ForkServerDied,
     /// Its connection ended, and its exit status is not known.
     ConnectionLost,
     /// Its whole host is dead.
     HostDead,
-    /// Its host was lost and could not be connected to again.
+    /// Its host was lost and could not be reached again.
     HostUnreachable,
     /// Its host could never be attached.
     HostNotAttached,
-    /// Its host never was part of the job, since one side does not accept the other's credentials.
+    /// Its host was never part of the job, because one side does not accept the other's credentials.
     HostNotAuthenticated,
     /// Its host is not part of the job, or not yet.
     HostAbsent,
@@ -215,7 +215,7 @@ impl EndKind {
         Self::Unknown,
     ];
 
-    /// In one word, for programs.
+    /// The kind as one word, for programs.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -258,29 +258,29 @@ impl From<Fate> for EndKind {
 /// Why a message came back to its sender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Undelivered {
-    /// The actor has stopped, or never was there.
+    /// The actor has stopped, or never existed.
     NoActor,
-    /// The actor was not spawned while the message waited for that.
+    /// The actor was not spawned while the message waited for it.
     NeverSpawned,
     /// The actor stopped while the message waited in its mailbox.
     ActorStopped,
-    /// The process that it was for has ended.
+    /// The receiving process has ended.
     Ended(EndReason),
-    /// The endpoint has let go of the port of the call.
+    /// The endpoint let go of the call's port.
     PortDropped,
-    /// All processes that the port of the call was handed on to have let go of it.
+    /// All processes that were handed the call's port let go of it.
     PortHandedOn,
-    /// The receiver does not know this question about itself.
+    /// The receiver does not know this question.
     UnknownQuestion,
-    /// The receiver could start no thread to answer on.
+    /// The receiver could not start a thread to answer on.
     NoThread,
-    /// The receiver is the agent of a host, in which no extensions run.
+    /// The receiver is a host's agent, which runs no extensions.
     NoExtensions,
-    /// The caller's process already held all replies that it may without looking at them; so many bytes were dropped.
+    /// The caller already held as many unlooked-at replies as it may; this many bytes were dropped.
     NoRoom(u64),
-    /// It is a task that has not begun, and will not: its caller has taken it back, or it may not begin now.
+    /// A task that has not begun and will not: its caller took it back, or it may not begin now.
     NotBegun,
-    /// A reason with this code, which this side does not know.
+    /// A reason with this code, unknown here.
     Unknown(u8),
 }
 
@@ -291,7 +291,7 @@ impl Undelivered {
         matches!(self, Self::PortDropped | Self::PortHandedOn)
     }
 
-    /// In one word, for programs.
+    /// The reason as one word, for programs.
     #[must_use]
     pub fn word(&self) -> &'static str {
         match self {
@@ -366,22 +366,22 @@ impl fmt::Display for Undelivered {
     }
 }
 
-/// Why nothing can be sent to a port any more.
+/// Why nothing more can be sent to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortEnd {
     /// Its receiver is closed.
     Closed,
     /// Its receiver was closed while a message waited there.
     ClosedBefore,
-    /// The process that received there has ended.
+    /// The receiving process has ended.
     ReceiverEnded,
-    /// The caller no longer waits for the call whose port it is.
+    /// The port is a call's, and the caller no longer waits.
     CallerGone,
-    /// It takes one message, and has had it.
+    /// It takes one message, and has received it.
     Used,
-    /// The call whose port it is has been answered.
+    /// The port is a call's, which has been answered.
     Answered,
-    /// A reason with this code, which this side does not know.
+    /// A reason with this code, unknown here.
     Unknown(u8),
 }
 
@@ -410,7 +410,7 @@ impl PortEnd {
         }
     }
 
-    /// In one word, for programs.
+    /// The reason as one word, for programs.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
 //! Where a frame goes next.
 //!
-//! Within a host: a star. The agent has a link to every proc; a proc only has the one to its agent. The agent hands frames for
-//! other hosts to its gateway. Because everything passes through the agent in the order it was sent, a message can never overtake
-//! the spawn that it depends on.
+//! Within a host the links form a star. The agent has a link to every proc; a proc has only the one to its agent. The
+//! agent hands frames for other hosts to its gateway. Because everything passes through the agent in the order in which
+//! it was sent, a message can never overtake the spawn that it depends on.
 //!
 //! ORD-1: one sender's messages to one receiver keep their order, casts and single messages alike.
 //!
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub type LinkId = u32;
 
 /// How many ended meshes are remembered, so that the sender of a late message is told how its receiver ended. For older
-/// ones it is only told that nobody knows them.
+/// meshes it is told only that nobody knows them.
 const REMEMBERED: usize = 1024;
 
 #[derive(Clone, Debug)]
@@ -48,7 +48,7 @@ pub enum Route {
     Via(LinkId),
     /// On another host, behind the gateway.
     Remote(HostNo),
-    /// It ended; nothing reaches it any more.
+    /// It ended; nothing reaches it any longer.
     Gone(Arc<Ended>),
     /// Nobody here knows it.
     Unknown,
@@ -60,7 +60,7 @@ pub struct Router {
     me: ProcAddr,
     up: Option<LinkId>,
     meshes: HashMap<MeshId, Local>,
-    /// Meshes all of whose procs ended, the oldest first.
+    /// Meshes whose procs have all ended, the oldest first.
     ended: VecDeque<MeshId>,
 }
 
@@ -88,7 +88,7 @@ impl Router {
         self.meshes.insert(mesh, Local { base, doors: links.into_iter().map(Door::Link).collect() });
     }
 
-    /// Marks a proc as ended. Returns the link it was behind, the first time.
+    /// Marks a proc as ended. Returns the link that led to it, the first time.
     pub fn close(&mut self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<LinkId> {
         let Local { base, doors } = self.meshes.get_mut(&addr.mesh)?;
         let door = doors.get_mut(addr.rank.checked_sub(*base)? as usize)?;
@@ -128,13 +128,13 @@ impl Router {
         }
     }
 
-    /// The link to the agent, in a process that is no agent: everything goes there, casts as a whole.
+    /// The link to the agent, in a process that is not an agent: everything goes there, casts as a whole.
     #[must_use]
     pub fn up(&self) -> Option<LinkId> {
         self.up
     }
 
-    /// The ranks of a mesh that this host has, or had until all of them ended not long ago.
+    /// The ranks of a mesh on this host, including those of a mesh that ended recently.
     #[must_use]
     pub fn local(&self, mesh: MeshId) -> Option<std::ops::Range<u32>> {
         self.meshes.get(&mesh).map(|local| local.base..local.base + u32::try_from(local.doors.len()).unwrap_or(0))

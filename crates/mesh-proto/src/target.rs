@@ -1,9 +1,9 @@
 //! Who a message is for: one process, ranks of a mesh, or several of these, joined.
 //!
-//! Joined receivers are no region of one mesh: parts of several, one after the other.
+//! Joined receivers are not a region of one mesh, but parts of several, one after the other.
 //!
-//! A message to them is a cast, or a single message, for each piece; the call that waits for their answers is one. What
-//! travels names the pieces only, so that nobody but the sender has to know how they are joined.
+//! A message to them is one cast or single message for each piece, but one call waits for all the answers. Frames name
+//! only the pieces, so only the sender needs to know how they are joined.
 
 use crate::hosts::HostSet;
 use crate::{ActorId, FrameError, HostNo, MeshId, Placement, ProcAddr};
@@ -11,19 +11,19 @@ use mesh_topology::{Region, Wire};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// Who a message is for: one rank of a mesh, or a region of it.
+/// Who a message is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// One proc.
     One(ProcAddr),
-    /// The ranks of a region of a mesh, in the region's order, and where the mesh's ranks live.
+    /// The ranks of a region of a mesh, in the region's order, and where the mesh's ranks are.
     Many(MeshId, Region, Placement),
-    /// Pieces of the two other kinds: a message for each. Nothing that travels is for these.
+    /// Pieces of the other two kinds: a message for each. Never the target of a frame.
     Joined(Arc<Joined>),
 }
 
 impl Target {
-    /// The mesh that the target is in; of joined ones, the first.
+    /// The mesh that the target is in; for joined receivers, the first piece's.
     #[must_use]
     pub fn mesh(&self) -> MeshId {
         match self {
@@ -33,7 +33,7 @@ impl Target {
         }
     }
 
-    /// How many places it has.
+    /// How many places there are.
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
@@ -43,7 +43,7 @@ impl Target {
         }
     }
 
-    /// How many procs it names: as many as it has places, unless some of these are nobody's.
+    /// How many procs it names: as many as there are places, unless some are vacant.
     #[must_use]
     pub fn receivers(&self) -> usize {
         match self {
@@ -52,7 +52,7 @@ impl Target {
         }
     }
 
-    /// What is to be sent for it, a message each.
+    /// The pieces to send, one message each.
     #[must_use]
     pub fn pieces(&self) -> Cow<'_, [Piece]> {
         match self {
@@ -70,7 +70,7 @@ impl Target {
         }
     }
 
-    /// The mailboxes of that actor, or of those that take its place in pieces.
+    /// The mailboxes of that actor, or of the actors that replace it in pieces.
     pub fn mailboxes(&self, actor: ActorId) -> Box<dyn Iterator<Item = (ProcAddr, ActorId)> + '_> {
         match self {
             Self::One(_) | Self::Many(..) => Box::new(self.procs().map(move |addr| (addr, actor))),
@@ -81,7 +81,7 @@ impl Target {
         }
     }
 
-    /// The proc at a place in it.
+    /// The proc at a place.
     #[must_use]
     pub fn place(&self, index: usize) -> Option<ProcAddr> {
         match self {
@@ -109,7 +109,7 @@ impl Target {
         }
     }
 
-    /// Whether all that it names is on `host`.
+    /// Whether all procs that it names are on `host`.
     #[must_use]
     pub fn is_on(&self, host: HostNo) -> bool {
         match self {
@@ -122,7 +122,8 @@ impl Target {
         }
     }
 
-    /// A cast's region and placement as bytes; empty for one proc, and for joined ones, of which each piece travels.
+    /// A cast's region and placement as bytes; empty for one proc, and for joined receivers, whose pieces are sent
+    /// separately.
     #[must_use]
     pub fn to_wire(&self) -> Vec<u8> {
         let Self::Many(_, region, placement) = self else { return Vec::new() };
@@ -131,7 +132,7 @@ impl Target {
         out
     }
 
-    /// What [`Target::to_wire`] has made of a cast to some of `mesh`.
+    /// Reads what [`Target::to_wire`] made of a cast to ranks of `mesh`.
     ///
     /// # Errors
     /// If the bytes are something else.
@@ -141,7 +142,7 @@ impl Target {
         Ok(Self::Many(mesh, region, Placement::from_wire(rest)?))
     }
 
-    /// The first place of `addr` in the target, if it is in it.
+    /// The first place of `addr` in the target, if any.
     #[must_use]
     pub fn index_of(&self, addr: ProcAddr) -> Option<usize> {
         match self {
@@ -168,7 +169,7 @@ impl Target {
 }
 
 impl Placement {
-    /// The agents of the hosts, in the order of the ranks; none for the mesh of agents itself.
+    /// The agents of the hosts, in the order of the ranks; `None` for the mesh of agents itself.
     #[must_use]
     pub fn agents(&self) -> Option<Target> {
         match self {
@@ -179,26 +180,27 @@ impl Placement {
     }
 }
 
-/// One piece of the receivers of a message.
+/// One piece of a message's receivers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The place of its first receiver among all.
+    /// The place of its first receiver among all receivers.
     pub first: usize,
     /// Its receivers; never itself joined.
     pub target: Target,
-    /// The actor there, where it is another one than the message names.
+    /// The actor there, if it differs from the one that the message names.
     pub actor: Option<ActorId>,
 }
 
 impl Piece {
-    /// The actor that a message for `actor` is for here; one for the process itself stays that.
+    /// The actor that a message for `actor` is for in this piece; 0, which means the process itself, remains 0.
     #[must_use]
     pub fn actor_of(&self, actor: ActorId) -> ActorId {
         self.actor.filter(|_| actor != 0).unwrap_or(actor)
     }
 }
 
-/// Pieces in the order of their places. Places that no piece has are nobody's: nothing is sent there, nor awaited.
+/// Pieces in the order of their places. Places in no piece are vacant: nothing is sent there, and no answer is
+/// expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joined {
     pieces: Vec<Piece>,
@@ -206,7 +208,7 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// Joins pieces, which are in order and do not overlap, into receivers of `len` places.
+    /// Joins pieces, which must be in order and not overlap, into receivers with `len` places.
     #[must_use]
     pub fn new(pieces: Vec<Piece>, len: usize) -> Self {
         Self { pieces, len }
@@ -224,19 +226,19 @@ impl Joined {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether there are no places.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// How many of them are somebody's.
+    /// How many places are not vacant.
     #[must_use]
     pub fn receivers(&self) -> usize {
         self.pieces.iter().map(|piece| piece.target.len()).sum()
     }
 
-    /// The places that are somebody's, in order.
+    /// The places that are not vacant, in order.
     pub fn places(&self) -> impl Iterator<Item = usize> + '_ {
         self.pieces.iter().flat_map(|piece| piece.first..piece.first + piece.target.len())
     }
@@ -249,17 +251,17 @@ impl Joined {
         piece.target.place(index - piece.first)
     }
 
-    /// The places of a proc: one that is in several pieces has several.
+    /// The places of a proc: several if it is in several pieces.
     pub fn places_of(&self, addr: ProcAddr) -> impl Iterator<Item = usize> + '_ {
         self.pieces.iter().filter_map(move |piece| piece.target.index_of(addr).map(|index| piece.first + index))
     }
 }
 
-/// Makes pieces out of single receivers, as few as there can be.
+/// Makes pieces out of single receivers, as few as possible.
 #[derive(Debug, Default)]
 pub(crate) struct Joiner {
     pieces: Vec<Piece>,
-    /// The piece that is being made: a mesh's ranks at equal distances.
+    /// The piece being made: ranks of a mesh at equal distances.
     run: Option<Run>,
 }
 
@@ -279,7 +281,7 @@ impl Run {
         let one = |rank| Target::One(self.placement.addr(self.mesh, rank));
         let target = match self.count {
             1 => one(self.rank),
-            // In ascending order, and ranks that there are, they are a region.
+            // Ascending ranks that exist form a region.
             _ => mesh_topology::Slice::new(self.rank, &[self.count], &[self.step])
                 .and_then(|slice| mesh_topology::Region::new(&["places"], slice))
                 .map_or_else(|_| one(self.rank), |region| Target::Many(self.mesh, region, self.placement.clone())),
@@ -287,7 +289,7 @@ impl Run {
         Piece { first: self.first, target, actor: self.actor }
     }
 
-    /// Takes one more receiver, if it goes on as it began.
+    /// Takes one more receiver, if it continues the run.
     fn take(
         &mut self,
         place: usize,
@@ -343,7 +345,7 @@ impl Joiner {
         self.pieces.extend(self.run.take().map(Run::piece));
     }
 
-    /// All of it, as simple as it can be said.
+    /// Returns everything, in its simplest form.
     pub(crate) fn done(mut self, len: usize) -> Target {
         self.end_run();
         match &self.pieces[..] {

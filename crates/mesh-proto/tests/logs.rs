@@ -105,7 +105,7 @@ fn lines_that_belong_together_are_one_or_none() {
 fn what_stands_by_itself_keeps_its_place() {
     let mut aggregator = mesh_of(2);
     let alone = |rank| Line { alone: true, ..line(rank, "", "mesh: stopped") };
-    // Nothing waits: it is shown at once.
+    // Nothing waits, so it is shown at once.
     aggregator.line(1, &alone(0), ms(0));
     assert_eq!(text(aggregator.take()), ["[t] mesh: stopped"]);
     say(&mut aggregator, 1, "before", ms(0));
@@ -130,7 +130,7 @@ fn records_come_with_their_text() {
     let chunks = aggregator.take();
     assert_eq!(chunks.iter().map(ranks).collect::<Vec<_>>(), [vec![], vec![0, 1]]);
     assert_eq!(text(chunks), ["[t gpus=0] INFO x", "[t gpus=0-1 x2] INFO x"]);
-    // Whoever takes them one by one has them at once.
+    // Whoever takes them one by one gets them at once.
     aggregator.hand_on_records(true);
     for rank in [0, 1] {
         aggregator.line(1, &logged(rank), ms(200));
@@ -141,7 +141,7 @@ fn records_come_with_their_text() {
         say(&mut aggregator, 0, &format!("line {rank}"), ms(300));
         aggregator.line(1, &Line { record: &large, ..logged(0) }, ms(300));
     }
-    // LOG-3: those that would not fit have been handed on.
+    // LOG-3: those that would not fit were handed on.
     assert!(aggregator.take().len() > 190);
 }
 
@@ -205,15 +205,15 @@ fn memory_is_bounded() {
         say(&mut aggregator, 0, &text.concat(), ms(0));
         shown += aggregator.take().iter().map(|c| c.text.iter().filter(|b| **b == b'\n').count()).sum::<usize>();
     }
-    // LOG-3: all but the newest have been shown, before their time.
+    // LOG-3: all but the newest were shown early.
     assert!(shown >= 40_000 - 8192, "{shown}");
     aggregator.flush();
     assert_eq!(shown + text(aggregator.take()).len(), 40_000);
 }
 
 proptest! {
-    /// LOG-2 and completeness: every line of every rank is shown or counted, once, with one that is similar; what a
-    /// rank says first is never counted after what it says later.
+    /// LOG-2 and completeness: every line of every rank is shown or counted, once, with a similar one; a rank's earlier
+    /// line is never counted after a later one.
     #[test]
     fn every_line_is_counted_once(
         said in prop::collection::vec((0..5_u32, 0..3_usize, 0..100_u32, 0..900_u64), 0..80),
@@ -255,7 +255,7 @@ proptest! {
         prop_assert_eq!(seen, expected);
     }
 
-    /// LOG-1: what one rank alone says comes whole and in order, whatever the others do.
+    /// LOG-1: what only one rank writes arrives whole and in order, whatever the others do.
     #[test]
     fn a_rank_alone_keeps_its_order(pauses in prop::collection::vec(0..500_u64, 1..60), ranks in 1..9_u32) {
         let mut aggregator = mesh_of(ranks);
@@ -270,7 +270,7 @@ proptest! {
         prop_assert_eq!(text(aggregator.take()), expected);
     }
 
-    /// Lines do not depend on the pieces in which their bytes were read.
+    /// Lines do not depend on the pieces in which their bytes are read.
     #[test]
     fn a_tap_is_blind_to_how_it_is_fed(
         lines in prop::collection::vec("[a-z\\x1e\\x1f\r ]{0,12}", 0..20),
@@ -306,7 +306,7 @@ proptest! {
         prop_assert!(whole.1.len() <= TAIL_LINES);
     }
 
-    /// Garbage is shown as it is, and never more than was written.
+    /// Garbage is shown unchanged, and never more than was written.
     #[test]
     fn garbage_is_a_line(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let mut tap = Tap::new(0);
@@ -345,7 +345,7 @@ fn marks_say_who_and_what() {
         lines_of(&mut tap, b"raw\n\x1eL0\x1ft\x1f2\x1fgpus=2\x1fa\x1fb\n\x1eL30\x1f\x1f\x1f\x1flogged\n", ms(0)),
         [shown("ps", 0, "raw"), shown("t", 0, "a\x1fb"), shown("ps", 30, "logged")]
     );
-    // Begun lines of two threads; a mark that is none.
+    // Unfinished lines of two threads; an invalid mark.
     assert_eq!(lines_of(&mut tap, b"\x1eF1\x1ft\x1f2\x1f\x1fa\n\x1eF2\x1ft\x1f2\x1f\x1fc\n", ms(0)), []);
     assert_eq!(
         lines_of(&mut tap, b"\x1eC1\x1ft\x1f2\x1f\x1fb\n\x1eL\x1f\n\x1eC2\x1ft\x1f2\x1f\x1fd\n", ms(10)),
@@ -372,7 +372,7 @@ fn a_traceback_is_one_however_it_is_written() {
         });
         std::mem::take(&mut said)
     };
-    // Line by line, with another actor's lines between them.
+    // Line by line, with another actor's lines in between.
     assert!(say(&mut tap, b"\x1eL0\x1ft\x1f2\x1f\x1fTraceback (most recent call last):\n", 0).is_empty());
     assert_eq!(say(&mut tap, b"\x1eL0\x1fu\x1f0\x1f\x1fbetween\n", 0), ["u:between"]);
     assert!(say(&mut tap, b"\x1eU0\x1ft\x1f2\x1f\x1f  File \"a.py\"\x1d    x()\n", 0).is_empty());
@@ -384,7 +384,7 @@ fn a_traceback_is_one_however_it_is_written() {
         [whole, "t:", "t:after"]
     );
     assert_eq!(tap.deadline(), None);
-    // Raw, with nothing after it.
+    // Unmarked, with nothing after it.
     assert!(say(&mut tap, b"Traceback (most recent call last):\n  File\nE: 2\n", 10).is_empty());
     let mut late = Vec::new();
     tap.tick(ms(110), &mut |found| late.push(format!("{found:?}")));

@@ -1,4 +1,4 @@
-//! Curves as SVG, both axes logarithmic.
+//! Curves as SVG, with two logarithmic axes.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 190.0;
 const TOP: f64 = 48.0;
 const BOTTOM: f64 = 52.0;
-/// Told apart by most people, on white and on black.
+/// Colours that most people can tell apart, on white and on black.
 const COLOURS: [&str; 6] = ["#3b82c4", "#d9822b", "#2f9e6e", "#b8559b", "#8a7d2e", "#7a6fd0"];
 
 /// One curve.
@@ -51,7 +51,7 @@ impl Axis {
         if low > high {
             (low, high) = (0.0, 1.0);
         }
-        // Decades of what can be counted: far within the range.
+        // Decades of countable things: far within range.
         let (low, high) = ((low + 1e-9).floor() as i32, (high - 1e-9).ceil() as i32);
         Self { low, high: high.max(low + 1), from, to }
     }
@@ -67,7 +67,7 @@ impl Axis {
 }
 
 impl Chart {
-    /// The picture. It has no background, and colours that can be read on light and on dark ones.
+    /// The picture. It has no background, and its colours are legible on light and dark ones.
     ///
     /// ```
     /// use mesh_sim::{Chart, Series};
@@ -89,7 +89,7 @@ impl Chart {
             escape(&self.title)
         );
         let mut draw = |line: std::fmt::Arguments| {
-            // A String takes whatever is written to it.
+            // Writing to a String cannot fail.
             let _ = out.write_fmt(line);
             out.push('\n');
         };
@@ -141,7 +141,7 @@ impl Chart {
         out
     }
 
-    /// Where the names stand: beside the ends of their curves, moved apart where they would overlap.
+    /// Where the names go: beside the ends of their curves, moved apart if they would overlap.
     fn label_places(&self, y: &Axis) -> Vec<f64> {
         let ends = self.series.iter().map(|series| series.points.last().map_or(TOP, |point| y.at(point.1.max(1e-12))));
         let mut order: Vec<(usize, f64)> = ends.enumerate().collect();

@@ -1,4 +1,4 @@
-//! What a runtime does around the gateway's state machine, in the model: connections, and the agent's part in calls.
+//! What a runtime does around the gateway's state machine, modelled: connections, and the agent's part in calls.
 
 use crate::model::Costs;
 use crate::node::{End, Signs};
@@ -13,15 +13,15 @@ use mesh_proto::{CallId, Frame, HEADER_LEN, Header, HostNo, Kind, ProcAddr, Targ
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who is called, as far as frames say it.
+/// The actor that frames name.
 const ACTOR: u64 = 77;
-/// The call that attaching is.
+/// The call of an attachment.
 const ATTACH: CallId = 1;
-/// How long an attempt to connect may take, at the least and at the most.
+/// How long an attempt to connect may take: the shortest and the longest time.
 const ATTEMPT: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
 
 impl World {
-    /// The controller attaches all hosts, which say that they are there.
+    /// The controller attaches all hosts, which report that they are up.
     pub fn attach(&mut self) -> CallId {
         self.begin(ATTACH, Purpose::Attach);
         let model = &self.model;
@@ -34,7 +34,7 @@ impl World {
         ATTACH
     }
 
-    /// The controller calls every proc of every host, or has them made.
+    /// The controller calls every proc of every host, or spawns the procs.
     pub fn call(&mut self, call: CallId, purpose: Purpose) {
         self.begin(call, purpose);
         let payload = vec![7; self.model.payload];
@@ -54,7 +54,7 @@ impl World {
         self.flush(host);
     }
 
-    /// Something has happened to a host's gateway: what follows from it.
+    /// Handles an event at a host's gateway, and its consequences.
     fn on(&mut self, host: HostNo, event: gateway::Event<End>) {
         let node = &mut self.nodes[host as usize];
         let now = node.cpu;
@@ -71,7 +71,7 @@ impl World {
                     };
                     self.post(host, &frame, hosts);
                 }
-                // What a host holds of others is asked for.
+                // The simulator queries what a host knows of others.
                 Action::Died { .. } => {}
                 Action::End { .. } => self.ended(host),
             }
@@ -91,7 +91,7 @@ impl World {
 
     // Connections.
 
-    /// Connecting, the handshake, and a packet each way that says for which job it is.
+    /// Connecting, the handshake, and a packet each way that names the job.
     fn dial(&mut self, from: HostNo, to: HostNo, window: Duration) {
         let now = self.nodes[from as usize].cpu.max(self.now);
         if !self.nodes[to as usize].alive {
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// A host closes a connection; the other end hears of it.
+    /// A host closes a connection; the other end is told.
     fn close(&mut self, host: HostNo, (peer, id): End) {
         let net = &self.nodes[host as usize].net;
         let is_open = net.open.borrow().get(&peer).is_some_and(|signs| signs.id == id);
@@ -219,7 +219,7 @@ impl World {
                 let len: u64 = body.iter().map(|piece| piece.len() as u64).sum();
                 let partial = &mut self.nodes[host as usize].partial;
                 if offset > 0 {
-                    // All that counts of a call with large arguments is when its last segment is there.
+                    // Of a call with large arguments, only the arrival of the last segment matters.
                     if offset + len == total
                         && let Some(header) = partial.remove(&(origin, message))
                     {
@@ -272,7 +272,7 @@ impl World {
         }
     }
 
-    /// A call is here: it goes to the procs.
+    /// A call has arrived: it goes to the procs.
     fn called(&mut self, host: HostNo, id: CallId) {
         let Some(call) = self.calls.get_mut(&id) else { return };
         let purpose = call.purpose;
@@ -289,7 +289,7 @@ impl World {
         for proc in 0..count {
             let (first, spread) = match purpose {
                 Purpose::Attach => (now, 0),
-                // Procs of one host run at the same time, not at the same speed.
+                // Procs of one host run at the same time, but not at the same speed.
                 Purpose::Endpoint => (now + costs.endpoint, costs.endpoint.as_nanos() / 2),
                 Purpose::Spawn => {
                     made += costs.spawn;
@@ -302,7 +302,7 @@ impl World {
         }
     }
 
-    /// A proc's reply is at its agent.
+    /// A proc's reply has reached its agent.
     pub(crate) fn replied(&mut self, host: HostNo, call: CallId, index: u32) {
         let mut payload = vec![3; self.model.reply];
         if !self.model.equal {
@@ -327,7 +327,7 @@ impl World {
     }
 }
 
-/// The header of the frame that these bytes begin.
+/// The header of the frame at the start of these bytes.
 fn header_of(body: &Short<Bytes>) -> Option<Header> {
     let mut raw = [0; HEADER_LEN];
     let mut at = 0;

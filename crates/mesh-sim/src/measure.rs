@@ -1,4 +1,4 @@
-//! What the state machines and the sockets of this machine cost, as inputs for the model.
+//! What the state machines and sockets cost on this machine, as inputs for the model.
 
 use crate::model::Costs;
 use bytes::Bytes;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const HOSTS: u32 = 10_000;
 const PROCS: u32 = 8;
 
-/// Measures, for a few seconds: what each step is called, and what one costs.
+/// Measures for a few seconds. Returns the name and the cost of each step.
 ///
 /// # Errors
 /// If there is no loopback network.
@@ -36,7 +36,7 @@ pub fn measure() -> std::io::Result<Vec<(&'static str, Duration)>> {
     Ok(out)
 }
 
-/// The defaults, with what can be measured here in place of what was measured elsewhere.
+/// The defaults, with costs measured here where that is possible.
 #[must_use]
 pub fn costs() -> Costs {
     let (plan, merge) = (relay(), relay_merged(true));
@@ -51,7 +51,7 @@ pub fn costs() -> Costs {
     }
 }
 
-/// The middle of some rounds of `step`, which does `count` things.
+/// The median of some rounds of `step`, which does `count` things.
 fn each(count: u32, mut step: impl FnMut() -> Duration) -> Duration {
     let mut rounds: Vec<Duration> = (0..9).map(|_| step()).collect();
     rounds.sort_unstable();
@@ -74,7 +74,7 @@ fn cast(peer_streams: &mut PeerStreams, topology: &Topology, hosts: &HostSet) ->
     packets
 }
 
-/// Every other host, so that none shares a run with its neighbour.
+/// Every second host, so that no host shares a run with its neighbour.
 fn odd() -> HostSet {
     (1..HOSTS).step_by(2).collect()
 }
@@ -84,7 +84,7 @@ fn number() -> Duration {
     each(HOSTS / 2, || {
         let mut peer_streams = PeerStreams::new(0, 1 << 20);
         cast(&mut peer_streams, &topology, &odd());
-        // The second time all hosts are known, as nearly always.
+        // By the second time all hosts are known, as nearly always.
         let begun = Instant::now();
         black_box(cast(&mut peer_streams, &topology, &odd()));
         begun.elapsed()
@@ -179,7 +179,7 @@ fn relay_merged(equal: bool) -> Duration {
     })
 }
 
-/// What replies of which no two are equal add to an answer that takes `equal` where all are.
+/// What each reply adds to an answer that takes `equal` when all are equal, if no two are.
 fn distinct(equal: Duration) -> Duration {
     relay_merged(false).saturating_sub(equal) / PROCS
 }
@@ -224,7 +224,7 @@ fn packet() -> Duration {
     })
 }
 
-/// Writing and reading, waiting for one another: half of what both ends spend.
+/// Writing and reading by turns: what one message costs both ends together.
 fn socket() -> std::io::Result<Duration> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let mut there = TcpStream::connect(listener.local_addr()?)?;

@@ -1,67 +1,67 @@
-//! What the hosts and the network between them are like: the simulator's inputs.
+//! What the hosts and their network are like: the simulator's inputs.
 
 use std::time::Duration;
 
-/// Inputs of a run. The defaults of the costs are what `mesh-sim measure` has measured on two slow cores, with something
-/// added for what a runtime does around the state machines: locks, wake-ups, TLS.
+/// The inputs of a run. The default costs are what `mesh-sim measure` measured on two slow cores, plus something for
+/// what a runtime does around the state machines: locks, wake-ups, TLS.
 #[derive(Clone, Debug)]
 pub struct Model {
-    /// Hosts beside the controller's.
+    /// Hosts besides the controller's.
     pub hosts: u32,
-    /// Procs on each.
+    /// Procs on each host.
     pub procs: u32,
-    /// To how many a host relays.
+    /// How many hosts each host relays to.
     pub fan_out: u32,
-    /// From the last bit sent to the last bit received, over an idle network.
+    /// From sending the last bit to receiving it, over an idle network.
     pub latency: Duration,
-    /// Bytes per second of each host's network card, each way.
+    /// Bytes per second of each host's network card, in each direction.
     pub bandwidth: u64,
     /// Bytes of a call's arguments.
     pub payload: usize,
     /// Bytes of a reply.
     pub reply: usize,
-    /// Whether all replies to a call are equal; if not, no two are.
+    /// Whether all replies to a call are equal; if not, all differ.
     pub equal: bool,
-    /// Silence after which a host is dead.
+    /// How long a host may be silent before it is dead.
     pub window: Duration,
     /// What things cost.
     pub costs: Costs,
 }
 
-/// What a gateway's thread, of which each host has one, spends on things.
+/// What a gateway's thread spends on things; each host has one.
 #[derive(Clone, Debug)]
 pub struct Costs {
     /// A packet read: its share of a wake-up and a system call, a TLS record, its header.
     pub packet_in: Duration,
     /// A packet written: the same.
     pub packet_out: Duration,
-    /// Picoseconds for each byte read or written: decryption or encryption, and copies to and from the kernel.
+    /// Picoseconds for each byte read or written: encryption or decryption, and copies to and from the kernel.
     pub byte_ps: u64,
     /// A run of destinations with one number, at their origin.
     pub number: Duration,
-    /// A copy of a cast that a relay makes: who shall get it, and the packet.
+    /// A copy of a cast that a relay makes: choosing its destinations, and the packet.
     pub plan: Duration,
-    /// An answer that a relay puts to others.
+    /// An answer that a relay merges with others.
     pub merge: Duration,
-    /// What a reply in such an answer adds, where no two replies are equal.
+    /// What each reply in such an answer adds, if no two replies are equal.
     pub distinct: Duration,
     /// A run of destinations or shares that a relay looks at.
     pub run: Duration,
-    /// A run of shares of a merged packet that its receiver takes.
+    /// A run of shares that a merged packet's receiver takes.
     pub share: Duration,
-    /// A reply that the caller's runtime makes of a merged frame, and puts where it belongs.
+    /// A reply that the caller's runtime extracts from a merged frame, and puts in its place.
     pub outcome: Duration,
-    /// A message to or from a proc of the same host.
+    /// A message to or from a proc on the same host.
     pub local: Duration,
     /// From a call's arrival at a proc to its reply.
     pub endpoint: Duration,
-    /// Both ends of a TLS handshake, each.
+    /// A TLS handshake, for each end.
     pub handshake: Duration,
-    /// Making a proc; one after the other on each host.
+    /// Making a proc; a host makes one after the other.
     pub spawn: Duration,
     /// Bytes around a packet: a TLS record and the headers below it.
     pub around: usize,
-    /// Bytes that a host's address takes in what its parent is told.
+    /// Bytes of a host's address in what its parent is told.
     pub address: usize,
 }
 
@@ -106,7 +106,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// How long `bytes` are on the wire.
+    /// How long `bytes` take on the wire.
     #[must_use]
     pub fn wire(&self, bytes: usize) -> Duration {
         Duration::from_nanos(bytes as u64 * 1_000_000_000 / self.bandwidth.max(1))
@@ -114,13 +114,13 @@ impl Model {
 }
 
 impl Costs {
-    /// What `count` things cost of which one costs `each`.
+    /// The cost of `count` things at `each`.
     #[must_use]
     pub fn times(each: Duration, count: usize) -> Duration {
         each * u32::try_from(count).unwrap_or(u32::MAX)
     }
 
-    /// What reading or writing `bytes` costs beside the packet.
+    /// The cost of reading or writing `bytes`, on top of the packet's.
     #[must_use]
     pub fn bytes(&self, bytes: usize) -> Duration {
         Duration::from_nanos(bytes as u64 * self.byte_ps / 1000)

@@ -1,4 +1,4 @@
-//! One host: the gateway of the runtime, the network as it sees it, and what the simulator counts of it.
+//! One host: the runtime's gateway, the network as it sees it, and the simulator's counters.
 
 use mesh_proto::hosts::gateway::{Gateway, Wire};
 use mesh_proto::hosts::{Packet, Standing};
@@ -12,16 +12,16 @@ use std::time::Duration;
 pub struct Load {
     /// Packets read and written.
     pub packets: u64,
-    /// Bytes read and written, with what is around packets.
+    /// Bytes read and written, including the overhead around packets.
     pub bytes: u64,
     /// Time that its gateway's thread was busy.
     pub busy: Duration,
-    /// Connections that it has opened or accepted.
+    /// Connections that it opened or accepted.
     pub connections: u32,
 }
 
 impl Load {
-    /// What was done since; connections are those that there are.
+    /// What was done since `before`; connections are the current ones.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         Self {
@@ -33,10 +33,10 @@ impl Load {
     }
 }
 
-/// One end of a connection: who is at the other, and which one it is.
+/// One end of a connection: the host at the other end, and the connection's number.
 pub(crate) type End = (HostNo, u64);
 
-/// When something was last heard and sent on an open connection.
+/// When something was last received and sent on an open connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Signs {
     pub(crate) id: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Signs {
     pub(crate) sent: Duration,
 }
 
-/// The network as one host's gateway sees it: what is sent waits for the simulator to see to its costs.
+/// The network as one host's gateway sees it: what is sent waits until the simulator charges for it.
 #[derive(Debug, Default)]
 pub(crate) struct Net {
     pub(crate) sent: RefCell<Vec<(HostNo, Packet)>>,
@@ -92,21 +92,21 @@ impl Wire for Net {
 pub(crate) struct Node {
     pub(crate) gateway: Gateway<Net>,
     pub(crate) net: Net,
-    /// Until when its thread, and its network card in each direction, are busy.
+    /// When its thread, and its network card in each direction, become idle.
     pub(crate) cpu: Duration,
     pub(crate) wire_in: Duration,
     pub(crate) wire_out: Duration,
-    /// The tick that was asked for last.
+    /// The tick that was last asked for.
     pub(crate) armed: Option<Duration>,
     /// Whether it has a place in the job.
     pub(crate) attached: bool,
     pub(crate) alive: bool,
-    /// Whether its death is to be found out from its silence.
+    /// Whether only its silence tells of its death.
     pub(crate) silent: bool,
     pub(crate) load: Load,
-    /// Frames of which segments have arrived, by origin and number.
+    /// Frames that have arrived in part, by origin and number.
     pub(crate) partial: HashMap<(HostNo, u32), Header>,
-    /// What it holds of hosts that were killed.
+    /// How it thinks that the killed hosts stand.
     pub(crate) holds: HashMap<HostNo, Standing>,
 }
 
@@ -128,7 +128,7 @@ impl Node {
         }
     }
 
-    /// Its thread is busy for so much longer.
+    /// Its thread is busy for `time` longer.
     pub(crate) fn spend(&mut self, time: Duration) {
         self.cpu += time;
         self.load.busy += time;

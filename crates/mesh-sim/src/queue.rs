@@ -1,4 +1,4 @@
-//! What will happen, in its order.
+//! Future events, in order.
 
 use crate::node::End;
 use mesh_proto::hosts::{Packet, PacketKind};
@@ -10,22 +10,22 @@ use std::time::Duration;
 /// Something that happens at a host.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// The last bit of a packet would be there, were the network card idle.
+    /// The last bit of a packet would arrive, if the network card were idle.
     Arrive(HostNo, Box<Packet>),
     /// A proc has replied.
     Replied { call: CallId, index: u32 },
-    /// The gateway has something to do; if not `busy`, it only looks whether others live.
+    /// The gateway has something to do; if not `busy`, it only checks whether others live.
     Tick { busy: bool },
     /// A connection to another host has ended.
     Closed(End),
-    /// An attempt to connect is at the other host.
+    /// An attempt to connect has reached the other host.
     Connected(HostNo),
-    /// It was in vain; for good if somebody has said so.
+    /// An attempt to connect failed; for good if the other side said so.
     Missed(HostNo, bool),
 }
 
 impl Event {
-    /// Whether it only tells that somebody lives: such events never end.
+    /// Whether it is only a sign of life: such events never end.
     fn is_idle(&self) -> bool {
         match self {
             Self::Tick { busy } => !busy,
@@ -44,7 +44,7 @@ struct Entry {
 }
 
 impl Ord for Entry {
-    /// The earliest is the greatest; of two at one time, that which was put in first.
+    /// The earliest is the greatest; among simultaneous events, the one pushed first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.turn).cmp(&(self.at, self.turn))
     }
@@ -68,7 +68,7 @@ impl Eq for Entry {}
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
     turns: u64,
-    /// How many are left that are not idle.
+    /// How many of the remaining events are not idle.
     busy: usize,
 }
 

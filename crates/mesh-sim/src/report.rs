@@ -20,7 +20,7 @@ pub fn table(model: &Model, all: &[Figures]) -> String {
         model.procs,
         model.fan_out,
         time(model.latency),
-        // Bits of what can be had: far within the range.
+        // Bits per second of real networks: far within range.
         model.bandwidth as f64 * 8e-9,
         model.payload,
         model.reply,
@@ -77,7 +77,7 @@ pub fn table(model: &Model, all: &[Figures]) -> String {
     out
 }
 
-/// The figures as pictures: what each is called, and what it shows.
+/// The figures as pictures: the name and content of each.
 #[must_use]
 pub fn charts(all: &[Figures]) -> Vec<(&'static str, Chart)> {
     let curve = |name: &str, value: &dyn Fn(&Figures) -> f64| Series {
@@ -140,7 +140,7 @@ fn load(load: Load) -> String {
     format!("{} packets, {:.1} kB, {}", count(load.packets), load.bytes as f64 / 1e3, time(load.busy))
 }
 
-/// With three digits that count.
+/// With three significant digits.
 fn time(time: Duration) -> String {
     let nanos = time.as_nanos() as f64;
     let (value, unit) = match nanos {

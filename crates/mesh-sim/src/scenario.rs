@@ -1,4 +1,4 @@
-//! What is measured: a job from its beginning, some calls, and deaths.
+//! The scenarios: a job from its start, some calls, and deaths.
 
 use crate::model::Model;
 use crate::node::Load;
@@ -7,41 +7,41 @@ use mesh_proto::HostNo;
 use mesh_proto::hosts::Standing;
 use std::time::Duration;
 
-/// What three kinds of hosts have to do.
+/// The work of three kinds of hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// The controller's gateway.
     pub controller: Load,
-    /// The host with the busiest gateway beside it.
+    /// The busiest gateway besides the controller's.
     pub busiest: Load,
-    /// Half of the hosts do more, half do less.
+    /// The median host.
     pub median: Load,
 }
 
-/// How jobs of one size fare.
+/// The results for jobs of one size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Figures {
-    /// Hosts beside the controller's.
+    /// Hosts besides the controller's.
     pub hosts: u32,
     /// Until every host has its place and says so.
     pub attach: Duration,
-    /// Until every proc is up, from then on.
+    /// From then until every proc is up.
     pub spawn: Duration,
-    /// Until a call is at the last host.
+    /// Until a call has reached the last host.
     pub cast: Duration,
-    /// Until its last reply is at the caller; equal replies.
+    /// Until its last reply has reached the caller; equal replies.
     pub gather: Duration,
-    /// The same, no two replies equal.
+    /// The same, but no two replies are equal.
     pub distinct: Duration,
     /// The same as `gather`, with arguments of 1 MiB.
     pub large: Duration,
-    /// Until the last host knows of the death of a leaf, of the busiest relay, whose connections end.
+    /// Until the last host knows of the death of a leaf whose connections end.
     pub leaf_dead: Duration,
-    /// See `leaf_dead`.
+    /// The same for the busiest relay.
     pub relay_dead: Duration,
-    /// The same of a relay that falls silent: nearly all of it is the window, from its last sign of life on.
+    /// The same for a relay that falls silent: nearly all of it is the window, from its last sign of life.
     pub silent_dead: Duration,
-    /// What one call with equal replies made hosts do, until all was acknowledged.
+    /// What one call with equal replies made hosts do, until everything was acknowledged.
     pub call: Work,
     /// What attaching and spawning made them do.
     pub start: Work,
@@ -57,7 +57,7 @@ pub struct Figures {
 /// ```
 ///
 /// # Panics
-/// If a reply is lost or repeated, or a death is not told to all: then a state machine is wrong.
+/// If a reply is lost or repeated, or not everybody hears of a death: then a state machine is wrong.
 #[must_use]
 pub fn figures(model: &Model) -> Figures {
     let hosts = model.hosts;
@@ -80,7 +80,7 @@ pub fn figures(model: &Model) -> Figures {
     Figures { hosts, attach, spawn, cast, gather, distinct, large, leaf_dead, relay_dead, silent_dead, call, start }
 }
 
-/// A call from its beginning: until it is at the last host, and until it is answered.
+/// A call from its start: until it has reached the last host, and until it is answered.
 fn timed(world: &mut World, call: u64, purpose: Purpose) -> (Duration, Duration) {
     let begun = world.now();
     world.call(call, purpose);
@@ -98,7 +98,7 @@ fn answered(world: &mut World, call: u64, replies: u64, begun: Duration) -> (Dur
     (progress.last_reached.saturating_sub(begun), progress.last_reply.saturating_sub(begun))
 }
 
-/// How long it takes until the last host that lives knows of a death.
+/// How long it takes until the last living host knows of a death.
 fn told(world: &mut World, dead: HostNo, closed: bool) -> Duration {
     let begun = world.now();
     world.kill(dead, closed);

@@ -1,4 +1,4 @@
-//! Hosts and what is under way between them, in virtual time.
+//! Hosts and what is in flight between them, in virtual time.
 
 use crate::model::{Costs, Model};
 use crate::node::{End, Load, Node};
@@ -8,7 +8,7 @@ use mesh_proto::{CallId, HostNo};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// Whatever takes longer never happens.
+/// What takes longer than this will never happen.
 const LONGEST: Duration = Duration::from_secs(300);
 
 /// How a call went, as its caller sees it.
@@ -16,22 +16,22 @@ const LONGEST: Duration = Duration::from_secs(300);
 pub struct Progress {
     /// Hosts that the call has reached.
     pub reached: u32,
-    /// When it reached the last.
+    /// When it reached the last of them.
     pub last_reached: Duration,
-    /// Places that have replied.
+    /// How many places have replied.
     pub replies: u64,
-    /// When the last did.
+    /// When the last of them replied.
     pub last_reply: Duration,
-    /// Replies that came for a place that had one; there must be none.
+    /// Replies for a place that had one already; there must be none.
     pub repeated: u64,
 }
 
 /// What a call is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Every host says that it is there.
+    /// Every host reports that it is up.
     Attach,
-    /// Every host makes its procs; a proc that is up replies.
+    /// Every host makes its procs; each proc replies when it is up.
     Spawn,
     /// Every proc runs an endpoint and replies.
     Endpoint,
@@ -58,7 +58,7 @@ impl Call {
 pub struct World {
     pub(crate) model: Model,
     pub(crate) nodes: Vec<Node>,
-    /// How many live.
+    /// How many hosts live.
     alive: u32,
     pub(crate) queue: Queue,
     pub(crate) now: Duration,
@@ -68,14 +68,14 @@ pub struct World {
     /// The hosts that were killed.
     killed: Vec<HostNo>,
     ended: Vec<HostNo>,
-    /// How many have heard how each host stands, and when the last has.
+    /// How many hosts know how each host stands, and when the last of them learned it.
     pub(crate) told: HashMap<(HostNo, Standing), (u32, Duration)>,
-    /// Numbers from a seed, the same with every run.
+    /// The state of random numbers, which are the same in every run.
     dice: u64,
 }
 
 impl World {
-    /// A job of the controller alone; the hosts are there but not attached.
+    /// A job of the controller alone; the hosts exist but are not attached.
     #[must_use]
     pub fn new(model: Model) -> Self {
         let nodes = (0..=model.hosts).map(Node::new).collect();
@@ -101,14 +101,14 @@ impl World {
         &self.model
     }
 
-    /// Changes the inputs for what follows; hosts and fan-out stay.
+    /// Changes the inputs from now on, except for hosts and fan-out.
     pub fn vary(&mut self, change: impl FnOnce(&mut Model)) {
         let (hosts, fan_out) = (self.model.hosts, self.model.fan_out);
         change(&mut self.model);
         (self.model.hosts, self.model.fan_out) = (hosts, fan_out);
     }
 
-    /// How many hosts live, the controller's too.
+    /// How many hosts live, including the controller's.
     #[must_use]
     pub fn living(&self) -> u32 {
         self.alive
@@ -126,7 +126,7 @@ impl World {
         self.nodes[host as usize].load
     }
 
-    /// How a call went so far.
+    /// The progress of a call so far.
     #[must_use]
     pub fn progress(&self, call: CallId) -> Progress {
         self.calls.get(&call).map(|call| call.progress).unwrap_or_default()
@@ -147,13 +147,13 @@ impl World {
         self.nodes.get(host as usize).is_some_and(|node| node.alive)
     }
 
-    /// How many hosts have heard that a host is suspect or dead, and when the last of them has.
+    /// How many hosts have heard that a host is suspect or dead, and when the last of them did.
     #[must_use]
     pub fn told(&self, host: HostNo, standing: Standing) -> (u32, Duration) {
         self.told.get(&(host, standing)).copied().unwrap_or_default()
     }
 
-    /// Lets time pass until `done`, or for long enough that it never will be.
+    /// Lets time pass until `done`, or until it clearly never will be.
     pub fn run(&mut self, mut done: impl FnMut(&Self) -> bool) {
         let end = self.now + LONGEST;
         while !done(self) && self.now < end {
@@ -173,7 +173,7 @@ impl World {
         });
     }
 
-    /// A host stops: its connections end at once if `closed`, else it is silent.
+    /// A host stops: its connections end at once if `closed`, otherwise it falls silent.
     pub fn kill(&mut self, host: HostNo, closed: bool) {
         self.nodes[host as usize].silent = !closed;
         self.killed.push(host);
@@ -181,20 +181,20 @@ impl World {
         self.hang_up(host, closed);
     }
 
-    /// A host has ended its work by itself, since nobody above it could reach it, or was told to.
+    /// A host ended its work on its own, because nobody above it could reach it, or was told to.
     pub(crate) fn ended(&mut self, host: HostNo) {
         self.ended.push(host);
         self.gone(host);
         self.hang_up(host, true);
     }
 
-    /// The hosts that were not killed, and have ended all the same: those that nobody above could reach for the window.
+    /// The hosts that ended without being killed: nobody above them could reach them for the window.
     #[must_use]
     pub fn ended_alone(&self) -> &[HostNo] {
         &self.ended
     }
 
-    /// It does nothing more, and what it held of others does not count.
+    /// The host does nothing more.
     fn gone(&mut self, host: HostNo) {
         let node = &mut self.nodes[host as usize];
         if std::mem::replace(&mut node.alive, false) {
@@ -236,7 +236,7 @@ impl World {
                 self.arrived(host, from, *packet);
             }
             Event::Tick { .. } => {
-                // An earlier tick was asked for since.
+                // An earlier tick was asked for meanwhile.
                 if node.armed != Some(at) {
                     return;
                 }
@@ -254,7 +254,7 @@ impl World {
         self.note(host);
     }
 
-    /// Notes what a host holds of those that were killed.
+    /// Notes how a host thinks that the killed hosts stand.
     fn note(&mut self, host: HostNo) {
         let node = &mut self.nodes[host as usize];
         for dead in &self.killed {
@@ -266,7 +266,7 @@ impl World {
         }
     }
 
-    /// Has the gateway look in at `at`, unless it does so earlier.
+    /// Lets the gateway tick at `at`, unless it does so earlier.
     pub(crate) fn arm(&mut self, host: HostNo, at: Duration, busy: bool) {
         let node = &mut self.nodes[host as usize];
         if node.armed.is_none_or(|armed| at < armed) {
@@ -275,7 +275,7 @@ impl World {
         }
     }
 
-    /// What a gateway has sent goes on its way, and costs what it costs.
+    /// Sends what a gateway has put out, and charges for it.
     pub(crate) fn flush(&mut self, host: HostNo) {
         let sent = self.nodes[host as usize].net.sent.take();
         for (to, packet) in sent {
@@ -312,7 +312,7 @@ impl World {
         (x ^ (x >> 31)) % sides.max(1)
     }
 
-    /// Every host beside the controller's that is attached and lives.
+    /// Every living, attached host besides the controller's.
     #[must_use]
     pub fn all(&self) -> HostSet {
         self.nodes[0].gateway.live_hosts().into_iter().collect()

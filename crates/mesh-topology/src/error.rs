@@ -1,4 +1,4 @@
-//! Everything that can be wrong with a question about geometry.
+//! Everything that can be wrong in a geometric operation.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use crate::{MAX_DIMS, MAX_LABEL_LEN};
 /// A result whose error is a [`TopologyError`].
 pub type Result<T> = std::result::Result<T, TopologyError>;
 
-/// Why a geometric operation was refused. Messages name what was asked, what exists and what to do next.
+/// Why a geometric operation was refused. Messages say what was asked, what exists and what to do next.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologyError {
@@ -32,7 +32,7 @@ pub enum TopologyError {
         "{label:?} cannot name a dimension: {why} (1 to {MAX_LABEL_LEN} bytes, no spaces, commas, equals signs or control characters)"
     )]
     BadLabel {
-        /// The label, cut short where it is too long.
+        /// The label, shortened if it is too long.
         label: String,
         /// What is wrong with it.
         why: &'static str,
@@ -52,11 +52,11 @@ pub enum TopologyError {
     /// A dimension that the mesh does not have.
     #[error("no dimension '{name}'; this mesh has {mesh}{}", did_you_mean(.nearest.as_deref()))]
     UnknownDim {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// The dimensions that exist, with their sizes.
         mesh: String,
-        /// The closest existing name, where one is close.
+        /// The closest existing name, if one is close.
         nearest: Option<String>,
     },
     /// A coordinate was not given.
@@ -125,12 +125,12 @@ pub enum TopologyError {
         /// What is wrong.
         why: &'static str,
     },
-    /// A size for a dimension that a split does not make.
+    /// A size for a dimension that a split does not create.
     #[error("a size is given for '{name}', but the split makes no such dimension; it makes: {parts}")]
     UnusedSize {
         /// The name with a size.
         name: String,
-        /// The names that the split makes.
+        /// The names that the split creates.
         parts: String,
     },
     /// A region whose ranks are not evenly spaced.
@@ -138,12 +138,12 @@ pub enum TopologyError {
         "ranks of {region} are not evenly spaced, so they cannot form one dimension '{name}'; flatten first, then slice"
     )]
     NotFlat {
-        /// The name of the wished dimension.
+        /// The name for the flattened dimension.
         name: String,
         /// The region, described.
         region: String,
     },
-    /// Strides that would name a rank more than once.
+    /// Strides that would include a rank more than once.
     #[error(
         "sizes {sizes:?} with strides {strides:?} name some ranks more than once; each stride must step over the whole reach of the smaller ones"
     )]
@@ -153,7 +153,7 @@ pub enum TopologyError {
         /// The strides.
         strides: Vec<isize>,
     },
-    /// A slice that reaches below rank 0 or above the largest rank.
+    /// A slice that reaches below rank 0 or above the largest possible rank.
     #[error("offset {offset} with sizes {sizes:?} and strides {strides:?} reaches outside ranks 0 to {}", isize::MAX)]
     OutOfBounds {
         /// The offset.
@@ -173,7 +173,7 @@ pub enum TopologyError {
     },
 }
 
-/// A number that should have been small, for a message.
+/// A number for a message; out-of-range numbers are clamped.
 pub(crate) fn saturated(number: usize) -> isize {
     isize::try_from(number).unwrap_or(isize::MAX)
 }

@@ -95,12 +95,12 @@ impl Extent {
         &self.inner.weights
     }
 
-    /// The place of a dimension among the others, if it exists.
+    /// The position of a dimension among the others, if it exists.
     pub fn axis(&self, label: &str) -> Option<usize> {
         self.labels().position(|l| l == label)
     }
 
-    /// As [`axis`](Self::axis), with an error that names what exists.
+    /// Like [`axis`](Self::axis), but with an error that lists the existing dimensions.
     pub fn expect_axis(&self, label: &str) -> Result<usize> {
         self.axis(label).ok_or_else(|| TopologyError::UnknownDim {
             name: label.chars().take(crate::MAX_LABEL_LEN).collect(),
@@ -114,8 +114,8 @@ impl Extent {
         Ok(self.sizes()[self.expect_axis(label)?])
     }
 
-    /// The rank of the point with these coordinates, one for each dimension, in any order;
-    /// negative ones count from the end.
+    /// The rank of the point with these coordinates, one for each dimension, in any order; negative ones count from the
+    /// end.
     pub fn rank_of(&self, coords: &[(&str, isize)]) -> Result<usize> {
         let mut by_axis = [None; MAX_DIMS];
         for &(label, coord) in coords {
@@ -139,15 +139,15 @@ impl Extent {
         rank / self.inner.weights[axis] % self.inner.sizes[axis]
     }
 
-    /// For messages: the dimensions, or words for having none.
+    /// The dimensions, or words for having none, for messages.
     pub(crate) fn describe(&self) -> String {
         if self.ndim() == 0 { "no dimensions".to_owned() } else { self.to_string() }
     }
 }
 
-/// Row-major weights and the product of sizes; refuses what does not fit in `isize` (`TOP-2`).
+/// Row-major weights and the product of sizes; refuses whatever does not fit in `isize` (`TOP-2`).
 ///
-/// Zeros count as one in the check, so that a weight never overflows in an empty extent either.
+/// Zeros count as one in the check, so that weights do not overflow in an empty extent either.
 pub(crate) fn row_major(sizes: &[usize]) -> Result<(Vec<usize>, usize)> {
     let mut weights = vec![1; sizes.len()];
     let mut product = 1_usize;

@@ -1,4 +1,4 @@
-//! The names of dimensions: which are valid, and which one a mistyped name was meant to be.
+//! The names of dimensions: which are valid, and which one a mistyped name probably means.
 
 use crate::{MAX_LABEL_LEN, Result, TopologyError};
 
@@ -12,14 +12,14 @@ pub(crate) fn check(label: &str) -> Result<()> {
     } else if label.chars().any(|c| c.is_whitespace() || c.is_control()) {
         bad("it contains a space or a control character")
     } else if label.contains([',', '=']) {
-        // They separate dimensions wherever a shape is written down.
+        // Shapes are written with these as separators.
         bad("it contains a comma or an equals sign")
     } else {
         Ok(())
     }
 }
 
-/// Checks that no label occurs twice. Quadratic, and faster than hashing for the 16 there can be.
+/// Checks that no label occurs twice. Quadratic, but faster than hashing for at most 16 labels.
 pub(crate) fn check_unique<S: AsRef<str>>(labels: &[S]) -> Result<()> {
     for (i, label) in labels.iter().enumerate() {
         if labels[..i].iter().any(|other| other.as_ref() == label.as_ref()) {
@@ -29,9 +29,9 @@ pub(crate) fn check_unique<S: AsRef<str>>(labels: &[S]) -> Result<()> {
     Ok(())
 }
 
-/// The candidate nearest to `name`, if it is near enough to be what was meant.
+/// The candidate nearest to `name`, if it is close enough to be what was meant.
 pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    // Work and memory stay bounded whatever was passed as a name.
+    // Work and memory stay bounded whatever is passed as a name.
     if name.len() > MAX_LABEL_LEN {
         return None;
     }
@@ -39,7 +39,7 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
         .map(|candidate| (distance(name, candidate), candidate))
         .filter(|&(d, candidate)| {
             let longer = candidate.chars().count().max(name.chars().count());
-            // At most a third may differ, and something must be the same.
+            // At most a third may differ, and something must match.
             d <= longer.div_ceil(3) && d < longer
         })
         .min_by_key(|&(d, _)| d)

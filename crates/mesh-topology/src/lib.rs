@@ -11,11 +11,11 @@
 //! | [`RankSet`] | any set of ranks, as sorted runs: the result of set operations |
 //! | [`RunSet`] | a set of any unsigned numbers, kept as sorted runs |
 //!
-//! Invariants, cited by the tests that hold them:
+//! Invariants, cited by the tests that check them:
 //!
-//! - `TOP-1`: a slice never names a rank twice, so a rank has at most one position in it.
+//! - `TOP-1`: a slice never includes a rank twice, so a rank has at most one position in it.
 //! - `TOP-2`: every count, offset and rank fits in `isize`; nothing overflows after construction.
-//! - `TOP-3`: decoding never panics and never allocates more than the bytes it was given can justify.
+//! - `TOP-3`: decoding never panics, and never allocates more than its input can justify.
 //!
 //! ```
 //! use mesh_topology::{Extent, Region, Selector, Span};

@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::saturated;
 use crate::{Extent, Result, TopologyError};
 
-/// A place in an [`Extent`], held as its rank; coordinates are worked out when asked for.
+/// A place in an [`Extent`], stored as its rank; coordinates are computed on demand.
 ///
 /// ```
 /// # use mesh_topology::Extent;
@@ -40,7 +40,7 @@ impl Point {
         Self { extent, rank }
     }
 
-    /// The extent it is a place of.
+    /// The extent that it is a place of.
     pub fn extent(&self) -> &Extent {
         &self.extent
     }

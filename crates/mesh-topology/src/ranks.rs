@@ -1,4 +1,4 @@
-//! Walking a view.
+//! Iteration over a view.
 
 use std::iter::FusedIterator;
 
@@ -10,9 +10,9 @@ pub struct Ranks {
     slice: Slice,
     /// The next rank to yield.
     rank: usize,
-    /// How many are yet to come.
+    /// How many ranks are left.
     left: usize,
-    /// How many are yet to come in this row, after `rank`.
+    /// How many ranks are left in this row, after `rank`.
     left_in_row: usize,
     /// The indices of the row, outermost first; the last dimension is counted by `left_in_row`.
     coords: [usize; MAX_DIMS],
@@ -35,7 +35,7 @@ impl Ranks {
         let Some(last) = sizes.len().checked_sub(1) else {
             return;
         };
-        // Wrapping, because the order of going back and forth may dip outside; the sum never does (TOP-2).
+        // Wrapping, because intermediate sums may dip outside; the final sum never does (TOP-2).
         let back =
             |rank: usize, axis: usize| rank.wrapping_sub((sizes[axis] - 1).wrapping_mul(strides[axis].cast_unsigned()));
         self.rank = back(self.rank, last);

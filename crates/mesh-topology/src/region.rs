@@ -1,4 +1,4 @@
-//! The part of a mesh that a message can name.
+//! The part of a mesh that a message can address.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use crate::{Extent, Point, Ranks, Result, Selector, Slice, TopologyError};
 
 /// Named dimensions laid over a strided view of a mesh's flat ranks.
 ///
-/// Ranks are always those of the mesh it was cut from, however often it is sliced again; positions are
-/// row-major within the region. Cloning shares.
+/// Ranks are always those of the original mesh, however often it is sliced; positions are row-major within the region.
+/// Clones share memory.
 ///
 /// ```
 /// # use mesh_topology::{Extent, Region, Selector, Span};
@@ -22,16 +22,16 @@ use crate::{Extent, Point, Ranks, Result, Selector, Slice, TopologyError};
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Region {
-    /// Its sizes are always those of `slice`.
+    /// Its sizes always equal those of `slice`.
     extent: Extent,
     slice: Slice,
 }
 
-/// Another name for [`Region`]: labels and a slice are all there is to a shape.
+/// Another name for [`Region`]: a shape consists of labels and a slice.
 pub type Shape = Region;
 
 impl Region {
-    /// Labels over a view; one label for each of its dimensions.
+    /// Labels over a view; one label for each dimension.
     pub fn new<S: AsRef<str>>(labels: &[S], slice: Slice) -> Result<Self> {
         if labels.len() != slice.ndim() {
             return Err(TopologyError::LengthMismatch { what: "labels", got: labels.len(), expected: slice.ndim() });
@@ -39,14 +39,14 @@ impl Region {
         Ok(Self { extent: Extent::from_parts(labels, slice.sizes())?, slice })
     }
 
-    /// All of a mesh.
+    /// The whole mesh.
     pub fn whole(extent: &Extent) -> Self {
-        // An extent has been checked for all that a row-major slice is checked for; this keeps it infallible.
+        // An extent has passed every check of a row-major slice, so this cannot fail.
         let slice = Slice::row_major(extent.sizes()).unwrap_or_else(|error| unreachable!("{error}"));
         Self { extent: extent.clone(), slice }
     }
 
-    /// Its names and sizes.
+    /// The names and sizes.
     pub fn extent(&self) -> &Extent {
         &self.extent
     }
@@ -61,7 +61,7 @@ impl Region {
         self.slice.len()
     }
 
-    /// Whether it holds no rank.
+    /// Whether it has no rank.
     pub fn is_empty(&self) -> bool {
         self.slice.is_empty()
     }
@@ -71,17 +71,17 @@ impl Region {
         self.slice.iter()
     }
 
-    /// Whether it holds this rank.
+    /// Whether it has this rank.
     pub fn contains(&self, rank: usize) -> bool {
         self.slice.contains(rank)
     }
 
-    /// The place of a rank within the region.
+    /// The position of a rank within the region.
     pub fn position(&self, rank: usize) -> Option<usize> {
         self.slice.position(rank)
     }
 
-    /// The rank at a place within the region.
+    /// The rank at a position within the region.
     pub fn rank_at(&self, position: usize) -> Result<usize> {
         self.slice.rank_at(position).ok_or_else(|| TopologyError::RankOutOfRange {
             what: "position",
@@ -115,13 +115,13 @@ impl Region {
                 Some(Selector::At(index)) => (pick_index(index, label, size)?, None),
                 Some(Selector::Span(span)) => {
                     let picked = span.pick(label, size)?;
-                    // A step that is never taken is left out, so that it cannot overflow.
+                    // A step that is never taken is omitted, so that it cannot overflow.
                     let stride = if picked.count > 1 { stride * picked.step } else { stride };
                     (picked.first, Some((picked.count, stride)))
                 }
             };
             if first > 0 {
-                // `first` is an index of this dimension, so its reach is within bounds (TOP-2).
+                // `first` is an index in this dimension, so its offset is within bounds (TOP-2).
                 offset = offset.wrapping_add(first.cast_signed().wrapping_mul(stride));
             }
             if let Some((size, stride)) = kept {
@@ -133,7 +133,7 @@ impl Region {
         Self::new(&labels, Slice::new(offset.cast_unsigned(), &sizes, &strides)?)
     }
 
-    /// Replaces one dimension by several, outermost first; at most one size may be left to be inferred.
+    /// Replaces one dimension by several, outermost first; at most one size may be omitted and inferred.
     pub fn split(&self, dim: &str, parts: &[(&str, Option<usize>)]) -> Result<Self> {
         let axis = self.extent.expect_axis(dim)?;
         let size = self.extent.sizes()[axis];
@@ -147,7 +147,7 @@ impl Region {
         let mut stride = self.slice.strides()[axis];
         for (part_stride, &part) in part_strides.iter_mut().zip(&sizes).rev() {
             *part_stride = stride;
-            // A stride past the last part is never taken; before that it stays within the reach (TOP-2).
+            // A stride past the last part is never taken; earlier ones stay within bounds (TOP-2).
             stride = stride.wrapping_mul(part.cast_signed());
         }
         let mut labels: Vec<&str> = self.extent.labels().collect();
@@ -159,8 +159,8 @@ impl Region {
         Self::new(&labels, Slice::new(self.slice.offset(), &all_sizes, &strides)?)
     }
 
-    /// Splits any number of dimensions at once, with the sizes of the new ones given by name:
-    /// what `split(hosts=("rack", "host"), host=2)` says in Python.
+    /// Splits any number of dimensions at once, with the new sizes given by name, like
+    /// `split(hosts=("rack", "host"), host=2)` in Python.
     ///
     /// ```
     /// # use mesh_topology::{Extent, Region};
@@ -188,7 +188,7 @@ impl Region {
         })
     }
 
-    /// Makes one dimension of all, in row-major order; needs ranks that are evenly spaced.
+    /// Merges all dimensions into one, in row-major order; the ranks must be evenly spaced.
     pub fn flatten(&self, name: &str) -> Result<Self> {
         let mut stride = 1;
         let mut taken: Option<isize> = None;
@@ -209,7 +209,7 @@ impl Region {
         Self::new(&[name], Slice::new(self.slice.offset(), &[self.len()], &[stride])?)
     }
 
-    /// Gives dimensions other names, all at once, so that two may swap theirs.
+    /// Renames dimensions, all at once, so that two may swap names.
     pub fn rename(&self, names: &[(&str, &str)]) -> Result<Self> {
         let mut labels: Vec<&str> = self.extent.labels().collect();
         for (i, &(from, to)) in names.iter().enumerate() {
@@ -248,7 +248,7 @@ fn describe_parts(parts: &[(&str, Option<usize>)]) -> String {
     format!("({})", parts.iter().map(part).collect::<Vec<_>>().join(", "))
 }
 
-/// `hosts=2, gpus=4 of ranks 0..=11` where there are gaps, `hosts=2, gpus=8` for a mesh from rank 0 on.
+/// `hosts=2, gpus=4 of ranks 0..=11` if there are gaps; `hosts=2, gpus=8` for a whole mesh from rank 0.
 impl fmt::Display for Region {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bounds = self.slice.bounds();

@@ -1,8 +1,8 @@
-//! A set of numbers, kept as runs of neighbours.
+//! A set of numbers, stored as runs of neighbours.
 
 /// An unsigned number that a [`RunSet`] holds.
 ///
-/// Ends of runs are computed in 64 bits, so the highest number of a narrower type is a member like any other.
+/// Ends of runs are computed in 64 bits, so the highest number of a narrower type needs no special case.
 pub trait RunNumber: Copy + Ord {
     /// The number in 64 bits.
     fn widen(self) -> u64;
@@ -10,7 +10,7 @@ pub trait RunNumber: Copy + Ord {
     /// A number or a count that is known to fit.
     fn narrow(wide: u64) -> Self;
 
-    /// The `count` numbers from `self` on, the last of which is known to exist.
+    /// The `count` numbers from `self` on, the last of which must exist.
     fn run(self, count: Self) -> impl Iterator<Item = Self>;
 }
 
@@ -38,7 +38,7 @@ macro_rules! run_number {
 
 run_number!(u32, usize);
 
-/// A set of ranks. What two views have in common is not a view again in general, but it is always a set.
+/// A set of ranks. The intersection of two views is not always a view, but it is always a set.
 ///
 /// ```
 /// # use mesh_topology::Slice;
@@ -49,8 +49,8 @@ run_number!(u32, usize);
 /// ```
 pub type RankSet = RunSet<usize>;
 
-/// Numbers in ascending order, without duplicates. A run of neighbours takes one entry, and set operations
-/// cost as much as there are runs, however many numbers are in them. No run ends behind `u64::MAX`.
+/// Numbers in ascending order, without duplicates. A run of neighbours takes one entry, and set operations cost as much
+/// as there are runs, however many numbers they contain. No run ends above `u64::MAX`.
 ///
 /// ```
 /// # use mesh_topology::RunSet;
@@ -64,7 +64,7 @@ pub struct RunSet<N> {
     runs: Vec<(N, N)>,
 }
 
-/// The first number behind a run.
+/// The first number after a run.
 fn end<N: RunNumber>((first, len): (N, N)) -> u64 {
     first.widen() + len.widen()
 }
@@ -93,30 +93,30 @@ impl<N: RunNumber> RunSet<N> {
         Self { runs: if count.widen() == 0 { Vec::new() } else { vec![(first, count)] } }
     }
 
-    /// The numbers of all the runs, which may overlap and come in any order.
+    /// The numbers of all the runs, which may overlap and be in any order.
     #[must_use]
     pub fn from_runs(mut runs: Vec<(N, N)>) -> Self {
-        // Nearly always one or two lists that are in order: then this is a merge.
+        // Nearly always one or two sorted lists, which makes this a merge.
         runs.sort();
         let mut set = Self { runs: Vec::with_capacity(runs.len()) };
         runs.into_iter().for_each(|run| set.append(run.0.widen(), end(run)));
         set
     }
 
-    /// Adds a number that is above all others, or the same as the highest.
+    /// Adds a number that is above all others, or equal to the highest.
     ///
     /// # Panics
-    /// If it is below.
+    /// If it is lower.
     pub fn push(&mut self, number: N) {
         if self.last() != Some(number) {
             self.push_run(number, N::narrow(1));
         }
     }
 
-    /// Adds `count` numbers from `first` on, all of them above those that are there.
+    /// Adds `count` numbers from `first` on, all above the existing ones.
     ///
     /// # Panics
-    /// If one is not.
+    /// If one is not above them.
     pub fn push_run(&mut self, first: N, count: N) {
         assert!(
             count.widen() == 0 || self.last().is_none_or(|last| last < first),
@@ -137,7 +137,7 @@ impl<N: RunNumber> RunSet<N> {
         self.runs.iter().map(|(_, len)| usize::narrow(len.widen())).sum()
     }
 
-    /// Whether it holds no number.
+    /// Whether it has no number.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
@@ -155,13 +155,13 @@ impl<N: RunNumber> RunSet<N> {
         self.runs.last().map(|run| N::narrow(end(*run) - 1))
     }
 
-    /// Whether `number` is one of them.
+    /// Whether `number` is in the set.
     #[must_use]
     pub fn contains(&self, number: N) -> bool {
         self.find(number).is_some()
     }
 
-    /// Takes `number` out. Returns whether it was there.
+    /// Removes `number`. Returns whether it was in the set.
     pub fn remove(&mut self, number: N) -> bool {
         let Some(at) = self.find(number) else { return false };
         self.cut(at..at + 1, (number, N::narrow(1)));
@@ -173,20 +173,20 @@ impl<N: RunNumber> RunSet<N> {
         self.runs.iter().flat_map(|&(first, len)| first.run(len))
     }
 
-    /// The numbers that are in one of the two sets, or in both.
+    /// The numbers in either set.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
         Self::from_runs(self.runs.iter().chain(&other.runs).copied().collect())
     }
 
-    /// Adds the numbers of another set. Cheap where many runs get a few more.
+    /// Adds the numbers of another set. Cheap if that has few runs, even if this one has many.
     pub fn extend_by(&mut self, other: &Self) {
         if other.runs.len() > FEW {
             *self = self.union(other);
             return;
         }
         for &added in &other.runs {
-            // The runs that it overlaps or touches become one with it.
+            // Merge with the runs that it overlaps or touches.
             let from = self.runs.partition_point(|run| end(*run) < added.0.widen());
             let to = from + self.runs[from..].partition_point(|(first, _)| first.widen() <= end(added));
             let (mut low, mut high) = (added.0.widen(), end(added));
@@ -197,7 +197,7 @@ impl<N: RunNumber> RunSet<N> {
         }
     }
 
-    /// Takes out the numbers of another set. Cheap where a few runs are taken from many.
+    /// Removes the numbers of another set. Cheap if that has few runs, even if this one has many.
     pub fn reduce_by(&mut self, other: &Self) {
         if other.runs.len() > FEW {
             *self = self.difference(other);
@@ -210,19 +210,19 @@ impl<N: RunNumber> RunSet<N> {
         }
     }
 
-    /// Whether any number is in both.
+    /// Whether any number is in both sets.
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {
         let (few, many) = if self.runs.len() < other.runs.len() { (self, other) } else { (other, self) };
         few.runs.iter().any(|&run| many.runs.get(many.behind(run.0)).is_some_and(|(first, _)| first.widen() < end(run)))
     }
 
-    /// The numbers that are in both.
+    /// The numbers in both sets.
     #[must_use]
     pub fn intersection(&self, other: &Self) -> Self {
         let mut set = Self::new();
         let (mut a, mut b) = (0, 0);
-        // Where one list is long and the other short: nothing before the short one's beginning counts.
+        // Skip whatever lies before the other's first number, for when one list is long and the other short.
         if let (Some(mine), Some(theirs)) = (self.first(), other.first()) {
             (a, b) = (self.behind(theirs), other.behind(mine));
         }
@@ -251,7 +251,7 @@ impl<N: RunNumber> RunSet<N> {
                 set.append(start, hole.0.widen());
                 start = start.max(end(hole));
                 if end(hole) > stop {
-                    // It may cut the next run too.
+                    // It may also cut the next run.
                     break;
                 }
                 holes.next();
@@ -261,7 +261,7 @@ impl<N: RunNumber> RunSet<N> {
         set
     }
 
-    /// Cuts the set into at most `pieces` of nearly equal size, in ascending order; none of them empty.
+    /// Cuts the set into at most `pieces` nonempty sets of nearly equal size, in ascending order.
     #[must_use]
     pub fn split(&self, pieces: usize) -> Vec<Self> {
         let total = self.len();
@@ -282,7 +282,7 @@ impl<N: RunNumber> RunSet<N> {
         (0..pieces).map(piece).collect()
     }
 
-    /// Adds `from..to`, which begins no earlier than the last run. Runs that touch are merged.
+    /// Adds `from..to`, which must not begin before the last run does. Merges runs that touch.
     pub(crate) fn append(&mut self, from: u64, to: u64) {
         if from >= to {
             return;
@@ -293,18 +293,18 @@ impl<N: RunNumber> RunSet<N> {
         }
     }
 
-    /// Where the first run is that does not lie wholly below `number`.
+    /// The index of the first run that does not lie wholly below `number`.
     fn behind(&self, number: N) -> usize {
         self.runs.partition_point(|run| end(*run) <= number.widen())
     }
 
-    /// The run that holds `number`.
+    /// The index of the run that contains `number`.
     fn find(&self, number: N) -> Option<usize> {
         let at = self.runs.partition_point(|(first, _)| *first <= number).checked_sub(1)?;
         (number.widen() < end(self.runs[at])).then_some(at)
     }
 
-    /// Takes a run out of those at `place`, which are all that it overlaps.
+    /// Removes a run from the runs at `place`, which are all those that it overlaps.
     fn cut(&mut self, place: std::ops::Range<usize>, taken: (N, N)) {
         let ([lowest, .., highest] | [lowest @ highest]) = &self.runs[place.clone()] else { return };
         let parts = [(lowest.0.widen(), taken.0.widen()), (end(taken), end(*highest))];
@@ -312,7 +312,7 @@ impl<N: RunNumber> RunSet<N> {
     }
 }
 
-/// Up to how many runs a set takes in, or gives up, one by one, instead of being made anew.
+/// Sets with up to this many runs are added or removed run by run, instead of rebuilding the set.
 const FEW: usize = 4;
 
 impl<N: RunNumber> FromIterator<N> for RunSet<N> {

@@ -1,4 +1,4 @@
-//! What to keep of a dimension.
+//! Which part of a dimension to keep.
 
 use std::fmt;
 
@@ -13,8 +13,8 @@ pub enum Selector {
     Span(Span),
 }
 
-/// A range with Python's meaning: absent ends mean "all the way", negative ones count from the end, ends
-/// past the edge are cut off, and a negative step walks backwards.
+/// A range with Python's meaning: absent ends mean "all the way", negative ones count from the end, ends past the edge
+/// are clamped, and a negative step goes backwards.
 ///
 /// ```
 /// # use mesh_topology::Span;
@@ -27,11 +27,11 @@ pub struct Span {
     pub start: Option<isize>,
     /// Where to stop, exclusive.
     pub stop: Option<isize>,
-    /// How far to go each time; absent means one.
+    /// The step; absent means one.
     pub step: Option<isize>,
 }
 
-/// A span applied to a size: `count` indices from `first` on, `step` apart.
+/// A span applied to a size: `count` indices from `first`, `step` apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Picked {
     pub(crate) first: usize,
@@ -55,8 +55,8 @@ impl Span {
         Self::new(None, None, Some(step))
     }
 
-    /// What it picks of a dimension; picking nothing of something is an error, because a mesh without
-    /// elements is never what was meant.
+    /// The indices that it picks in a dimension. Picking nothing from a nonempty dimension is an error, because nobody
+    /// wants a mesh without elements.
     pub(crate) fn pick(self, dim: &str, size: usize) -> Result<Picked> {
         let step = self.step.unwrap_or(1);
         if step == 0 {
@@ -84,7 +84,7 @@ impl Span {
     }
 }
 
-/// As it stands between brackets in Python.
+/// Formatted as between brackets in Python.
 impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(start) = self.start {
@@ -101,7 +101,7 @@ impl fmt::Display for Span {
     }
 }
 
-/// The absolute index that a possibly negative one means.
+/// The absolute index for an index that may be negative.
 pub(crate) fn pick_index(index: isize, dim: &str, size: usize) -> Result<usize> {
     let absolute = if index < 0 { size.checked_sub(index.unsigned_abs()) } else { Some(index.unsigned_abs()) };
     absolute.filter(|&i| i < size).ok_or_else(|| TopologyError::IndexOutOfRange { dim: dim.to_owned(), index, size })

@@ -11,10 +11,9 @@ use crate::{MAX_DIMS, RankSet, Result, TopologyError};
 
 /// Ranks laid out as `offset + Σ index·stride`, without names.
 ///
-/// Strides may be negative and in any order, but never name a rank twice (`TOP-1`): each stride steps over
-/// the whole reach of the smaller ones. Every view that slicing, splitting and flattening make of a mesh is
-/// like that, and it makes membership a few divisions. In a view without ranks all strides are zero.
-/// Cloning shares.
+/// Strides may be negative and in any order, but never include a rank twice (`TOP-1`): each stride is greater than the
+/// whole reach of the smaller ones. Every view that slicing, splitting or flattening a mesh creates has this property,
+/// which makes membership a few divisions. In a view without ranks all strides are zero. Clones share memory.
 ///
 /// ```
 /// # use mesh_topology::Slice;
@@ -34,15 +33,15 @@ struct Inner {
     sizes: Box<[usize]>,
     strides: Box<[isize]>,
     len: usize,
-    /// The smallest and the largest rank; both `offset` in an empty view.
+    /// The smallest and the largest rank; both equal `offset` in an empty view.
     low: usize,
     high: usize,
-    /// The axes longer than one, by falling step: a rank is taken apart in this order.
+    /// The axes longer than one, by descending step: the order for taking a rank apart.
     nest: Box<[Axis]>,
 }
 
 struct Axis {
-    /// Its place among all axes.
+    /// Its position among all axes.
     index: usize,
     size: usize,
     /// The absolute stride.
@@ -52,12 +51,12 @@ struct Axis {
     weight: usize,
     /// How far the axes below it in the nest reach.
     inner_reach: usize,
-    /// Whether this axis and those below it name every rank they span, so that no walk is needed.
+    /// Whether this axis and those below it include every rank that they span, so that no walk is needed.
     dense: bool,
 }
 
 impl Slice {
-    /// A view from its parts; refuses one that overlaps itself or leaves the ranks there can be.
+    /// A view from its parts; refuses one that overlaps itself or leaves the range of ranks.
     pub fn new(offset: usize, sizes: &[usize], strides: &[isize]) -> Result<Self> {
         if sizes.len() > MAX_DIMS {
             return Err(TopologyError::TooManyDims { got: sizes.len() });
@@ -66,7 +65,7 @@ impl Slice {
             return Err(TopologyError::LengthMismatch { what: "strides", got: strides.len(), expected: sizes.len() });
         }
         let (weights, len) = row_major(sizes)?;
-        // Nothing is at the end of any stride of an empty view: all are the same, and none can overflow.
+        // The strides of an empty view lead nowhere: make them all the same, so that none can overflow.
         let strides = if len == 0 { &[0; MAX_DIMS][..sizes.len()] } else { strides };
         let (low, high) = bounds(offset, sizes, strides).ok_or_else(|| TopologyError::OutOfBounds {
             offset,
@@ -121,17 +120,17 @@ impl Slice {
         self.inner.len
     }
 
-    /// Whether it names no rank.
+    /// Whether it has no rank.
     pub fn is_empty(&self) -> bool {
         self.inner.len == 0
     }
 
-    /// The smallest range that holds all its ranks.
+    /// The smallest range that contains all its ranks.
     pub fn bounds(&self) -> Range<usize> {
         if self.is_empty() { self.inner.low..self.inner.low } else { self.inner.low..self.inner.high + 1 }
     }
 
-    /// Whether it names this rank.
+    /// Whether it has this rank.
     pub fn contains(&self, rank: usize) -> bool {
         self.position(rank).is_some()
     }
@@ -153,26 +152,26 @@ impl Slice {
         }))
     }
 
-    /// The index in each dimension of a rank.
+    /// The coordinates of a rank.
     pub fn coordinates(&self, rank: usize) -> Option<Vec<usize>> {
         let mut coords = vec![0; self.ndim()];
         self.take_apart(rank, |axis, coord| coords[axis.index] = coord).then_some(coords)
     }
 
-    /// The rank at an index in each dimension.
+    /// The rank at these coordinates.
     pub fn rank_of(&self, coords: &[usize]) -> Option<usize> {
         if coords.len() != self.ndim() || coords.iter().zip(self.sizes()).any(|(c, n)| c >= n) {
             return None;
         }
-        // Every term stays within `low..=high` (TOP-2); only the order of adding could dip outside.
+        // Every term stays within `low..=high` (TOP-2); only intermediate sums could dip outside.
         let rank = coords.iter().zip(self.strides()).fold(self.offset().cast_signed(), |rank, (&c, &stride)| {
             rank.wrapping_add(c.cast_signed().wrapping_mul(stride))
         });
         Some(rank.cast_unsigned())
     }
 
-    /// Calls `found` with each axis longer than one and the coordinate of `rank` in it; false if `rank` is
-    /// not in the view, and then what was found means nothing.
+    /// Calls `found` with each axis longer than one and the coordinate of `rank` in it. False if `rank` is not in the
+    /// view; then what was found means nothing.
     fn take_apart(&self, rank: usize, mut found: impl FnMut(&Axis, usize)) -> bool {
         let inner = &*self.inner;
         if inner.len == 0 || rank < inner.low || rank > inner.high {
@@ -190,14 +189,13 @@ impl Slice {
         rest == 0
     }
 
-    /// All its ranks as a set. Costs one entry per gap, so look at [`len`](Self::len) first where the view
-    /// came from somewhere that is not trusted.
+    /// All its ranks as a set. Costs one entry per gap, so check [`len`](Self::len) first if the view comes from an
+    /// untrusted source.
     pub fn to_set(&self) -> RankSet {
         self.within(0..usize::MAX)
     }
 
-    /// Those of its ranks that lie in a range, found without visiting the others: what a host that owns a
-    /// range of ranks has to do with a cast.
+    /// The ranks in a range, found without visiting the others: what a cast means to a host that owns a range of ranks.
     pub fn within(&self, range: Range<usize>) -> RankSet {
         let mut set = RankSet::new();
         if !self.is_empty() {
@@ -206,14 +204,14 @@ impl Slice {
         set
     }
 
-    /// The ranks in both.
+    /// The ranks in both views.
     pub fn intersection(&self, other: &Self) -> RankSet {
         let (a, b) = (self.bounds(), other.bounds());
         let common = a.start.max(b.start)..a.end.min(b.end);
         self.within(common.clone()).intersection(&other.within(common))
     }
 
-    /// The ranks in this view and not in the other.
+    /// The ranks in this view but not in the other.
     pub fn difference(&self, other: &Self) -> RankSet {
         self.to_set().difference(&other.within(self.bounds()))
     }
@@ -230,18 +228,18 @@ impl Slice {
             && (other.is_dense() || self.iter().all(|rank| other.contains(rank)))
     }
 
-    /// Whether no rank is in both.
+    /// Whether no rank is in both views.
     pub fn is_disjoint(&self, other: &Self) -> bool {
         self.intersection(other).is_empty()
     }
 
-    /// Whether it names every rank between its smallest and its largest.
+    /// Whether it includes every rank between its smallest and its largest.
     pub fn is_dense(&self) -> bool {
         self.inner.nest.first().is_none_or(|axis| axis.dense)
     }
 }
 
-/// The smallest and the largest rank, if they are ranks at all.
+/// The smallest and the largest rank, if they are valid ranks.
 fn bounds(offset: usize, sizes: &[usize], strides: &[isize]) -> Option<(usize, usize)> {
     let start = isize::try_from(offset).ok()?;
     let (mut low, mut high) = (start, start);
@@ -255,8 +253,8 @@ fn bounds(offset: usize, sizes: &[usize], strides: &[isize]) -> Option<(usize, u
     Some((usize::try_from(low).ok()?, usize::try_from(high).ok()?))
 }
 
-/// The axes by falling step, or nothing if some rank would be named twice. Needs sizes and strides that
-/// have passed [`bounds`]: then no sum overflows.
+/// The axes by descending step, or `None` if some rank would be included twice. The sizes and strides must have passed
+/// [`bounds`], so that no sum overflows.
 fn nest(sizes: &[usize], strides: &[isize], weights: &[usize]) -> Option<Vec<Axis>> {
     let mut nest: Vec<Axis> = (0..sizes.len())
         .filter(|&i| sizes[i] > 1)
@@ -284,7 +282,7 @@ fn nest(sizes: &[usize], strides: &[isize], weights: &[usize]) -> Option<Vec<Axi
     Some(nest)
 }
 
-/// Adds to `set`, in rising order, the ranks in `range` of the nest that begins at `base`.
+/// Adds the ranks in `range` of the nest at `base` to `set`, in ascending order.
 fn walk(nest: &[Axis], base: usize, range: &Range<usize>, set: &mut RankSet) {
     let Some((axis, below)) = nest.split_first() else {
         if range.contains(&base) {
@@ -297,7 +295,7 @@ fn walk(nest: &[Axis], base: usize, range: &Range<usize>, set: &mut RankSet) {
         set.append(base.max(range.start).widen(), end.min(range.end).widen());
         return;
     }
-    // The block at coordinate q covers base + q·step up to inner_reach further.
+    // The block at coordinate q covers base + q·step and the next inner_reach ranks.
     let first = range.start.saturating_sub(base + axis.inner_reach).div_ceil(axis.step);
     let end = range.end.saturating_sub(base).div_ceil(axis.step).min(axis.size);
     for coord in first..end {
@@ -377,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_host_finds_its_part_without_visiting_the_rest() {
-        // Every other of 2^40 ranks: only those in the window are touched.
+        // Every second one of 2^40 ranks: only those in the window are touched.
         let sparse = Slice::new(0, &[1 << 39], &[2]).unwrap();
         let window = (1 << 39) + 1..(1 << 39) + 6;
         assert_eq!(sparse.within(window).iter().collect::<Vec<_>>(), [(1 << 39) + 2, (1 << 39) + 4]);

@@ -1,4 +1,4 @@
-//! A compact encoding, safe to read from anyone.
+//! A compact encoding that is safe to decode from anyone.
 //!
 //! Numbers are LEB128 in their shortest form, signed ones zigzagged. A label is a length byte and UTF-8.
 //!
@@ -7,11 +7,11 @@
 //! | `Slice` | count, offset, then size and stride of each dimension |
 //! | `Region` | slice, then the label of each dimension |
 //!
-//! Every value has one encoding, and decoding checks what the constructors check.
+//! Every value has exactly one encoding, and decoding makes the same checks as the constructors.
 
 use crate::{MAX_DIMS, MAX_LABEL_LEN, Region, Result, Slice, TopologyError};
 
-/// To bytes and back. Decoding never panics, and allocates in proportion to the bytes it was given (`TOP-3`).
+/// Conversion to bytes and back. Decoding never panics, and allocates in proportion to its input (`TOP-3`).
 ///
 /// ```
 /// # use mesh_topology::{Extent, Region, Wire};
@@ -25,8 +25,8 @@ pub trait Wire: Sized {
     /// Appends the encoding.
     fn write_wire(&self, out: &mut Vec<u8>);
 
-    /// Reads one value from the front of `bytes` and moves it past what was read. After an error, where
-    /// `bytes` stands is unspecified.
+    /// Reads one value from the front of `bytes`, and moves `bytes` past it. After an error, the position of `bytes` is
+    /// unspecified.
     fn read_wire(bytes: &mut &[u8]) -> Result<Self>;
 
     /// The encoding.
@@ -36,7 +36,7 @@ pub trait Wire: Sized {
         out
     }
 
-    /// Reads a value that takes up all of `bytes`.
+    /// Decodes a value that takes up all of `bytes`.
     fn from_wire(mut bytes: &[u8]) -> Result<Self> {
         let value = Self::read_wire(&mut bytes)?;
         if bytes.is_empty() { Ok(value) } else { Err(malformed("message", "bytes are left over")) }

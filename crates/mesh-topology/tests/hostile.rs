@@ -1,4 +1,4 @@
-//! `TOP-3`: whatever the bytes, decoding ends, without a panic, and what it yields is sound.
+//! `TOP-3`: whatever the bytes, decoding ends without a panic, and its result is sound.
 
 use mesh_topology::{Region, Selector, Slice, Span, Wire};
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases: 5000, rng_seed: RngSeed::Fixed(3), failure_persistence: None, ..ProptestConfig::default() }
 }
 
-/// Decodes as every type; a value that comes out must encode to the bytes it came from.
+/// Decodes as every type; a decoded value must encode to the same bytes.
 fn decode_all(bytes: &[u8]) {
     fn check<T: Wire>(bytes: &[u8]) -> Option<T> {
         let mut rest = bytes;
@@ -31,7 +31,7 @@ fn decode_all(bytes: &[u8]) {
     }
 }
 
-/// Asks what can be asked without walking a view that may be enormous.
+/// Asks whatever can be asked without walking a view that may be enormous.
 fn probe(slice: &Slice) {
     let bounds = slice.bounds();
     for (position, rank) in slice.iter().take(100).enumerate() {

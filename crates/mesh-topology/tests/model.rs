@@ -80,7 +80,7 @@ fn python_indices(span: Span, size: usize) -> Vec<usize> {
     picked
 }
 
-/// An operation, applied to whatever dimensions there are when its turn comes.
+/// An operation, applied to the dimensions that exist at that time.
 #[derive(Debug, Clone)]
 enum Op {
     At { axis: usize, index: isize },
@@ -113,7 +113,7 @@ fn sizes() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(prop_oneof![1 => Just(0_usize), 20 => 1..7_usize], 0..4)
 }
 
-/// Applies one operation to both; they must agree on the outcome, or on there being none.
+/// Applies one operation to both; they must agree on the outcome, or on its failure.
 fn apply(region: Region, model: Model, op: &Op, fresh: &mut u32) -> (Region, Model) {
     *fresh += 1;
     let ndim = model.labels.len();

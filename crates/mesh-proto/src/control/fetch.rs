@@ -12,7 +12,7 @@ pub struct Fetch {
 }
 
 impl Fetch {
-    /// As a frame to the process that keeps the value.
+    /// Encodes this as a frame to the process that keeps the value.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Fetch, from, to);
@@ -20,7 +20,7 @@ impl Fetch {
         Frame::build(header, None, b"", &[])
     }
 
-    /// What a header says; `None` if it is of another kind, or nobody is waiting.
+    /// Reads a header; `None` if it is of another kind, or nobody is waiting.
     #[must_use]
     pub fn read(header: &Header) -> Option<Self> {
         let fetch = Self { id: header.actor, call: header.call };

@@ -1,4 +1,4 @@
-//! What agents report of hosts, and what the controller tells all agents.
+//! What agents report about hosts, and what the controller tells all agents.
 
 use super::{Traits, body};
 use crate::codec::{Reader, Writer};
@@ -7,7 +7,7 @@ use crate::{CallId, EndReason, Ended, Frame, Header, HostEnd, HostNo, Kind, Proc
 use bytes::Bytes;
 use std::time::Duration;
 
-/// A header that is about a host, which its `actor` field holds.
+/// A header about a host, whose number is in the `actor` field.
 fn about(kind: Kind, from: ProcAddr, to: ProcAddr, host: HostNo) -> Header {
     let mut header = Header::new(kind, from, to);
     header.actor = u64::from(host);
@@ -18,14 +18,15 @@ fn host_in(header: &Header) -> Option<HostNo> {
     HostNo::try_from(header.actor).ok()
 }
 
-/// The host that a frame is about, by its header alone: [`HostDown`], [`HostLost`], [`HostStanding`], [`Whereabouts`].
+/// The host that a frame is about, from its header alone: [`HostDown`], [`HostLost`], [`HostStanding`],
+/// [`Whereabouts`].
 #[must_use]
 pub fn host_of(header: &Header) -> Option<HostNo> {
     let about_one = matches!(header.kind, Kind::HostDown | Kind::HostLost | Kind::Standing | Kind::Whereabouts);
     if about_one { host_in(header) } else { None }
 }
 
-/// A whole host is dead, by the controller's word: to every agent, and from these to their procs.
+/// The controller has declared a whole host dead: sent to every agent, which pass it on to their procs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostDown {
     /// The host.
@@ -35,14 +36,14 @@ pub struct HostDown {
 }
 
 impl HostDown {
-    /// As a frame, to one or to many.
+    /// Encodes this as a frame, to one or to many.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         let body = self.end.write(Writer::default()).done();
         Frame::build_plain(about(Kind::HostDown, from, to, self.host), cast, b"", &body)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         Some(Self { host: host_in(&frame.header)?, end: HostEnd::read(&mut Reader::new(&body(frame)?))? })
@@ -50,7 +51,7 @@ impl HostDown {
 }
 
 impl HostEnd {
-    /// Of a host that is not part of the job.
+    /// The end of a host that is not part of the job.
     #[must_use]
     pub fn absent(why: String) -> Self {
         Self { fate: Fate::Absent, label: String::new(), why }
@@ -63,16 +64,16 @@ impl HostEnd {
     }
 }
 
-/// What a host that relays for another has seen of it.
+/// What a relaying host has seen of a host below it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// It is heard again.
+    /// It is heard from again.
     Well,
     /// It is silent.
     Suspect,
     /// It will not come back.
     Dead {
-        /// Why, for the program.
+        /// The reason, for programs.
         fate: Fate,
         /// Details for people.
         why: String,
@@ -80,7 +81,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// Of a host that will not come back.
+    /// A report of a host that will not come back.
     #[must_use]
     pub fn dead(fate: Fate, why: impl Into<String>) -> Self {
         Self::Dead { fate, why: why.into() }
@@ -97,7 +98,7 @@ pub struct HostLost {
 }
 
 impl HostLost {
-    /// As a frame to the controller.
+    /// Encodes this as a frame to the controller.
     #[must_use]
     pub fn frame(&self, from: ProcAddr) -> Frame {
         let out = match &self.report {
@@ -108,7 +109,7 @@ impl HostLost {
         Frame::build_plain(about(Kind::HostLost, from, ProcAddr::CONTROLLER, self.host), None, b"", &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed, or reports what this side does not know.
+    /// Reads a frame; `None` if it is malformed, or its report is of an unknown kind.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;
@@ -123,7 +124,7 @@ impl HostLost {
     }
 }
 
-/// How a host stands, from the controller to every agent. Of deaths [`HostDown`] tells.
+/// Whether a host is live or suspect, from the controller to every agent. [`HostDown`] reports deaths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostStanding {
     /// The host.
@@ -133,20 +134,20 @@ pub struct HostStanding {
 }
 
 impl HostStanding {
-    /// As a frame, to many.
+    /// Encodes this as a frame, to many.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         let body = [u8::from(!self.live)];
         Frame::build_plain(about(Kind::Standing, from, to, self.host), cast, b"", &body)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         Some(Self { host: host_in(&frame.header)?, live: Reader::new(&body(frame)?).byte()? == 0 })
     }
 
-    /// The same as topologies have it.
+    /// The corresponding [`Standing`] in a topology.
     #[must_use]
     pub fn standing(&self) -> Standing {
         if self.live { Standing::Live } else { Standing::Suspect }
@@ -158,12 +159,12 @@ impl HostStanding {
 pub struct Whereabouts {
     /// The host.
     pub host: HostNo,
-    /// The answer: its address, empty if only the controller can reach it. None for a question.
+    /// The answer: the host's address, empty if only the controller can reach it. `None` in a question.
     pub address: Option<String>,
 }
 
 impl Whereabouts {
-    /// As a frame.
+    /// Encodes this as a frame.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let out = match &self.address {
@@ -173,7 +174,7 @@ impl Whereabouts {
         Frame::build_plain(about(Kind::Whereabouts, from, to, self.host), None, b"", &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;
@@ -186,7 +187,7 @@ impl Whereabouts {
     }
 }
 
-/// Certificates that hold no more, from the controller to every agent.
+/// Certificates that are no longer valid, from the controller to every agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Revoked {
     /// The signed list, opaque here.
@@ -194,13 +195,13 @@ pub struct Revoked {
 }
 
 impl Revoked {
-    /// As a frame, to many.
+    /// Encodes this as a frame, to many.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         Frame::build_plain(Header::new(Kind::Revoked, from, to), cast, b"", &self.list)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         Some(Self { list: body(frame)? })
@@ -212,7 +213,7 @@ impl Revoked {
 pub struct EndJob;
 
 impl EndJob {
-    /// As a frame, to many.
+    /// Encodes this as a frame, to many.
     #[must_use]
     pub fn frame(from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         Frame::build(Header::new(Kind::EndJob, from, to), cast, b"", &[])
@@ -222,28 +223,28 @@ impl EndJob {
 /// What a host is told when it is attached: the body of a greeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
-    /// The controller's call that its reply answers.
+    /// The controller's call that the host's reply answers.
     pub call: CallId,
-    /// Where the group that it is attached with begins.
+    /// The first host number of the group that it is attached with.
     pub base: HostNo,
     /// How many hosts are in that group.
     pub count: u32,
-    /// To how many hosts each relays.
+    /// How many hosts each host relays to.
     pub fan_out: u32,
-    /// After how much silence a host is dead.
+    /// How long a host may be silent before it is dead.
     pub window: Duration,
-    /// How long a host that does not listen yet is waited for by the one above it.
+    /// How long the host above it waits for a host that is not listening yet.
     pub patience: Duration,
-    /// For how long it goes on when it cannot reach the controller, where that is longer than the window.
+    /// How long it goes on without reaching the controller, if that is longer than the window.
     pub hold: Duration,
-    /// Whether it has dialed the controller itself, and so is its child.
+    /// Whether it dialed the controller itself, and so is its child.
     pub dialed: bool,
-    /// The hosts below it, and where they can be reached.
+    /// The hosts below it, and their addresses.
     pub below: Vec<(HostNo, String)>,
 }
 
 impl Attachment {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let Self { call, base, count, fan_out, window, patience, hold, dialed, below } = self;
@@ -252,7 +253,7 @@ impl Attachment {
         out.list(below, |out, (host, address)| out.small(*host).text(address)).done()
     }
 
-    /// From bytes; `None` if they are something else.
+    /// Decodes bytes; `None` if they are something else.
     #[must_use]
     pub fn decode(raw: &[u8]) -> Option<Self> {
         let mut raw = Reader::new(raw);
@@ -270,29 +271,29 @@ impl Attachment {
     }
 }
 
-/// What the two ends of a connection tell each other besides: in the greeting of a host that is a member already, and in
+/// What else the two ends of a connection tell each other: in the greeting of a host that is already a member, and in
 /// the answer to every greeting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// After how much silence the sender takes others for dead, and how often it so speaks.
+    /// How long the sender lets others be silent before it considers them dead; it speaks often enough to match.
     pub window: Duration,
 }
 
 impl Terms {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         Writer::default().time(self.window).done()
     }
 
-    /// From bytes; `None` if they are something else.
+    /// Decodes bytes; `None` if they are something else.
     #[must_use]
     pub fn decode(raw: &[u8]) -> Option<Self> {
         (raw.len() == 8).then(|| Reader::new(raw).time().map(|window| Self { window })).flatten()
     }
 
-    /// After how much silence of a connection its other end is dead: the longer time of the two, by which both go, as each
-    /// speaks no more often than its own asks for.
+    /// How long a connection may be silent before its other end is dead: the longer of the two windows. Both ends use
+    /// it, as each speaks only as often as its own window demands.
     #[must_use]
     pub fn agree(window: Duration, theirs: Option<Self>) -> Duration {
         // No setting is longer.
@@ -301,27 +302,27 @@ impl Terms {
     }
 }
 
-/// What an agent says of itself: in its first reply once it is attached, or when it offers itself to a controller.
+/// What an agent says about itself: in its first reply after it is attached, or when it offers itself to a controller.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Introduction {
-    /// What the host calls itself.
+    /// The host's own name.
     pub name: String,
-    /// The agent's process.
+    /// The agent's process id.
     pub pid: u64,
     /// How many CPUs it may use.
     pub cpus: u64,
-    /// What whoever runs it says of it.
+    /// How the agent's operator describes it.
     pub traits: Traits,
 }
 
 impl Introduction {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         self.traits.write(Writer::default().text(&self.name).number(self.pid).number(self.cpus)).done()
     }
 
-    /// From bytes; `None` if they are something else.
+    /// Decodes bytes; `None` if they are something else.
     #[must_use]
     pub fn decode(raw: &[u8]) -> Option<Self> {
         let mut raw = Reader::new(raw);

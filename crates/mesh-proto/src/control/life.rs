@@ -13,14 +13,14 @@ pub struct Goodbye {
 }
 
 impl Goodbye {
-    /// As a frame of the proc to its agent.
+    /// Encodes this as a frame from the proc to its agent.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let body = self.reason.write(Writer::default()).done();
         Frame::build_plain(Header::new(Kind::Goodbye, from, to), None, b"", &body)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;
@@ -61,7 +61,7 @@ impl Down {
         Self { answer: true, ..Self::notice(who, ended) }
     }
 
-    /// As a frame.
+    /// Encodes this as a frame.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Down, from, to);
@@ -80,7 +80,7 @@ impl Down {
         Frame::build_plain(header, None, b"", &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let header = &frame.header;

@@ -19,7 +19,7 @@ pub enum Lines {
 }
 
 impl Lines {
-    /// As a frame, to one or to many.
+    /// Encodes this as a frame, to one or to many.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         let mut parts = Vec::with_capacity(2);
@@ -37,7 +37,7 @@ impl Lines {
         Frame::build(Header::new(Kind::Lines, from, to), cast, b"", &parts)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let mut parts = frame.parts().ok()?.into_iter();

@@ -30,7 +30,7 @@ pub enum Question {
 pub enum Inspect {
     /// A question, which wants a reply.
     Ask(Question),
-    /// To a proc or an agent: somebody begins to follow events, or nobody does any more. An agent tells its procs.
+    /// To a proc or an agent: somebody begins to follow events, or nobody does any longer. An agent tells its procs.
     Watch(bool),
     /// To the controller: an event.
     Event {
@@ -63,7 +63,7 @@ impl Inspect {
         }
     }
 
-    /// As a frame, to one or to many.
+    /// Encodes this as a frame, to one or to many.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         let mut header = Header::new(Kind::Inspect, from, to);
@@ -77,7 +77,7 @@ impl Inspect {
         }
     }
 
-    /// What a frame says; `None` for what this side does not know.
+    /// Reads a frame; `None` for what this side does not know.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let word = frame.name().split(|byte| *byte == 0).next()?;

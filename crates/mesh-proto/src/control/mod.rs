@@ -1,7 +1,7 @@
 //! Frames by which Mesh's processes control each other: one type each, with the only codec, which both ends use.
 //!
-//! A type's `frame` makes the frame; its `read` takes one apart, and returns `None` for other bytes. What a header's fields
-//! mean depends on the kind; only these types know it.
+//! A type's `frame` makes the frame; its `read` takes one apart, and returns `None` for other bytes. What a header's
+//! fields mean depends on the kind; only these types know it.
 
 mod fetch;
 mod hosts;

@@ -14,7 +14,7 @@ pub struct News {
 }
 
 impl News {
-    /// As a frame, to one or to many.
+    /// Encodes this as a frame, to one or to many.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr, cast: Option<&Target>) -> Frame {
         let Moved { mesh, version, runs, left } = &self.moved;
@@ -26,7 +26,7 @@ impl News {
         Frame::build_plain(header, cast, b"", &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;

@@ -1,4 +1,4 @@
-//! Orders to agents: procs to make, to end, and whose ends to tell of.
+//! Orders to agents: which procs to make, which to end, and whose ends to report.
 
 use super::body;
 use crate::codec::{Reader, Writer};
@@ -8,7 +8,7 @@ use mesh_topology::{Region, Wire};
 use std::ops::Range;
 use std::time::Duration;
 
-/// Which ranks of a mesh an order is about, for the agent at `place` among those that got it.
+/// The ranks of a mesh that an order is about, for the agent at `place` among its receivers.
 #[must_use]
 pub fn ranks_at(place: u32, per_host: u32) -> Option<Range<u32>> {
     let first = place.checked_mul(per_host)?;
@@ -35,28 +35,28 @@ fn build(header: Header, agents: &Target, body: &[u8]) -> Frame {
 pub struct SpawnProcs {
     /// The mesh.
     pub mesh: MeshId,
-    /// The call of the spawner that their first replies answer.
+    /// The spawner's call, which the procs' first replies answer.
     pub call: CallId,
     /// How many on each host.
     pub per_host: u32,
     /// Whether each gets a fresh interpreter.
     pub exec: bool,
-    /// How long a proc may take until it says hello.
+    /// How long a proc may take to say hello.
     pub within: Duration,
-    /// The command of the fork server, as the operating system's strings.
+    /// The fork server's command, as strings of the operating system.
     pub argv: Vec<Bytes>,
     /// Its environment.
     pub env: Vec<(Bytes, Bytes)>,
-    /// What it is told beside; opaque here.
+    /// What else it is told; opaque here.
     pub plan: Bytes,
     /// What the procs are told; opaque here.
     pub config: Bytes,
-    /// What people call the mesh, and its shape; opaque here.
+    /// The mesh's name and shape, for people; opaque here.
     pub title: String,
 }
 
 impl SpawnProcs {
-    /// As a frame to agents.
+    /// Encodes this as a frame to agents.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, agents: &Target) -> Frame {
         let out = Writer::default().small(self.per_host).byte(u8::from(self.exec)).time(self.within);
@@ -66,12 +66,12 @@ impl SpawnProcs {
         build(order(Kind::SpawnProcs, from, agents, self.mesh, self.call), agents, &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let whole = body(frame)?;
         let mut raw = Reader::new(&whole);
-        // Without a copy: these can be large.
+        // Without copying: these can be large.
         let slice = |bytes: &[u8]| whole.slice_ref(bytes);
         Some(Self {
             mesh: frame.header.actor,
@@ -88,25 +88,25 @@ impl SpawnProcs {
     }
 }
 
-/// End procs of a mesh on each of some hosts: its owner lets go of them.
+/// End procs of a mesh on each of some hosts, because their owner lets go of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopProcs {
-    /// The mesh; 0 for all meshes that have procs there, as the host itself is let go.
+    /// The mesh; 0 for all meshes with procs there, when the host itself is let go.
     pub mesh: MeshId,
     /// The call that waits for their ends.
     pub call: CallId,
-    /// The place of the agent, or of the first of several, among those of the mesh.
+    /// The place of the agent, or of the first of several, among the mesh's agents.
     pub first: u32,
     /// How many there are on each host.
     pub per_host: u32,
     /// How long they may take.
     pub within: Duration,
-    /// Which of them are to end.
+    /// The ranks to end.
     pub ranks: Region,
 }
 
 impl StopProcs {
-    /// As a frame to agents.
+    /// Encodes this as a frame to agents.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, agents: &Target) -> Frame {
         let body = Writer::default().small(self.per_host).time(self.within).bytes(&self.ranks.to_wire()).done();
@@ -115,7 +115,7 @@ impl StopProcs {
         build(header, agents, &body)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;
@@ -133,18 +133,19 @@ pub fn mesh_of(order: &Header) -> Option<MeshId> {
     matches!(order.kind, Kind::SpawnProcs | Kind::StopProcs).then_some(order.actor)
 }
 
-/// The ranks that an order is about at the agent that it has reached, or was to reach: [`SpawnProcs`], [`StopProcs`].
+/// The ranks that an order is about at the agent that it has reached, or should have reached: [`SpawnProcs`],
+/// [`StopProcs`].
 #[must_use]
 pub fn ranks_of(order: &Frame, most: u32) -> Option<Range<u32>> {
     if !matches!(order.header.kind, Kind::SpawnProcs | Kind::StopProcs) {
         return None;
     }
-    // Both begin with it.
+    // Both bodies begin with it.
     let per_host = Reader::new(&body(order)?).small()?;
     ranks_at(order.header.index, per_host.min(most))
 }
 
-/// A proc is to end by a deadline.
+/// Ask a proc to end by a deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopProc {
     /// How long it may take.
@@ -152,7 +153,7 @@ pub struct StopProc {
 }
 
 impl StopProc {
-    /// As a frame to the proc. The time is in the header, in milliseconds.
+    /// Encodes this as a frame to the proc. The time goes into the header, in milliseconds.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::StopProc, from, to);
@@ -160,14 +161,14 @@ impl StopProc {
         Frame::build(header, None, b"", &[])
     }
 
-    /// What a header says.
+    /// Reads a header.
     #[must_use]
     pub fn read(header: &Header) -> Self {
         Self { within: Duration::from_millis(u64::from(header.index)) }
     }
 }
 
-/// Tell the sender of a proc's end. To that proc itself it means nothing; its agent, which sees it pass, remembers.
+/// Report a proc's end to the sender. It means nothing to that proc itself; its agent sees it pass and remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watch {
     /// The mesh of the proc.
@@ -177,13 +178,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// About this proc.
+    /// A watch on this proc.
     #[must_use]
     pub fn of(who: ProcAddr) -> Self {
         Self { mesh: who.mesh, rank: who.rank }
     }
 
-    /// As a frame, to the proc's agent or to itself.
+    /// Encodes this as a frame to the proc's agent, or to the proc.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Watch, from, to);
@@ -191,22 +192,22 @@ impl Watch {
         Frame::build(header, None, b"", &[])
     }
 
-    /// What a header says.
+    /// Reads a header.
     #[must_use]
     pub fn read(header: &Header) -> Self {
         Self { mesh: header.actor, rank: header.index }
     }
 }
 
-/// A proc is there: its first frame, to its agent.
+/// A proc is up: its first frame, to its agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
 }
 
 impl Hello {
-    /// As a frame.
+    /// Encodes this as a frame.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Hello, from, to);
@@ -214,7 +215,7 @@ impl Hello {
         Frame::build(header, None, b"", &[])
     }
 
-    /// What a header says.
+    /// Reads a header.
     #[must_use]
     pub fn read(header: &Header) -> Self {
         Self { pid: header.index }

@@ -1,4 +1,4 @@
-//! What senders are told of messages and ports that nobody takes, and callers of who may still answer.
+//! What senders are told about messages and ports that nobody takes, and callers about who may still answer.
 
 use super::body;
 use crate::codec::{Reader, Writer};
@@ -26,7 +26,7 @@ impl Undeliverable {
         Self { call: to.call, place: to.place, actor: to.actor, why }
     }
 
-    /// As a frame to the caller. The end of a port is flagged (`END`), since streams look at nothing else.
+    /// Encodes this as a frame to the caller. The end of a port is flagged (`END`), since streams look at nothing else.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let &Self { call, place, actor, .. } = self;
@@ -34,21 +34,21 @@ impl Undeliverable {
         Frame::build_plain(header, None, b"", &self.why.write(Writer::default()).done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let Returned { actor, call, place, .. } = Returned::read(&frame.header).ok()?;
         Some(Self { call, place, actor, why: Self::read_why(&body(frame)?)? })
     }
 
-    /// What the body of a frame says.
+    /// Reads the body of a frame.
     #[must_use]
     pub fn read_why(body: &[u8]) -> Option<Undelivered> {
         Undelivered::read(&mut Reader::new(body))
     }
 }
 
-/// A port: a channel's, or that of one place of a call.
+/// A port: a channel's, or a call's at one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PortAddr {
     /// The process that receives there.
@@ -61,7 +61,7 @@ pub struct PortAddr {
     pub response: bool,
 }
 
-/// Nobody listens at a port any more.
+/// Nobody receives from a port any longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// The port.
@@ -71,7 +71,7 @@ pub struct Closed {
 }
 
 impl Closed {
-    /// As a frame to a process that has sent there.
+    /// Encodes this as a frame to a process that has sent to the port.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Closed, from, to);
@@ -81,7 +81,7 @@ impl Closed {
         Frame::build_plain(header, None, b"", &body)
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let header = &frame.header;
@@ -93,7 +93,7 @@ impl Closed {
     }
 }
 
-/// What a caller is told about the holders of its call's port, or the owner of a kept value about those of the value.
+/// What a caller is told about the holders of its call's port, or the owner of a kept value about the value's holders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
     /// It went where nobody can follow it.
@@ -109,7 +109,8 @@ pub enum Holding {
     },
     /// The sender let go of what came to it under these tickets.
     LetGo(Vec<Ticket>),
-    /// What travelled under this ticket never reached these processes. Only for references: a port is missed with its message.
+    /// What travelled under this ticket never reached these processes. Only for references: a lost port is noticed
+    /// through its message.
     Unsent {
         /// The ticket.
         ticket: Ticket,
@@ -132,7 +133,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// As a frame to the caller.
+    /// Encodes this as a frame to the caller.
     #[must_use]
     pub fn frame(&self, from: ProcAddr, to: ProcAddr) -> Frame {
         let mut header = Header::new(Kind::Held, from, to);
@@ -153,7 +154,7 @@ impl Held {
         Frame::build_plain(header, None, b"", &out.done())
     }
 
-    /// What a frame says; `None` if it is malformed.
+    /// Reads a frame; `None` if it is malformed.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let raw = body(frame)?;

@@ -1,4 +1,4 @@
-//! What the operator of a host says about it: labels and resources.
+//! What a host's operator says about it: labels and resources.
 
 use crate::codec::{Reader, Writer};
 
@@ -53,7 +53,7 @@ impl Traits {
     }
 
     pub(super) fn read(raw: &mut Reader<'_>) -> Option<Self> {
-        // One more than allowed is enough to refuse all.
+        // Reading one more than allowed is enough to refuse all.
         let bounded = |seen: &mut usize| {
             *seen += 1;
             (*seen <= Self::MOST).then_some(())

@@ -1,5 +1,5 @@
-//! How somebody on another machine looks into a job: the agent of the host that they reached passes on what they and the
-//! controller say to each other.
+//! How somebody on another machine looks into a job: the agent of the host that they reached passes on what they and
+//! the controller tell each other.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -17,9 +17,9 @@ pub struct Visit {
 pub enum Step {
     /// To the controller: somebody came.
     Begin,
-    /// What one side said; at most what the other has room for.
+    /// What one side said; no more than the other has room for.
     Said(Bytes),
-    /// This many bytes of what was said were taken, so there is room for as many more.
+    /// The other side took this many bytes, so there is room for as many more.
     Taken(u32),
     /// Nothing follows in either direction.
     End,
@@ -32,7 +32,7 @@ const TAKEN: u8 = 3;
 const END: u8 = 4;
 
 impl Visit {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let (code, said): (u8, &[u8]) = match &self.step {
@@ -48,7 +48,7 @@ impl Visit {
         raw.freeze()
     }
 
-    /// From bytes; `None` for something else.
+    /// Decodes bytes; `None` if they are something else.
     #[must_use]
     pub fn decode(raw: &Bytes) -> Option<Self> {
         let (head, rest) = raw.split_first_chunk::<HEAD>()?;

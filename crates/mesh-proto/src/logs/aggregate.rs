@@ -1,9 +1,9 @@
-//! Lines of many ranks becoming what is shown.
+//! Turns lines of many ranks into what is shown.
 //!
-//! The first of several equal lines waits a moment ([`HOLD`]) for its like, then they are shown as one; those that
-//! come later within the window are counted and shown as one at its end. The nth line of its kind of one rank goes with
-//! the nth of another, never with another of its own (LOG-2). Where numbers are to make no difference, it is said of how
-//! many lines the numbers were others than those shown (LOG-7).
+//! The first of several equal lines waits a moment ([`HOLD`]) for the others, then they are shown as one. Those that
+//! come later in the window are counted, and shown as one at its end. The nth line of its kind from one rank is merged
+//! with the nth from another, never with another of its own rank (LOG-2). If numbers make no difference, the merged
+//! line says how many of the lines had other numbers than it shows (LOG-7).
 
 use super::similar::normalise;
 use super::{Line, LogOptions, Stream, label};
@@ -12,26 +12,26 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a line of a mesh of several procs waits for its like: shorter than a person notices.
+/// How long a line of a mesh of several procs waits for others like it: too short for people to notice.
 const HOLD: Duration = Duration::from_millis(100);
-/// Kinds of lines and bytes of a mesh that are remembered at once (LOG-3); the oldest go first.
+/// Kinds of lines and bytes that are remembered per mesh (LOG-3); the oldest go first.
 const MOST_GROUPS: usize = 8192;
 const MOST_BYTES: usize = 4 << 20;
 /// Bytes that are shown at once.
 const CHUNK: usize = 64 * 1024;
 
-/// Lines to be shown, ready as they are.
+/// Lines to show, in their final form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Where.
+    /// The stream to show them on.
     pub stream: Stream,
     /// Whole lines.
     pub text: Vec<u8>,
-    /// The records that the text shows, if it shows some: it shows nothing else then.
+    /// The records that the text shows, if any; then it shows nothing else.
     pub records: Vec<Record>,
 }
 
-/// A record of `logging`, and who has logged it.
+/// A `logging` record, and who logged it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The actor, or the mesh of processes.
@@ -40,9 +40,9 @@ pub struct Record {
     pub rank: u32,
     /// Its coordinates.
     pub point: Vec<u8>,
-    /// The host it runs on, also where there is only one.
+    /// The host it runs on, even if it is the only one.
     pub host: Vec<u8>,
-    /// What was logged, as JSON that nobody has looked at.
+    /// What was logged, as JSON that was not parsed.
     pub json: Vec<u8>,
 }
 
@@ -58,7 +58,7 @@ impl Record {
     }
 }
 
-/// Equal lines of several ranks, one of each.
+/// Equal lines of several ranks, one from each.
 #[derive(Debug)]
 struct Group {
     key: Arc<[u8]>,
@@ -66,13 +66,13 @@ struct Group {
     name: Vec<u8>,
     point: Vec<u8>,
     host: Vec<u8>,
-    /// The first of those that were not shown yet.
+    /// The first line not shown yet.
     text: Vec<u8>,
-    /// How many of them have other numbers.
+    /// How many lines have other numbers than `text`.
     others: usize,
-    /// The records among them.
+    /// The records among the lines.
     records: Vec<Record>,
-    /// Who has said it since it was last shown.
+    /// The ranks that have written the line since it was last shown.
     ranks: Vec<u32>,
     made: Duration,
 }
@@ -82,7 +82,7 @@ struct Group {
 struct Key {
     first: u64,
     groups: VecDeque<u64>,
-    /// The number of the group that a rank's next such line goes to.
+    /// The number of the group for a rank's next line of this kind.
     next: HashMap<u32, u64>,
 }
 
@@ -90,10 +90,10 @@ struct Key {
 struct Mesh {
     procs: u32,
     options: LogOptions,
-    /// In the order in which they were made; the front has number `base`.
+    /// In the order of creation; the front has number `base`.
     groups: VecDeque<Group>,
     base: u64,
-    /// The number of the first that still waits to be shown.
+    /// The number of the first group that still waits to be shown.
     held: u64,
     bytes: usize,
     keys: HashMap<Arc<[u8]>, Key>,
@@ -103,10 +103,10 @@ struct Mesh {
 #[derive(Debug)]
 pub struct Aggregator {
     meshes: HashMap<MeshId, Mesh>,
-    /// Whether the host says something: only where there are several.
+    /// The hosts seen: a label names its host only if there are several.
     hosts: HashSet<Vec<u8>>,
     others: bool,
-    /// Records are handed on one by one: they wait for no others.
+    /// Records are handed on one by one, without waiting for others.
     records: bool,
     out: Output,
     scratch: Vec<u8>,
@@ -120,7 +120,7 @@ struct Output {
 }
 
 impl Output {
-    /// Adds lines, each with its label before it, and `others` said of the last.
+    /// Adds lines, each with its label before it, and the number of `others` to the last.
     fn show(
         &mut self,
         stream: Stream,
@@ -170,7 +170,7 @@ impl Mesh {
         self.held - self.base == self.groups.len() as u64
     }
 
-    /// Adds a line to the group that it belongs to, or makes one.
+    /// Adds a line to its group, or makes one.
     fn gather(&mut self, line: &Line<'_>, host: &[u8], now: Duration, key: &[u8]) {
         if let Some(known) = self.keys.get_mut(key) {
             let next = known.next.entry(line.rank).or_insert(0);
@@ -187,7 +187,7 @@ impl Mesh {
                     group.host.extend_from_slice(host);
                 } else {
                     if group.host != host {
-                        // Of several hosts none is named.
+                        // If there are several hosts, none is named.
                         group.host.clear();
                     }
                     group.others += usize::from(group.text != line.text);
@@ -268,12 +268,12 @@ impl Mesh {
 }
 
 impl Group {
-    /// What it holds on to; the text may change, and is counted with the key.
+    /// The memory that it holds; the text may change, and is counted with the key.
     fn size(&self) -> usize {
         size_of::<Self>() + 2 * self.key.len() + self.name.len()
     }
 
-    /// Shows what was not shown yet; returns the bytes of the records that are handed on with it.
+    /// Shows what was not shown yet; returns the bytes of the records that go with it.
     fn show(&mut self, out: &mut Output) -> usize {
         let others = std::mem::take(&mut self.others);
         let records = std::mem::take(&mut self.records);
@@ -292,7 +292,7 @@ impl Group {
 }
 
 impl Aggregator {
-    /// One that knows no mesh yet; `defaults` hold for lines of meshes that nobody has introduced.
+    /// An aggregator that knows no mesh yet; `defaults` hold for lines of meshes that nobody has introduced.
     #[must_use]
     pub fn new(defaults: LogOptions) -> Self {
         Self {
@@ -306,12 +306,12 @@ impl Aggregator {
         }
     }
 
-    /// Whether somebody takes records one by one: they are shown by themselves then, and at once.
+    /// Sets whether somebody takes records one by one: if so, each is shown by itself and at once.
     pub fn hand_on_records(&mut self, wanted: bool) {
         self.records = wanted;
     }
 
-    /// A process of a mesh has said how many they are, and what holds for them unless something was set.
+    /// A process of a mesh has said how many procs the mesh has, and its options unless others were set.
     pub fn introduce(&mut self, mesh: MeshId, procs: u32, options: LogOptions) {
         let known = self.meshes.entry(mesh).or_insert_with(|| Mesh::new(options));
         known.procs = procs;
@@ -331,7 +331,7 @@ impl Aggregator {
         }
     }
 
-    /// Takes a line that comes from another host, and was not left out there: whatever the options are now.
+    /// Takes a line from another host that was not left out there, whatever the options are now.
     pub fn kept(&mut self, mesh: MeshId, line: &Line<'_>, now: Duration) {
         self.others = true;
         self.add(mesh, line, now);
@@ -353,7 +353,7 @@ impl Aggregator {
         self.scratch.push(line.stream as u8);
         self.scratch.push(u8::from(alone) | u8::from(line.record.is_empty()) << 1);
         if alone {
-            // It waits for those before it, not for its like.
+            // It waits for the lines before it, not for others like it.
             self.scratch.extend_from_slice(&line.rank.to_le_bytes());
         }
         self.scratch.extend_from_slice(line.name);
@@ -382,27 +382,27 @@ impl Aggregator {
         }
     }
 
-    /// Shows whatever waits, now.
+    /// Shows everything that waits, now.
     pub fn flush(&mut self) {
         for mesh in self.meshes.values_mut() {
             mesh.flush(&mut self.out);
         }
     }
 
-    /// A mesh has ended: shows what waits of it, and forgets it.
+    /// A mesh has ended: shows its waiting lines, and forgets it.
     pub fn forget(&mut self, mesh: MeshId) {
         if let Some(mut known) = self.meshes.remove(&mesh) {
             known.flush(&mut self.out);
         }
     }
 
-    /// What is to be shown.
+    /// Returns what to show.
     pub fn take(&mut self) -> Vec<Chunk> {
         self.out.bytes = 0;
         std::mem::take(&mut self.out.chunks)
     }
 
-    /// Bytes of that.
+    /// The bytes that wait for [`Aggregator::take`].
     #[must_use]
     pub fn ready(&self) -> usize {
         self.out.bytes

@@ -1,4 +1,4 @@
-//! What the taps of one host have found, on its way to the controller: many findings in one piece of bytes.
+//! What the taps of one host have found, on its way to the controller: many findings as one run of bytes.
 //!
 //! ```text
 //! 1 mesh rank name point host      who writes the lines that follow
@@ -10,23 +10,23 @@
 //! 7 stream level text record       a line that shows a record of `logging`, and the record
 //! ```
 //!
-//! Numbers are little-endian, texts have their length before them.
+//! Numbers are little-endian, and each text follows its length.
 
 use super::{Found, Line, LogOptions, Stream};
 use crate::MeshId;
 use std::time::Duration;
 
-/// In the byte of a line's stream: it is shown by itself.
+/// In a line's stream byte: the line is shown by itself.
 const ALONE: u8 = 2;
 
-/// What a host tells.
+/// What a host reports.
 #[derive(Clone, Copy, Debug)]
 pub enum Told<'a> {
     /// Something that a process of this mesh has written.
     Found(MeshId, Found<'a>),
-    /// No process of this mesh is left there.
+    /// No process of this mesh is left on the host.
     Closed(MeshId),
-    /// A flush is done: the number that it was asked for with.
+    /// The flush with this number is done.
     Flushed(u64),
 }
 
@@ -34,7 +34,7 @@ pub enum Told<'a> {
 #[derive(Debug, Default)]
 pub struct Batch {
     bytes: Vec<u8>,
-    /// Where in it the latest origin stands: most lines have the same as the one before.
+    /// Where in `bytes` the latest origin is: most lines have the same origin as the line before.
     origin: (usize, usize),
 }
 
@@ -45,7 +45,7 @@ impl Batch {
         self.bytes.len()
     }
 
-    /// Whether there is nothing to tell.
+    /// Whether there is nothing to report.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -81,17 +81,17 @@ impl Batch {
         }
     }
 
-    /// Adds that no process of `mesh` is left.
+    /// Adds a note that no process of `mesh` is left.
     pub fn closed(&mut self, mesh: MeshId) {
         self.tag(5).wide(mesh);
     }
 
-    /// Adds that a flush is done.
+    /// Adds a note that a flush is done.
     pub fn flushed(&mut self, ticket: u64) {
         self.tag(6).wide(ticket);
     }
 
-    /// What there is; the batch is empty then.
+    /// Returns the bytes, and empties the batch.
     pub fn take(&mut self) -> Vec<u8> {
         self.origin = (0, 0);
         std::mem::take(&mut self.bytes)
@@ -125,7 +125,7 @@ impl Batch {
 }
 
 impl LogOptions {
-    /// As bytes.
+    /// Encodes this as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; 13] {
         let mut out = [0; 13];
@@ -135,7 +135,7 @@ impl LogOptions {
         out
     }
 
-    /// What [`LogOptions::encode`] says.
+    /// Decodes what [`LogOptions::encode`] made.
     #[must_use]
     pub fn decode(raw: &[u8]) -> Option<Self> {
         let mut reader = Reader(raw);
@@ -144,7 +144,7 @@ impl LogOptions {
     }
 }
 
-/// Reads a batch. False if it is none; what came before that was told.
+/// Reads a batch. False if the bytes are malformed; whatever precedes the error was passed to `told`.
 pub fn read_batch(raw: &[u8], told: &mut dyn FnMut(Told<'_>)) -> bool {
     let mut reader = Reader(raw);
     let mut origin = None;
@@ -284,7 +284,7 @@ mod tests {
         let first = batch.len();
         batch.found(7, &line(2, b"two"));
         assert_eq!(batch.len() - first, 1 + 1 + 4 + 4 + 3);
-        // A batch of its own begins with it again.
+        // Each batch states the origin again.
         batch.take();
         batch.found(7, &line(2, b"one"));
         assert_eq!(batch.len(), first);

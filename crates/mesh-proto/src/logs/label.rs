@@ -1,4 +1,4 @@
-//! What stands before a line: who has said it.
+//! The label before a line: who wrote it.
 
 /// Appends `[trainers gpus=3] ` for one rank.
 pub(super) fn one(name: &[u8], point: &[u8], host: &[u8], out: &mut Vec<u8>) {
@@ -10,7 +10,7 @@ pub(super) fn one(name: &[u8], point: &[u8], host: &[u8], out: &mut Vec<u8>) {
     end(host, out);
 }
 
-/// Appends `[trainers gpus=0-7,9 x9] ` for several: their only coordinate if they have one, otherwise their ranks.
+/// Appends `[trainers gpus=0-7,9 x9] ` for several ranks: by coordinate if they have only one, otherwise by rank.
 pub(super) fn many(name: &[u8], point: &[u8], host: &[u8], ranks: &mut [u32], out: &mut Vec<u8>) {
     begin(name, out);
     out.push(b' ');

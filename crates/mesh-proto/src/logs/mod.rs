@@ -1,10 +1,10 @@
 //! What processes print, on its way to whoever started them.
 //!
-//! Bytes of a process's stdout and stderr go into its [`Tap`], which makes lines of them and keeps the last ones of
-//! stderr. Lines go into the [`Aggregator`], which says what is shown, and when.
+//! The bytes of a process's stdout and stderr go into its [`Tap`], which splits them into lines and keeps the last
+//! lines of stderr. Lines go into the [`Aggregator`], which decides what is shown, and when.
 //!
-//! A line may begin with a mark, written by the streams that Python has in a worker (`_system/streams.py`). `␞` is 0x1e, `␟`
-//! is 0x1f, and a mark's line ends like any other:
+//! A line may begin with a mark, written by Python's streams in a worker (`_system/streams.py`). `␞` is 0x1e, `␟` is
+//! 0x1f, and a marked line ends like any other:
 //!
 //! ```text
 //! ␞L level ␟ name ␟ rank ␟ point ␟ text      a line of an actor (of the process, if the name is empty); level 0: not logged
@@ -17,18 +17,18 @@
 //! ␞O mesh ␟ flags ␟ window in ms ␟ level ␟  options of a mesh, from a process that owns it
 //! ```
 //!
-//! What has no mark, or a mark that is none, is a line of the process itself. The JSON of a record is not looked at here:
-//! whoever hands it on reads it without trust.
+//! A line without a valid mark is the process's own. The JSON of a record is not parsed here: whoever hands it on reads
+//! it without trusting it.
 //!
-//! Lines that belong together (a traceback, the lines of one record, what was written at once) are one [`Line`], whose text
-//! has line ends in it.
+//! Lines that belong together (a traceback, the lines of one record, what was written at once) are one [`Line`], whose
+//! text contains line ends.
 //!
-//! LOG-1: the lines of one rank are shown in the order in which they were written, but for those that others had said
+//! LOG-1: the lines of one rank are shown in the order in which they were written, except for those that others wrote
 //! before and that are counted at the end of the window.
-//! LOG-2: no two lines of one rank become one, so that nothing that a rank has said goes uncounted.
+//! LOG-2: no two lines of one rank are merged, so nothing that a rank writes goes uncounted.
 //! LOG-3: memory is bounded, whatever is written.
-//! LOG-7: no rank is shown to have said what it has not: only equal lines become one, or lines of which it is said that
-//! their numbers differ.
+//! LOG-7: no rank is shown to have written what it has not: lines are merged only if they are equal, or if it is stated
+//! that their numbers differ.
 
 mod aggregate;
 mod batch;
@@ -44,7 +44,7 @@ pub use tap::{TAIL_LINES, Tap};
 use crate::MeshId;
 use std::time::Duration;
 
-/// Which of its two streams a process has written to.
+/// The stream that a process has written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stream {
     /// Its stdout.
@@ -58,9 +58,9 @@ pub enum Stream {
 pub struct LogOptions {
     /// Whether they are shown at all.
     pub shown: bool,
-    /// Whether lines that are equal but for their numbers count as equal.
+    /// Whether lines that differ only in their numbers count as equal.
     pub alike: bool,
-    /// How long equal lines of several ranks are counted instead of shown; zero for not at all.
+    /// How long equal lines of several ranks are counted instead of shown; zero to show them all.
     pub window: Duration,
     /// Records of `logging` below this level are left out.
     pub level: u32,
@@ -68,11 +68,11 @@ pub struct LogOptions {
 
 /// [`LogOptions::flags`]: lines are shown.
 const SHOWN: u8 = 1;
-/// [`LogOptions::flags`]: numbers make no difference.
+/// [`LogOptions::flags`]: lines may differ in their numbers.
 const ALIKE: u8 = 2;
 
 impl LogOptions {
-    /// Its two choices as bits: 1 for lines that are shown, 2 for numbers that make no difference.
+    /// The two choices as bits: 1 if lines are shown, 2 if numbers make no difference.
     #[must_use]
     pub fn flags(&self) -> u8 {
         (if self.shown { SHOWN } else { 0 }) | (if self.alike { ALIKE } else { 0 })
@@ -94,23 +94,23 @@ impl LogOptions {
 /// One line, or several that belong together, and who wrote it.
 #[derive(Clone, Copy, Debug)]
 pub struct Line<'a> {
-    /// Where it was written to.
+    /// The stream that it was written to.
     pub stream: Stream,
-    /// Its level, if it is a record of `logging`; otherwise 0.
+    /// The level of a `logging` record; 0 for other lines.
     pub level: u32,
     /// The actor, or the mesh of processes.
     pub name: &'a [u8],
     /// Its rank in its mesh.
     pub rank: u32,
-    /// Its coordinates, as `hosts=1,gpus=3`.
+    /// Its coordinates, such as `hosts=1,gpus=3`.
     pub point: &'a [u8],
     /// The host it runs on.
     pub host: &'a [u8],
-    /// The line, without its end.
+    /// The line, without the line end.
     pub text: &'a [u8],
-    /// The record of `logging` that it shows, as JSON; empty if it is none, or has come as text alone.
+    /// The `logging` record that the line shows, as JSON; empty if there is none, or if only its text arrived.
     pub record: &'a [u8],
-    /// Whether it is shown by itself, whoever else says the same.
+    /// Whether it is shown by itself, even if others write the same.
     pub alone: bool,
 }
 
@@ -119,7 +119,7 @@ pub struct Line<'a> {
 pub enum Found<'a> {
     /// A line.
     Line(Line<'a>),
-    /// The process has said who it is: its mesh has so many procs, and these options unless others were set.
+    /// The process has said who it is: its mesh has this many procs, and these options unless others were set.
     Introduced(u32, LogOptions),
     /// A process sets the options of a mesh that it owns.
     Options(MeshId, LogOptions),

@@ -1,9 +1,9 @@
-//! When two lines are alike: if they are equal once their numbers are taken out.
+//! When two lines are alike: if they are equal without their numbers.
 
 /// Shorter runs of hexadecimal digits are words, such as `added` or `face`.
 const LEAST_HEX: usize = 8;
 
-/// Appends `text` to `out` with `#` in place of every number: whole, decimal, in hexadecimal, with its sign.
+/// Appends `text` to `out` with `#` in place of every number: whole, decimal or hexadecimal, with its sign.
 pub(super) fn normalise(text: &[u8], out: &mut Vec<u8>) {
     let mut at = 0;
     while at < text.len() {
@@ -24,7 +24,7 @@ pub(super) fn normalise(text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The length of a number in hexadecimal that `text` begins with: `0x7f`, or a long run with digits among its letters.
+/// The length of a hexadecimal number at the start of `text`: `0x7f`, or a long run with digits among its letters.
 fn hex(text: &[u8]) -> Option<usize> {
     let prefix = if text.starts_with(b"0x") || text.starts_with(b"0X") { 2 } else { 0 };
     if prefix == 0 && !text.first().is_some_and(u8::is_ascii_hexdigit) {
@@ -37,7 +37,7 @@ fn hex(text: &[u8]) -> Option<usize> {
     (run > 0 && ends && (prefix > 0 || long)).then_some(whole)
 }
 
-/// The length of the decimal number that `text` begins with, with its fraction and exponent.
+/// The length of the decimal number at the start of `text`, with its fraction and exponent.
 fn number(text: &[u8]) -> usize {
     let digits = |from: usize| text[from..].iter().take_while(|byte| byte.is_ascii_digit()).count();
     let mut len = digits(0);

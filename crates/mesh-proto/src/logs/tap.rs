@@ -1,31 +1,31 @@
-//! The two streams of one process: bytes in, lines out.
+//! The two output streams of one process: bytes in, lines out.
 
 use super::traceback::Traceback;
 use super::{Found, Line, LogOptions, Stream};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How many of its last lines on stderr a dead process's failure shows.
+/// How many of its last stderr lines a dead process's failure shows.
 pub const TAIL_LINES: usize = 40;
-/// Of each of them, so many bytes.
+/// How many bytes of each of them.
 const TAIL_WIDTH: usize = 500;
-/// A line that is longer comes in pieces.
+/// Longer lines are split.
 const LONGEST: usize = 256 * 1024;
 /// How long the beginning of a line waits for its rest before it is shown alone.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often the state of a progress bar is shown, which overwrites its line all the time.
+/// How often the state of a progress bar is shown, which keeps overwriting its line.
 const STATE_EVERY: Duration = Duration::from_secs(5);
-/// Begun lines of different threads that are kept at once, and begun tracebacks.
+/// How many unfinished lines of different threads are kept at once, and how many unfinished tracebacks.
 const MOST_BEGUN: usize = 256;
-/// How long the end of a traceback waits for another that is joined to it.
+/// How long the end of a traceback waits for another traceback joined to it.
 const JOINS: Duration = Duration::from_millis(100);
 
 const MARK: u8 = 0x1e;
-/// Stands for a line's end inside of what was written at once.
+/// Stands for a line end inside text that was written at once.
 const BREAK: u8 = 0x1d;
 const SEPARATOR: u8 = 0x1f;
 
-/// Who writes, where the line does not say.
+/// The writer of lines that do not name one.
 #[derive(Clone, Debug, Default)]
 struct Origin {
     name: Vec<u8>,
@@ -34,7 +34,7 @@ struct Origin {
     host: Vec<u8>,
 }
 
-/// The beginning of a line that one thread has flushed.
+/// The beginning of a line that a thread has flushed.
 #[derive(Debug)]
 struct Begun {
     stream: Stream,
@@ -46,13 +46,13 @@ struct Begun {
 }
 
 impl Begun {
-    /// When it is shown unless it has come to its end: after a pause, and now and then where none comes.
+    /// When it is shown even if the line has not ended: after a pause, or regularly if there is none.
     fn deadline(&self) -> Duration {
         (self.since + PATIENCE).min(self.first + STATE_EVERY)
     }
 }
 
-/// A traceback whose lines still come.
+/// A traceback whose lines are still arriving.
 #[derive(Debug)]
 struct Unit {
     stream: Stream,
@@ -84,7 +84,7 @@ impl Unit {
         };
         found(Found::Line(line));
         if whole.len() < text.len() {
-            // The empty line after it was not the beginning of more.
+            // The empty line after it did not continue the traceback.
             found(Found::Line(Line { text: &[], ..line }));
         }
     }
@@ -94,16 +94,16 @@ impl Unit {
 #[derive(Debug, Default)]
 pub struct Tap {
     origin: Origin,
-    /// Begun tracebacks, by stream and origin.
+    /// Unfinished tracebacks, by stream and origin.
     units: Vec<Unit>,
-    /// Bytes after the last line's end, and when they came.
+    /// Bytes after the last line end, and when they came.
     partial: [(Vec<u8>, Duration); 2],
     begun: Vec<Begun>,
     tail: VecDeque<Vec<u8>>,
 }
 
 impl Tap {
-    /// The streams of rank `rank`, which has not said who it is yet.
+    /// The streams of a rank that has not said who it is yet.
     #[must_use]
     pub fn new(rank: u32) -> Self {
         let point = format!("rank={rank}").into_bytes();
@@ -123,7 +123,7 @@ impl Tap {
                 partial.extend_from_slice(line);
                 let mut whole = std::mem::take(partial);
                 self.line(stream, &whole, now, found);
-                // Its memory serves the next one.
+                // Reuse the memory for the next line.
                 whole.clear();
                 self.partial[stream as usize].0 = whole;
             }
@@ -148,17 +148,17 @@ impl Tap {
         partial.map(|since| since + PATIENCE).chain(begun).min()
     }
 
-    /// Time has passed: what was begun and not gone on with is shown as it is.
+    /// Time has passed: unfinished lines that were not continued are shown as they are.
     pub fn tick(&mut self, now: Duration, found: &mut dyn FnMut(Found<'_>)) {
         self.give_up(|at| at <= now, is_begun, found);
     }
 
-    /// Somebody waits to see what there is: what was begun is shown as it is.
+    /// Somebody waits to see the output: unfinished lines are shown as they are.
     pub fn flush(&mut self, found: &mut dyn FnMut(Found<'_>)) {
         self.give_up(|_| true, is_begun, found);
     }
 
-    /// Nothing follows.
+    /// The streams have ended.
     pub fn end(&mut self, found: &mut dyn FnMut(Found<'_>)) {
         self.give_up(|_| true, |partial| !partial.is_empty(), found);
     }
@@ -194,7 +194,7 @@ impl Tap {
         });
     }
 
-    /// The last lines of stderr, one that was begun included.
+    /// The last lines of stderr, including an unfinished one.
     #[must_use]
     pub fn tail(&self) -> Vec<String> {
         let (partial, _) = &self.partial[Stream::Err as usize];
@@ -213,7 +213,7 @@ impl Tap {
         }
     }
 
-    /// A line with a mark; none if the mark is not one.
+    /// A marked line; `None` if the mark is not valid.
     fn marked(&mut self, stream: Stream, raw: &[u8], now: Duration, found: &mut dyn FnMut(Found<'_>)) -> Option<()> {
         let kind = *raw.get(1)?;
         let rest = &raw[2..];
@@ -320,7 +320,7 @@ impl Tap {
         self.pass(line, now, found);
     }
 
-    /// Tells a line, once it is known not to be a part of a traceback.
+    /// Passes a line on, once it is known not to be part of a traceback.
     fn pass(&mut self, line: Line<'_>, now: Duration, found: &mut dyn FnMut(Found<'_>)) {
         self.remember(line.stream, line.text);
         let line = shown(line);
@@ -340,7 +340,7 @@ impl Tap {
             }
             self.units.remove(at).tell(found);
         }
-        // A record is whole as it comes.
+        // A record arrives whole.
         match Traceback::begun(line.text).filter(|_| line.level == 0 && !line.alone) {
             Some(state) => {
                 if self.units.len() >= MOST_BEGUN {
@@ -367,7 +367,7 @@ impl Tap {
     }
 }
 
-/// What was written at once, as lines; each as [`shown`] has it.
+/// The lines of text that was written at once, each as [`shown`] has it.
 fn joined(text: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     for line in text.split(|byte| *byte == BREAK) {
@@ -379,19 +379,19 @@ fn joined(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Whether this is the beginning of a line of text; a mark without its line's end is being written just now.
+/// Whether this is the beginning of a line of text; a marked line without its line end is still being written.
 fn is_begun(partial: &[u8]) -> bool {
     partial.first().is_some_and(|first| *first != MARK)
 }
 
-/// A line as a terminal would leave it: of what was overwritten after a carriage return, the last.
+/// A line as a terminal would leave it: only what follows the last carriage return.
 fn last_state(text: &[u8]) -> &[u8] {
     let text = text.trim_ascii_end();
     let from = text.iter().rposition(|byte| *byte == b'\r').map_or(0, |at| at + 1);
     &text[from..]
 }
 
-/// The same for a line and its origin; those that were written at once have been seen to.
+/// The same for a [`Line`]; lines that were written at once are done already.
 fn shown(line: Line<'_>) -> Line<'_> {
     if line.text.contains(&b'\n') { line } else { Line { text: last_state(line.text), ..line } }
 }

@@ -1,6 +1,6 @@
-//! Where a traceback begins and ends among the lines of its writer, so that it stays one unit however it was written.
+//! Where a traceback begins and ends among its writer's lines, so that it stays one unit however it was written.
 
-/// What ends the line that a traceback begins with.
+/// The end of a traceback's first line.
 const LAST: &[u8] = b"(most recent call last):";
 /// The same for the stack of a crash, which names no exception.
 const FIRST: &[u8] = b"(most recent call first):";
@@ -9,14 +9,14 @@ const CAUSES: [&[u8]; 2] = [
     b"During handling of the above exception, another exception occurred:",
 ];
 
-/// How far a traceback has come.
+/// The progress of a traceback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Traceback {
-    /// Its frames; the exception is to follow.
+    /// In its frames; the exception will follow.
     Frames,
-    /// Frames that no exception follows.
+    /// In frames that no exception follows.
     Stack,
-    /// After the exception: its parts, or a sentence that joins another traceback to it, may follow.
+    /// After the exception: its parts may follow, or a sentence that joins another traceback to it.
     Raised,
     /// After an empty line, before that sentence.
     Pause,
@@ -25,7 +25,7 @@ pub(super) enum Traceback {
 }
 
 impl Traceback {
-    /// How far the lines of `text`, written at once, come with a traceback. None if none begins there, or if it ended.
+    /// The state after the lines of `text`, written at once. `None` if no traceback begins there, or if it has ended.
     pub(super) fn begun(text: &[u8]) -> Option<Self> {
         if !text.contains(&b'\n') {
             return Self::header(text);
@@ -46,7 +46,7 @@ impl Traceback {
             let words = line[..line.len() - LAST.len()].trim_ascii_end();
             let group = line.first().is_some_and(u8::is_ascii_whitespace);
             Some(match words.ends_with(b"Traceback") {
-                // All of a group is indented, its exceptions too.
+                // A whole group is indented, including its exceptions.
                 true if group => Self::Raised,
                 true => Self::Frames,
                 false => Self::Stack,
@@ -56,12 +56,12 @@ impl Traceback {
         }
     }
 
-    /// How far it is after `text`, whose lines were written at once; none if `text` does not belong to it.
+    /// The state after `text`, whose lines were written at once; `None` if `text` does not belong to the traceback.
     pub(super) fn with(self, text: &[u8]) -> Option<Self> {
         let mut lines = text.split(|byte| *byte == b'\n');
         let mut state = self.after(lines.next()?)?;
         for line in lines {
-            // What was written with a part of it belongs to it, such as the further lines of a message.
+            // What was written together with a part belongs to it, such as further lines of a message.
             state = state.after(line).or_else(|| Self::header(line)).unwrap_or(Self::Raised);
         }
         Some(state)
@@ -84,7 +84,7 @@ impl Traceback {
         }
     }
 
-    /// Whether the exception is still to come.
+    /// Whether the exception is yet to come.
     pub(super) fn unfinished(self) -> bool {
         matches!(self, Self::Frames | Self::Joined)
     }

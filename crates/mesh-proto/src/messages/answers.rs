@@ -1,4 +1,4 @@
-//! What comes back.
+//! Answers to messages.
 
 use super::{MessageError, NO_CALL, Name, flags_of, number, refused};
 use crate::frame::flags;
@@ -9,9 +9,9 @@ use crate::{ActorId, CallId, Frame, Header, Kind, ProcAddr};
 pub enum Answer {
     /// The value, and the only one.
     Value,
-    /// One of many values, by a port. Who waits for one takes the first.
+    /// One of many values, through a port. A caller that waits for one takes the first.
     More,
-    /// An encoded exception that the endpoint has raised.
+    /// An encoded exception that the endpoint raised.
     Raised,
     /// An encoded exception about the actor: it could not be constructed, or is gone.
     Dead,
@@ -28,18 +28,18 @@ impl Answer {
 /// An answer to a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The actor that answers; 0 for a process, or an extension.
+    /// The actor that answers; 0 for a process or an extension.
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The place in what was called that this is the answer of.
+    /// The place in the target that it answers for.
     pub place: u32,
     /// What it is.
     pub answer: Answer,
 }
 
 impl Reply {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Reply, from, to);
@@ -53,10 +53,10 @@ impl Reply {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     #[inline]
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Reply, flags::ERROR | flags::DEAD | flags::MORE)?;
@@ -76,26 +76,26 @@ impl Reply {
     }
 }
 
-/// Whether an answer with these flags is merged with others of its call. Others go by themselves: parts of a stream, memory
-/// of one host, and what is counted against a budget.
+/// Whether an answer with these flags is merged with others of its call. The rest go by themselves: parts of a stream,
+/// memory of one host, and whatever counts against a budget.
 pub(crate) fn is_mergeable(bits: u16) -> bool {
     let own = bits & !(flags::SOLE | flags::ABROAD);
     own == 0 || own == flags::ERROR || own == flags::ERROR | flags::DEAD
 }
 
-/// A proc is up: its agent's answer, in the proc's name, to whoever has it made.
+/// A proc is up: its agent's answer to the spawner, in the proc's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcUp {
     /// The proc.
     pub proc: ProcAddr,
-    /// The call of its spawner; not 0.
+    /// The spawner's call; not 0.
     pub call: CallId,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
 }
 
 impl ProcUp {
-    /// As a frame: a reply of the proc's rank that names the mesh for an actor, and the process.
+    /// Encodes this as a frame: a reply of the proc's rank, with the mesh in place of an actor, and the process id.
     #[must_use]
     pub fn frame(&self, to: ProcAddr) -> Frame {
         let ProcAddr { mesh, rank, .. } = self.proc;
@@ -103,7 +103,7 @@ impl ProcUp {
         Frame::build(reply.header(self.proc, to), None, &self.pid.to_le_bytes(), &[])
     }
 
-    /// What a frame says; `None` for any other.
+    /// Reads a frame; `None` for any other.
     #[must_use]
     pub fn read(frame: &Frame) -> Option<Self> {
         let proc = frame.header.src;
@@ -117,14 +117,14 @@ impl ProcUp {
 /// Several answers to one call, merged on the way up; [`crate::hosts::unmerge`] takes them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gathered {
-    /// The actor that all of them have been answered by.
+    /// The actor that gave all of them.
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
 }
 
 impl Gathered {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Gathered, from, to);
@@ -132,10 +132,10 @@ impl Gathered {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Gathered, 0)?;
         let call = number(header, header.call, NO_CALL)?;
@@ -143,29 +143,29 @@ impl Gathered {
     }
 }
 
-/// A call has failed, and nobody has looked: a notice of a process to itself, which never travels. The payload is that of
-/// the first failure, the [`Name`] the endpoint, with the actor's in the place of a shape.
+/// A call has failed, and nobody has looked: a process's notice to itself, which never travels. The payload is that of
+/// the first failure; the [`Name`] is the endpoint's, with the actor's in place of a shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unseen {
-    /// How many other ranks have failed.
+    /// How many other ranks failed.
     pub others: u64,
     /// What the first failure is.
     pub what: Unlooked,
 }
 
-/// What a failure is that nobody has looked at.
+/// The kind of a failure that nobody has looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unlooked {
     /// An encoded exception.
     Raised,
     /// The message came back.
     Returned,
-    /// The port of the call has ended.
+    /// The call's port has ended.
     PortEnded,
 }
 
 impl Unseen {
-    /// As a frame of the rank whose failure it is, to its own process.
+    /// Encodes this as a frame of the failed rank, to its own process.
     #[must_use]
     pub fn frame(&self, rank: ProcAddr, name: Name<'_>, payload: &[u8]) -> Frame {
         let mut header = Header::new(Kind::Unseen, rank, rank);
@@ -178,10 +178,10 @@ impl Unseen {
         Frame::build_plain(header, None, &name.to_bytes(), payload)
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Unseen, flags::ERROR | flags::END)?;
         let what = if bits == 0 {

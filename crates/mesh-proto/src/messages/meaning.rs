@@ -1,4 +1,4 @@
-//! A frame of any kind, by its header.
+//! The meaning of a frame of any kind, from its header.
 
 use super::{
     Call, Cancel, Extend, Failure, Gathered, MessageError, NO_CALL, Partial, Post, Reply, Spawn, StopActor, Tell,
@@ -8,21 +8,21 @@ use crate::control::StopProc;
 use crate::frame::flags;
 use crate::{ActorId, CallId, Flow, Frame, Header, Kind, ProcAddr};
 
-/// A message has come back: what the header says of a [`crate::control::Undeliverable`].
+/// A message came back: what the header of a [`crate::control::Undeliverable`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Returned {
     /// The actor that was called.
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The place in what was called that this is the outcome of.
+    /// The place in the target that this is the outcome of.
     pub place: u32,
-    /// Whether it is the port of the call that has ended.
+    /// Whether the call's port has ended.
     pub port_ended: bool,
 }
 
 impl Returned {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Undeliverable, from, to);
@@ -31,10 +31,10 @@ impl Returned {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let port_ended = flags_of(header, Kind::Undeliverable, flags::END)? != 0;
         let call = number(header, header.call, NO_CALL)?;
@@ -42,18 +42,18 @@ impl Returned {
     }
 }
 
-/// What a header says: a message of one of the kinds, or a control frame.
+/// What a header says: a message of some kind, or a control frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meaning {
     /// Make an actor.
     Spawn(Spawn),
     /// Run an endpoint and reply.
     Call(Call),
-    /// Run an endpoint.
+    /// Run an endpoint without a reply.
     Tell(Tell),
     /// An answer.
     Reply(Reply),
-    /// A message has come back.
+    /// A message came back.
     Undeliverable(Returned),
     /// Stop an actor.
     StopActor(StopActor),
@@ -78,10 +78,10 @@ pub enum Meaning {
 }
 
 impl Meaning {
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it is one that no process makes (MSG-1).
+    /// If it is a header that no process makes (MSG-1).
     #[inline]
     pub fn of(header: &Header) -> Result<Self, MessageError> {
         Ok(match header.kind {
@@ -103,10 +103,10 @@ impl Meaning {
         })
     }
 
-    /// What a frame says that has reached its receiver, who reads its name too.
+    /// Reads a frame that has reached its receiver, including its name.
     ///
     /// # Errors
-    /// If it is one that no process makes (MSG-1).
+    /// If it is a frame that no process makes (MSG-1).
     #[inline]
     pub fn read(frame: &Frame) -> Result<Self, MessageError> {
         let said = Self::of(&frame.header)?;
@@ -118,7 +118,7 @@ impl Meaning {
         if legible { Ok(said) } else { Err(refused(&frame.header, "has a name that says something else")) }
     }
 
-    /// As a header; `None` for control frames, whose types make whole frames, and for what does not travel.
+    /// Encodes this as a header; `None` for control frames, whose types make whole frames, and for what never travels.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Option<Header> {
         Some(match self {
@@ -139,7 +139,7 @@ impl Meaning {
         })
     }
 
-    /// The actor that it is for, or from, or about; 0 for none.
+    /// The actor that it is for, from, or about; 0 for none.
     #[must_use]
     pub fn actor(&self) -> ActorId {
         match self {
@@ -176,7 +176,7 @@ impl Meaning {
         }
     }
 
-    /// The place that it is for, or from, in what was messaged; of a value for a channel the sender's rank; else 0.
+    /// The place in the target that it is for or from; for a value to a channel, the sender's rank; else 0.
     #[must_use]
     pub fn place(&self) -> u32 {
         match self {
@@ -194,7 +194,7 @@ impl Meaning {
         }
     }
 
-    /// Whether it is a value for a port, whose sender wants to hear if nobody listens there.
+    /// Whether it is a value for a port, whose sender must be told if nobody receives there.
     #[must_use]
     pub fn is_for_port(&self) -> bool {
         use super::Answer;
@@ -202,21 +202,21 @@ impl Meaning {
     }
 }
 
-/// What an answer repeats of what it answers.
+/// What an answer repeats of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Who gets the answer.
     pub by: ProcAddr,
-    /// The actor that was asked; of an order about procs their mesh.
+    /// The actor that was asked; for an order about procs, their mesh.
     pub actor: ActorId,
-    /// The number of the call at who asks; not 0.
+    /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The place in what was messaged.
+    /// The place in the target.
     pub place: u32,
 }
 
 impl Asked {
-    /// Of any frame that can begin a call; `None` if nobody waits for an answer.
+    /// Reads any frame that can begin a call; `None` if nobody waits for an answer.
     #[must_use]
     pub fn of(header: &Header) -> Option<Self> {
         let asks = matches!(
@@ -236,7 +236,7 @@ impl Asked {
     }
 }
 
-/// The call that a frame begins whose answers are merged on their way back from other hosts.
+/// The call that a frame begins, if answers to it are merged on their way back from other hosts.
 #[must_use]
 pub fn merged_call(header: &Header) -> Option<CallId> {
     let merges = matches!(header.kind, Kind::Call | Kind::Spawn | Kind::Extend) && header.call != 0;
@@ -244,7 +244,7 @@ pub fn merged_call(header: &Header) -> Option<CallId> {
 }
 
 impl StopProc {
-    /// What a header says, if it is of this kind.
+    /// Reads a header, if it is of this kind.
     #[must_use]
     pub fn of(header: &Header) -> Option<Self> {
         (header.kind == Kind::StopProc).then(|| Self::read(header))

@@ -1,12 +1,12 @@
-//! Messages of actors and what answers them: a type for each kind, with the one function that makes its header and the
-//! one that reads it.
+//! Messages to actors and their answers: one type for each kind, with the only function that makes its header and the
+//! only one that reads it.
 //!
-//! What a header's fields and flags mean differs from kind to kind; only these types know it. They are small and `Copy`:
-//! to read one costs a few comparisons, and no memory. A name has its own type, [`Name`], and a payload is no business of
-//! theirs: both stay where they are in the frame's body.
+//! What a header's fields and flags mean depends on the kind; only these types know it. They are small and `Copy`:
+//! reading one costs a few comparisons, and no memory. They do not touch names, which have their own type ([`Name`]),
+//! or payloads: both stay in the frame's body.
 //!
-//! MSG-1: whatever bytes a header has, it is read as what one of these types can say, or refused with a
-//! [`MessageError`]; what is read is written as the same fields and flags again.
+//! MSG-1: whatever bytes a header has, it is read as something that one of these types can express, or refused with a
+//! [`MessageError`]. What was read is written as the same fields and flags again.
 
 mod answers;
 mod meaning;
@@ -35,7 +35,7 @@ pub struct MessageError {
     pub what: &'static str,
 }
 
-/// The header's flags that belong to its kind, if it is `kind` and has none but `own`.
+/// The header's flags that belong to its kind, if the kind is `kind` and there are no flags besides `own`.
 fn flags_of(header: &Header, kind: Kind, own: u16) -> Result<u16, MessageError> {
     let bits = header.flags & !flags::OF_FRAMES;
     if header.kind != kind {
@@ -47,7 +47,7 @@ fn flags_of(header: &Header, kind: Kind, own: u16) -> Result<u16, MessageError> 
     Ok(bits)
 }
 
-/// Which is not 0, as `what` says.
+/// Returns `number` if it is not 0; otherwise refuses the header with `what`.
 fn number(header: &Header, number: u64, what: &'static str) -> Result<u64, MessageError> {
     if number == 0 { Err(refused(header, what)) } else { Ok(number) }
 }

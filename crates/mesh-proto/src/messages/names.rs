@@ -1,6 +1,6 @@
-//! What a frame's name says.
+//! The names of frames.
 
-/// The name of a message: sections that NUL bytes separate.
+/// The name of a message: sections separated by NUL bytes.
 ///
 /// ```
 /// # use mesh_proto::messages::Name;
@@ -10,22 +10,22 @@
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Name<'a> {
-    /// The endpoint, the actor that is made, the extension or the question.
+    /// The endpoint, the spawned actor, the extension or the question.
     pub what: &'a [u8],
-    /// The shape of what was messaged, as `label=size` joined by commas; empty for a single receiver.
+    /// The target's shape, as `label=size` joined by commas; empty for a single receiver.
     pub shape: &'a [u8],
-    /// The context of the trace that the message is part of, if it is part of one.
+    /// The context of the trace that the message is part of, if any.
     pub context: Option<&'a [u8]>,
 }
 
 impl<'a> Name<'a> {
-    /// Of a message to a single receiver, which is part of no trace.
+    /// The name of a message to a single receiver that is part of no trace.
     #[must_use]
     pub fn of(what: &'a [u8]) -> Self {
         Self { what, shape: b"", context: None }
     }
 
-    /// As bytes. What is not said takes none at the end.
+    /// Encodes this as bytes. Absent sections at the end are left out.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let context = self.context.unwrap_or_default();
@@ -42,7 +42,7 @@ impl<'a> Name<'a> {
         out
     }
 
-    /// What bytes say: any do.
+    /// Reads any bytes as a name.
     #[must_use]
     pub fn read(raw: &'a [u8]) -> Self {
         let mut sections = raw.split(|byte| *byte == 0);

@@ -4,7 +4,7 @@ use super::{HAS_CALL, MessageError, NO_CALL, Name, flags_of, number, refused};
 use crate::frame::flags;
 use crate::{ActorId, CallId, Header, Kind, ProcAddr};
 
-/// What the name of a value is if the place of its sender goes along.
+/// The name of a value whose sender's place is stated.
 const RANKED: &[u8] = b"ranked";
 
 /// A value for a channel's port.
@@ -14,12 +14,12 @@ pub struct Post {
     pub port: u64,
     /// Whether the payload is an encoded exception.
     pub error: bool,
-    /// The sender's rank, if the name says what it is a rank of ([`Post::name`]); else 0.
+    /// The sender's rank, if the name gives the mesh's shape ([`Post::name`]); else 0.
     pub rank: u32,
 }
 
 impl Post {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Post, from, to);
@@ -28,10 +28,10 @@ impl Post {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let error = flags_of(header, Kind::Post, flags::ERROR)? != 0;
         if header.call != 0 {
@@ -51,13 +51,13 @@ impl Post {
         out
     }
 
-    /// How long [`Post::name`] is.
+    /// The length of [`Post::name`].
     #[must_use]
     pub fn name_len(shape: &[u8]) -> usize {
         RANKED.len() + 1 + shape.len()
     }
 
-    /// The shape of the mesh that the sender is a rank of, if the name says so.
+    /// The shape of the mesh that the sender is a rank of, if the name gives it.
     #[must_use]
     pub fn shape_in(name: &[u8]) -> Option<&[u8]> {
         let Name { what, shape, .. } = Name::read(name);
@@ -68,16 +68,16 @@ impl Post {
 /// A rank's share of a combined reply, for the rank above it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partial {
-    /// The actor that was called, and which the share is for.
+    /// The actor that was called, on the sender and the receiver.
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The sender's place in what was called.
+    /// The sender's place in the target.
     pub place: u32,
 }
 
 impl Partial {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = Header::new(Kind::Partial, from, to);
@@ -85,10 +85,10 @@ impl Partial {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Partial, 0)?;
         let call = number(header, header.call, NO_CALL)?;
@@ -101,7 +101,7 @@ impl Partial {
         format!("{}.{}.{}", caller.mesh, caller.rank, caller.host)
     }
 
-    /// Whose call a share is of; `None` if the name does not say it.
+    /// Whose call a share belongs to; `None` if the name does not tell.
     #[must_use]
     pub fn caller_in(name: &[u8]) -> Option<ProcAddr> {
         let mut numbers = std::str::from_utf8(name).ok()?.split('.');

@@ -1,4 +1,4 @@
-//! What actors, and processes, are asked to do.
+//! What actors and processes are asked to do.
 
 use super::{HAS_CALL, MessageError, NO_ACTOR, NO_CALL, flags_of, number, refused};
 use crate::frame::flags;
@@ -10,33 +10,34 @@ fn header(kind: Kind, from: ProcAddr, to: ProcAddr, (actor, call, place): (Actor
     header
 }
 
-/// What of a spawn a frame has. Where the process of the actor does not read, an announcement goes first, without arguments.
+/// Which part of a spawn a frame has. If the actor's process does not read, an announcement without arguments goes
+/// first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpawnPart {
-    /// All of it.
+    /// The whole spawn.
     #[default]
     Whole,
-    /// That there will be such an actor: what is sent to it waits for it. Its arguments follow.
+    /// The announcement of an actor: messages to it wait until it exists. Its arguments follow.
     Announced,
-    /// The arguments of one that was announced.
+    /// The arguments of an announced actor.
     Arguments,
 }
 
-/// Make an actor. Its [`Name`](super::Name) is the actor's; the payload says of what class, and its arguments.
+/// Make an actor. Its [`Name`](super::Name) is the actor's; the payload holds its class and arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spawn {
-    /// The id that it gets.
+    /// The actor's id.
     pub actor: ActorId,
     /// The spawner's call; 0 if nobody waits.
     pub call: CallId,
-    /// The receiver's place in the mesh of actors; of a cast that of its first receiver.
+    /// The receiver's place in the mesh of actors; for a cast, the place of its first receiver.
     pub place: u32,
-    /// What of it this is.
+    /// The part that the frame has.
     pub part: SpawnPart,
 }
 
 impl Spawn {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Spawn, from, to, (self.actor, self.call, self.place));
@@ -44,7 +45,7 @@ impl Spawn {
         header
     }
 
-    /// Says in the header of this spawn which part of it the frame has.
+    /// Sets in the header of this spawn which part the frame has.
     pub fn mark(&self, header: &mut Header) {
         let part = match self.part {
             SpawnPart::Whole => 0,
@@ -54,10 +55,10 @@ impl Spawn {
         header.flags = header.flags & flags::OF_FRAMES | part;
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Spawn, flags::MORE | flags::END)?;
         let part = if bits == 0 {
@@ -74,13 +75,13 @@ impl Spawn {
     }
 }
 
-/// What a task is: a call that can be taken back until it has begun. Its receiver begins one at a time.
+/// The kind of a task: a call that can be taken back until it has begun. Its receiver begins one at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Its caller has the replies of all that it sent there before, but for what it wants to run side by side.
+    /// Its caller has the replies of all earlier tasks there, except for those that it wants to run concurrently.
     Next,
-    /// It was sent ahead, behind one whose reply its caller does not have. It begins only if that reply is out of the
-    /// receiver's hands, so that a caller who has not got the one knows that the other has not begun (TAK-2).
+    /// It was sent ahead, after a task whose reply its caller does not have yet. It begins only if that reply has
+    /// left the receiver, so that a caller without the reply knows that this task has not begun (TAK-2).
     Ahead,
 }
 
@@ -91,16 +92,16 @@ pub struct Call {
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The receiver's place in what was called; of a cast that of its first receiver.
+    /// The receiver's place in what was called; for a cast, the place of its first receiver.
     pub place: u32,
-    /// Whether the caller takes as many values as come.
+    /// Whether the caller takes any number of values.
     pub stream: bool,
     /// Whether it can be taken back.
     pub task: Option<Task>,
 }
 
 impl Call {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Call, from, to, (self.actor, self.call, self.place));
@@ -113,10 +114,10 @@ impl Call {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Call, flags::STREAM | flags::MORE | flags::END)?;
         let task = match (bits & flags::MORE != 0, bits & flags::END != 0) {
@@ -130,26 +131,26 @@ impl Call {
     }
 }
 
-/// Run an endpoint; nobody waits. Its [`Name`](super::Name) is the endpoint's.
+/// Run an endpoint without a reply. Its [`Name`](super::Name) is the endpoint's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tell {
     /// The actor.
     pub actor: ActorId,
-    /// The receiver's place in what was told; of a cast that of its first receiver.
+    /// The receiver's place in what was told; for a cast, the place of its first receiver.
     pub place: u32,
 }
 
 impl Tell {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::Tell, from, to, (self.actor, 0, self.place))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Tell, 0)?;
         if header.call != 0 {
@@ -159,14 +160,14 @@ impl Tell {
     }
 }
 
-/// Stop an actor, after what was sent before. The payload says why.
+/// Stop an actor once it has handled earlier messages. The payload says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopActor {
     /// The actor.
     pub actor: ActorId,
-    /// The call of whoever waits for its end; 0 if nobody does.
+    /// The call that waits for its end; 0 if nobody does.
     pub call: CallId,
-    /// The receiver's place in what is stopped; of a cast that of its first receiver.
+    /// The receiver's place in what is stopped; for a cast, the place of its first receiver.
     pub place: u32,
 }
 
@@ -177,30 +178,30 @@ impl StopActor {
         Self { actor, call: 0, place: 0 }
     }
 
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::StopActor, from, to, (self.actor, self.call, self.place))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::StopActor, 0)?;
         Ok(Self { actor: header.actor, call: header.call, place: header.index })
     }
 }
 
-/// What of a call is given up.
+/// What is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cancelled {
     /// The call itself.
     Call,
     /// The call, and what its receivers have gathered of a combined reply.
     Combined,
-    /// What they have gathered of a combined reply alone: it has failed, and runs on.
+    /// Only what they have gathered of a combined reply: it has failed, but the call runs on.
     Gathering,
     /// A task, if it has not begun. Its caller waits for the answer in any case.
     Unbegun,
@@ -209,7 +210,7 @@ pub enum Cancelled {
 }
 
 impl Cancelled {
-    /// Whether the caller waits for an answer all the same.
+    /// Whether the caller still waits for an answer.
     #[must_use]
     pub fn is_answered(self) -> bool {
         matches!(self, Self::Unbegun | Self::Task)
@@ -223,14 +224,14 @@ pub struct Cancel {
     pub actor: ActorId,
     /// The caller's number of the call; not 0.
     pub call: CallId,
-    /// The receiver's place in what was called; of a cast that of its first receiver.
+    /// The receiver's place in what was called; for a cast, the place of its first receiver.
     pub place: u32,
-    /// What is given up.
+    /// What is cancelled.
     pub what: Cancelled,
 }
 
 impl Cancel {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         let mut header = header(Kind::Cancel, from, to, (self.actor, self.call, self.place));
@@ -244,10 +245,10 @@ impl Cancel {
         header
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         let bits = flags_of(header, Kind::Cancel, flags::TREE | flags::END | flags::MORE)?;
         let what = if bits == 0 {
@@ -268,25 +269,25 @@ impl Cancel {
     }
 }
 
-/// An actor has failed while its proc lives on: for its owner. The payload is opaque here; within a process an empty one
-/// only draws attention.
+/// An actor has failed while its proc lives on; sent to its owner. The payload is opaque here; within a process, an
+/// empty one is only a prompt to look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// The owner; 0 for a process itself.
+    /// The owner; 0 for the process itself.
     pub owner: ActorId,
 }
 
 impl Failure {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::Failure, from, to, (self.owner, 0, 0))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Failure, 0)?;
         if header.call != 0 {
@@ -296,27 +297,27 @@ impl Failure {
     }
 }
 
-/// A message for an extension of the process itself. Its [`Name`](super::Name) says for which, or, with a dot before it, what
-/// Mesh itself wants.
+/// A message for an extension of the process. Its [`Name`](super::Name) says which, or, after a dot, what Mesh itself
+/// wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extend {
     /// The sender's number of the call; 0 if nobody waits.
     pub call: CallId,
-    /// The receiver's place in what was messaged; of a cast that of its first receiver.
+    /// The receiver's place in what was messaged; for a cast, the place of its first receiver.
     pub place: u32,
 }
 
 impl Extend {
-    /// As a header.
+    /// Encodes this as a header.
     #[must_use]
     pub fn header(&self, from: ProcAddr, to: ProcAddr) -> Header {
         header(Kind::Extend, from, to, (0, self.call, self.place))
     }
 
-    /// What a header says.
+    /// Reads a header.
     ///
     /// # Errors
-    /// If it says something else (MSG-1).
+    /// If it is not a header of this type (MSG-1).
     pub fn read(header: &Header) -> Result<Self, MessageError> {
         flags_of(header, Kind::Extend, 0)?;
         if header.actor != 0 {
@@ -326,14 +327,14 @@ impl Extend {
     }
 }
 
-/// What programs send with a call, or without: which of the kinds it is.
+/// A message that programs send, with or without a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
     /// [`Spawn`].
     Spawn,
     /// [`Call`], or [`Tell`] if nobody waits.
     Call {
-        /// Whether the caller takes as many values as come.
+        /// Whether the caller takes any number of values.
         stream: bool,
         /// Whether it can be taken back.
         task: Option<Task>,
@@ -353,7 +354,7 @@ impl Request {
     pub const CALL: Self = Self::Call { stream: false, task: None };
     /// A call that can be taken back until it has begun.
     pub const TASK: Self = Self::Call { stream: false, task: Some(Task::Next) };
-    /// The same, behind another one.
+    /// The same, sent ahead.
     pub const TASK_AHEAD: Self = Self::Call { stream: false, task: Some(Task::Ahead) };
 
     /// Whether it is for an endpoint, as nearly all are.
@@ -362,7 +363,7 @@ impl Request {
         matches!(self, Self::Call { .. })
     }
 
-    /// The header of such a message. A call of 0 is none; the place is that of the (first) receiver in what is messaged.
+    /// The header of such a message. A call of 0 means none; the place is that of the (first) receiver in the target.
     #[must_use]
     pub fn header(self, actor: ActorId, call: CallId, place: u32, from: ProcAddr, to: ProcAddr) -> Header {
         match self {

@@ -1,4 +1,4 @@
-//! Where hostile bytes of another host go in: used by the fuzzer and by the mutation test on a stable compiler.
+//! Entry for hostile bytes from another host: used by the fuzzer and by the mutation test on a stable compiler.
 
 use super::entry;
 use mesh_proto::hosts::{
@@ -14,9 +14,9 @@ const AHEAD: usize = 2 * MAX_PACKET + 40 * MAX_RUNS + 2 * READ_CHUNK;
 /// Places of the call that merged replies are read for.
 const PLACES: u32 = 500;
 
-/// Everything that a gateway does with bytes of a connection. Panics if a promise is broken.
+/// Everything that a gateway does with a connection's bytes. Panics if a promise is broken.
 pub(crate) fn feed(data: &[u8]) {
-    // The first byte says in what pieces the rest arrives.
+    // The first byte sets the size of the pieces in which the rest arrives.
     let Some((&piece, bytes)) = data.split_first() else { return };
     let piece = usize::from(piece) * 97 + 1;
     let mut decoder = PacketDecoder::default();
@@ -50,14 +50,14 @@ pub(crate) fn feed(data: &[u8]) {
     relay.finish();
 }
 
-/// Reads all that a packet says of itself.
+/// Reads everything that a packet states.
 pub(crate) fn look_into(packet: &Packet) {
     let hosts = packet.hosts();
     assert_eq!(hosts.len(), packet.dests.iter().map(|dest| dest.count as usize).sum::<usize>());
     for host in [hosts.first().unwrap_or(3), 0, MAX_HOSTS - 1] {
         assert_eq!(packet.seq_for(host).is_some(), hosts.contains(host));
     }
-    // What a relay makes of it for its next hops is whole, and nothing more.
+    // The parts that a relay makes for its next hops are complete, and nothing more.
     let pieces = hosts.split(3);
     let parts: Vec<Packet> = pieces.iter().map(|share| packet.for_hosts(share)).collect();
     assert!(parts.iter().zip(&pieces).all(|(part, share)| part.hosts() == *share));
@@ -93,12 +93,12 @@ fn greetings(packet: &Packet) {
     }
 }
 
-/// The place in its raw header: a merged frame may come with a call that no reply can answer.
+/// The place in its raw header: a merged frame may name a call that no reply can answer.
 fn place_of(reply: &Frame) -> u32 {
     u32::from_le_bytes(*reply.header.encode()[60..].first_chunk().expect("a header is longer"))
 }
 
-/// Merged replies, as their caller takes them apart (MRG-5).
+/// Takes merged replies apart, as their caller does (MRG-5).
 pub(crate) fn merged(frame: &Frame) {
     if frame.header.kind != Kind::Gathered {
         return;
@@ -122,7 +122,7 @@ struct Relay {
     merge: RelayMerge,
     topology: Topology,
     now: Duration,
-    /// Bytes that came to be sent on, and that were.
+    /// Bytes that came to be sent on, and bytes that were sent on.
     taken: usize,
     given: usize,
 }
@@ -155,7 +155,7 @@ impl Relay {
             None => {
                 let mut hosts = packet.hosts();
                 hosts.remove(1);
-                // A packet to a million hosts that do not exist is the sender's to plan, not the fuzzer's.
+                // A packet to a million nonexistent hosts is for its sender to plan, not for the fuzzer.
                 if hosts.len() < 1000 {
                     let plan = self.topology.plan(packet.origin, &hosts);
                     let all = plan.iter().fold(HostSet::default(), |all, (_, share)| all.union(share));
@@ -176,7 +176,7 @@ impl Relay {
                 merged(&frame);
             }
             self.given += packet.wire_len();
-            // Equal payloads of which the table has to say more than they are long.
+            // Equal payloads may be shorter than what the table says about them.
             assert!(self.given <= 4 * self.taken, "{} bytes are sent on where {} came", self.given, self.taken);
         }
     }
@@ -189,7 +189,7 @@ impl Relay {
 }
 
 thread_local! {
-    /// One for all: its buffer is not to be made anew for each packet.
+    /// One for all, so that its buffer is not allocated for each packet.
     static NEXT: RefCell<PacketDecoder> = RefCell::default();
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn decoded(packet: &Packet) -> Packet {
     })
 }
 
-/// The packet, its body in one piece.
+/// The packet with a contiguous body.
 pub(crate) fn flat(packet: &Packet) -> Packet {
     let body = packet.body.concat();
     let body = if body.is_empty() {
@@ -222,7 +222,7 @@ pub(crate) fn flat(packet: &Packet) -> Packet {
     Packet { body, ..packet.clone() }
 }
 
-/// The frame that a packet with its body in one piece is.
+/// The frame in a packet with a contiguous body.
 fn frame_of(packet: &Packet) -> Option<Frame> {
     let body = packet.body.first().filter(|_| packet.is_whole() && packet.kind == PacketKind::Data)?;
     let header = Header::decode(body.first_chunk()?).ok()?;

@@ -1,4 +1,4 @@
-//! Numbers from a seed, the same with every run.
+//! Random numbers from a seed, the same in every run.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 

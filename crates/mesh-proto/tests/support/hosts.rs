@@ -1,6 +1,7 @@
-//! Some hosts, each with a gateway, and a network that fails, in virtual time.
+//! Some hosts, each with a gateway, and a failing network, in virtual time.
 //!
-//! Connections are like TCP: what is sent arrives in order, late while the way is cut, and is lost when the connection breaks.
+//! Connections are like TCP: what is sent arrives in order, late while the path is cut, and is lost when the connection
+//! breaks.
 
 use crate::dice::Dice;
 use mesh_proto::control::{Attachment, Introduction, Terms};
@@ -17,26 +18,26 @@ pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// So many packets a connection takes.
+/// How many packets a connection holds.
 const ROOM: usize = 8;
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct End {
     id: usize,
-    /// Whose end it is, and who is at the other.
+    /// The end's own host, and the other.
     own: HostNo,
     peer: HostNo,
 }
 
-/// A connection, as the host at one end of it has it.
+/// A connection, as seen by the host at one end.
 #[derive(Debug)]
 struct Side {
     host: HostNo,
     is_open: bool,
     heard: Duration,
     sent: Duration,
-    /// What is under way to this end: the next to arrive is the first. The last is the end of the connection.
+    /// What is in flight to this end, in order of arrival. `None` is the end of the connection.
     under_way: VecDeque<Option<Packet>>,
 }
 
@@ -63,7 +64,7 @@ impl Line {
 #[derive(Debug, Default)]
 struct Net {
     lines: Rc<RefCell<Vec<Line>>>,
-    /// Where something was put in since the world last looked.
+    /// The ends that were sent on since the world last looked.
     touched: RefCell<Vec<End>>,
     woken: Cell<bool>,
 }
@@ -109,7 +110,7 @@ impl Wire for Net {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    /// Beside the controller.
+    /// Besides the controller.
     pub(crate) hosts: u32,
     pub(crate) fan_out: u32,
     pub(crate) window: u64,
@@ -119,21 +120,21 @@ pub(crate) struct Setup {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// Something that is under way reaches the end of this host.
+    /// Something in flight reaches this host's end.
     Arrives {
         end: End,
     },
-    /// This end takes more.
+    /// This end accepts more.
     Takes {
         end: End,
     },
     Tick,
-    /// An attempt to connect has come to the other side.
+    /// An attempt to connect has reached the other side.
     Knocks {
         to: HostNo,
         until: Duration,
     },
-    /// Time is up for it.
+    /// The attempt has timed out.
     Missed {
         to: HostNo,
     },
@@ -148,21 +149,21 @@ struct Node {
     over: bool,
     alive: bool,
     paused_until: Duration,
-    /// From when to when its clock stands still.
+    /// When its clock stands still: from and until.
     asleep: [Duration; 2],
-    /// What its clock is ahead, and behind, of the world's.
+    /// How far its clock is ahead of the world's, and behind it.
     ahead: Duration,
     behind: Duration,
     tick_at: Option<Duration>,
-    /// Of whose death it has heard.
+    /// The hosts of whose death it has heard.
     dead: BTreeSet<HostNo>,
-    /// Who is above it.
+    /// The hosts above it.
     above: Vec<HostNo>,
     /// When a host above it could last reach it.
     reached: Duration,
 }
 
-/// All hosts, and what is promised of them.
+/// All hosts, and what is promised about them.
 pub(crate) struct World {
     setup: Setup,
     name: u64,
@@ -172,11 +173,11 @@ pub(crate) struct World {
     turns: u64,
     nodes: Vec<Node>,
     lines: Rc<RefCell<Vec<Line>>>,
-    /// Until when nothing passes from one to another, for all pairs.
+    /// Until when nothing passes from one host to another, for all pairs.
     cuts: Vec<Duration>,
-    /// Messages by sender and receiver: how many were sent, how many have come.
+    /// Messages by sender and receiver: how many were sent, and how many have arrived.
     book: BTreeMap<(HostNo, HostNo), (u64, u64)>,
-    /// Who is dead by the controller's word, and why.
+    /// The hosts that the controller has declared dead, and why.
     verdicts: BTreeMap<HostNo, String>,
 }
 
@@ -218,7 +219,7 @@ impl World {
         }
     }
 
-    /// How many hosts there are, the controller among them.
+    /// How many hosts there are, including the controller.
     pub(crate) fn hosts(&self) -> u32 {
         self.setup.hosts + 1
     }
@@ -247,7 +248,7 @@ impl World {
         self.happens(0, Event::Proven(HostSet::range(1, hosts)));
     }
 
-    // What goes wrong.
+    // Faults.
 
     pub(crate) fn cut_one_way(&mut self, from: HostNo, to: HostNo, long: u64) {
         let until = self.now + ms(long);
@@ -282,7 +283,7 @@ impl World {
         self.push(self.now, host, Happening::Resumes);
     }
 
-    /// Connections between two hosts break: what is under way is lost.
+    /// Connections between two hosts break: what is in flight is lost.
     pub(crate) fn break_connections(&mut self, one: HostNo, other: HostNo) {
         let between: Vec<usize> = {
             let lines = self.lines.borrow();
@@ -296,19 +297,19 @@ impl World {
         }
     }
 
-    /// A host's process ends at once; its kernel says so where it can.
+    /// A host's process ends at once; its kernel reports that where it can.
     pub(crate) fn kill(&mut self, host: HostNo) {
         let node = &mut self.nodes[host as usize];
         (node.alive, node.over) = (false, true);
         self.close_all(host);
     }
 
-    /// All is well again, but for the dead.
+    /// All faults are over; the dead stay dead.
     pub(crate) fn heal(&mut self) {
         self.cuts.fill(Duration::ZERO);
         for host in 0..self.hosts() {
             let node = &mut self.nodes[host as usize];
-            // Who was to sleep for longer has done so for less.
+            // A host that was to sleep for longer has slept for less.
             node.behind -= node.asleep[1].saturating_sub(node.asleep[0].max(self.now));
             node.asleep[1] = node.asleep[1].min(self.now);
             node.paused_until = node.paused_until.min(self.now);
@@ -316,14 +317,14 @@ impl World {
         }
     }
 
-    /// Every host says something to some others.
+    /// Every host sends something to some others.
     pub(crate) fn chatter(&mut self, each: u32) {
         for from in 0..self.hosts() {
             for _ in 0..each {
                 let to = self.dice.roll(self.hosts());
                 let node = &self.nodes[from as usize];
                 let speaks = node.begun && !node.over && self.now >= node.paused_until;
-                // Who was never heard of is not known.
+                // A host that was never heard of is unknown.
                 if from != to && speaks && self.nodes[to as usize].begun {
                     self.say(from, to);
                 }
@@ -348,7 +349,7 @@ impl World {
         self.after(from);
     }
 
-    // The world's turn.
+    // The event loop.
 
     fn push(&mut self, at: Duration, host: HostNo, happening: Happening) {
         self.turns += 1;
@@ -368,7 +369,7 @@ impl World {
             let Some(Reverse((_, _, host, happening))) = self.heap.pop() else { break };
             let node = &self.nodes[host as usize];
             if self.now < node.paused_until {
-                // It is done when the host goes on; ticks come last, after what has arrived was read.
+                // It is done when the host resumes; ticks come last, after everything that arrived was read.
                 let late = u64::from(happening == Happening::Tick || happening == Happening::Resumes);
                 let at = node.paused_until + Duration::from_micros(late);
                 self.push(at, host, happening);
@@ -423,7 +424,7 @@ impl World {
         Some(self.cuts[self.cut_at(from, to)]).filter(|until| *until > self.now)
     }
 
-    /// Takes what the gateway has put into its connections on the way.
+    /// Sends what the gateway has put into its connections.
     fn after(&mut self, host: HostNo) {
         let touched = self.nodes[host as usize].net.touched.take();
         for end in touched {
@@ -505,7 +506,7 @@ impl World {
         self.push(self.now + late, end.peer, Happening::Arrives { end: there });
     }
 
-    /// Closes an end: the other hears of it behind all that was sent.
+    /// Closes an end: the other end is told after everything that was sent.
     fn close(&mut self, end: End) {
         let was_open = std::mem::replace(&mut self.lines.borrow_mut()[end.id].side_mut(end.own).is_open, false);
         if was_open {
@@ -519,7 +520,7 @@ impl World {
 
     fn arrives(&mut self, end: End) {
         if let Some(until) = self.is_cut(end.peer, end.own) {
-            // Sent again once it can be, as late as TCP does.
+            // Resent once possible, as late as TCP does.
             let late = ms(self.dice.roll(1 + self.setup.window / 20));
             return self.push(until + late, end.own, Happening::Arrives { end });
         }
@@ -604,7 +605,7 @@ impl World {
             self.nodes[to as usize].begun = true;
             self.nodes[to as usize].reached = self.now;
             self.happens(to, Event::Begun { job: join.job, told: told.into() });
-            // Its first answer, which nothing here depends on but that there was one.
+            // Its first answer; only its existence matters here.
             self.nodes[0].gateway.introduce(to, 1, || Some(Introduction::default()));
             self.tick_in(to, Duration::ZERO);
         }
@@ -640,9 +641,9 @@ impl World {
         }
     }
 
-    // What is promised.
+    // The promises.
 
-    /// GTW-3: a host that nobody above it can reach for the window, or for as long as the job is held, has ended.
+    /// GTW-3: a host that nobody above it can reach for the window, or for the job's hold, has ended.
     fn note_reach(&mut self, host: HostNo) {
         if host == 0 || !self.nodes[host as usize].begun {
             return;
@@ -667,10 +668,10 @@ impl World {
         assert!(self.verdicts.is_empty() && over.is_empty(), "{}: {:?}, {over:?}", self.name, self.verdicts);
     }
 
-    /// All is well again: who lives agrees with the controller before long, and has heard everything.
+    /// All faults are over: before long, the living agree with the controller, and have received everything.
     pub(crate) fn settles(&mut self) {
         // What was lost behind a relay is sent again after a quarter of the window, or after twice or four times that.
-        // In a chain of hosts that are dead each counts from the end of the one above it.
+        // In a chain of dead hosts, each counts from the end of the one above it.
         let holds = u64::from(self.hosts()) * self.setup.hold;
         let end = self.now + ms(30_000 + 3 * self.setup.window + holds);
         while let Err(why) = self.disagreement() {
