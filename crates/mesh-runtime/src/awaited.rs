@@ -19,7 +19,7 @@ const MOST: usize = 1000;
 /// At most this many of the processes that one call waits for are named.
 const MOST_NAMED: usize = 8;
 
-/// What somebody waits for.
+/// What is waited for.
 enum What {
     Call(Arc<Call>),
     Promise(Box<str>),

@@ -1,15 +1,15 @@
-//! A road for large parts between hosts that leads past the gateways, as another package offers it: `mesh_core/bypass.h`.
+//! A bypass for large parts between hosts, past the gateways, offered by another package: `mesh_core/bypass.h`.
 //!
-//! BYP-1: memory that was offered stays as it is until the other side says that nobody reads it any more.
-//! BYP-2: memory that is being filled stays until the other side says that it writes to it no longer.
+//! BYP-1: offered memory stays unchanged until the other side says that nobody reads it any more.
+//! BYP-2: memory that is being filled stays until the other side says that it no longer writes to it.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The version of the header that this speaks.
+/// The version of the header that this implements.
 pub const BYPASS_VERSION: u32 = 1;
-/// Longer tickets are not taken.
+/// Longer tickets are refused.
 const MOST_TICKET: usize = 4096;
 
 type Freed = unsafe extern "C" fn(*mut c_void);
@@ -30,16 +30,16 @@ pub struct RawBypass {
     pub fetch: unsafe extern "C" fn(*const RawBypass, *const u8, u32, *mut c_void, u64, Done, *mut c_void),
 }
 
-/// What another package offers.
+/// A bypass from another package.
 #[derive(Clone, Copy, Debug)]
 pub struct Bypass(NonNull<RawBypass>);
 
-// SAFETY: its functions may be called on any thread, as the header says, and it is there until the process ends.
+// SAFETY: its functions may be called on any thread, as the header says, and it lives until the process ends.
 unsafe impl Send for Bypass {}
 // SAFETY: as above.
 unsafe impl Sync for Bypass {}
 
-/// Memory that is offered. It is offered no longer once this is dropped; what keeps it goes when nobody reads it any more.
+/// Offered memory, until [`Offer::withdraw`].
 #[derive(Debug)]
 pub(crate) struct Offer {
     bypass: Bypass,
@@ -47,7 +47,7 @@ pub(crate) struct Offer {
     keeper: Arc<Keeper>,
 }
 
-/// What is to be done with memory that nobody reads any more.
+/// What to do with memory that nobody reads any more.
 type Then = Box<dyn FnOnce() + Send>;
 
 enum Stage {
@@ -91,7 +91,7 @@ unsafe extern "C" fn on_freed(arg: *mut c_void) {
     unsafe { Arc::from_raw(arg.cast::<Keeper>().cast_const()) }.freed();
 }
 
-/// What is called when memory is filled, or will not be.
+/// Called when memory is filled, or will not be.
 type Filled = Box<dyn FnOnce(bool) + Send>;
 
 unsafe extern "C" fn on_done(arg: *mut c_void, status: i32) {
@@ -101,25 +101,25 @@ unsafe extern "C" fn on_done(arg: *mut c_void, status: i32) {
 }
 
 impl Bypass {
-    /// That of another package.
+    /// The bypass of another package.
     ///
     /// # Safety
-    /// It points to what the header describes, of this version, which stays valid until the process ends.
+    /// `raw` points to what the header describes, in this version, and stays valid until the process ends.
     #[must_use]
     pub unsafe fn new(raw: NonNull<RawBypass>) -> Self {
         Self(raw)
     }
 
-    /// Offers memory; returns its ticket too. None if the other side does not take it.
+    /// Offers memory. Returns the offer and its ticket; none if the other side refuses.
     ///
     /// # Safety
-    /// The memory stays mapped, and is not written to, until what [`Offer::withdraw`] is given was called.
+    /// The memory stays mapped, and is not written to, until the function given to [`Offer::withdraw`] is called.
     pub(crate) unsafe fn offer(self, data: *const u8, len: u64) -> Option<(Offer, Vec<u8>)> {
         let keeper = Arc::new(Keeper(Mutex::new(Stage::Offered)));
         let arg = Arc::into_raw(Arc::clone(&keeper)).cast_mut().cast::<c_void>();
         let mut ticket = vec![0; MOST_TICKET];
         let mut number = 0;
-        // SAFETY: valid, see `new`; the buffers are as long as is said, and `on_freed` takes `arg` back.
+        // SAFETY: valid, see `new`; the buffers have the given lengths, and `on_freed` takes `arg` back.
         let size = unsafe {
             let raw = self.0.as_ptr();
             let room = MOST_TICKET as u32;
@@ -127,7 +127,7 @@ impl Bypass {
         };
         let size = usize::try_from(size).unwrap_or(usize::MAX);
         if size == 0 || size > MOST_TICKET {
-            // SAFETY: `on_freed` is not called for what was not taken.
+            // SAFETY: `on_freed` is not called for a refused offer.
             drop(unsafe { Arc::from_raw(arg.cast::<Keeper>().cast_const()) });
             return None;
         }
@@ -135,10 +135,10 @@ impl Bypass {
         Some((Offer { bypass: self, number, keeper }, ticket))
     }
 
-    /// Fills memory with what a ticket is to; `filled` hears whether all is there.
+    /// Fills memory with what a ticket stands for. `filled` is told whether everything is there.
     ///
     /// # Safety
-    /// The memory is writable, and left alone by all others, until `filled` was called.
+    /// The memory is writable, and used by nothing else, until `filled` is called.
     pub(crate) unsafe fn fetch(self, ticket: &[u8], into: *mut u8, len: u64, filled: Filled) {
         let arg = Box::into_raw(Box::new(filled)).cast::<c_void>();
         let size = u32::try_from(ticket.len()).unwrap_or(0);
@@ -151,7 +151,7 @@ impl Bypass {
 }
 
 impl Offer {
-    /// Offers it no longer. `then` is called when nobody reads it any more, perhaps at once.
+    /// Withdraws the offer. `then` is called when nobody reads the memory any more, perhaps at once.
     pub(crate) fn withdraw(self, then: Then) {
         self.keeper.withdrawn(then);
         // SAFETY: valid, see `Bypass::new`; withdrawn once, as this takes the offer.

@@ -1,4 +1,4 @@
-//! One call: who has answered it, who waits for it, and what it is finished by.
+//! One call: who has answered it, who waits for it, and how it ended.
 
 use crate::completion::{Completion, Listener};
 use crate::locks::lock;
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// What became of a call at one rank.
+/// The outcome of a call at one rank.
 pub type Outcome = mesh_proto::Outcome<Arc<Message>>;
 
-/// Who was called, in words for people.
+/// What was called, in words for people.
 #[derive(Debug)]
 pub struct Callee {
     /// The actor's number.
@@ -32,7 +32,7 @@ pub struct Callee {
     pub target: Arc<Target>,
 }
 
-/// Whether a reply is a failure that is reported to nobody but the caller.
+/// Whether a reply is a failure that is reported only to the caller.
 pub(crate) fn is_failure(reply: &Message) -> bool {
     match reply.meaning() {
         Meaning::Reply(reply) => reply.answer == Answer::Raised,
@@ -45,23 +45,23 @@ pub(crate) fn is_failure(reply: &Message) -> bool {
 pub(crate) struct State {
     pub(crate) gather: Option<Gather<Arc<Message>>>,
     pub(crate) outcomes: Option<Vec<Outcome>>,
-    /// Somebody has looked at an outcome or has given the call up, so a failure need not be reported (UNS-1).
+    /// Somebody has looked at an outcome or has given up the call, so a failure need not be reported (UNS-1).
     pub(crate) looked: bool,
     /// Nobody can look at the outcomes any longer.
     pub(crate) dropped: bool,
-    /// Places in the order in which their outcomes came; kept for streams only.
+    /// Places in the order in which their outcomes came; only for streams.
     order: Vec<(usize, Outcome)>,
-    /// In a call to many: the first rank whose proc has died. The waiter need not wait for the others.
+    /// The first rank whose proc died, except in streams. The waiter need not wait for the others.
     lost: Option<(usize, Outcome)>,
-    /// By place: who holds a port that was handed on.
+    /// By place: the holders of a port that was handed on.
     holders: BTreeMap<usize, Holders>,
     pub(crate) waiters: Vec<Arc<Waiter>>,
-    /// With a token, and how many outcomes they have seen. They are told of more.
+    /// Each with a token, and how many outcomes it has seen. They are told of more.
     listeners: Vec<(Listener, u64, usize)>,
 }
 
 impl State {
-    /// Counts what a waiter may be woken for before all outcomes are there: a stream's outcomes, or a loss.
+    /// Counts what may wake a waiter before all outcomes are there: a stream's outcomes, or a loss.
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
     }
@@ -89,21 +89,21 @@ pub struct Call {
     /// Its id, unique in this process.
     pub id: CallId,
     pub(crate) stream: bool,
-    /// Who was called, if the replies are combined on the way up.
+    /// The target, if the replies are combined on the way up.
     reduced: OnceLock<(Target, ActorId)>,
-    /// Who was called, if a failure that nobody looks at is to be reported.
+    /// The callee, if a failure that nobody looks at must be reported.
     pub(crate) callee: OnceLock<Arc<Callee>>,
     done: AtomicBool,
-    /// One of the outcomes is a failure that is reported to nobody else.
+    /// One of the outcomes is a failure that nobody else is told of.
     failed: AtomicBool,
     /// Outcomes that a stream can hand out so far.
     arrived: AtomicUsize,
     /// Whether to note when the call completes, and when it did, in nanoseconds since the epoch.
     timed: AtomicBool,
     finished: AtomicU64,
-    /// How many bytes the senders of a stream may be ahead of its reader; 0 for what the process has set.
+    /// How many bytes the senders of a stream may be ahead of its reader; 0 for the process's default.
     pub(crate) ahead: AtomicU64,
-    /// The account with the senders of a stream, made with the first value that they count.
+    /// The account with the senders of a stream, made for the first value that they count.
     pub(crate) account: OnceLock<Arc<Account>>,
     waits: Waits,
     state: Mutex<State>,
@@ -154,12 +154,12 @@ impl Call {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Says who was called, and so has a failure reported that nobody looks at.
+    /// Sets who was called, so that a failure that nobody looks at is reported.
     pub fn describe(&self, callee: &Arc<Callee>) {
         let _ = self.callee.set(Arc::clone(callee));
     }
 
-    /// The waiter was interrupted: no failure of the call is to be reported.
+    /// The waiter was interrupted: no failure of the call is reported.
     pub fn look_away(&self) {
         self.lock().looked = true;
     }
@@ -169,12 +169,12 @@ impl Call {
         self.arrived.load(Ordering::SeqCst)
     }
 
-    /// Has the call note when it completes.
+    /// Makes the call note when it completes.
     pub fn keep_time(&self) {
         self.timed.store(true, Ordering::Relaxed);
     }
 
-    /// When it completed, if [`Call::keep_time`] came before that.
+    /// When it completed, if [`Call::keep_time`] was called before.
     pub fn finished(&self) -> Option<u64> {
         match self.finished.load(Ordering::Relaxed) {
             0 => None,
@@ -203,7 +203,7 @@ impl Call {
         found.inspect(|(_, outcome)| handed_out(outcome))
     }
 
-    /// The reader of a stream has come to its `n`th outcome: the sender may send as much again, even if nobody looks at it yet.
+    /// The reader of a stream reached its `n`th outcome: the sender may send as much again, even before a look at it.
     pub fn hand_out(&self, n: usize) {
         let outcome = self.lock().order.get(n).map(|(_, outcome)| outcome.clone());
         if let Some(outcome) = outcome {
@@ -211,7 +211,7 @@ impl Call {
         }
     }
 
-    /// Lets the senders of a stream be so many bytes ahead of its reader, unless that is 0. Before their first value comes.
+    /// Lets a stream's senders be this many bytes ahead of its reader, unless 0. Call before their first value comes.
     pub fn limit_ahead(&self, bytes: u64) {
         self.ahead.store(bytes, Ordering::Relaxed);
     }
@@ -239,23 +239,23 @@ impl Call {
         Some((index, outcome))
     }
 
-    /// Says which actor is about to wait for it.
+    /// Sets which actor is about to wait for it.
     pub fn asked_by(&self, actor: ActorId) {
         self.waits.asked_by(actor);
     }
 
-    /// The calling thread is about to wait, until it drops the result (WTS-1).
+    /// Notes that the calling thread waits, until it drops the result (WTS-1).
     pub fn block(&self) -> Waiting<'_> {
         self.waits.block()
     }
 
-    /// Which actor waits for it, and since when, if anybody does.
+    /// Which actor waits for it, and since when, if any does.
     pub(crate) fn awaited(&self) -> Option<(ActorId, Instant)> {
         let listens = !self.lock().listeners.is_empty();
         self.waits.look(listens)
     }
 
-    /// How many have not answered, and the first of them.
+    /// How many have not answered, and up to `most` of them.
     pub(crate) fn waited_for(&self, most: usize) -> (usize, Vec<ProcAddr>) {
         let state = self.lock();
         let Some(gather) = state.gather.as_ref() else { return (0, Vec::new()) };
@@ -263,7 +263,7 @@ impl Call {
         (gather.missing(), places.filter_map(|place| gather.target().place(place)).collect())
     }
 
-    /// Has the calling thread woken when the call progresses.
+    /// Makes progress of the call wake the calling thread.
     pub(crate) fn expect(&self) {
         let me = Waiter::current();
         let mut state = self.lock();
@@ -272,12 +272,12 @@ impl Call {
         }
     }
 
-    /// Has an event loop told when the call progresses; at once if there is nothing to wait for.
+    /// Makes progress of the call notify an event loop; at once if there is nothing to wait for.
     pub fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
         self.listen(reactor, Listener::Loop(Arc::clone(waker)), token, seen);
     }
 
-    /// Has a list get `token` when the call progresses; at once if there is nothing to wait for.
+    /// Makes progress of the call add `token` to a list; at once if there is nothing to wait for.
     pub fn note(&self, reactor: &Reactor, list: &Arc<Completion>, token: u64, seen: usize) {
         self.listen(reactor, Listener::List(Arc::clone(list)), token, seen);
     }
@@ -295,7 +295,7 @@ impl Call {
         }
     }
 
-    /// The list is not to be told any longer.
+    /// Stops telling a list.
     pub fn forget(&self, list: &Arc<Completion>) {
         self.lock().listeners.retain(|(listener, _, _)| !listener.is(list));
     }
@@ -307,7 +307,7 @@ impl Call {
         state.lost.clone()
     }
 
-    /// Changes the state; if that completes the call, `finish` runs before anybody can see it.
+    /// Changes the state. If that completes the call, `finish` runs before anybody can see it.
     pub(crate) fn update(
         &self,
         reactor: &Reactor,
@@ -331,7 +331,7 @@ impl Call {
         let arrived = state.progress();
         self.arrived.store(arrived, Ordering::SeqCst);
         if complete || arrived > before {
-            // The waiter for a later outcome of a stream looks, goes on waiting, and must be woken again.
+            // The waiter for a later outcome of a stream looks, continues to wait, and must be woken again.
             let waiters = if complete { std::mem::take(&mut state.waiters) } else { state.waiters.clone() };
             let listeners: Vec<_> =
                 state.listeners.extract_if(.., |(_, _, seen)| complete || arrived > *seen).collect();
@@ -351,7 +351,7 @@ impl Call {
         let _ = self.reduced.set((target, actor));
     }
 
-    /// Who was called, if the replies of this call are combined on the way up.
+    /// The target, if the replies of this call are combined on the way up.
     pub(crate) fn reduced(&self) -> Option<&(Target, ActorId)> {
         self.reduced.get()
     }
@@ -438,7 +438,7 @@ impl Call {
         (waited, complete)
     }
 
-    /// Changes who holds the port of the call at a place. `None` if that place no longer waits.
+    /// Changes the holders of the call's port at a place. `None` if that place no longer waits.
     pub(crate) fn on_held<T>(
         &self,
         reactor: &Reactor,
@@ -465,7 +465,7 @@ impl Call {
         Some(said)
     }
 
-    /// Holders of its ports have died. Returns whether it was waiting for one of them.
+    /// Holders of its ports died. Returns whether it was waiting for one of them.
     pub(crate) fn on_holders_died(
         &self,
         reactor: &Reactor,

@@ -14,17 +14,17 @@ use std::time::Instant;
 
 const SHARDS: usize = 8;
 
-/// The outcome of a call to a process that is no longer there, or never was.
+/// The outcome of a call to a process that is gone, or never existed.
 pub(crate) fn lost(reason: EndReason) -> Outcome {
     Outcome::Lost(Arc::new(Ended { orderly: true, ..Ended::unmade(reason) }))
 }
 
-/// All calls of a process that wait.
+/// All waiting calls of a process.
 #[derive(Debug)]
 pub(crate) struct Calls {
     next: AtomicU64,
     shards: [Mutex<HashMap<CallId, Arc<Call>>>; SHARDS],
-    /// Calls with combined replies that have failed. Their receivers are still to be told.
+    /// Failed calls with combined replies, whose receivers are still to be told.
     fallen: Mutex<Vec<Arc<Call>>>,
     unseen: Unseen,
 }
@@ -36,7 +36,7 @@ impl Default for Calls {
 }
 
 impl Calls {
-    /// None yet. Failures that nobody looks at go to `unseen`.
+    /// No calls. Failures that nobody looks at go to `unseen`.
     pub(crate) fn telling(unseen: Unseen) -> Self {
         Self { next: AtomicU64::new(1), shards: Default::default(), fallen: Mutex::default(), unseen }
     }
@@ -59,7 +59,7 @@ impl Calls {
         self.shard(id).remove(&id);
     }
 
-    /// A call is complete, or is about to be seen so.
+    /// A call is complete, or is about to be seen as such.
     fn finish(&self, reactor: &Reactor, call: &Arc<Call>, state: &mut State) {
         self.close(call.id);
         if call.has_failed() {
@@ -72,7 +72,7 @@ impl Calls {
         self.offer(reactor, id, index, outcome);
     }
 
-    /// As [`Calls::on_outcome`]; false if nobody waits for the call.
+    /// Like [`Calls::on_outcome`]. False if nobody waits for the call.
     pub(crate) fn offer(&self, reactor: &Reactor, id: CallId, index: usize, outcome: Outcome) -> bool {
         let Some(call) = self.shard(id).get(&id).cloned() else { return false };
         let failed = call.reduced().is_some() && !matches!(&outcome, Outcome::Replied(reply) if is_value(reply));
@@ -82,7 +82,7 @@ impl Calls {
         true
     }
 
-    /// Completes a call to one receiver. If it was complete already, the outcome is dropped, and this is false.
+    /// Completes a call to one receiver. False if it was already complete; then the outcome is dropped.
     pub(crate) fn complete(&self, reactor: &Reactor, call: &Call, outcome: Outcome) -> bool {
         call.on_outcome(reactor, |_| self.close(call.id), 0, outcome)
     }
@@ -91,7 +91,7 @@ impl Calls {
         lock(&self.fallen).push(Arc::clone(call));
     }
 
-    /// Calls with combined replies that have failed since the last time.
+    /// Calls with combined replies that have failed since the last call of this.
     pub(crate) fn take_fallen(&self) -> Vec<Arc<Call>> {
         std::mem::take(&mut *lock(&self.fallen))
     }
@@ -102,21 +102,21 @@ impl Calls {
         call.close_account();
     }
 
-    /// The account of a stream that is read here, made by `make` if there is none.
+    /// The account of a stream that is read here, made by `make` if there is none yet.
     ///
-    /// `make` is given the call's own budget, if it has one.
+    /// `make` gets the call's own budget, if it has one.
     pub(crate) fn account(&self, id: CallId, make: impl FnOnce(Option<u64>) -> Account) -> Option<Arc<Account>> {
         let call = self.shard(id).get(&id).filter(|call| call.stream).cloned()?;
         let ahead = Some(call.ahead.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0);
         Some(Arc::clone(call.account.get_or_init(|| Arc::new(make(ahead)))))
     }
 
-    /// The same, if there is one.
+    /// Like [`Calls::account`], without making one.
     pub(crate) fn known_account(&self, id: CallId) -> Option<Arc<Account>> {
         self.shard(id).get(&id).and_then(|call| call.account.get().cloned())
     }
 
-    /// As [`Calls::abandon`], for a call whose failure is still to be reported.
+    /// Like [`Calls::abandon`], for a call whose failure is still to be reported.
     pub(crate) fn let_go(&self, reactor: &Reactor, call: &Call) {
         let mut state = call.lock();
         state.dropped = true;
@@ -125,12 +125,12 @@ impl Calls {
         }
     }
 
-    /// Notices of failed calls that somebody holds and nobody has looked at.
+    /// Notices of failed calls that are still held, and that nobody has looked at.
     pub(crate) fn unseen(&self) -> Vec<Message> {
         self.unseen.left()
     }
 
-    /// A proc has ended: every call that waits for it has its answer. Returns how many there were.
+    /// A proc has ended, which answers every call that waits for it. Returns how many did.
     pub(crate) fn on_down(&self, reactor: &Reactor, addr: ProcAddr, ended: &Arc<Ended>) -> usize {
         let mut lost = 0;
         for call in self.all() {
@@ -145,7 +145,7 @@ impl Calls {
         lost
     }
 
-    /// Wakes all threads that wait for calls of this process, for another reason than outcomes.
+    /// Wakes all threads that wait for calls of this process, for a reason other than outcomes.
     pub(crate) fn wake_all(&self, reactor: &Reactor) {
         for call in self.all() {
             for waiter in call.lock().waiters.clone() {
@@ -171,7 +171,7 @@ impl Calls {
         cancelled
     }
 
-    /// Ends every call that waits: the runtime closes.
+    /// Ends every waiting call: the runtime is closing.
     pub(crate) fn fail_all(&self, reactor: &Reactor, ended: &Arc<Ended>) {
         for call in self.all() {
             self.close(call.id);
@@ -187,13 +187,13 @@ impl Calls {
         }
     }
 
-    /// The target of a call that waits.
+    /// The target of a waiting call.
     pub(crate) fn target_of(&self, id: CallId) -> Option<Target> {
         let call = self.shard(id).get(&id).cloned()?;
         call.lock().gather.as_ref().map(|gather| gather.target().clone())
     }
 
-    /// A whole host has died: every call that waits for somebody there has its answer.
+    /// A whole host has died, which answers every call that waits for someone there.
     pub(crate) fn on_host_down(&self, reactor: &Reactor, host: HostNo, ended: &Arc<Ended>) {
         for call in self.all() {
             self.lose_host(reactor, &call, host, ended);
@@ -222,7 +222,7 @@ impl Calls {
         }
     }
 
-    /// Changes who holds the port of a call. `None` if nobody waits for it.
+    /// Changes the holders of a call's port. `None` if nobody waits for it.
     pub(crate) fn on_held<T>(
         &self,
         reactor: &Reactor,

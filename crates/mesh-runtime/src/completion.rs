@@ -1,9 +1,9 @@
-//! Something that any thread can finish: a promise, or a list of what has finished among others.
+//! Something that any thread can finish: a promise, or a list of which others have finished.
 //!
-//! CMP-1: a completion has one outcome, the first; whoever sees it done sees what was stored for it before.
-//! CMP-2: finishing takes no interpreter and no thread-local state, and never waits for anything but short locks. It works
-//! on any thread, also after the runtime has gone.
-//! CMP-3: a promise whose last finisher has gone is finished as broken.
+//! CMP-1: a completion has one outcome, the first. A thread that sees it done also sees what was stored for it before.
+//! CMP-2: finishing takes no interpreter and no thread-local state, and never waits for anything but short locks. It
+//! works on any thread, even after the runtime is gone.
+//! CMP-3: a promise whose last finisher is gone is finished as broken.
 
 use crate::loop_waker::LoopWaker;
 use crate::reactor::Reactor;
@@ -15,7 +15,7 @@ use mesh_proto::ActorId;
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Who is told, with a number of its own, that something has progressed.
+/// What is told, with its token, that something has progressed.
 #[derive(Clone, Debug)]
 pub(crate) enum Listener {
     Loop(Arc<LoopWaker>),
@@ -26,7 +26,7 @@ impl Listener {
     pub(crate) fn tell(&self, reactor: &Reactor, token: u64) {
         match self {
             Self::Loop(waker) => waker.push(reactor, token),
-            // It may belong to another runtime than what has progressed, and knows its own.
+            // It may belong to another runtime, and knows its own.
             Self::List(list) => list.push(token),
         }
     }
@@ -36,22 +36,22 @@ impl Listener {
     }
 }
 
-/// What became of a promise.
+/// The outcome of a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// It has a value, which is stored elsewhere.
     Value,
     /// It has an error, which is stored elsewhere.
     Error,
-    /// Whoever waited for it has given it up.
+    /// Given up by those who waited for it.
     Cancelled,
-    /// All that could have finished it have gone.
+    /// Everything that could have finished it is gone.
     Broken,
-    /// Native code has finished it with this status.
+    /// Native code finished it with this status.
     Status(i32),
 }
 
-// As one number, so that the first outcome is settled by one exchange; 0 is none yet.
+// As one number, so that one exchange settles the first outcome; 0 is none yet.
 const VALUE: u64 = 1;
 const ERROR: u64 = 2;
 const CANCELLED: u64 = 3;
@@ -87,14 +87,14 @@ struct State {
     /// In order of arrival; none for a promise.
     tokens: Vec<u64>,
     waiters: Vec<Arc<Waiter>>,
-    /// With how many tokens they have seen.
+    /// With how many tokens each has seen.
     listeners: Vec<(Listener, u64, usize)>,
 }
 
-/// Whom to wake. Listeners come with their number, and with how many tokens they have seen.
+/// What to wake. Each listener comes with its token and how many tokens it has seen.
 type ToWake = (Vec<Arc<Waiter>>, Vec<(Listener, u64, usize)>);
 
-/// Something that any thread can finish, and others wait for.
+/// Something that any thread can finish and others wait for.
 #[derive(Debug)]
 pub struct Completion {
     /// Where its waiters wait. Native code may keep a completion for longer.
@@ -104,16 +104,16 @@ pub struct Completion {
     fate: AtomicU64,
     done: AtomicBool,
     arrived: AtomicUsize,
-    /// Whether somebody wants to know when it was finished.
+    /// Whether to note when it finishes.
     timed: AtomicBool,
-    /// Nanoseconds since the epoch; 0 until then, or if nobody wanted to know.
+    /// Nanoseconds since the epoch; 0 until then, or if not noted.
     finished: AtomicU64,
     waits: Waits,
     state: Mutex<State>,
 }
 
 impl Completion {
-    /// One that nobody has finished.
+    /// An unfinished completion.
     pub(crate) fn new(reactor: &Arc<Reactor>, standing: &Arc<Standing>) -> Arc<Self> {
         Arc::new(Self::of(Arc::downgrade(reactor), Arc::clone(standing)))
     }
@@ -136,71 +136,71 @@ impl Completion {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether it is finished, and what was stored for its outcome can be seen.
+    /// Whether it is finished, and what was stored for its outcome is visible.
     pub fn is_done(&self) -> bool {
         self.done.load(Ordering::SeqCst)
     }
 
-    /// Says which actor is about to wait for it.
+    /// Sets which actor is about to wait for it.
     pub fn asked_by(&self, actor: ActorId) {
         self.waits.asked_by(actor);
     }
 
-    /// The calling thread is about to wait, until the result is dropped (WTS-1).
+    /// Notes that the calling thread waits, until the result is dropped (WTS-1).
     pub fn block(&self) -> Waiting<'_> {
         self.waits.block()
     }
 
-    /// Which actor waits for it, and since when, if anybody does.
+    /// Which actor waits for it, and since when, if any does.
     pub(crate) fn awaited(&self) -> Option<(ActorId, Instant)> {
         let listens = !self.lock().listeners.is_empty();
         self.waits.look(listens && !self.is_done())
     }
 
-    /// Whether somebody waits for it just now.
+    /// Whether somebody waits for it now.
     pub(crate) fn is_awaited(&self) -> bool {
         let state = self.lock();
         !self.is_done() && (!state.waiters.is_empty() || !state.listeners.is_empty())
     }
 
-    /// How many tokens have come.
+    /// How many tokens have arrived.
     pub fn arrived(&self) -> usize {
         self.arrived.load(Ordering::SeqCst)
     }
 
-    /// The `n`th token to come.
+    /// The `n`th token to arrive.
     pub fn token(&self, n: usize) -> Option<u64> {
         self.lock().tokens.get(n).copied()
     }
 
-    /// Hands out the tokens that have come, and begins anew.
+    /// Takes the tokens that have arrived, and starts counting again.
     pub fn take(&self) -> Vec<u64> {
         let mut state = self.lock();
         self.arrived.store(0, Ordering::SeqCst);
         std::mem::take(&mut state.tokens)
     }
 
-    /// What became of it, or is about to.
+    /// Its outcome, which may be about to be shown.
     pub fn fate(&self) -> Option<Fate> {
         Fate::decode(self.fate.load(Ordering::SeqCst))
     }
 
-    /// Whether this is a copy in a forked child, whose locks nobody may ever release.
+    /// Whether this is a copy in a forked child, whose locks may never be released.
     fn is_copy(&self) -> bool {
         self.standing.is_forked()
     }
 
-    /// Settles the outcome; false if there is one. What belongs to it is to be stored now, before [`Completion::end`].
+    /// Settles the outcome. False if there is one already. Store what belongs to it now, before [`Completion::end`].
     pub fn begin(&self, fate: Fate) -> bool {
         self.fate.compare_exchange(0, fate.encode(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Notes when it is finished, from now on.
+    /// Makes it note when it finishes.
     pub fn time(&self) {
         self.timed.store(true, Ordering::Relaxed);
     }
 
-    /// When it was finished, in nanoseconds since the epoch, if that was noted.
+    /// When it finished, in nanoseconds since the epoch, if that was noted.
     pub fn finished(&self) -> Option<u64> {
         Some(self.finished.load(Ordering::Relaxed)).filter(|at| *at > 0)
     }
@@ -214,14 +214,14 @@ impl Completion {
         self.wake(self.show());
     }
 
-    /// Shows the outcome, and says whom to wake.
+    /// Shows the outcome. Returns what to wake.
     pub(crate) fn show(&self) -> ToWake {
         let mut state = self.lock();
         self.done.store(true, Ordering::SeqCst);
         (std::mem::take(&mut state.waiters), std::mem::take(&mut state.listeners))
     }
 
-    /// Finishes it; false if it has an outcome, or in a forked copy.
+    /// Finishes it. False if it already has an outcome, or in a forked copy.
     pub fn finish(&self, fate: Fate) -> bool {
         if self.is_copy() || !self.begin(fate) {
             return false;
@@ -235,13 +235,13 @@ impl Completion {
         self.wake(self.add(token));
     }
 
-    /// Takes a token in, and says whom to wake.
+    /// Adds a token. Returns what to wake.
     pub(crate) fn add(&self, token: u64) -> ToWake {
         let mut state = self.lock();
         state.tokens.push(token);
         let arrived = state.tokens.len();
         self.arrived.store(arrived, Ordering::SeqCst);
-        // Who waits looks, and goes on waiting: it is to be woken again.
+        // A waiter looks, continues to wait, and must be woken again.
         let waiters = state.waiters.clone();
         (waiters, state.listeners.extract_if(.., |(_, _, seen)| arrived > *seen).collect())
     }
@@ -250,7 +250,7 @@ impl Completion {
         if waiters.is_empty() && listeners.is_empty() {
             return;
         }
-        // Those who wait hold the runtime, and with it the reactor.
+        // Waiting threads hold the runtime, and with it the reactor.
         let Some(reactor) = self.reactor.upgrade() else { return };
         for waiter in waiters {
             waiter.notify(&*reactor);
@@ -268,14 +268,14 @@ impl Completion {
         }
     }
 
-    /// The calling thread waits no more.
+    /// Notes that the calling thread no longer waits.
     pub(crate) fn leave(&self) {
         let me = Waiter::current();
         self.lock().waiters.retain(|one| !Arc::ptr_eq(one, &me));
     }
 
-    /// Blocks until a list has tokens, or is finished, or the deadline passes, without ever reading the links: whoever waits
-    /// here is in nobody's way.
+    /// Blocks until a list has tokens or is finished, or the deadline passes, without ever reading the links, so that
+    /// the thread delays nobody.
     pub fn wait_aside(&self, deadline: Option<Instant>) {
         let ready = || self.is_done() || self.arrived() > 0;
         self.expect();
@@ -302,33 +302,33 @@ impl Completion {
         self.wake((Vec::new(), vec![(listener, token, seen)]));
     }
 
-    /// Has an event loop told when it is finished, or has more than `seen` tokens; at once if so.
+    /// Notifies an event loop when it is finished or has more than `seen` tokens; at once if so.
     pub fn tell(&self, waker: &Arc<LoopWaker>, token: u64, seen: usize) {
         self.listen(Listener::Loop(Arc::clone(waker)), token, seen);
     }
 
-    /// Has a list get `token` when it is finished, or has more than `seen` tokens; at once if so.
+    /// Adds `token` to a list when it is finished or has more than `seen` tokens; at once if so.
     pub fn note(&self, list: &Arc<Completion>, token: u64, seen: usize) {
         self.listen(Listener::List(Arc::clone(list)), token, seen);
     }
 
-    /// The list wants to know no more.
+    /// Stops telling a list.
     pub fn forget(&self, list: &Arc<Completion>) {
         self.lock().listeners.retain(|(listener, _, _)| !listener.is(list));
     }
 }
 
-/// The right to finish a promise. With the last reference to it the promise is broken, unless it is finished (CMP-3).
+/// The right to finish a promise. When the last reference is dropped, an unfinished promise is broken (CMP-3).
 #[derive(Debug)]
 pub struct Finisher(Arc<Completion>);
 
 impl Finisher {
-    /// The finisher of a promise; there is to be one.
+    /// The finisher of a promise. Make only one.
     pub fn new(completion: &Arc<Completion>) -> Arc<Self> {
         Arc::new(Self(Arc::clone(completion)))
     }
 
-    /// As [`Completion::finish`].
+    /// Like [`Completion::finish`].
     pub fn finish(&self, fate: Fate) -> bool {
         self.0.finish(fate)
     }

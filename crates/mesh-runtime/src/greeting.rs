@@ -1,5 +1,5 @@
-//! Greetings on a new connection to another machine: one packet at a time, each within a time limit, on the thread that made
-//! the connection.
+//! Greetings on a new connection to another machine: one packet at a time, each within a time limit, on the thread that
+//! made the connection.
 
 use crate::timespec::timespec;
 use crate::tls::TlsStream;
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 /// How long a member may take to greet.
 pub(crate) const GREETING: Duration = Duration::from_secs(5);
-/// The shortest and longest time after which a dial that has not connected is tried again beside the first attempt.
+/// The shortest and longest time before a second attempt is made beside a dial that has not connected.
 pub(crate) const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(500)];
 /// How long a refusal may take to be sent.
 const REFUSAL: Duration = Duration::from_secs(1);
-/// The stack of a thread that does only this.
+/// The stack size of a thread that does only this.
 const STACK: usize = 512 * 1024;
 
 /// Runs `work` on a new thread.

@@ -1,4 +1,4 @@
-//! A host that serves jobs: whoever has proved to be a member begins one there, or joins it.
+//! A host that serves jobs: authenticated members begin or join jobs here.
 
 use crate::error::RuntimeError;
 use crate::fork_server::Spare;
@@ -23,34 +23,34 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a host that offers itself waits until it dials again.
+/// How long a host that offers itself waits before it dials again.
 const OFFER_AGAIN: Duration = Duration::from_millis(500);
 
-/// The file in a job's folder that says how the host belongs to the job: where it listens, and its credentials' folder.
+/// The file in a job's folder that says where the host listens, and where its credentials are.
 const MEMBERSHIP: &str = "membership";
 
-/// How a host does its part in jobs.
+/// How a host takes part in jobs.
 #[derive(Clone, Debug)]
 pub struct HostOptions {
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// What is said of it besides.
+    /// Its labels and resources.
     pub traits: Traits,
-    /// The command of its interpreter.
+    /// The command that starts its interpreter.
     pub python: Vec<OsString>,
-    /// The environment of what runs there.
+    /// The environment of its processes.
     pub env: Vec<(OsString, OsString)>,
-    /// A private folder, in which each job gets one of its own.
+    /// A private folder, with a subfolder for each job.
     pub scratch: std::path::PathBuf,
-    /// It ends with the first job that it serves, and serves no other beside it.
+    /// It ends with the first job that it serves, and serves no other meanwhile.
     pub once: bool,
-    /// Of the runtimes of its jobs.
+    /// For the runtimes of its jobs.
     pub runtime: Options,
-    /// What can be the first fork server of its jobs.
+    /// A possible first fork server for its jobs.
     pub standby: Spare,
 }
 
-/// One part in a job: a script may attach an agent more than once, and each time it is another host.
+/// One part in a job: a script may attach an agent more than once, each time as another host.
 type Part = (u64, HostNo);
 
 #[derive(Default)]
@@ -60,21 +60,21 @@ struct Served {
     first: Option<u64>,
 }
 
-/// What somebody who has dialed wants.
+/// What a dialing peer wants.
 enum Wants {
     Join(Join),
     Look(Look),
 }
 
-/// What a host tells whoever runs it.
+/// Called with messages for the user.
 pub type HostTold = Box<dyn Fn(&str) + Send + Sync>;
 
-/// A host that serves jobs, one after another or several at once: each has a runtime of its own.
+/// A host that serves jobs, in turn or several at once. Each has its own runtime.
 pub struct Host {
     identity: Arc<Identity>,
     options: HostOptions,
     served: Mutex<Served>,
-    /// How many look into jobs here.
+    /// How many visitors look into jobs here.
     looking: Arc<AtomicUsize>,
     listener: Mutex<Option<Listener>>,
     addrs: Vec<SocketAddr>,
@@ -105,10 +105,10 @@ impl Jobs for Host {
 }
 
 impl Host {
-    /// Listens at `address`, if there is one, and serves whoever proves to be a member.
+    /// Listens at `address`, if given, and serves authenticated members.
     ///
     /// # Errors
-    /// If the address cannot be had.
+    /// If it cannot listen at the address.
     pub fn start(
         address: Option<&str>,
         identity: Arc<Identity>,
@@ -154,12 +154,12 @@ impl Host {
         }
     }
 
-    /// Where it listens.
+    /// The addresses that it listens at.
     pub fn addrs(&self) -> &[SocketAddr] {
         &self.addrs
     }
 
-    /// How many jobs it serves just now.
+    /// How many jobs it serves now.
     pub fn jobs(&self) -> usize {
         lock(&self.served).runtimes.keys().map(|(job, _)| *job).collect::<HashSet<_>>().len()
     }
@@ -167,7 +167,7 @@ impl Host {
     fn on_listener_event(self: &Arc<Self>, event: ListenerEvent) {
         match event {
             ListenerEvent::Joined { stream, peer, addr } => {
-                // Who may do nothing but look has no thread here without a place.
+                // A mere observer gets a thread only with a place.
                 let place = if peer.role.may_join() { None } else { Place::take(&self.looking) };
                 if place.is_none() && !peer.role.may_join() {
                     return visits::turn_away(stream);
@@ -189,7 +189,7 @@ impl Host {
         }
     }
 
-    /// A member has connected: what does it want?
+    /// Finds out what a connected member wants.
     fn greeted(self: &Arc<Self>, mut stream: TlsStream, facts: PeerFacts, addr: SocketAddr, place: Option<Place>) {
         let until = Instant::now() + GREETING;
         let mut decoder = PacketDecoder::default();
@@ -234,7 +234,7 @@ impl Host {
         }
     }
 
-    /// The runtime of the part that a member means, which begins with the controller's attachment.
+    /// The runtime of the part that a member means. It begins with the controller's attachment.
     fn part_in(self: &Arc<Self>, join: &Join, facts: &PeerFacts) -> Result<Arc<Runtime>, (Refusal, String)> {
         let mut served = lock(&self.served);
         if let Some((_, runtime)) = served.runtimes.get(&(join.job, join.to)) {
@@ -249,7 +249,7 @@ impl Host {
         let Some(attachment) = Attachment::decode(&join.body).filter(|_| join.expected == 0) else {
             return Err((Refusal::NoSuchJob, visits::NO_SUCH_JOB.to_owned()));
         };
-        // By one attachment it is one host, whatever addresses lead to it.
+        // One attachment makes it one host, whatever addresses lead to it.
         let same =
             |((job, _), (base, _)): (&Part, &(HostNo, Arc<Runtime>))| *job == join.job && *base == attachment.base;
         if let Some(((_, me), _)) = served.runtimes.iter().find(|(part, held)| same((part, held))) {
@@ -265,7 +265,7 @@ impl Host {
         Ok(runtime)
     }
 
-    /// A job begins here.
+    /// Begins a job here.
     fn begin(self: &Arc<Self>, join: &Join, attachment: &Attachment) -> Result<Arc<Runtime>, RuntimeError> {
         let part = (join.job, join.to);
         let scratch = self.scratch_of(part);
@@ -303,7 +303,7 @@ impl Host {
         Ok(runtime)
     }
 
-    /// Tells the job's processes on this host where it listens, and where the credentials are. None of it is secret.
+    /// Tells the job's processes on this host where it listens, and where the credentials are. Neither is secret.
     fn leave_word(&self, scratch: &std::path::Path) -> io::Result<()> {
         let mut word = self.addrs.first().map(ToString::to_string).unwrap_or_default().into_bytes();
         word.push(b'\n');
@@ -329,7 +329,7 @@ impl Host {
         self.changed.notify_all();
     }
 
-    /// Waits until the host was closed, for at most `limit`; whether it is.
+    /// Waits until the host is closed, for at most `limit`. Returns whether it is.
     pub fn wait(&self, limit: Duration) -> bool {
         let closed = lock(&self.closed);
         let (closed, _) =
@@ -337,7 +337,7 @@ impl Host {
         *closed
     }
 
-    /// Tells all its jobs that this host is to be taken away in `grace`, and why.
+    /// Tells all its jobs that this host will be taken away in `grace`, and why.
     pub fn leave(&self, grace: Duration, why: &str) {
         for runtime in self.runtimes() {
             runtime.announce_leaving(grace, why);
@@ -353,7 +353,7 @@ impl Host {
         lock(&self.served).runtimes.values().map(|(_, runtime)| Arc::clone(runtime)).collect()
     }
 
-    /// Ends the host: all its jobs' work here stops.
+    /// Ends the host and all its jobs' work here.
     pub fn close(&self) {
         *lock(&self.closed) = true;
         self.changed.notify_all();
@@ -367,13 +367,13 @@ impl Host {
         }
     }
 
-    /// Offers this host to a controller that listens at `address`, again and again, until the host is closed: for networks
-    /// in which nobody can connect to it.
+    /// Offers this host to a controller that listens at `address`, repeatedly until the host is closed: for networks in
+    /// which nobody can connect to it.
     pub fn dial_out(self: &Arc<Self>, address: &str) {
         let mut told = String::new();
         while !self.wait(Duration::ZERO) {
             if self.jobs() == 0 {
-                // What stays wrong is told once.
+                // Report a persistent error only once.
                 let why = self.offer(address).err().unwrap_or_default();
                 if !why.is_empty() && why != told {
                     (self.tell)(&why);
@@ -390,7 +390,7 @@ impl Host {
         let Dialed { mut stream, peer, .. } =
             match dial(address, &self.identity, Some(Role::Controller), Pace { timeout: GREETING, again: AGAIN[1] }) {
                 Ok(dialed) => dialed,
-                // No controller runs just now.
+                // No controller is running now.
                 Err(DialError::Refused { .. } | DialError::TimedOut { .. } | DialError::Unreachable { .. }) => {
                     return Ok(());
                 }
@@ -401,7 +401,7 @@ impl Host {
         let failed = |error: io::Error| format!("{address} did not take this host: {error}");
         let mut decoder = PacketDecoder::default();
         say(&mut stream, &offer.packet(), Instant::now() + GREETING).map_err(failed)?;
-        // Until the controller wants another host.
+        // Wait until the controller wants another host.
         let packet = loop {
             match hear(&mut stream, &mut decoder, Instant::now() + OFFER_AGAIN) {
                 Ok(packet) => break packet,
@@ -415,7 +415,7 @@ impl Host {
         let mut join = Join::read(&packet).map_err(|error| failed(io::Error::other(error)))?;
         if let Some(mut told) = Attachment::decode(&join.body) {
             told.dialed = true;
-            // Where it finds its way back.
+            // The way back to the controller.
             told.below = vec![(0, address.to_owned())];
             join.body = told.encode();
         }

@@ -1,9 +1,9 @@
 //! What waits for an actor, and how an event loop is told.
 //!
-//! TAK-1: a task is here until the actor comes to it, and its caller can take it back until then: it has begun, or it never
-//! will.
-//! TAK-2: a task that was sent ahead begins only if the actor's replies before it are out of this process's hands. So a caller
-//! who has not got the reply to the task before it knows, should the process die, that it has not begun.
+//! TAK-1: a task is here until the actor comes to it, and until then its caller can take it back: it has begun, or
+//! never will.
+//! TAK-2: a task that was sent ahead begins only once the actor's replies before it have left this process. So if the
+//! process dies, a caller without the reply to the previous task knows that this one has not begun.
 
 use crate::gauge::Gauge;
 use crate::loop_waker::LoopWaker;
@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// So many bytes of messages are taken at once, or one message.
+/// How many bytes of messages to take at once, unless a single message has more.
 const MOST_TAKEN: u64 = 256 * 1024;
 
 #[derive(Debug, Default)]
@@ -27,12 +27,12 @@ struct Queue {
     waker: Option<(Arc<LoopWaker>, u64)>,
     /// The loop was told and has not emptied the queue since.
     told: bool,
-    /// Messages that have come, and their bytes.
+    /// Messages received so far, and their bytes.
     received: u64,
     bytes: u64,
-    /// Callers that may not have the reply to the last task that they know of: no task of theirs begins ahead of that.
+    /// Callers that may not have the reply to the last task that they know of: no task of theirs begins ahead of it.
     held_up: Vec<ProcAddr>,
-    /// Who was woken for the last task: it finds nothing if that is taken back, and is to be woken again.
+    /// The thread woken for the last task: if that is taken back it finds nothing, and must be woken again.
     woken: Option<Arc<Waiter>>,
 }
 
@@ -49,23 +49,23 @@ pub(crate) enum Put {
 /// The messages that wait for one actor, in order.
 #[derive(Debug)]
 pub struct Inbox {
-    /// Whose it is; 0 for the process itself.
+    /// The actor's number; 0 for the process itself.
     pub actor: ActorId,
     queue: Mutex<Queue>,
     len: AtomicUsize,
-    /// Messages that were lent to an executor which has not come to them, and their bytes.
+    /// Messages lent to an executor that has not come to them, and their bytes.
     lent: AtomicUsize,
     lent_bytes: AtomicU64,
     closed: AtomicBool,
-    /// Its actor has failed: another one may be made under its id, with an inbox of its own.
+    /// Its actor has failed: another may be made under the same id, with a new inbox.
     retired: AtomicBool,
-    /// What the actor does and has done, for whoever looks from outside.
+    /// What the actor does and has done, for outside observers.
     pub gauge: Gauge,
     mailbox: Arc<MailboxCredits>,
 }
 
 impl Inbox {
-    /// An inbox whose messages count against nobody's budget.
+    /// An inbox whose messages count against no budget.
     pub(crate) fn new(actor: ActorId, gauge: Gauge) -> Self {
         Self::of(MailboxCredits::new(actor, u64::MAX, None), gauge)
     }
@@ -85,10 +85,10 @@ impl Inbox {
         }
     }
 
-    /// How many messages have not begun and their bytes, how many have come and their bytes.
+    /// How many messages have not begun and their bytes, then how many were received and their bytes.
     pub(crate) fn flow(&self) -> (usize, u64, u64, u64) {
         let queue = self.lock();
-        // Under the lock: what is lent just now is counted once.
+        // Under the lock, so that what is lent just now is counted once.
         let (lent, lent_bytes) = (self.lent.load(Ordering::Relaxed), self.lent_bytes.load(Ordering::Relaxed));
         let waiting: u64 = queue.messages.iter().map(|message| message.header().body_len).sum();
         (queue.messages.len() + lent, waiting + lent_bytes, queue.received, queue.bytes)
@@ -128,7 +128,7 @@ impl Inbox {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Appends a message; false (and the message is dropped) if the inbox is closed.
+    /// Appends a message. False, and the message is dropped, if the inbox is closed.
     pub(crate) fn push(&self, reactor: &Reactor, message: Message) -> bool {
         self.put(reactor, message, false) == Put::Done
     }
@@ -138,7 +138,7 @@ impl Inbox {
         self.put(reactor, message, true) == Put::Done
     }
 
-    /// Appends a message, or puts it before all others.
+    /// Appends a message, or with `first` puts it before all others.
     pub(crate) fn put(&self, reactor: &Reactor, mut message: Message, first: bool) -> Put {
         message.charge_to(&self.mailbox);
         let mut queue = self.lock();
@@ -163,7 +163,7 @@ impl Inbox {
             queue.messages.push_back(message);
         }
         self.len.store(queue.messages.len(), Ordering::SeqCst);
-        // A thread that waited once may still stand here, so the loop is told all the same.
+        // The waiter may be stale, so the loop is told too.
         let waiter = queue.waiter.take();
         if task.is_some() && waiter.is_some() {
             queue.woken.clone_from(&waiter);
@@ -181,13 +181,13 @@ impl Inbox {
     }
 
     /// The next messages, at most `max`, and not many large ones at once: their senders hear of them when the whole
-    /// burst was handled. None if nothing waits.
+    /// burst was handled. Empty if nothing waits.
     pub fn take(&self, max: usize) -> Vec<Message> {
         self.take_from(&mut self.lock(), max)
     }
 
-    /// The same for an executor, which comes to one after the other: until it [begins](Self::begun) with a call or a tell,
-    /// that counts among those that wait.
+    /// Like [`Inbox::take`], for an executor that comes to one after the other: until it [begins](Self::begun) with a
+    /// call or a tell, that counts as waiting.
     pub fn lend(&self, max: usize) -> Vec<Message> {
         let mut queue = self.lock();
         let burst = self.take_from(&mut queue, max);
@@ -198,12 +198,12 @@ impl Inbox {
         burst
     }
 
-    /// Whether a message that was lent counts among those that wait.
+    /// Whether a message that was lent counts as waiting.
     pub fn counts(message: &Message) -> bool {
         matches!(message.header().kind, Kind::Call | Kind::Tell)
     }
 
-    /// An executor has come to a message that was lent to it and counts, or lets go of it. Once for each.
+    /// An executor has begun with a lent message that counts, or drops it. Call once for each.
     pub fn begun(&self, message: &Message) {
         self.lent.fetch_sub(1, Ordering::Relaxed);
         self.lent_bytes.fetch_sub(message.header().body_len, Ordering::Relaxed);
@@ -214,7 +214,7 @@ impl Inbox {
         let fits = |message: &&Message| {
             let before = bytes;
             bytes = bytes.saturating_add(message.cost());
-            // Whatever is taken is begun, as far as its caller can know (TAK-1).
+            // As far as its caller can know, whatever is taken has begun (TAK-1).
             before < MOST_TAKEN && (std::mem::take(&mut first) || message.task().is_none())
         };
         let n = queue.messages.iter().take(max).take_while(fits).count();
@@ -226,13 +226,13 @@ impl Inbox {
         burst
     }
 
-    /// Takes a task back that the actor has not come to.
+    /// Takes back a task that the actor has not come to.
     pub(crate) fn take_back(&self, caller: ProcAddr, call: CallId) -> Option<Message> {
         self.take_out(|message, id, _| message.header().src == caller && id == call).pop()
     }
 
-    /// A reply to this caller's task is still in this process's hands: none that it sends ahead begins until it has sent one
-    /// that it does not. Returns those that wait.
+    /// A reply to this caller's task has not left this process: no task that it sends ahead begins until it sends one
+    /// that is not. Returns those that wait.
     pub(crate) fn hold_up(&self, caller: ProcAddr) -> Vec<Message> {
         let mut queue = self.lock();
         if !queue.held_up.contains(&caller) {
@@ -260,7 +260,7 @@ impl Inbox {
         out
     }
 
-    /// Has a loop told from now on, with this token.
+    /// Makes messages notify a loop from now on, with this token.
     pub fn attach(&self, reactor: &Reactor, waker: Arc<LoopWaker>, token: u64) {
         let mut queue = self.lock();
         let waiting = !queue.messages.is_empty();
@@ -272,7 +272,7 @@ impl Inbox {
         }
     }
 
-    /// Tells no loop any more.
+    /// Stops telling a loop.
     pub fn detach(&self) {
         let mut queue = self.lock();
         queue.waker = None;
@@ -284,8 +284,8 @@ impl Inbox {
         self.lock().waiter = Some(Waiter::current());
     }
 
-    /// Blocks until there are messages or the inbox is closed, without ever reading the links: whoever waits here is in
-    /// nobody's way.
+    /// Blocks until there are messages or the inbox is closed, without ever reading the links, so that the thread
+    /// delays nobody.
     pub fn wait_apart(&self) {
         let ready = || !self.is_empty() || self.is_closed();
         while !ready() {
@@ -294,7 +294,7 @@ impl Inbox {
         }
     }
 
-    /// Takes no more; what still waits is given back. Whoever waits is woken.
+    /// Takes no more, and returns what still waits. Wakes a waiting thread.
     pub(crate) fn close(&self, reactor: &Reactor) -> Vec<Message> {
         let mut queue = self.lock();
         self.closed.store(true, Ordering::SeqCst);
@@ -308,7 +308,7 @@ impl Inbox {
         left
     }
 
-    /// Takes nothing more; what waits already is still had.
+    /// Takes no more; what already waits can still be taken.
     pub(crate) fn seal(&self, reactor: &Reactor) {
         let mut queue = self.lock();
         self.closed.store(true, Ordering::SeqCst);

@@ -1,7 +1,7 @@
-//! Answers about this process, and events of it for those who follow them.
+//! Answers about this process, and its events for those who follow them.
 //!
-//! Answers are given without the interpreter, so they come even while an actor, the event loop or a thread that holds the
-//! GIL is stuck. [`Inspect`] lists the questions. Answers are JSON: they are for people, and rarely read.
+//! Answers need no interpreter, so they come even while an actor, the event loop or a thread that holds the GIL is
+//! stuck. [`Inspect`] lists the questions. Answers are JSON: they are for people, and rarely read.
 
 use crate::dispatch::Dispatch;
 use crate::dump::Dumper;
@@ -30,11 +30,11 @@ const MOST_PROMISES: usize = 100;
 pub(crate) struct Inspector {
     me: ProcAddr,
     reactor: Arc<Reactor>,
-    /// At the controller: what has happened.
+    /// At the controller: past events.
     pub(crate) journal: Journal,
-    /// At an agent: how many readers follow.
+    /// At an agent, whether anyone follows (0 or 1); at the controller, how many readers do.
     watchers: AtomicUsize,
-    /// Whether anybody follows events of this process's actors.
+    /// Whether anyone follows events of this process's actors.
     watched: AtomicBool,
     dumper: OnceLock<Dumper>,
 }
@@ -51,7 +51,7 @@ impl Inspector {
         }
     }
 
-    /// Stacks are written to `file` by the handler that is registered for `signal`.
+    /// Makes the handler that is registered for `signal` write stacks to `file`.
     pub(crate) fn catch_dumps(&self, signal: i32, file: OwnedFd) -> Result<(), RuntimeError> {
         // Done once, by the first lines of a worker.
         let _ = self.dumper.set(Dumper::find(signal, file)?);
@@ -84,7 +84,7 @@ impl Inspector {
         self.note_text(note.finish(), failure, out);
     }
 
-    /// As [`Self::note`], of an event that is JSON already.
+    /// Like [`Self::note`], for an event that is already JSON.
     pub(crate) fn note_text(&self, text: String, failure: bool, out: &impl Dispatch) {
         if self.me == ProcAddr::CONTROLLER {
             self.journal.push(&self.reactor, text.into(), failure);
@@ -93,7 +93,7 @@ impl Inspector {
         }
     }
 
-    /// Procs of this host are being made, before anything is sent to them.
+    /// Notes that procs of this host are being made, before anything is sent to them.
     pub(crate) fn note_spawn(
         &self,
         (mesh, title): (MeshId, &str),
@@ -114,7 +114,7 @@ impl Inspector {
         }
     }
 
-    /// A proc of this host has ended.
+    /// Notes that a proc of this host has ended.
     pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str, out: &impl Dispatch) {
         let kind = if ended.orderly { "proc_stopped" } else { "proc_died" };
         let mut note = Note::new(kind, who).text("title", title).text("text", &ended.reason.to_string());
@@ -130,8 +130,8 @@ impl Inspector {
         self.note(note, !ended.orderly, out);
     }
 
-    /// An actor of this process was made, could not be made, or has stopped. Unless that is a failure, it is reported only
-    /// while somebody follows.
+    /// Notes that an actor of this process was made, could not be made, or has stopped. Unless it is a failure, this is
+    /// reported only while somebody follows.
     pub(crate) fn note_actor(&self, kind: &str, inbox: &Inbox, failure: bool, out: &impl Dispatch) {
         if failure || self.watched.load(Ordering::Relaxed) {
             let title = String::from_utf8_lossy(&inbox.gauge.title);
@@ -140,14 +140,14 @@ impl Inspector {
         }
     }
 
-    // Those who follow.
+    // Followers.
 
     /// What a new process is told first, if somebody follows events.
     pub(crate) fn watch_frame(&self, who: ProcAddr) -> Option<Frame> {
         (self.watchers.load(Ordering::SeqCst) > 0).then(|| Inspect::Watch(true).frame(self.me, who, None))
     }
 
-    /// At the controller: a reader of events begins to follow, or ends. True if that changes whether anybody does.
+    /// At the controller: a reader of events begins or ends. True if that changes whether anyone follows.
     pub(crate) fn count_watcher(&self, begin: bool) -> bool {
         let watchers = &self.watchers;
         let before =
@@ -155,7 +155,7 @@ impl Inspector {
         before == 0
     }
 
-    /// Somebody follows events now, or nobody does any more.
+    /// Somebody follows events now, or nobody any more.
     pub(crate) fn on_watch(&self, begin: bool) {
         self.watched.store(begin, Ordering::Relaxed);
         if self.me.is_agent() && self.me != ProcAddr::CONTROLLER {
@@ -206,7 +206,7 @@ pub(crate) fn write_running(out: &mut String, one: &Running, now: Instant) {
     let _ = write!(out, ",{since},{}]", addr(one.src));
 }
 
-/// An event on its way to text.
+/// An event being written as text.
 pub(crate) struct Note(String);
 
 impl Note {
@@ -321,7 +321,7 @@ impl Sight<'_> {
     }
 }
 
-/// The processes of a host, at the controller the hosts too, the titles of meshes, and the latest failures.
+/// The processes of a host, at the controller also the hosts, the titles of meshes, and the latest failures.
 pub(crate) fn tree(
     procs: Vec<ProcView>,
     queued: impl Fn(ProcAddr) -> usize,
@@ -357,7 +357,7 @@ pub(crate) fn tree(
     out
 }
 
-/// What a host and these of its processes use.
+/// The resource use of a host and these of its processes.
 pub(crate) fn usage(host: HostNo, name: &str, pids: impl Iterator<Item = u32>, shares: bool) -> String {
     let mut out = String::new();
     usage::write_host(host, &mut out);
@@ -373,7 +373,7 @@ pub(crate) fn usage(host: HostNo, name: &str, pids: impl Iterator<Item = u32>, s
     out
 }
 
-/// What [`crate::agent::HostAgent::overview`] tells of a proc: its address, stage, pid and owner.
+/// What [`crate::agent::HostAgent::overview`] reports of a proc: its address, stage, pid and owner.
 pub(crate) type ProcView = (ProcAddr, Stage, Option<u32>, ProcAddr);
 
 /// The names of meshes of procs.

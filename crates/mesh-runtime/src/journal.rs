@@ -1,7 +1,7 @@
-//! The events of a job, kept at the controller for those who follow them: a ring of bounded size.
+//! The events of a job, kept at the controller for those who follow them, in a ring of bounded size.
 //!
-//! JRN-1: recording an event never waits for a reader. A reader that falls behind misses the oldest events, and is told how
-//! many.
+//! JRN-1: recording an event never waits for a reader. A reader that falls behind misses the oldest events, and is told
+//! how many.
 
 use crate::loop_waker::LoopWaker;
 use crate::reactor::Reactor;
@@ -23,7 +23,7 @@ struct Ring {
     wakers: Vec<(Arc<LoopWaker>, u64)>,
 }
 
-/// The ring. Entries are numbered from 0 in the order in which they came.
+/// The ring. Entries are numbered from 0 in order of arrival.
 #[derive(Debug, Default)]
 pub struct Journal {
     ring: Mutex<Ring>,
@@ -31,14 +31,14 @@ pub struct Journal {
     closed: AtomicBool,
 }
 
-/// What a reader gets.
+/// The result of a read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Entries {
     /// The entries, oldest first.
     pub entries: Vec<Arc<str>>,
     /// Where to read on.
     pub next: u64,
-    /// How many of those asked for were no longer kept.
+    /// How many of the requested entries were no longer kept.
     pub missed: u64,
 }
 
@@ -87,7 +87,7 @@ impl Journal {
         self.lock().failures.iter().cloned().collect()
     }
 
-    /// Has the calling thread woken by the next entry.
+    /// Makes the next entry wake the calling thread.
     pub(crate) fn expect(&self) {
         let me = Waiter::current();
         let mut ring = self.lock();
@@ -96,7 +96,7 @@ impl Journal {
         }
     }
 
-    /// Tells an event loop when there are more than `seen` entries: at once if there are.
+    /// Tells an event loop when there are more than `seen` entries; at once if there are.
     pub fn tell(&self, reactor: &Reactor, waker: &Arc<LoopWaker>, token: u64, seen: u64) {
         let mut ring = self.lock();
         if self.next() > seen || self.is_closed() {
@@ -107,7 +107,7 @@ impl Journal {
         }
     }
 
-    /// No more entries come. All who wait are woken.
+    /// Ends the journal, and wakes all who wait.
     pub(crate) fn close(&self, reactor: &Reactor) {
         let ring = self.lock();
         self.closed.store(true, Ordering::SeqCst);

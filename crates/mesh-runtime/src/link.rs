@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Frames up to this length are written from one small buffer; longer ones from where they lie.
+/// Frames up to this length are written from one small buffer; longer ones from where they are.
 const SMALL: usize = 4096;
 /// Queued small frames are joined into chunks of this size.
 const CHUNK: usize = 64 * 1024;
@@ -22,7 +22,7 @@ const MOST_READ: usize = 4 * 1024 * 1024;
 
 /// How a read ended.
 pub(crate) enum ReadEnd {
-    /// Everything that arrived was read, or enough that others go first.
+    /// Everything that arrived was read, or enough for others to get a turn.
     Drained,
     /// The peer closed or broke the protocol; nothing more will come.
     Closed(EndReason),
@@ -38,7 +38,7 @@ struct Tx {
     queued: usize,
     seq: u32,
     watching: bool,
-    /// How many holds there are: while there is one, frames are only queued.
+    /// The number of holds: while there are any, frames are only queued.
     holds: u32,
     closed: bool,
 }
@@ -51,7 +51,7 @@ pub(crate) struct Link {
     fd: OwnedFd,
     tx: Mutex<Tx>,
     rx: Mutex<Decoder>,
-    /// Senders that wait for the queue to become shorter.
+    /// Senders that wait for the queue to shrink.
     room: Condvar,
 }
 
@@ -74,8 +74,8 @@ impl Link {
         lock(&self.tx).queued
     }
 
-    /// Writes a frame if the socket has room, otherwise queues it. Returns how many bytes are queued now, or `None` if the link
-    /// is closed.
+    /// Writes a frame if the socket has room, otherwise queues it. Returns how many bytes are now queued, or `None` if
+    /// the link is closed.
     pub(crate) fn send(&self, reactor: &Reactor, frame: &Frame) -> Option<usize> {
         let mut tx = lock(&self.tx);
         if tx.closed {
@@ -129,7 +129,7 @@ impl Link {
         Some(tx.queued)
     }
 
-    /// Has the queue written once the socket has room.
+    /// Makes the reactor write the queue once the socket has room.
     fn watch(&self, reactor: &Reactor, tx: &mut Tx) {
         if !tx.watching {
             tx.watching = true;
@@ -137,16 +137,16 @@ impl Link {
         }
     }
 
-    /// Until the returned value is dropped, frames are queued in order and not written.
+    /// Queues frames in order, without writing them, until the returned value is dropped.
     pub(crate) fn hold<'a>(&'a self, reactor: &'a Reactor) -> Hold<'a> {
         lock(&self.tx).holds += 1;
         Hold { link: self, reactor }
     }
 
-    /// A write failed. Accepts nothing more; the reader will find the link's end and report it.
+    /// Handles a failed write. Accepts nothing more; the reader will find the link's end and report it.
     fn broken(&self, reactor: &Reactor, tx: &mut Tx) -> Option<usize> {
         tx.shut();
-        // Whatever the cause, such as a shortage of memory: both ends must see the link's end.
+        // Whatever the cause, such as a shortage of memory, both ends must see the link's end.
         let _ = rustix::net::shutdown(&self.fd, rustix::net::Shutdown::Both);
         reactor.watch(self.fd.as_fd(), u64::from(self.id), false);
         self.room.notify_all();
@@ -291,7 +291,7 @@ impl Drop for Hold<'_> {
     fn drop(&mut self) {
         let mut tx = lock(&self.link.tx);
         tx.holds -= 1;
-        // Where the socket is full, whoever polls it writes.
+        // If the socket is full, the thread that polls it writes.
         if tx.holds == 0 && tx.queued > 0 && !tx.watching {
             self.link.write_queue(self.reactor, &mut tx);
             if tx.queued > 0 {

@@ -2,23 +2,23 @@
 //!
 //! Each proc has two pipes for its stdout and stderr. One thread, `mesh-logs`, reads them all, apart from the links: a
 //! flood of lines never stands between a call and its answer. What it makes of them (`mesh_proto::logs`) waits in a
-//! queue for whoever shows it, a thread of the program's ([`Logs::next`]).
+//! queue for a thread of the program that shows it ([`Logs::next`]).
 //!
-//! On another host than the controller's the same thread reads, and sends what the taps have found to the controller in
-//! batches (`mesh_proto::logs::Batch`), of which one is under way at a time: the controller asks for the next once it
-//! has dealt with the last, in its own thread of this name. `Lines` frames carry this:
+//! On hosts other than the controller's, the same thread reads and sends what the taps have found to the controller in
+//! batches (`mesh_proto::logs::Batch`), one under way at a time: the controller's `mesh-logs` thread asks for the next
+//! one once it has handled the last. `Lines` frames carry this:
 //!
-//! | name | from, to | is |
+//! | name | from, to | meaning |
 //! | --- | --- | --- |
 //! | `found` | agent, controller | a batch |
-//! | `more` | controller, agent | it was dealt with |
-//! | `flush` | controller, agents | what was written so far is wanted, and the number (the header's actor) after it |
-//! | `set` | controller, agents | what is done with the lines of a mesh (the header's actor) |
+//! | `more` | controller, agent | the batch was handled |
+//! | `flush` | controller, agents | send what was written so far, then the number (the header's actor) |
+//! | `set` | controller, agents | what to do with the lines of a mesh (the header's actor) |
 //!
-//! LOG-4: when the queue is full nobody reads, so that the pipes fill and those who print wait; the runtime does not.
-//! LOG-5: what a proc has written before its end is read before its end is told.
-//! LOG-6: a host has one batch under way, and reads no more than one beyond it: a flood there fills nobody's memory, and
-//! stands in nobody's way but that of its printers.
+//! LOG-4: when the queue is full nobody reads, so the pipes fill and those who print wait; the runtime does not.
+//! LOG-5: what a proc wrote before its end is read before its end is reported.
+//! LOG-6: a host has one batch under way, and reads at most one more: a flood there fills nobody's memory, and delays
+//! only those who print.
 
 mod messages;
 mod reader;
@@ -43,13 +43,13 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Bytes that are read from one pipe before the next one's turn.
+/// How many bytes to read from one pipe before the next one's turn.
 const READ: usize = 64 * 1024;
-/// After reading the thread lets lines gather for so long: a flood is then read in few gulps, not line by line.
+/// How long lines may gather after a read: a flood is then read in few large pieces, not line by line.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 const TOKEN_WAKE: u64 = u64::MAX;
 const BATCH: usize = 64;
-/// How long new options wait for what other hosts have still to tell.
+/// How long new options wait for what other hosts have still to report.
 const BEFORE_OPTIONS: Duration = Duration::from_secs(1);
 
 /// See the module.
@@ -58,17 +58,17 @@ pub struct Logs {
     reader: Mutex<LogReader>,
     epoll: OwnedFd,
     wake: OwnedFd,
-    /// The queue has something, has room again, or has ended; a flush is done.
+    /// The queue has something, has room again, or has ended; or a flush is done.
     changed: Condvar,
     started: Instant,
     thread: Mutex<Option<JoinHandle<()>>>,
-    /// Apart from the reader, which is held while pipes are read: whoever brings an order reads links.
+    /// Separate from the reader, which is locked while pipes are read: orders come from threads that read links.
     orders: Mutex<VecDeque<Order>>,
     peers: Weak<dyn LogPeers>,
 }
 
 impl Logs {
-    /// Starts the thread; `started` is when the clock began, `remote` says that the lines are shown on another host.
+    /// Starts the thread. `started` is when the clock began; `remote` means that the lines are shown on another host.
     pub(crate) fn start(started: Instant, peers: Weak<dyn LogPeers>, remote: bool) -> Result<Arc<Self>, RuntimeError> {
         let os = RuntimeError::os;
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
@@ -101,7 +101,7 @@ impl Logs {
     pub(crate) fn open(&self, addr: ProcAddr) -> Result<(OwnedFd, OwnedFd), RuntimeError> {
         let pipe = || {
             let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
-            // The reading end alone: programs do not expect to write to anything that does not block.
+            // Only the reading end: programs do not expect a write that does not block.
             fcntl_setfl(&read, OFlags::NONBLOCK)?;
             Ok((read, write))
         };
@@ -121,7 +121,7 @@ impl Logs {
         Ok((to_out, to_err))
     }
 
-    /// A proc's process has ended: reads the rest of what it wrote (LOG-5). Returns its last lines on stderr.
+    /// A proc's process has ended: reads the rest of its output (LOG-5). Returns its last lines on stderr.
     pub(crate) fn ended(&self, addr: ProcAddr) -> Vec<String> {
         let mut reader = lock(&self.reader);
         let Some(token) = reader.tokens.remove(&addr) else { return Vec::new() };
@@ -142,10 +142,10 @@ impl Logs {
         tail
     }
 
-    /// Sets what is done with the lines of a mesh from now on.
+    /// Sets what to do with the lines of a mesh from now on.
     pub fn set(&self, mesh: MeshId, options: LogOptions) {
         if lock(&self.reader).elsewhere.contains_key(&mesh) {
-            // What other hosts have not told yet is under the options of before, too.
+            // What other hosts have not reported yet falls under the old options, too.
             self.collect(Instant::now() + BEFORE_OPTIONS);
         }
         let mut reader = lock(&self.reader);
@@ -158,18 +158,18 @@ impl Logs {
         self.ring();
     }
 
-    /// Says that somebody is going to show what there is; until then it is dropped.
+    /// Announces that someone will show the lines; until then they are dropped.
     pub fn watch(&self) {
         lock(&self.reader).watched = true;
     }
 
-    /// Whether somebody takes records one by one.
+    /// Sets whether someone takes records one by one.
     pub fn hand_on_records(&self, wanted: bool) {
         lock(&self.reader).hand_on_records(wanted);
     }
 
-    /// What is to be shown next; blocks until there is something. None after the end. Asking again says that the last
-    /// answer has been shown.
+    /// Returns what to show next, blocking until there is something. None after the end. The next call means that the
+    /// last answer has been shown.
     pub fn next(&self) -> Option<Vec<Chunk>> {
         let mut reader = lock(&self.reader);
         reader.shown = reader.taken;
@@ -187,8 +187,8 @@ impl Logs {
         Some(reader.queue.drain(..).collect())
     }
 
-    /// Reads and shows everything that was written before, counts and begun lines included; returns whether that was
-    /// done within `limit`.
+    /// Reads and shows everything written before, including counts and incomplete lines. Returns whether that was done
+    /// within `limit`.
     pub fn flush(&self, limit: Duration) -> bool {
         let until = Instant::now() + limit;
         let all = self.collect(until);
@@ -212,7 +212,7 @@ impl Logs {
         }
     }
 
-    /// At the controller: has other hosts tell what was written there before; false if one has not by then.
+    /// At the controller: makes other hosts report what was written there before. False if one has not in time.
     pub(crate) fn collect(&self, until: Instant) -> bool {
         let Some(peers) = self.peers.upgrade() else { return true };
         let mut hosts = peers.hosts();
@@ -241,13 +241,13 @@ impl Logs {
         }
     }
 
-    /// Something for the thread, from whoever reads links: it does not wait.
+    /// Gives the thread an order from a thread that reads links, without waiting.
     pub(crate) fn order(&self, order: Order) {
         lock(&self.orders).push_back(order);
         self.ring();
     }
 
-    /// Sends what the thread has to say. With no lock held.
+    /// Sends what the thread has to say. Call with no lock held.
     fn send(&self, mail: Vec<Mail>) {
         if mail.is_empty() {
             return;
@@ -262,7 +262,7 @@ impl Logs {
         }
     }
 
-    /// Reads what is left and ends the thread; what is in the queue can still be taken.
+    /// Reads what is left and ends the thread. What is in the queue can still be taken.
     pub(crate) fn close(&self) {
         lock(&self.reader).closing = true;
         self.changed.notify_all();
@@ -292,7 +292,7 @@ impl Logs {
                 read += reader.read(token / 2, stream, self.started.elapsed(), &mut buffer, 1);
                 self.changed.notify_all();
                 reader.publish();
-                // A death, or whoever sets an option, does not wait for all of a flood.
+                // A death, or a change of options, does not wait for all of a flood.
                 drop(reader);
                 reader = lock(&self.reader);
             }
@@ -305,7 +305,7 @@ impl Logs {
             reader.publish();
             reader.closed |= done;
             if done {
-                // The pipes close: whoever still writes hears of it.
+                // The pipes close, so processes that still write learn of it.
                 reader.pipes.clear();
             }
             let mail = reader.mail();
@@ -323,7 +323,7 @@ impl Logs {
         }
     }
 
-    /// The pipes that can be read, once there are any, or something else is to be done.
+    /// The readable pipes, once there are any or something else is to do.
     fn ready(&self, events: &mut [MaybeUninit<Event>]) -> Vec<u64> {
         let deadline = lock(&self.reader).deadline();
         let timeout = deadline.map(|at| timespec(at.saturating_sub(self.started.elapsed())));
@@ -335,7 +335,7 @@ impl Logs {
         ready
     }
 
-    /// Waits for what is read already to become less.
+    /// Waits for the queue to shrink.
     fn sleep(&self) -> Vec<u64> {
         let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
         let _ = poll(&mut fds, None);

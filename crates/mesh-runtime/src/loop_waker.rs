@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Tells an event loop that something is ready: one descriptor to watch, written once a burst.
+/// Tells an event loop that something is ready: one descriptor to watch, written once per burst.
 #[derive(Debug)]
 pub struct LoopWaker {
     fd: OwnedFd,
@@ -25,7 +25,7 @@ struct Ready {
 }
 
 impl LoopWaker {
-    /// A waker whose descriptor the loop is to watch.
+    /// A waker whose descriptor the loop must watch.
     ///
     /// # Errors
     /// If descriptors run out.
@@ -63,7 +63,7 @@ impl LoopWaker {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Everything that became ready since the last time.
+    /// Everything that became ready since the last call.
     pub fn drain(&self) -> Vec<u64> {
         let mut ready = self.lock();
         if std::mem::take(&mut ready.rung) {

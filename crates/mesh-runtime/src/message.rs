@@ -14,24 +14,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-/// Parts up to this length are put together for the way to another host.
+/// Parts up to this length are joined for the way to another host.
 const SMALL: usize = 2048;
 
-/// A delivered frame. It owns the shared memory that it refers to: read or not, the memory goes back to its owner
-/// when the last of it is dropped (SHM-3).
+/// A delivered frame. It owns the shared memory that it refers to: read or not, the memory goes back to its owner when
+/// the last of it is dropped (SHM-3).
 #[derive(Debug)]
 pub struct Message {
     frame: Frame,
     /// The shared parts, mapped on arrival: later their owner may be gone, and its memory with it.
     shared: Mutex<Option<Result<Vec<SharedPart>, RuntimeError>>>,
-    /// Gives the message's bytes back to its sender when it was handled, or is dropped, if that counts them.
+    /// If the sender counts the message's bytes, gives them back once the message is handled or dropped.
     charge: Mutex<Option<Charge>>,
     cost: u64,
     /// When nobody wants the answer any more.
     due: Option<Instant>,
     /// Counts the bytes of a reply as long as it is kept.
     stock: Option<Stock>,
-    /// The references in it: held as long as the message is, so that they last until it is unpickled, and are given back
+    /// The references in it: held as long as the message, so that they last until it is unpickled, and are given back
     /// if it never is.
     refs: Mutex<Vec<Arc<Hold>>>,
 }
@@ -55,7 +55,7 @@ fn map(frame: &Frame, memory: &Memory) -> Result<Vec<SharedPart>, RuntimeError> 
         Part::Shared { at, len } => Some(memory.open(&at, len, sole)),
         Part::Inline(_) | Part::Distant { .. } => None,
     });
-    // All are opened before any error counts: dropping the others is what gives them back.
+    // Open all before any error counts: dropping the others is what gives them back.
     let shared: Vec<_> = shared.collect();
     shared.into_iter().collect()
 }
@@ -71,7 +71,7 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-/// A frame as it travels to other hosts: its header and table, then its parts where they lie, the shared ones plain.
+/// A frame as it travels to other hosts: its header and table, then its parts in place, the shared ones as plain bytes.
 /// None if the owner of shared memory is gone, or the frame is malformed.
 pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Short<Bytes>> {
     let mut header = frame.header;
@@ -116,7 +116,7 @@ pub(crate) fn pieces(frame: &Frame, memory: &Memory) -> Option<Short<Bytes>> {
 }
 
 impl Message {
-    /// One of this process's own making, without shared memory.
+    /// A message of this process's own, without shared memory.
     pub(crate) fn plain(frame: Frame) -> Self {
         Self {
             frame,
@@ -144,7 +144,7 @@ impl Message {
         }
     }
 
-    /// Accounts for the message in the mailbox that it is put into, if its sender does.
+    /// Charges the message to its mailbox, if its sender counts it.
     pub(crate) fn charge_to(&mut self, mailbox: &Arc<MailboxCredits>) {
         if self.frame.header.is_charged() {
             self.cost = self.frame.cost();
@@ -153,7 +153,7 @@ impl Message {
         }
     }
 
-    /// Counts the reply among those that are held; false if they would be more than `budget` with it. One alone may be.
+    /// Counts the reply among held ones. False if they would exceed `budget`; a single one always fits.
     pub(crate) fn stock(&mut self, held: &Arc<AtomicU64>, budget: u64) -> bool {
         let bytes = self.frame.cost();
         let before = held.fetch_add(bytes, Ordering::Relaxed);
@@ -161,23 +161,23 @@ impl Message {
         if fits {
             self.stock = Some(Stock { held: Arc::clone(held), bytes });
         } else {
-            // Now, and not when it is dropped: its caller hears of it before that, and may look at what is held.
+            // Now rather than on drop: its caller hears of it before that, and may look at what is held.
             held.fetch_sub(bytes, Ordering::Relaxed);
         }
         fits
     }
 
-    /// Its bytes, as they count among replies that are held.
+    /// Its size as counted among held replies.
     pub(crate) fn bytes(&self) -> u64 {
         self.frame.cost()
     }
 
-    /// What it counts against its mailbox's budget.
+    /// What it costs of its mailbox's budget.
     pub(crate) fn cost(&self) -> u64 {
         self.cost
     }
 
-    /// The message was handled: its sender may send as much again, whoever still holds on to this object.
+    /// Notes that the message was handled: its sender may send as much again, whoever still holds this object.
     pub fn done(&self) {
         let charge = self.charge.lock().unwrap_or_else(PoisonError::into_inner).take();
         drop(charge);
@@ -193,8 +193,8 @@ impl Message {
         self.frame.header.carries_refs()
     }
 
-    /// It was unpickled, and will not be again: who has what was in it holds that. An actor keeps its last message until
-    /// the next.
+    /// Notes that it was unpickled, and will not be again: the holders of its contents hold what was in it. An actor
+    /// keeps its last message until the next.
     pub fn drop_refs(&self) {
         let refs = std::mem::take(&mut *self.refs.lock().unwrap_or_else(PoisonError::into_inner));
         drop(refs);
@@ -206,17 +206,17 @@ impl Message {
         matches!(&*shared, Some(Err(RuntimeError::Os { errno: Errno::NOENT | Errno::SRCH, .. })))
     }
 
-    /// The fixed part.
+    /// The header.
     pub fn header(&self) -> &Header {
         &self.frame.header
     }
 
-    /// What the header says. Those of messages were looked at when they arrived (MSG-1).
+    /// What the header says. Messages were checked when they arrived (MSG-1).
     pub fn meaning(&self) -> Meaning {
         Meaning::of(&self.frame.header).unwrap_or(Meaning::Control(self.frame.header.kind))
     }
 
-    /// The call's number, if it is a task, and where it stands.
+    /// The call's number and the task's place in line, if it is a task.
     #[inline]
     pub(crate) fn task(&self) -> Option<(CallId, Task)> {
         if self.frame.header.kind != Kind::Call {
@@ -226,7 +226,7 @@ impl Message {
         Some((call.call, call.task?))
     }
 
-    /// The endpoint, with what else is said of the message.
+    /// The endpoint, with whatever else accompanies it.
     pub fn name(&self) -> &[u8] {
         self.frame.name()
     }
@@ -236,7 +236,7 @@ impl Message {
         Down::read(&self.frame)
     }
 
-    /// Why a message, or the port of a call, has come to nothing.
+    /// Why a message, or the port of a call, came to nothing.
     pub fn undelivered(&self) -> Option<Undelivered> {
         let returned = match self.meaning() {
             Meaning::Undeliverable(_) => true,
@@ -251,7 +251,7 @@ impl Message {
         self.frame.name_bytes()
     }
 
-    /// The envelope alone: what is beside it can still be had.
+    /// Only the envelope; the other parts can still be taken.
     pub(crate) fn envelope(&self) -> bytes::Bytes {
         match self.frame.parts().ok().and_then(|parts| parts.into_iter().next()) {
             Some(Part::Inline(bytes)) => bytes,
@@ -259,10 +259,10 @@ impl Message {
         }
     }
 
-    /// The envelope and the out-of-band parts. Shared ones can be had once.
+    /// The envelope and the out-of-band parts. Shared ones can be taken only once.
     ///
     /// # Errors
-    /// If the frame is malformed, or its shared memory cannot be mapped: its owner has died, say.
+    /// If the frame is malformed, or its shared memory cannot be mapped, for example because its owner has died.
     pub fn open(&self) -> Result<(bytes::Bytes, Vec<PartData>), RuntimeError> {
         let mut parts = self.frame.parts()?.into_iter();
         let mut payload = match parts.next() {

@@ -1,8 +1,8 @@
 //! Flow control at both ends: the sender's meters and the receiver's mailboxes around `mesh_proto`'s state machines.
 //!
-//! A sender has one [`Meter`] for each mailbox that it sends to, whatever endpoints and slices it does so through. A
-//! mailbox keeps one ledger; each message that waits in it or is being handled holds a [`Charge`], which gives its bytes
-//! back when it is dropped, for whatever reason.
+//! A sender has one [`Meter`] for each mailbox that it sends to, through whatever endpoints and slices. A mailbox keeps
+//! one ledger. Each message that waits in it or is being handled holds a [`Charge`], which gives its bytes back when it
+//! is dropped, for whatever reason.
 
 use crate::locks::lock;
 use crate::reactor::Reactor;
@@ -48,7 +48,7 @@ impl Meter {
         marked
     }
 
-    /// Has the backlog told of the next change. False if a message of `cost` bytes would be let through by now.
+    /// Makes the next change notify the backlog. False if a message of `cost` bytes would now be let through.
     pub(crate) fn mark(&self, cost: u64) -> bool {
         let mut state = lock(&self.state);
         let full = !state.flow.has_room(cost);
@@ -66,14 +66,13 @@ impl Meter {
         self.mailbox
     }
 
-    /// If a message of `cost` bytes would not be let through: the bytes that were sent and not given back, and how many may
-    /// be.
+    /// If a message of `cost` bytes would not be let through: the bytes sent and not given back, and how many may be.
     pub fn full(&self, cost: u64) -> Option<(u64, u64)> {
         let flow = lock(&self.state).flow;
         (!flow.has_room(cost)).then(|| (flow.outstanding(), flow.window()))
     }
 
-    /// Bytes that were sent and not given back, and how many may be.
+    /// The bytes sent and not given back, and how many may be.
     pub fn level(&self) -> (u64, u64) {
         let flow = lock(&self.state).flow;
         (flow.outstanding(), flow.window())
@@ -89,7 +88,7 @@ impl Meter {
         lock(&self.state).flow.has_room(cost)
     }
 
-    /// A thread is about to wait for room, on behalf of an actor (0 for none), until the result is dropped.
+    /// Notes that a thread waits for room on behalf of an actor (0 for none), until the result is dropped.
     pub fn block(&self, actor: ActorId) -> InRoom<'_> {
         self.blocked.block(actor)
     }
@@ -98,7 +97,7 @@ impl Meter {
         lock(&self.state).flow.admit(cost)
     }
 
-    /// Has the calling thread woken when something changes.
+    /// Makes any change wake the calling thread.
     pub(crate) fn expect(&self) {
         let me = Waiter::current();
         let mut state = lock(&self.state);
@@ -115,9 +114,9 @@ type Shard = HashMap<(ProcAddr, ActorId), Arc<Meter>>;
 pub(crate) struct Meters {
     reactor: Arc<Reactor>,
     shards: [Mutex<Shard>; SHARDS],
-    /// A shard that has grown to this is swept.
+    /// The size at which each shard is swept.
     sweep_at: [AtomicUsize; SHARDS],
-    /// Those that have changed, and that messages of the backlog wait for.
+    /// Changed meters that messages of the backlog wait for.
     changed: Mutex<Vec<Place>>,
 }
 
@@ -132,8 +131,8 @@ impl Meters {
         (index, lock(&self.shards[index]))
     }
 
-    /// The meter of a mailbox; and unused meters whose mailboxes are to be asked for what they have not given back, so that
-    /// these meters can be forgotten.
+    /// The meter of a mailbox, and unused meters whose mailboxes should be asked for what they have not given back, so
+    /// that these meters can be forgotten.
     pub(crate) fn of(&self, addr: ProcAddr, mailbox: ActorId) -> (Arc<Meter>, Vec<Arc<Meter>>) {
         let (index, mut shard) = self.shard(addr, mailbox);
         let mut ask = Vec::new();
@@ -170,7 +169,7 @@ impl Meters {
         self.shards.iter().flat_map(|shard| lock(shard).values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Those that have changed since the last time, and that messages of the backlog wait for.
+    /// The meters changed since the last call, for which messages of the backlog wait.
     pub(crate) fn take_changed(&self) -> Vec<Place> {
         std::mem::take(&mut *lock(&self.changed))
     }
@@ -186,7 +185,7 @@ impl Meters {
                 Admission::Counted => counted = true,
                 Admission::Free => {}
                 Admission::Full => {
-                    // Two senders that each keep what they have, and wait for what the other has, would wait forever.
+                    // Two senders that each keep what they have and wait for what the other has would wait forever.
                     self.refund_all(&meters[..index], cost);
                     return Err(index);
                 }
@@ -195,7 +194,7 @@ impl Meters {
         Ok(counted)
     }
 
-    /// A message that these have counted is not sent after all.
+    /// Gives back what these have counted for a message that is not sent after all.
     pub(crate) fn refund_all(&self, meters: &[Arc<Meter>], cost: u64) {
         for meter in meters {
             self.change(meter, |flow| flow.refund(cost));
@@ -237,23 +236,23 @@ impl Meters {
         }
     }
 
-    /// How many there are.
+    /// The number of meters.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).len()).sum()
     }
 }
 
-/// Takes credits to senders.
+/// Delivers credits to senders.
 pub(crate) trait CreditPost: std::fmt::Debug + Send + Sync {
     fn send_credit(&self, mailbox: ActorId, sender: ProcAddr, credit: Credit);
 }
 
-/// The receiver's half: one mailbox's ledger, and what takes its credits to senders.
+/// The receiver's half: one mailbox's ledger, and what delivers its credits to senders.
 #[derive(Debug)]
 pub(crate) struct MailboxCredits {
     id: ActorId,
     ledger: Mutex<Ledger>,
-    /// None of a mailbox whose messages nobody counts.
+    /// None for a mailbox whose messages are not counted.
     post: Option<Weak<dyn CreditPost>>,
 }
 
@@ -275,7 +274,7 @@ impl MailboxCredits {
         }
     }
 
-    /// A message has arrived; it is accounted for until what is returned is dropped.
+    /// Accounts for an arrived message until the returned value is dropped.
     pub(crate) fn charge(self: &Arc<Self>, sender: ProcAddr, cost: u64) -> Charge {
         lock(&self.ledger).on_arrived(sender, cost, self.tell());
         Charge { mailbox: Arc::clone(self), sender, cost }

@@ -6,7 +6,7 @@ use mesh_proto::ActorId;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
-/// How many are kept before finished ones are looked for and removed.
+/// How many are kept before finished ones are removed.
 const FEW: usize = 64;
 
 /// A promise without an outcome, as far as is known.

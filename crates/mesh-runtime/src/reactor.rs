@@ -1,14 +1,14 @@
-//! Who reads the links.
+//! Which thread reads the links.
 //!
-//! All links are in one epoll set. Reading duty over that set belongs to whoever holds the `poll` lock: normally the
-//! I/O thread, which sleeps on a second set that contains the first; but a thread that has to wait for an answer takes
-//! the duty over (it becomes the *leader*), because then the answer wakes it directly: no hand-over, and where the
-//! answer is near, no sleep at all. While there is a leader the I/O thread is disarmed and undisturbed.
+//! All links are in one epoll set. The holder of the `poll` lock has the duty of reading it: normally the I/O thread,
+//! which sleeps on a second set that contains the first. But a thread that waits for an answer takes over and becomes
+//! the *leader*, because then the answer wakes it directly: no hand-over, and no sleep at all if the answer is near.
+//! While there is a leader the I/O thread is disarmed and undisturbed.
 //!
-//! A leader that finds something for another thread steps down: the other is the busier one, and leads when it waits next.
+//! A leader that finds something for another thread steps down: the other is busier, and leads when it waits next.
 //!
-//! LDR-1: at any time somebody is armed: the leader polls, or the I/O thread's set contains the links' set.
-//! LDR-2: a thread that waits and is not the leader is woken by whoever reads what it waits for.
+//! LDR-1: at any time someone is armed: the leader polls, or the I/O thread's set contains the links' set.
+//! LDR-2: a waiting thread that is not the leader is woken by whichever thread reads what it waits for.
 
 use crate::error::RuntimeError;
 use crate::sets::Sets;
@@ -20,28 +20,28 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, TryLockError};
 use std::time::{Duration, Instant};
 
-/// How often the I/O thread looks whether the leader is done with handing over: where that one runs on another processor, and
-/// where it has to get this one first.
+/// How often the I/O thread checks whether the leader has finished handing over: first for a leader on another
+/// processor, then for one that needs this processor to get there.
 const SPINS: u32 = 64;
 const YIELDS: u32 = 2;
-/// After that, how long it leaves the processor to whoever else is ahead of the leader.
+/// After that, how long it leaves the processor to others.
 const HANDED_OVER: Duration = Duration::from_micros(50);
 
-/// What the reactor calls when a descriptor is ready. Only one thread at a time does.
+/// What the reactor calls when a descriptor is ready; one thread at a time.
 pub trait Handler {
     /// `token`'s descriptor can be read (or is closed) or written.
     fn on_ready(&self, token: u64, readable: bool, writable: bool);
-    /// The I/O thread is up and about: run what waits for it. Returns when it wants to be called next.
+    /// The I/O thread is awake: do what waits for it. Returns when to call again.
     fn on_turn(&self) -> Option<Instant>;
 }
 
-/// The links' descriptors and the lock that says who reads.
+/// The links' descriptors, and the lock that decides which thread reads.
 #[derive(Debug)]
 pub struct Reactor {
     sets: Sets,
     io_rung: AtomicBool,
     poll: Mutex<()>,
-    /// What [`Reactor::arm`] was last told, by the holder of the lock.
+    /// The last argument of [`Reactor::arm`], set by the holder of the lock.
     armed: AtomicBool,
     /// The leader has woken another thread since this was last cleared.
     served: AtomicBool,
@@ -49,7 +49,7 @@ pub struct Reactor {
 }
 
 impl Reactor {
-    /// A reactor with nothing in it. Nobody reads until [`Reactor::run_io`] runs or somebody waits.
+    /// An empty reactor. Nothing is read until [`Reactor::run_io`] runs or a thread waits.
     ///
     /// # Errors
     /// If descriptors run out.
@@ -72,17 +72,17 @@ impl Reactor {
         self.sets.add(fd, token)
     }
 
-    /// Watches a descriptor for reading, and for writing too if asked.
+    /// Watches a descriptor for reading, and with `write` for writing too.
     pub(crate) fn watch(&self, fd: BorrowedFd<'_>, token: u64, write: bool) {
         self.sets.watch(fd, token, write);
     }
 
-    /// Watches a descriptor until it is ready once; `first` the first time, again with every further call.
+    /// Watches a descriptor until it is ready once. Call with `first` the first time, and without it to watch again.
     pub(crate) fn watch_once(&self, fd: BorrowedFd<'_>, token: u64, first: bool) {
         self.sets.watch_once(fd, token, first);
     }
 
-    /// Watches a pipe for nothing but its other end being closed, which the kernel reports unasked.
+    /// Watches a pipe only for its other end closing, which the kernel reports unasked.
     pub(crate) fn watch_end(&self, fd: BorrowedFd<'_>, token: u64) {
         self.sets.watch_end(fd, token);
     }
@@ -92,7 +92,7 @@ impl Reactor {
         self.sets.remove(fd);
     }
 
-    /// Has the I/O thread take a turn: there is something for it to do, or an earlier deadline.
+    /// Makes the I/O thread take a turn: there is something for it to do, or an earlier deadline.
     pub(crate) fn ring_io(&self) {
         if !self.io_rung.swap(true, Ordering::SeqCst) {
             self.sets.ring_io();
@@ -101,7 +101,7 @@ impl Reactor {
 
     fn arm(&self, armed: bool) {
         if armed {
-            // First: whom this wakes looks at it.
+            // First: whoever this wakes reads it.
             self.armed.store(true, Ordering::Release);
         }
         self.sets.arm(armed);
@@ -110,15 +110,15 @@ impl Reactor {
         }
     }
 
-    /// The I/O thread's life: reads while nobody else does, keeps deadlines, until [`Reactor::close`].
+    /// The I/O thread's main loop: reads while no other thread does and keeps deadlines, until [`Reactor::close`].
     pub fn run_io(&self, handler: &dyn Handler) {
         let mut deadline = handler.on_turn();
         while !self.closed.load(Ordering::SeqCst) {
             let timeout = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let roused = self.sets.wait_as_io(timeout);
             if roused.rung {
-                // In this order: a ring between the two is heard in this turn, and does not mute later ones. By an
-                // exchange, which sees what those did before who found that it had been rung.
+                // In this order, a ring between the two is heard in this turn and does not mute later ones. The
+                // exchange sees what those threads did before that found it rung.
                 self.sets.hear_io();
                 self.io_rung.swap(false, Ordering::SeqCst);
             }
@@ -142,7 +142,7 @@ impl Reactor {
         self.sets.ring_io();
     }
 
-    /// Reading duty, if nobody has it. A panic of an earlier holder spoilt nothing: the lock guards no data.
+    /// Takes reading duty if it is free. A panic of an earlier holder is harmless: the lock guards no data.
     fn try_poll(&self) -> Option<MutexGuard<'_, ()>> {
         match self.poll.try_lock() {
             Ok(guard) => Some(guard),
@@ -151,9 +151,9 @@ impl Reactor {
         }
     }
 
-    /// The same for the I/O thread, which has been told that there is something to read: a leader is about to hand the duty
-    /// over, or has just taken it. It often is what this thread has interrupted on its processor, so that waiting for it
-    /// busily would keep it from ever getting there. None also where a leader has the duty, and this thread is disarmed.
+    /// Like [`Reactor::try_poll`], for the I/O thread, which was told that there is something to read: a leader is
+    /// about to hand over, or has just taken duty. This thread has often interrupted that leader on its processor, so a
+    /// busy wait would keep the leader from getting there. None also if a leader has duty and this thread is disarmed.
     fn try_poll_soon(&self) -> Option<MutexGuard<'_, ()>> {
         if cfg!(loom) {
             return self.try_poll();
@@ -177,7 +177,7 @@ impl Reactor {
         &self.sets
     }
 
-    /// Takes reading duty and reads nothing, as a stalled process does.
+    /// Takes reading duty but reads nothing, like a stalled process.
     #[cfg(test)]
     pub(crate) fn stall(&self) -> impl Drop + '_ {
         struct Stall<'a> {
@@ -187,7 +187,7 @@ impl Reactor {
         impl Drop for Stall<'_> {
             fn drop(&mut self) {}
         }
-        // Whoever leads just now gives up, as for somebody that is busier.
+        // Make the current leader give up, as for a busier thread.
         let guard = loop {
             if let Some(guard) = self.try_poll() {
                 break guard;
@@ -200,14 +200,14 @@ impl Reactor {
         Stall { _rearm: Rearm(self), _guard: guard }
     }
 
-    /// One look at the links, by the holder of the lock. `woken` runs before anything is handled.
+    /// Polls the links once, by the holder of the lock. `woken` runs before anything is handled.
     fn poll_once(&self, handler: &dyn Handler, limit: Option<Duration>, woken: impl FnOnce()) {
         self.sets.poll_links(limit, woken, |token, readable, writable| handler.on_ready(token, readable, writable));
     }
 
-    /// Waits until `ready`, reading the links meanwhile if nobody else does. False if the deadline came first.
+    /// Waits until `ready`, reading the links meanwhile if no other thread does. False if the deadline came first.
     ///
-    /// With `look_only` it returns before it would block.
+    /// With `look_only` it returns instead of blocking.
     pub(crate) fn wait(
         &self,
         handler: &dyn Handler,
@@ -276,7 +276,7 @@ impl Reactor {
                         break None;
                     }
                     if looks.is_multiple_of(8) {
-                        // Whoever shares this core, unknown to the board, goes first.
+                        // Other users of this core, unknown to the board, go first.
                         yield_now();
                     }
                 };
@@ -293,7 +293,7 @@ impl Reactor {
             if waiter.begin_lead(ready) {
                 board.leave();
                 self.poll_once(handler, limit, || {
-                    // Before the events are handled: they may complete what this very thread waits for.
+                    // Before the events are handled: they may complete what this thread waits for.
                     waiter.end_lead();
                     board.enter();
                 });
@@ -315,13 +315,12 @@ impl Reactor {
 enum Led {
     /// With what it waits for.
     Ready,
-    /// Without it: the deadline came, or it would have had to block and was not to.
+    /// Without it: the deadline came, or it would have had to block and must not.
     NotYet,
-    /// With something for another thread. That one is the busier of the two, and shall lead when it waits again.
+    /// With something for another thread, which is busier and leads when it waits next.
     ForOthers,
 }
 
-/// Hands reading duty back to the I/O thread (LDR-1), also when a leader panics.
 impl Leading for Reactor {
     fn note_served(&self) {
         self.served.store(true, Ordering::Relaxed);
@@ -332,6 +331,7 @@ impl Leading for Reactor {
     }
 }
 
+/// Hands reading duty back to the I/O thread when dropped (LDR-1), even if a leader panics.
 struct Rearm<'a>(&'a Reactor);
 
 impl Drop for Rearm<'_> {
@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// The time that this thread has had of a processor.
+    /// The processor time of this thread.
     fn worked() -> Duration {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
         Duration::new(u64::try_from(time.tv_sec).unwrap(), u32::try_from(time.tv_nsec).unwrap())
@@ -370,7 +370,7 @@ mod tests {
         let reactor = Reactor::new().unwrap();
         let window = Duration::from_millis(100);
         let took = std::thread::scope(|scope| {
-            // As a leader that has armed the I/O thread and was interrupted before it gave the lock back.
+            // Like a leader that has armed the I/O thread and was interrupted before it returned the lock.
             let guard = reactor.try_poll().unwrap();
             reactor.wake_leader();
             let io = scope.spawn(|| {

@@ -1,6 +1,6 @@
 //! The descriptors that the reactor sleeps on: one epoll set with all links, and one with that set for the I/O thread.
 //!
-//! In the models `models/sets.rs` takes the place of this file.
+//! In the models, `models/sets.rs` replaces this file.
 
 use crate::error::RuntimeError;
 use crate::timespec::timespec;
@@ -15,23 +15,23 @@ const TOKEN_WAKE: u64 = u64::MAX;
 const TOKEN_INNER: u64 = u64::MAX - 1;
 const TOKEN_IO: u64 = u64::MAX - 2;
 
-/// What ended a sleep of the I/O thread; neither if it was the time, or an error.
+/// What ended a sleep of the I/O thread; neither for a timeout or an error.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Roused {
-    /// Somebody rang for it.
+    /// Another thread rang for it.
     pub(crate) rung: bool,
-    /// A link can be read, and nobody leads.
+    /// A link is readable, and no thread leads.
     pub(crate) readable: bool,
 }
 
-/// The two sets, and what wakes those who sleep on them.
+/// The two sets, and what wakes the threads that sleep on them.
 #[derive(Debug)]
 pub(crate) struct Sets {
     inner: OwnedFd,
     outer: OwnedFd,
     /// Wakes a leader that blocks; in the inner set.
     wake: OwnedFd,
-    /// Wakes the I/O thread alone; in the outer set.
+    /// Wakes only the I/O thread; in the outer set.
     io: OwnedFd,
 }
 
@@ -87,7 +87,7 @@ impl Sets {
         let _ = epoll::delete(&self.inner, fd);
     }
 
-    /// Whether the I/O thread is to wake when a link can be read.
+    /// Sets whether a readable link wakes the I/O thread.
     pub(crate) fn arm(&self, armed: bool) {
         let flags = if armed { EventFlags::IN } else { EventFlags::empty() };
         let _ = epoll::modify(&self.outer, &self.inner, EventData::new_u64(TOKEN_INNER), flags);
@@ -101,7 +101,7 @@ impl Sets {
         ring(&self.io);
     }
 
-    /// The I/O thread's sleep has ended because somebody rang: the next sleep is to last until the next ring.
+    /// Consumes a ring, so that the I/O thread's next sleep lasts until the next one.
     pub(crate) fn hear_io(&self) {
         drain(&self.io);
     }
@@ -115,8 +115,8 @@ impl Sets {
         Roused { rung: among(TOKEN_IO), readable: among(TOKEN_INNER) }
     }
 
-    /// Sleeps until a link is ready, or the leader is rung for. Calls `woken`, and then `on_ready` for each link
-    /// with its token and whether it can be read and written.
+    /// Sleeps until a link is ready or [`Sets::ring_leader`] is called. Calls `woken`, then `on_ready` for each ready
+    /// link with its token and whether it is readable and writable.
     pub(crate) fn poll_links(
         &self,
         limit: Option<Duration>,

@@ -1,20 +1,21 @@
 //! Large parts in memory that both ends map: one copy in, none out.
 //!
-//! A process owns slabs (anonymous memory files), each cut into chunks of one size. The head of a slab says whose it is
-//! and counts, for every chunk, the receivers that still hold it; a receiver that lets go counts down, and the owner
-//! uses a chunk again when nobody holds it. So giving memory back costs no message. A receiver opens the slab through
-//! the owner's entry in /proc, which the kernel allows among processes of one user, and keeps it mapped. A chunk whose
-//! receivers have all died is free at once; the count belongs to one use of the chunk, so that a late count-down of an
+//! A process owns slabs (anonymous memory files), each cut into chunks of one size. The head of a slab names its owner
+//! and counts, for every chunk, the receivers that still hold it. A receiver that lets go counts down, and the owner
+//! reuses a chunk once nobody holds it, so giving memory back costs no message. A receiver opens the slab through the
+//! owner's entry in /proc, which the kernel allows among processes of one user, and keeps it mapped. A chunk whose
+//! receivers have all died is free at once. The count belongs to one use of the chunk, so a late count-down of an
 //! earlier use touches nothing.
 //!
-//! Memory that was used is kept for the next messages: fresh pages are dear. An owner that has sent nothing for a while
-//! gives it back all the same. What is still held then its last holder gives back, in place of the owner, which so need
-//! not wake up to look: such slabs are marked as quiet. Receivers forget their mappings at the same time.
+//! Used memory is kept for the next messages, because fresh pages are expensive. An owner that has sent nothing for a
+//! while still gives it back. Memory that is then still held is given back by its last holder, so the owner need not
+//! wake up to look: such slabs are marked as quiet. Receivers forget their mappings at the same time.
 //!
-//! SHM-1: a chunk that anybody alive holds is never written by its owner.
-//! SHM-2: where a part goes to many, each maps it privately, so that none sees what another writes into it.
-//! SHM-3: a message gives its memory back when the last of it is dropped, read or not; a forked copy of a process gives back nothing.
-//! SHM-4: the pages of a chunk are given back by who holds it alone, or, where nobody does, by its owner.
+//! SHM-1: a chunk that any living process holds is never written by its owner.
+//! SHM-2: a part sent to many is mapped privately by each, so that none sees what another writes into it.
+//! SHM-3: a message gives its memory back when the last of it is dropped, read or not; a forked copy of a process gives
+//! back nothing.
+//! SHM-4: the pages of a chunk are given back by its sole holder or, if nobody holds it, by its owner.
 
 mod holders;
 mod kept;
@@ -45,20 +46,20 @@ use std::time::{Duration, Instant};
 
 const MAGIC: u64 = 0x6d65_7368_736c_6162;
 const MIN_CHUNK: usize = 64 * 1024;
-/// Slabs of small chunks are this long; a larger chunk has a slab to itself.
+/// The length of slabs of small chunks; a larger chunk has its own slab.
 const SLAB: usize = 8 * 1024 * 1024;
 /// Idle slabs beyond this are given back to the system.
 const KEEP: usize = 512 * 1024 * 1024;
-/// Mappings of others' slabs beyond this are forgotten: they take address space, and tables of pages.
+/// Mappings of others' slabs beyond this are forgotten: they take address space and page tables.
 const MAPPED: usize = 16 * KEEP;
-/// As soon as nothing has been sent for so long.
+/// How long nothing must have been sent before that happens.
 const BREATHER: Duration = Duration::from_millis(500);
 
-/// Who was sent a chunk, and which of them have died since.
+/// The receivers of a chunk, and those that have died since.
 #[derive(Debug)]
 struct Sent {
     to: Target,
-    /// To whom else since.
+    /// Later receivers.
     also: Vec<ProcAddr>,
     dead: Vec<ProcAddr>,
 }
@@ -67,17 +68,17 @@ struct Sent {
 struct Slab {
     id: u64,
     fd: OwnedFd,
-    /// Shared with whoever copies into it just now, outside the lock.
+    /// Shared with threads that copy into it now, outside the lock.
     map: Arc<Mapping>,
     chunk: usize,
     count: usize,
     cursor: usize,
     touched: Vec<bool>,
-    /// So that a chunk is not lost with receivers that die holding it.
+    /// The receivers of each chunk, so that it is not lost with receivers that die holding it.
     sent: Vec<Option<Sent>>,
 }
 
-/// A chunk that was just taken: where it is, its mapping, and whether its pages were never touched.
+/// A chunk that was just taken: where it is, its mapping, and whether its pages are untouched.
 type Taken = (SharedRef, Arc<Mapping>, bool);
 
 impl Slab {
@@ -86,11 +87,11 @@ impl Slab {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create("mesh-slab", flags).map_err(RuntimeError::os("memfd_create"))?;
         ftruncate(&fd, len as u64).map_err(RuntimeError::os("ftruncate"))?;
-        // Receivers rely on it: a file that could become shorter would kill whoever reads its mapping.
+        // Receivers rely on it: a file that could shrink would kill processes that read its mapping.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(RuntimeError::os("seal shared memory"))?;
         let map = Arc::new(Mapping::new(&fd, 0, len, MapFlags::SHARED)?);
-        // SAFETY: the first page is mapped, ours alone so far, and both words are aligned.
+        // SAFETY: the first page is mapped, only ours so far, and both words are aligned.
         unsafe {
             map.at(0).cast::<u64>().write(MAGIC);
             map.at(8).cast::<u64>().write(id);
@@ -103,7 +104,7 @@ impl Slab {
     fn take(&mut self, pid: u32, to: &Target, holders: u32) -> Option<Taken> {
         if self.map.quiet().load(Ordering::Relaxed) != 0 {
             self.map.quiet().store(0, Ordering::SeqCst);
-            // Who held them has given back their pages.
+            // Its holders have given back their pages.
             self.touched.fill(false);
         }
         let free = |i: &usize| self.map.holders(*i).are_none();
@@ -123,12 +124,12 @@ impl Slab {
         Some((at, Arc::clone(&self.map), fresh))
     }
 
-    /// A receiver has died: chunks whose receivers all have are free again.
+    /// A receiver has died: chunks whose receivers are all dead are free again.
     fn on_death(&mut self, addr: ProcAddr) {
         (0..self.count).for_each(|i| self.gone(i, addr));
     }
 
-    /// Gives back the pages of what nobody holds; the others are given back by who does.
+    /// Gives back the pages of chunks that nobody holds; holders give back the others.
     fn hush(&mut self) {
         self.map.quiet().store(1, Ordering::SeqCst);
         for (i, touched) in self.touched.iter_mut().enumerate() {
@@ -155,7 +156,7 @@ type Slabs = HashMap<usize, Vec<Slab>>;
 struct Pool {
     pid: u32,
     budget: usize,
-    /// Whether nothing is taken beyond the budget; otherwise what is idle is only given back first.
+    /// Whether nothing is taken beyond the budget; otherwise idle slabs are only given back first.
     strict: bool,
     slabs: Mutex<Slabs>,
     next: AtomicU64,
@@ -170,8 +171,8 @@ impl Pool {
         self.slabs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Copies `data` into a chunk that each of `to` is going to let go of. None if the budget is used up or the system
-    /// gives no memory: the part then travels inside its frame.
+    /// Copies `data` into a chunk that each of `to` will let go of. None if the budget is used up or the system gives
+    /// no memory: the part then travels inside its frame.
     fn put(&self, data: &[u8], to: &Target, spare: usize) -> Option<SharedRef> {
         let holders = u32::try_from(to.receivers()).ok().filter(|n| *n > 0)?;
         let chunk = data.len().checked_next_power_of_two()?.max(MIN_CHUNK);
@@ -180,13 +181,13 @@ impl Pool {
         if fresh {
             map.populate(offset, data.len());
         }
-        // SAFETY: the chunk is ours until its holders have counted down, which they do only once they were sent it; it
-        // is as long as the data, and `map` keeps it mapped.
+        // SAFETY: the chunk is ours until its holders have counted down, which they do only after it was sent to them;
+        // it is as long as the data, and `map` keeps it mapped.
         unsafe { crate::copy::copy(data, map.at(offset), spare) };
         Some(at)
     }
 
-    /// A chunk that is still to be written, bit by bit.
+    /// Takes a chunk to be written piece by piece.
     fn room(&self, len: usize, to: &Target) -> Option<Room> {
         let holders = u32::try_from(to.receivers()).ok().filter(|n| *n > 0)?;
         let chunk = len.checked_next_power_of_two()?.max(MIN_CHUNK);
@@ -216,7 +217,7 @@ impl Pool {
         taken
     }
 
-    /// A receiver of this chunk will never hold it: the message could not reach it. False if it is not ours.
+    /// A receiver will never hold this chunk: the message could not reach it. False if it is not ours.
     fn release(&self, at: &SharedRef) -> bool {
         let slabs = self.lock();
         let slab = slabs.values().flatten().find(|slab| at.pid == self.pid && slab.id == at.slab);
@@ -231,12 +232,12 @@ impl Pool {
         self.lock().values_mut().flatten().for_each(|slab| slab.on_death(addr));
     }
 
-    /// Gives idle slabs back beyond what is worth keeping.
+    /// Gives back idle slabs beyond what is worth keeping.
     fn trim(&self) {
         give_back(&mut self.lock(), KEEP);
     }
 
-    /// Gives all back that nobody holds. Returns whether somebody holds something.
+    /// Gives back everything that nobody holds. Returns whether anything is held.
     fn rest(&self) -> bool {
         let mut slabs = self.lock();
         give_back(&mut slabs, 0);
@@ -255,7 +256,7 @@ fn total(slabs: &Slabs) -> usize {
     slabs.values().flatten().map(Slab::bytes).sum()
 }
 
-/// Gives idle slabs back to the system until no more than `keep` bytes of them are left.
+/// Gives idle slabs back to the system until at most `keep` bytes of them are left.
 fn give_back(slabs: &mut Slabs, keep: usize) {
     let mut idle: usize = slabs.values().flatten().filter(|s| s.idle()).map(Slab::bytes).sum();
     for class in slabs.values_mut() {
@@ -264,7 +265,7 @@ fn give_back(slabs: &mut Slabs, keep: usize) {
                 return true;
             }
             idle -= slab.bytes();
-            // Receivers may keep their mapping a while; the pages go now.
+            // Receivers may keep their mapping for a while; the pages go now.
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             let _ = fallocate(&slab.fd, flags, HEAD as u64, slab.bytes() as u64);
             false
@@ -288,7 +289,7 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// The part at `at`. `sole` says that nobody else was sent it.
+    /// The part at `at`. `sole` means that nobody else was sent it.
     fn get(&self, at: &SharedRef, len: u64, sole: bool) -> Result<SharedPart, RuntimeError> {
         self.find(at, len, |entry, fresh, offset, len| {
             let counted = Arc::clone(&entry.map);
@@ -306,7 +307,7 @@ impl Mapped {
         })
     }
 
-    /// Finds the slab of `at`, and gives `then` whether it was mapped just now, the offset and the length.
+    /// Finds the slab of `at`. Passes to `then` whether it was newly mapped, the offset and the length.
     fn find<T>(
         &self,
         at: &SharedRef,
@@ -326,7 +327,7 @@ impl Mapped {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
             let fd = open(&path, flags, Mode::empty())
                 .or_else(|errno| match errno {
-                    // Only new messages need descriptors; those of the parts that are in use are not missed.
+                    // Only new messages need descriptors; parts in use do not miss theirs.
                     Errno::MFILE | Errno::NFILE if !seen.is_empty() => {
                         seen.clear();
                         open(&path, flags, Mode::empty())
@@ -334,7 +335,7 @@ impl Mapped {
                     errno => Err(errno),
                 })
                 .map_err(RuntimeError::os("open a large part of a message, which lies in shared memory"))?;
-            // Sealed by its owner: it cannot become shorter below a mapping. Nothing but such a file has seals at all.
+            // Sealed by its owner: it cannot shrink below a mapping. Only such a file has seals at all.
             let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
             if !sealed {
                 return Err(gone());
@@ -359,13 +360,13 @@ impl Mapped {
         then(entry, fresh, offset, len)
     }
 
-    /// Forgets all mappings: those that are in use stay with who uses them.
+    /// Forgets all mappings. Those in use stay with their users.
     fn clear(&self) {
         let seen = std::mem::take(&mut *self.seen.lock().unwrap_or_else(PoisonError::into_inner));
         drop(seen);
     }
 
-    /// Forgets mappings that nobody uses, the longest unused first, once there are many.
+    /// Once there are many, forgets unused mappings, longest unused first.
     fn shrink(&self, seen: &mut HashMap<(u32, u64), Seen>) {
         let mut total: usize = seen.values().map(|s| s.map.len).sum();
         while seen.len() >= 64 || total > MAPPED {
@@ -375,7 +376,7 @@ impl Mapped {
         }
     }
 
-    /// Forgets what a process shared that has ended.
+    /// Forgets what an ended process shared.
     fn forget(&self, pid: u32) {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         seen.retain(|(owner, _), _| *owner != pid);
@@ -391,15 +392,15 @@ pub struct SharedPart {
     offset: usize,
     chunk: usize,
     turn: u32,
-    /// The process that counts as its holder; a forked copy of it does not, and must not count down.
+    /// The process that counts as its holder. A forked copy of it does not, and must not count down.
     reader: u32,
     counted: Arc<Mapping>,
     _private: Option<Mapping>,
 }
 
-// SAFETY: plain memory that this value alone hands out, kept mapped by the fields beside the pointer.
+// SAFETY: plain memory that only this value hands out, kept mapped by the fields beside the pointer.
 unsafe impl Send for SharedPart {}
-// SAFETY: as above; whoever reads and writes through the pointer synchronises as with any buffer.
+// SAFETY: as above; readers and writers through the pointer synchronise as with any buffer.
 unsafe impl Sync for SharedPart {}
 
 impl SharedPart {
@@ -428,7 +429,7 @@ impl Drop for SharedPart {
     }
 }
 
-/// A part as it reaches its reader.
+/// A part as its reader gets it.
 #[derive(Debug)]
 pub enum PartData {
     /// It came inside its frame.
@@ -443,24 +444,24 @@ pub(crate) struct Memory {
     pool: Option<Pool>,
     /// What this process keeps for references, see `kept`.
     kept: Option<Pool>,
-    /// Whose memory it is: what messages carry is given back by it.
+    /// The counter of references in messages that are dropped unsent.
     counter: OnceLock<Weak<dyn RefCounter>>,
     mapped: Mapped,
     begun: Instant,
     /// When memory was last sent or received, in milliseconds since then.
     used: AtomicU64,
-    /// Whether whoever takes turns ([`Memory::turn`]) knows that it is in use.
+    /// Whether the thread that takes turns ([`Memory::turn`]) knows that memory is in use.
     known: AtomicBool,
-    /// When they want their next turn.
+    /// When it wants its next turn.
     next: Mutex<Option<Duration>>,
     watch: OnceLock<Watch>,
 }
 
-/// What has memory given back that is not used.
+/// Makes unused memory be given back.
 struct Watch {
-    /// After how long.
+    /// After this time.
     idle: Duration,
-    /// Somebody is to take turns.
+    /// Called when turns are needed.
     wake: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -487,8 +488,8 @@ impl Memory {
         }
     }
 
-    /// Has `wake` called once memory is in use: whoever hears of it calls [`Memory::turn`], so that what has not been
-    /// used for `idle` is given back. The first word counts.
+    /// Sets `wake` to be called once memory is in use; [`Memory::turn`] must then be called, so that memory unused for
+    /// `idle` is given back. Only the first call counts.
     pub(crate) fn watch(&self, idle: Duration, wake: impl Fn() + Send + Sync + 'static) {
         let _ = self.watch.set(Watch { idle, wake: Box::new(wake) });
     }
@@ -496,14 +497,14 @@ impl Memory {
     fn touch(&self) {
         let Some(watch) = self.watch.get() else { return };
         self.used.store(u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX), Ordering::SeqCst);
-        // Once for all that is sent until it falls idle.
+        // Once for everything that is sent until it falls idle.
         if !self.known.load(Ordering::SeqCst) && !self.known.swap(true, Ordering::SeqCst) {
             (watch.wake)();
         }
     }
 
-    /// Gives back what is not used, if it is time. Returns when to look again: not at all, where nothing is left. What
-    /// is held for hours is looked for ever more seldom; it costs address space alone (see the module).
+    /// Gives back unused memory when it is time. Returns when to look again, if anything is left. Memory held for hours
+    /// is looked at ever less often; it costs only address space (see the module).
     pub(crate) fn turn(&self) -> Option<Instant> {
         let watch = self.watch.get()?;
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
@@ -521,7 +522,7 @@ impl Memory {
             } else {
                 self.known.store(false, Ordering::SeqCst);
                 let held = self.rest();
-                // Who used it just now may have taken it for known.
+                // Another thread that has just used it may have seen it as known.
                 let again = self.used.load(Ordering::SeqCst) != used;
                 self.known.fetch_or(again, Ordering::SeqCst);
                 if again { Some(now + BREATHER) } else { held.then_some(now + idle.max(BREATHER)) }
@@ -530,7 +531,7 @@ impl Memory {
         next.map(|at| self.begun + at)
     }
 
-    /// Gives back all that is not in use. Returns whether others hold something of this process's.
+    /// Gives back everything that is not in use. Returns whether others hold memory of this process.
     pub(crate) fn rest(&self) -> bool {
         self.mapped.clear();
         let held = self.pool.as_ref().is_some_and(Pool::rest);
@@ -558,7 +559,7 @@ impl Memory {
         part
     }
 
-    /// A frame will never be opened: its memory goes back.
+    /// Gives back the memory of a frame that will never be opened.
     pub(crate) fn let_go(&self, frame: &Frame) {
         if (frame.header.carries_refs() || frame.header.is_distant())
             && let Some(counter) = self.counter.get().and_then(Weak::upgrade)
@@ -572,10 +573,10 @@ impl Memory {
         }
     }
 
-    /// A part will never be opened.
+    /// Gives back a part that will never be opened.
     pub(crate) fn let_go_of(&self, at: &SharedRef, len: u64) {
         if !self.pool.as_ref().is_some_and(|pool| pool.release(at)) {
-            // Mapping it and letting go of it at once counts it down.
+            // Mapping it and dropping it at once counts it down.
             drop(self.mapped.get(at, len, true));
         }
     }
@@ -586,7 +587,7 @@ impl Memory {
         }
     }
 
-    /// A process has died: what it held of ours is free again, what it shared with us is gone.
+    /// A process has died: what it held of ours is free again, and what it shared with us is gone.
     pub(crate) fn on_death(&self, addr: ProcAddr, pid: Option<u32>) {
         if let Some(pool) = &self.pool {
             pool.on_death(addr);
@@ -604,7 +605,7 @@ impl Memory {
         self.mapped.seen.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Whether this process has fallen idle, and left it to others to give back what they hold.
+    /// Whether this process has fallen idle, leaving it to others to give back what they hold.
     #[cfg(test)]
     pub(crate) fn is_quiet(&self) -> bool {
         let quiet = |slab: &Slab| slab.map.quiet().load(Ordering::SeqCst) != 0;
@@ -617,7 +618,7 @@ impl Memory {
     }
 }
 
-/// Whether two processes of this user can share memory here: one opens the other's descriptor through /proc.
+/// Whether two processes of this user can share memory here, by opening each other's descriptors through /proc.
 fn available() -> bool {
     let Ok(fd) = memfd_create("mesh-probe", MemfdFlags::CLOEXEC) else { return false };
     let path = format!("/proc/{}/fd/{}", std::process::id(), fd.as_fd().as_raw_fd());

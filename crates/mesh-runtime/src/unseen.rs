@@ -1,10 +1,10 @@
 //! Failures of calls that nobody has looked at: the process is notified of each once.
 //!
-//! A call whose handle is dropped while it waits stays open, so that its failure becomes known. Deaths do not count here:
-//! owners are notified of them separately, and of what is refused because of one (flag `DEAD`).
+//! A call whose handle is dropped while it waits stays open, so that its failure becomes known. Deaths do not count
+//! here: owners are notified of them, and of what is refused because of one (flag `DEAD`), separately.
 //!
-//! UNS-1: a call's failure is either seen by somebody who looks at its outcomes, or reported once: when the last handle has
-//! gone and all outcomes are there, or by [`Unseen::left`].
+//! UNS-1: a call's failure is either seen by somebody who looks at its outcomes, or reported once: when the last handle
+//! is gone and all outcomes are there, or by [`Unseen::left`].
 
 use crate::call::{Call, Outcome, State, is_failure};
 use crate::inbox::Inbox;
@@ -14,9 +14,9 @@ use crate::reactor::Reactor;
 use mesh_proto::messages::{Meaning, Name, Unlooked, Unseen as Notice};
 use std::sync::{Arc, Mutex, Weak};
 
-/// Longer names are cut to so many bytes.
+/// Longer names are cut to this many bytes.
 const LONGEST: usize = 1000;
-/// The list of failed calls may become this long before it is swept.
+/// The list of failed calls is not swept before it is this long.
 const FEW: usize = 64;
 
 #[derive(Debug, Default)]
@@ -29,7 +29,7 @@ struct Failed {
 /// Reports failures that nobody has looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Unseen {
-    /// The inbox of the process's notices; none in an agent, which calls no actors.
+    /// The inbox for the process's notices; none in an agent, which calls no actors.
     inbox: Option<Arc<Inbox>>,
     failed: Mutex<Failed>,
 }
@@ -39,7 +39,7 @@ impl Unseen {
         Self { inbox: Some(inbox), failed: Mutex::default() }
     }
 
-    /// A call has failed. Reports that at once if nobody is left who could look at it.
+    /// Notes a failed call. Reports it at once if nobody is left who could look at it.
     pub(crate) fn failed(&self, reactor: &Reactor, call: &Arc<Call>, state: &mut State) {
         if state.dropped {
             self.tell(reactor, call, state);
@@ -53,7 +53,7 @@ impl Unseen {
         failed.calls.push(Arc::downgrade(call));
     }
 
-    /// The last handle of a failed call has gone.
+    /// Reports a failed call whose last handle is gone.
     pub(crate) fn tell(&self, reactor: &Reactor, call: &Call, state: &mut State) {
         if let Some(inbox) = &self.inbox
             && let Some(notice) = notice(call, state)
@@ -62,7 +62,7 @@ impl Unseen {
         }
     }
 
-    /// Notices of failed calls that somebody still holds, and has not looked at.
+    /// Notices of failed calls that are still held, and that nobody has looked at.
     pub(crate) fn left(&self) -> Vec<Message> {
         let failed = std::mem::take(&mut *lock(&self.failed));
         failed.calls.iter().filter_map(Weak::upgrade).filter_map(|call| notice(&call, &mut call.lock())).collect()

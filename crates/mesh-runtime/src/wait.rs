@@ -8,20 +8,20 @@ const RUNNING: u8 = 0;
 const PARKED: u8 = 1;
 const LEADING: u8 = 2;
 
-/// What leads the threads of a process that wait: the reactor.
+/// What leads the waiting threads of a process: the reactor.
 pub(crate) trait Leading {
-    /// A thread that blocks is served.
+    /// Notes that a blocked thread is served.
     fn note_served(&self);
     /// Wakes the thread that reads for the others.
     fn wake_leader(&self);
 }
 
-/// A thread that waits, as those see it who may wake it. One a thread.
+/// A waiting thread, as seen by threads that may wake it. One per thread.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     thread: Thread,
     mode: AtomicU8,
-    /// Looks in a row that found nothing before the thread had to block all the same.
+    /// How many times in a row spinning found nothing before the thread had to block.
     misses: AtomicU32,
 }
 
@@ -34,14 +34,13 @@ thread_local! {
 }
 
 impl Waiter {
-    /// The calling thread's.
+    /// The calling thread's waiter.
     pub(crate) fn current() -> Arc<Self> {
         ME.with(Arc::clone)
     }
 
-    /// Wakes the thread if it blocks. What it waits for must have been stored before, in whatever order: this exchange
-    /// and that of a thread which is about to block come one after the other, and the later one sees what the other
-    /// thread did before its own.
+    /// Wakes the thread if it blocks. Store what it waits for before, with any ordering: this exchange and that of a
+    /// thread about to block are ordered, and the later one sees what the other thread did before.
     pub(crate) fn notify(&self, leading: &impl Leading) {
         match self.mode.swap(RUNNING, Ordering::SeqCst) {
             PARKED => {
@@ -65,7 +64,7 @@ impl Waiter {
         self.mode.store(RUNNING, Ordering::SeqCst);
     }
 
-    /// Says that the thread is about to block as the leader; false if it need not.
+    /// Notes that the thread is about to block as the leader. False if it need not.
     pub(crate) fn begin_lead(&self, ready: &dyn Fn() -> bool) -> bool {
         self.mode.swap(LEADING, Ordering::SeqCst);
         if ready() {
@@ -79,7 +78,7 @@ impl Waiter {
         self.mode.store(RUNNING, Ordering::SeqCst);
     }
 
-    /// Whether looking again has been worth while of late. After some misses in a row it is only tried now and then.
+    /// Whether spinning has paid off lately. After some misses in a row it is only tried now and then.
     pub(crate) fn may_spin(&self) -> bool {
         let misses = self.misses.load(Ordering::Relaxed);
         if misses < 8 {

@@ -1,7 +1,7 @@
 //! Who waits in this process, and since when.
 //!
-//! WTS-1: a wait for a call or a promise is noted before it begins, whether a thread blocks or a loop or a list listens. So
-//! every wait that is under way is an edge, and what nobody waits for any more is none.
+//! WTS-1: a wait for a call or a promise is noted before it begins, whether a thread blocks or a loop or list listens.
+//! So every wait under way is an edge, and nothing else is.
 
 use crate::locks::lock;
 use mesh_proto::ActorId;
@@ -15,21 +15,21 @@ struct Threads {
     since: Option<Instant>,
 }
 
-/// Who waits for one thing.
+/// The waits for one thing.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     threads: Mutex<Threads>,
-    /// The actor that waits; 0 for none.
+    /// The waiting actor; 0 for none.
     asker: AtomicU64,
 }
 
 impl Waits {
-    /// Says which actor is about to wait.
+    /// Sets which actor is about to wait.
     pub(crate) fn asked_by(&self, actor: ActorId) {
         self.asker.store(actor, Ordering::Relaxed);
     }
 
-    /// A thread is about to block. It does until the result is dropped.
+    /// Notes that a thread blocks, until the result is dropped.
     pub(crate) fn block(&self) -> Waiting<'_> {
         let mut threads = lock(&self.threads);
         if threads.blocked == 0 {
@@ -39,7 +39,7 @@ impl Waits {
         Waiting(self)
     }
 
-    /// The first listener has come.
+    /// Notes the first listener.
     pub(crate) fn listened(&self) {
         let mut threads = lock(&self.threads);
         if threads.blocked == 0 {
@@ -47,7 +47,7 @@ impl Waits {
         }
     }
 
-    /// The actor that waits, and since when; `listens` says whether anything listens.
+    /// The waiting actor, and since when; `listens` says whether anything listens.
     pub(crate) fn look(&self, listens: bool) -> Option<(ActorId, Instant)> {
         let threads = lock(&self.threads);
         let since = threads.since.filter(|_| listens || threads.blocked > 0)?;
@@ -55,7 +55,7 @@ impl Waits {
     }
 }
 
-/// A thread that waits.
+/// A waiting thread.
 #[derive(Debug)]
 #[must_use]
 pub struct Waiting<'a>(&'a Waits);
@@ -66,7 +66,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Threads that wait until a mailbox has room, with the actors that they work for.
+/// Threads that wait for room in a mailbox, with the actors that they work for.
 #[derive(Debug, Default)]
 pub(crate) struct Blocked(Mutex<Vec<(ActorId, Instant)>>);
 

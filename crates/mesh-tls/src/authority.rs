@@ -1,7 +1,7 @@
-//! A job's certificate authority, which makes the certificates by which members of the job recognise each other.
+//! A job's certificate authority, which issues the certificates by which members of the job recognise each other.
 //!
-//! The job's name is random and is part of every certificate. Beside it a certificate says only what role its owner
-//! has: whoever connects to a listening host is shown that host's certificate before it has proved anything.
+//! The job's name is random and part of every certificate. Beside it a certificate contains only its owner's role: a
+//! listening host shows its certificate to anyone who connects, before they have proved anything.
 
 use super::error::CredentialError;
 use super::facts::{Certificate, PeerFacts, hex, key_name, unix};
@@ -19,20 +19,20 @@ pub const CLOCK_SKEW: Duration = Duration::from_secs(5 * 60);
 
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
-/// The authority of one job. Whoever has it can let anybody in.
+/// The authority of one job. Its holder can admit anybody.
 pub struct Authority {
     job: String,
     certificate: String,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// A certificate that was just made.
+/// A newly issued certificate.
 pub struct Issued {
     /// The certificate, in PEM.
     pub certificate: String,
-    /// Its key, in PEM: secret.
+    /// Its key, in PEM. Secret.
     pub key: String,
-    /// What it says.
+    /// Its contents.
     pub facts: PeerFacts,
 }
 
@@ -64,7 +64,7 @@ fn random<const N: usize>() -> Result<[u8; N], CredentialError> {
 
 fn serial() -> Result<SerialNumber, CredentialError> {
     let mut bytes = random::<16>()?;
-    // Positive, and of one length.
+    // Positive, and always of the same length.
     bytes[0] = bytes[0] & 0x7f | 0x40;
     Ok(SerialNumber::from_slice(&bytes))
 }
@@ -85,14 +85,14 @@ fn new_key() -> Result<KeyPair, CredentialError> {
     KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CredentialError::crypto("make a key"))
 }
 
-/// What the public half of a key goes by.
+/// The name of a key, made from its public half.
 pub(super) fn name_of_key(pem: &str) -> Result<String, CredentialError> {
     let key = KeyPair::from_pem(pem).map_err(CredentialError::crypto("read the key"))?;
     Ok(key_name(key.public_key_raw()))
 }
 
 impl Authority {
-    /// A new job's authority.
+    /// Creates the authority of a new job.
     ///
     /// # Errors
     /// If the system has no random numbers.
@@ -112,7 +112,7 @@ impl Authority {
         Ok(params)
     }
 
-    /// The authority that was saved as these two.
+    /// Restores an authority from its certificate and key.
     ///
     /// # Errors
     /// If they are not a certificate of an authority and its key.
@@ -144,17 +144,17 @@ impl Authority {
         &self.certificate
     }
 
-    /// Its key, in PEM: secret.
+    /// Its key, in PEM. Secret.
     #[must_use]
     pub fn key(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// Makes a certificate that holds from now (a little earlier, for clocks that differ) for `lifetime`. `key` is that of a
-    /// certificate that is renewed; else a new one is made.
+    /// Issues a certificate that is valid for `lifetime` from now, and from a little earlier because clocks differ. To
+    /// renew a certificate, pass its key as `key`; otherwise a new key is made.
     ///
     /// # Errors
-    /// If the key is none, or cryptography fails.
+    /// If the key is malformed, or cryptography fails.
     pub fn issue(
         &self,
         role: Role,
@@ -172,7 +172,7 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = match role {
-            // Nobody has a reason to dial it.
+            // Nobody has a reason to dial an observer.
             Role::Observer => vec![ExtendedKeyUsagePurpose::ClientAuth],
             // Either may dial the other.
             Role::Controller | Role::Host => {
@@ -185,10 +185,10 @@ impl Authority {
         Ok(Issued { certificate: certificate.pem(), key: key.serialize_pem(), facts })
     }
 
-    /// Signs the list of what is revoked, in PEM. `number` counts the lists: members never go back to an older one.
+    /// Signs the revocation list, in PEM. `number` counts the lists: members never go back to an older one.
     ///
     /// # Errors
-    /// If a serial number is none, or cryptography fails.
+    /// If a serial number is malformed, or cryptography fails.
     pub fn sign_revocations(
         &self,
         revoked: &[Revocation],
@@ -209,7 +209,7 @@ impl Authority {
             .collect::<Result<Vec<_>, CredentialError>>()?;
         let list = CertificateRevocationListParams {
             this_update: time(now - CLOCK_SKEW),
-            // Nobody has to send a list regularly: one holds until there is a newer.
+            // A list is valid until there is a newer one: nobody has to send lists regularly.
             next_update: time(now + AUTHORITY_LIFETIME),
             crl_number: SerialNumber::from(number),
             issuing_distribution_point: None,

@@ -1,4 +1,4 @@
-//! Limits on what strangers may cost: a share of a core, and lines in a log. It has no clock; times are passed in.
+//! Limits on what strangers may cost: a share of a core, and lines in a log. No clock here: times are passed in.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(crate) struct CpuBudget {
     percent: u32,
     burst: Duration,
-    /// Time of a core that was used beyond the share.
+    /// Core time used beyond the share.
     debt: Duration,
     counted: Duration,
 }
@@ -17,21 +17,21 @@ impl CpuBudget {
         Self { percent: percent.clamp(1, 100), burst, debt: Duration::ZERO, counted: now }
     }
 
-    /// So much of a core was used since the last time.
+    /// Notes core time used since the last call.
     pub(crate) fn spend(&mut self, spent: Duration, now: Duration) {
         let earned = now.saturating_sub(self.counted) * self.percent / 100;
         self.counted = now;
         self.debt = (self.debt + spent).saturating_sub(earned);
     }
 
-    /// How long to rest before anything else is done; not at all while the burst is not used up.
+    /// How long to rest before doing anything else; none while some of the burst is left.
     pub(crate) fn rest(&self) -> Option<Duration> {
         let over = self.debt.checked_sub(self.burst).filter(|over| !over.is_zero())?;
         Some(over * 100 / self.percent)
     }
 }
 
-/// How often something is told: a number of times at once, then once a second.
+/// Limits how often something is told: a number of times at once, then once a second.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Allowance {
     most: f64,
@@ -92,7 +92,7 @@ mod tests {
         budget.spend(ms(480), ms(480));
         assert_eq!(budget.rest(), None);
         budget.spend(ms(300), ms(780));
-        // 780 used, 390 earned: still within the burst. What was not used earlier is not saved up beyond it.
+        // 780 used, 390 earned: still within the burst. Unused earlier time is not saved up beyond it.
         assert_eq!(budget.rest(), None);
         budget.spend(ms(0), ms(100_000));
         budget.spend(ms(1100), ms(101_100));

@@ -1,8 +1,8 @@
 //! Just enough DER to read what this crate's own authority writes: certificates and revocation lists.
 //!
-//! Nothing is trusted because it could be read: signatures are checked elsewhere, before anything read here counts.
+//! Reading proves nothing: signatures are checked elsewhere, before anything read here counts.
 
-/// What stands in a file is not what it should be.
+/// The bytes are not what was expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Malformed;
 
@@ -18,7 +18,7 @@ pub(crate) const SEQUENCE: u8 = 0x30;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Der<'a>(pub(crate) &'a [u8]);
 
-/// One element: its tag, what it contains, and all of it.
+/// One element: its tag, its contents, and all its bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element<'a> {
     pub(crate) tag: u8,
@@ -31,7 +31,7 @@ impl<'a> Der<'a> {
         self.0.first().copied()
     }
 
-    /// The next element, whatever it is.
+    /// The next element, whatever its tag.
     pub(crate) fn any(&mut self) -> Result<Element<'a>, Malformed> {
         let (&tag, rest) = self.0.split_first().ok_or(Malformed)?;
         let (&first, rest) = rest.split_first().ok_or(Malformed)?;
@@ -59,7 +59,7 @@ impl<'a> Der<'a> {
         self.expect(SEQUENCE).map(Der)
     }
 
-    /// Whether there is an element with this tag; it is passed over.
+    /// Skips the next element if it has this tag. Returns whether it did.
     pub(crate) fn skip_if(&mut self, tag: u8) -> Result<bool, Malformed> {
         if self.peek() != Some(tag) {
             return Ok(false);

@@ -14,17 +14,17 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// How long an attempt to connect may take, and after how long without an answer another connection is tried beside it.
+/// How long an attempt to connect may take, and when to try another connection in parallel.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// For all of it.
+    /// The limit for everything.
     pub timeout: Duration,
-    /// For a connection to come up.
+    /// How long to wait for a connection before trying another beside it.
     pub again: Duration,
 }
 
 impl From<Duration> for Pace {
-    /// One connection alone.
+    /// A single connection attempt.
     fn from(timeout: Duration) -> Self {
         Self { timeout, again: timeout }
     }
@@ -33,7 +33,7 @@ impl From<Duration> for Pace {
 /// Why there is no connection.
 #[derive(Debug, Error)]
 pub enum DialError {
-    /// The address is none.
+    /// The address is malformed.
     #[error(
         "{address:?} is not an address: write \"host:port\" or \"tcp://host:port\", with a port up to 65535, and [...] \
          around an IPv6 address"
@@ -42,7 +42,7 @@ pub enum DialError {
         /// What was given.
         address: String,
     },
-    /// The host's name is not known.
+    /// The host's name cannot be looked up.
     #[error("the name of {address} cannot be looked up: {why}; compare it with what `mesh host` was started with")]
     Unresolved {
         /// What was given.
@@ -50,7 +50,7 @@ pub enum DialError {
         /// What the system said.
         why: String,
     },
-    /// The machine is there; nobody listens.
+    /// The machine is there, but nobody listens.
     #[error("{address} refused the connection: no `mesh host` listens there, or it has ended")]
     Refused {
         /// Where.
@@ -78,7 +78,7 @@ pub enum DialError {
         /// What was under way.
         stage: &'static str,
     },
-    /// The other side is not let in, or does not let this side in.
+    /// One side does not authenticate the other.
     #[error("{address} is not authenticated: {reason}")]
     NotAuthenticated {
         /// Where.
@@ -86,31 +86,31 @@ pub enum DialError {
         /// Why not.
         reason: Reason,
     },
-    /// The system said no.
+    /// The system reported another error.
     #[error("cannot connect to {address}: {error}")]
     Io {
         /// Where.
         address: String,
-        /// What it said.
+        /// The error.
         error: std::io::Error,
     },
 }
 
-/// A connection that was made.
+/// An established connection.
 #[derive(Debug)]
 pub struct Dialed {
-    /// The connection, its handshake done.
+    /// The connection, after its handshake.
     pub stream: TlsStream,
     /// Who is at the other end.
     pub peer: PeerFacts,
-    /// Where that is.
+    /// Its address.
     pub addr: SocketAddr,
 }
 
 /// The host and port of `host:port` or `tcp://host:port`.
 ///
 /// # Errors
-/// If it is none.
+/// If the address is malformed.
 pub fn split_address(address: &str) -> Result<(&str, u16), DialError> {
     let bad = || DialError::BadAddress { address: address.to_owned() };
     let (host, port) = address.strip_prefix("tcp://").unwrap_or(address).rsplit_once(':').ok_or_else(bad)?;
@@ -125,10 +125,10 @@ pub fn split_address(address: &str) -> Result<(&str, u16), DialError> {
     Ok((bare, port.parse().map_err(|_| bad())?))
 }
 
-/// The addresses of a host. Names are looked up on a thread of their own, as the system may take its time about it.
+/// The addresses of a host. Names are looked up on a separate thread, as the system may take its time.
 ///
 /// # Errors
-/// If it has none, or that takes too long.
+/// If it has none, or the lookup takes too long.
 pub fn resolve(address: &str, timeout: Duration) -> Result<Vec<SocketAddr>, DialError> {
     let (host, port) = split_address(address)?;
     if let Ok(ip) = host.parse() {
@@ -149,7 +149,7 @@ pub fn resolve(address: &str, timeout: Duration) -> Result<Vec<SocketAddr>, Dial
     }
 }
 
-/// Waits for a descriptor; whether that was in time.
+/// Waits for a descriptor. Returns whether it was ready in time.
 fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> Result<bool, Errno> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -165,8 +165,8 @@ fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> Result<bool, Er
     }
 }
 
-/// Dials a member of the job, and blocks until both sides know each other or the time has passed. `expect` is the role that
-/// the other must have; none if either will do. For a thread that has nothing else to do.
+/// Dials a member of the job, and blocks until both sides have authenticated each other or time is up. `expect` is the
+/// role that the other must have; none for any. For a thread that has nothing else to do.
 ///
 /// # Errors
 /// Says what is in the way.
@@ -182,11 +182,11 @@ pub fn dial(
     let addrs = resolve(address, timeout)?;
     let mut last = None;
     for (i, addr) in addrs.iter().enumerate() {
-        // A name may have addresses that lead nowhere, and the next one shall have its chance.
+        // A name may have addresses that lead nowhere: leave time for the next one.
         let left = until.saturating_duration_since(Instant::now());
         let share = left / u32::try_from(addrs.len() - i).unwrap_or(1);
         match dial_one(address, *addr, identity, expect, pace, Instant::now() + share) {
-            // A member that is reached by any address would say the same.
+            // A member would say the same at any other address.
             Err(error @ DialError::NotAuthenticated { .. }) => return Err(error),
             Err(error) => last = Some(error),
             done => return done,
@@ -221,7 +221,7 @@ fn dial_one(
         TlsError::Refused(Reason::Broke(why)) => {
             DialError::Io { address: address(), error: std::io::Error::other(why) }
         }
-        // A connection that ends says nothing of who was there: the network may have ended it.
+        // A connection that ends says nothing about the peer: the network may have ended it.
         TlsError::Refused(reason @ Reason::Left) => {
             DialError::Io { address: address(), error: std::io::Error::other(reason.to_string()) }
         }
@@ -241,8 +241,8 @@ fn dial_one(
     }
 }
 
-/// The first connection that comes up. TCP doubles the time between its own attempts: where the network fails for a
-/// moment, another one that begins later is through sooner.
+/// The first connection that comes up. TCP doubles the time between its own attempts: after a brief network failure, a
+/// connection begun later gets through sooner.
 fn connect_until(addr: SocketAddr, until: Instant, again: Duration) -> Result<Option<OwnedFd>, Errno> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -271,7 +271,7 @@ fn connect_until(addr: SocketAddr, until: Instant, again: Duration) -> Result<Op
     }
 }
 
-/// Which of these is connected, or has failed; none if that takes too long.
+/// Which of these is connected or has failed; none if that takes too long.
 fn wait_any(fds: &[OwnedFd], until: Instant) -> Result<Option<usize>, Errno> {
     loop {
         let left = until.saturating_duration_since(Instant::now());

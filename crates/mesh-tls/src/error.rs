@@ -9,7 +9,7 @@ use thiserror::Error;
 /// A job's credentials cannot be made, read or used.
 #[derive(Debug, Error)]
 pub enum CredentialError {
-    /// A file or folder is not there, or cannot be used.
+    /// A file or folder is missing or unusable.
     #[error("cannot {what} {}: {error}", path.display())]
     Io {
         /// What was tried: a verb.
@@ -27,7 +27,7 @@ pub enum CredentialError {
         /// What to do.
         remedy: &'static str,
     },
-    /// There is no list of revocations: whoever was revoked would be let in.
+    /// The revocation list is missing: revoked members would be admitted.
     #[error(
         "{} is missing, so nobody can tell which certificates were revoked: copy it from the folder of the job's owner; if it is \
          lost there, `mesh credentials renew` with that folder writes an empty one, and revoked certificates have to be revoked again",
@@ -37,12 +37,12 @@ pub enum CredentialError {
         /// Where it should be.
         path: PathBuf,
     },
-    /// A folder holds no credentials of the kind that is asked for.
+    /// A folder holds no credentials of the requested kind.
     #[error("{} holds no credentials of {role}; {remedy}", path.display())]
     None {
         /// The folder.
         path: PathBuf,
-        /// Of whom.
+        /// Whose.
         role: &'static str,
         /// What to do.
         remedy: &'static str,
@@ -69,7 +69,7 @@ pub enum CredentialError {
         /// This process's user.
         user: u32,
     },
-    /// A folder in which credentials were to be made belongs to another user.
+    /// A folder in which credentials were to be created belongs to another user.
     #[error(
         "{} belongs to user {owner}, who could replace what is put there, and this process runs as user {user}; nothing was \
          written: take another folder",
@@ -83,7 +83,7 @@ pub enum CredentialError {
         /// This process's user.
         user: u32,
     },
-    /// Others may change who is believed.
+    /// Others may change who is trusted.
     #[error(
         "{} may be written by everybody (mode {mode:04o}): it says who belongs to the job; say `chmod go-w {}`, and if others \
          may have changed it, copy it again",
@@ -103,31 +103,31 @@ pub enum CredentialError {
         /// What is wrong.
         why: String,
     },
-    /// A certificate has run out.
+    /// A certificate has expired.
     #[error("{} has expired: `mesh credentials renew` makes another one for the same key; only that has to be copied", path.display())]
     Expired {
         /// The certificate's file.
         path: PathBuf,
     },
-    /// A key that was shut out.
+    /// A revoked key.
     #[error("the key {} was revoked and cannot get another certificate; `mesh credentials issue` makes a new key", path.display())]
     Revoked {
         /// The key's file.
         path: PathBuf,
     },
-    /// A certificate that was not made by Mesh.
+    /// A certificate that Mesh did not issue.
     #[error("this is not a certificate of a Mesh job")]
     NotOurs,
-    /// Something is there already.
+    /// Something already exists there.
     #[error("{} exists already; nothing was written: use another folder, or remove this one first", path.display())]
     Exists {
         /// What is there.
         path: PathBuf,
     },
-    /// Nothing of this authority goes by that name.
+    /// Nothing from this authority matches the name.
     #[error("this authority has issued no certificate {0:?}; `mesh credentials show` lists those that it has")]
     Unknown(String),
-    /// More than one does.
+    /// Several certificates match it.
     #[error("{0:?} matches several certificates: give more of the name")]
     Ambiguous(String),
     /// Cryptography failed.
@@ -151,7 +151,7 @@ impl CredentialError {
     }
 }
 
-/// Why a peer is not let in, or not any more.
+/// Why a peer is not admitted, or no longer.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Reason {
     /// It showed no certificate.
@@ -160,45 +160,45 @@ pub enum Reason {
     /// Another authority made its certificate.
     #[error("its certificate is another job's")]
     OtherJob,
-    /// Its certificate has run out.
+    /// Its certificate has expired.
     #[error("its certificate has expired: renew it, or compare the clocks of the two machines")]
     Expired,
     /// Its certificate is from the future.
     #[error("its certificate is not valid yet: compare the clocks of the two machines")]
     NotYet,
-    /// Its certificate was withdrawn.
+    /// Its certificate was revoked.
     #[error("its certificate was revoked")]
     Revoked,
-    /// It is not what was expected at this address.
+    /// Its role is not the one expected at this address.
     #[error("it is a {found}, where a {expected} is expected")]
     WrongRole {
-        /// What it is.
+        /// Its role.
         found: Role,
-        /// What it should be.
+        /// The expected role.
         expected: Role,
     },
-    /// Its certificate is of no use for another reason.
+    /// Its certificate is invalid for another reason.
     #[error("its certificate is not valid: {0}")]
     BadCertificate(String),
     /// It speaks another protocol, or plaintext.
     #[error("it does not speak TLS 1.3: {0}")]
     NotTls(String),
-    /// It said more than a handshake needs.
+    /// It sent more than a handshake needs.
     #[error("it sent more than {0} bytes before it was authenticated")]
     TooMuch(usize),
     /// It took too long.
     #[error("it was not authenticated within {0:?}")]
     TooSlow(std::time::Duration),
-    /// Others wanted its place.
+    /// Other connections needed its place.
     #[error("it was not authenticated yet and had to make room: {0} others were waiting")]
     Crowded(usize),
-    /// It went away.
+    /// It closed the connection.
     #[error("it closed the connection before it was authenticated")]
     Left,
-    /// It does not let us in.
+    /// It refused this side.
     #[error("it refused this side: {0}")]
     RefusedUs(String),
-    /// It could not read what this side sent, or has no protocol in common with it.
+    /// It could not read what this side sent, or shares no protocol with it.
     #[error("it refused this side: {0}")]
     Misread(String),
     /// The connection broke.
@@ -207,14 +207,14 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Whether damaged bytes may look like this, where an undamaged handshake would succeed. TLS 1.3 encrypts certificates and
-    /// what is said of them, so a verdict on a certificate is never due to damage.
+    /// Whether damaged bytes may look like this, where an undamaged handshake would succeed. TLS 1.3 encrypts
+    /// certificates and alerts about them, so a verdict on a certificate is never due to damage.
     #[must_use]
     pub fn may_be_damage(&self) -> bool {
         matches!(self, Self::NotTls(_) | Self::Misread(_) | Self::TooMuch(_))
     }
 
-    /// What TLS says, in words of this crate.
+    /// Translates an error of rustls.
     pub(crate) fn of(error: &rustls::Error) -> Self {
         use rustls::Error;
         match error {
@@ -239,7 +239,7 @@ impl Reason {
             Bad::Expired | Bad::ExpiredContext { .. } => Self::Expired,
             Bad::NotValidYet | Bad::NotValidYetContext { .. } => Self::NotYet,
             Bad::Revoked => Self::Revoked,
-            // The same name, signed by somebody else; or a list of revocations that is for another job.
+            // The same name, signed by someone else, or a revocation list of another job.
             Bad::UnknownIssuer | Bad::BadSignature | Bad::UnknownRevocationStatus => Self::OtherJob,
             Bad::NotValidForName | Bad::NotValidForNameContext { .. } => Self::OtherJob,
             Bad::Other(other) => match other.0.downcast_ref::<Self>() {
@@ -282,7 +282,7 @@ fn is_about_damage(alert: rustls::AlertDescription) -> bool {
     )
 }
 
-/// What a peer means by an alert.
+/// The meaning of a peer's alert.
 fn alert_text(alert: rustls::AlertDescription) -> String {
     use rustls::AlertDescription as Alert;
     match alert {
@@ -297,19 +297,19 @@ fn alert_text(alert: rustls::AlertDescription) -> String {
     }
 }
 
-/// A connection that is encrypted could not be made, or ended.
+/// An encrypted connection could not be made, or ended.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// One side did not let the other in.
+    /// One side refused the other.
     #[error("{0}")]
     Refused(#[from] Reason),
-    /// The system said no.
+    /// The system reported an error.
     #[error("{0}")]
     Io(#[from] io::Error),
 }
 
 impl TlsError {
-    /// Why, whatever it was.
+    /// The error as a reason.
     #[must_use]
     pub fn into_reason(self) -> Reason {
         match self {

@@ -1,4 +1,4 @@
-//! What a certificate says: whose it is, of which job, and until when.
+//! What a certificate says: whose it is, of which job, and for how long.
 
 use super::der::{self, BIT_STRING, Der, INTEGER, Malformed, OCTET_STRING, OID};
 use super::error::CredentialError;
@@ -7,10 +7,10 @@ use super::role::Role;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a certificate says. Of a peer's, only what was verified is ever handed out.
+/// The contents of a certificate. A peer's are handed out only after verification.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PeerFacts {
-    /// What its owner may do.
+    /// Its owner's role.
     pub role: Role,
     /// The job's name: random, and the same in all certificates of one authority.
     pub job: String,
@@ -18,16 +18,16 @@ pub struct PeerFacts {
     pub serial: String,
     /// SHA-256 of the certificate, in hexadecimal.
     pub fingerprint: String,
-    /// SHA-256 of its public key, in hexadecimal: a certificate that was renewed has that of the one before.
+    /// SHA-256 of its public key, in hexadecimal; unchanged when the certificate is renewed.
     pub key: String,
-    /// Since when it holds.
+    /// When it becomes valid.
     pub not_before: SystemTime,
-    /// Until when it holds.
+    /// When it expires.
     pub not_after: SystemTime,
 }
 
 impl PeerFacts {
-    /// Reads a certificate of a role.
+    /// Reads a member's certificate.
     pub(crate) fn of(cert: &[u8]) -> Result<Self, CredentialError> {
         let read = Certificate::read(cert).map_err(|Malformed| CredentialError::NotOurs)?;
         let (role, job) = read.member().ok_or(CredentialError::NotOurs)?;
@@ -55,7 +55,7 @@ impl fmt::Display for PeerFacts {
     }
 }
 
-/// What a public key goes by here.
+/// The name of a public key here.
 pub(crate) fn key_name(public_key: &[u8]) -> String {
     hex(&provider::sha256(public_key))
 }
@@ -64,7 +64,7 @@ fn at(seconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Seconds since 1970; 0 for a clock that says less.
+/// Seconds since 1970; 0 for an earlier time.
 pub(crate) fn unix(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -83,7 +83,7 @@ pub(crate) struct Certificate<'a> {
     pub(crate) serial: &'a [u8],
     pub(crate) not_before: u64,
     pub(crate) not_after: u64,
-    /// The key's bits, without the name of its algorithm.
+    /// The key's bits, without the algorithm's identifier.
     pub(crate) public_key: &'a [u8],
     names: Vec<&'a str>,
 }
@@ -92,7 +92,7 @@ const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];
 const CRL_NUMBER: &[u8] = &[0x55, 0x1d, 0x14];
 const DNS_NAME: u8 = 0x82;
 
-/// Each extension's identifier and value.
+/// Calls `take` with each extension's identifier and value.
 fn extensions<'a>(
     tagged: &'a [u8],
     mut take: impl FnMut(&'a [u8], Der<'a>) -> Result<(), Malformed>,
@@ -119,7 +119,7 @@ impl<'a> Certificate<'a> {
         tbs.sequence()?;
         let mut key = tbs.sequence()?;
         key.sequence()?;
-        // The first byte counts bits that are not used: none.
+        // The first byte counts unused bits; there are none.
         let public_key = key.expect(BIT_STRING)?.strip_prefix(&[0]).ok_or(Malformed)?;
         let mut names = Vec::new();
         extensions(tbs.expect(0xa3)?, |id, mut value| {
@@ -137,7 +137,7 @@ impl<'a> Certificate<'a> {
         Ok(Self { serial, not_before, not_after, public_key, names })
     }
 
-    /// The role and job that its one name tells.
+    /// The role and job in its only name.
     pub(crate) fn member(&self) -> Option<(Role, &'a str)> {
         let [name] = self.names[..] else { return None };
         let (role, job) = name.strip_suffix(".mesh")?.split_once('.')?;
@@ -155,11 +155,11 @@ impl<'a> Certificate<'a> {
 /// The parts of a revocation list that matter here.
 #[derive(Debug)]
 pub(crate) struct RevocationList<'a> {
-    /// Counts the lists of an authority, so that an older one does not replace a newer.
+    /// The list's number, so that an older list does not replace a newer one.
     pub(crate) number: u64,
     /// Serial numbers, and when each was revoked.
     pub(crate) revoked: Vec<(&'a [u8], u64)>,
-    /// What is signed.
+    /// The signed bytes.
     pub(crate) signed: &'a [u8],
     pub(crate) signature: &'a [u8],
 }

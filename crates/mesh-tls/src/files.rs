@@ -1,4 +1,4 @@
-//! Credential files: read with care, and written as a whole or not at all.
+//! Credential files: read with care, and written completely or not at all.
 
 use super::error::CredentialError;
 use rustix::fs::{Mode, OFlags};
@@ -13,10 +13,10 @@ pub(crate) const CA: &str = "ca.pem";
 pub(crate) const CA_KEY: &str = "ca.key";
 pub(crate) const CRL: &str = "crl.pem";
 
-/// Nothing that belongs here is longer; a list of 10,000 revocations has a tenth of it.
+/// No credential file is longer; a list of 10,000 revocations takes a tenth of it.
 const MOST: u64 = 4 << 20;
 
-/// What tells one version of a file from the next.
+/// Distinguishes versions of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     inode: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Stamp {
     modified: (i64, i64),
 }
 
-/// The stamp of a file; none if it is not there.
+/// The stamp of a file; none if it does not exist.
 pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
     let meta = std::fs::metadata(path).ok()?;
     Some(Stamp { inode: meta.ino(), size: meta.len(), modified: (meta.mtime(), meta.mtime_nsec()) })
@@ -53,12 +53,12 @@ pub(crate) fn read(path: &Path) -> Result<String, CredentialError> {
     read_text(open(path)?, path)
 }
 
-/// Reads a list of revocations as it is signed, which nobody need trust the file for.
+/// Reads a revocation list. It is signed, so the file need not be trusted.
 pub(crate) fn read_list(path: &Path) -> Result<Vec<u8>, CredentialError> {
     read_open(open(path)?, path)
 }
 
-/// Reads what says whom to believe, which nobody else may have put there.
+/// Reads a file that decides who is trusted, which no other user may have written.
 pub(crate) fn read_trusted(path: &Path) -> Result<String, CredentialError> {
     let file = open(path)?;
     let meta = file.metadata().map_err(CredentialError::io("look at", path))?;
@@ -72,10 +72,10 @@ pub(crate) fn read_trusted(path: &Path) -> Result<String, CredentialError> {
     read_text(file, path)
 }
 
-/// Reads a key, which must be the reader's own, and nobody else's to read.
+/// Reads a key, which must belong to this user, and be unreadable for others.
 pub(crate) fn read_key(path: &Path) -> Result<String, CredentialError> {
     let file = open(path)?;
-    // Of what was opened, not of what has that name by now.
+    // Of the opened file, not of what now has its name.
     let meta = file.metadata().map_err(CredentialError::io("look at", path))?;
     let mode = meta.mode() & 0o7777;
     if mode & !0o600 != 0 {
@@ -88,7 +88,7 @@ pub(crate) fn read_key(path: &Path) -> Result<String, CredentialError> {
     read_text(file, path)
 }
 
-/// Makes a folder that only its owner can enter. It must not be there yet.
+/// Makes a folder that only its owner can enter. It must not exist yet.
 pub(crate) fn make_dir(path: &Path) -> Result<(), CredentialError> {
     match std::fs::DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
@@ -98,7 +98,7 @@ pub(crate) fn make_dir(path: &Path) -> Result<(), CredentialError> {
     }
 }
 
-/// Writes a file of mode 0600 so that nobody ever sees a part of it, not even after a crash.
+/// Writes a file of mode 0600 so that nobody ever sees a part of it, even after a crash.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), CredentialError> {
     let dir = path.parent().unwrap_or(Path::new("."));
     let mut name = std::ffi::OsString::from(".");
@@ -119,12 +119,12 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), CredentialError> {
     })
 }
 
-/// A number for a name that nobody else has chosen.
+/// A random number for a unique name.
 pub(crate) fn random() -> u64 {
     super::provider::random::<8>().map_or(0, u64::from_ne_bytes)
 }
 
-/// Has a folder's names on disk; a file system that cannot do that is no reason to fail.
+/// Syncs a folder's entries to disk. A file system that cannot do that is no reason to fail.
 pub(crate) fn sync_dir(dir: &Path) {
     if let Ok(dir) = rustix::fs::open(dir, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         let _ = rustix::fs::fsync(&dir);
@@ -156,7 +156,7 @@ pub(crate) fn one_key(pem: &str) -> Result<PrivateKeyDer<'static>, CredentialErr
     PrivateKeyDer::from_pem_slice(pem.as_bytes()).map_err(broken("read a key"))
 }
 
-/// Says of which file something is wrong with.
+/// Adds the file's name to an error.
 pub(crate) fn in_file<T>(path: PathBuf, read: Result<T, CredentialError>) -> Result<T, CredentialError> {
     read.map_err(|error| match error {
         CredentialError::Crypto { why, .. } => CredentialError::Broken { path, why },

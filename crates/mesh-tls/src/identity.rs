@@ -1,4 +1,4 @@
-//! Who this process is and whom it lets in, according to a folder of credentials that is read again when its files
+//! Who this process is and whom it admits, according to a folder of credentials that is read again when its files
 //! change.
 
 use super::error::{CredentialError, Reason};
@@ -17,10 +17,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often an identity that looks for changes by itself does so.
+/// How often an identity that watches its files looks for changes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A member's own certificate and key, and what it takes to check those of others.
+/// A member's own certificate and key, and what it needs to check those of others.
 #[derive(Debug)]
 pub struct Identity {
     dir: PathBuf,
@@ -29,10 +29,10 @@ pub struct Identity {
     lookout: Option<Lookout>,
 }
 
-/// Of an identity that nobody else keeps up to date.
+/// For an identity that watches its own files.
 #[derive(Debug)]
 struct Lookout {
-    /// Where newer lists of revocations appear, as DER; the folder's own counts besides.
+    /// Where newer revocation lists appear, as DER, beside the folder's own.
     list: Option<PathBuf>,
     last: Mutex<(Instant, Option<Stamp>)>,
 }
@@ -42,7 +42,7 @@ struct Lookout {
 struct Loaded {
     own: PeerFacts,
     ca: CertificateDer<'static>,
-    /// The certificate and key in PEM, from which the rest is made anew when the list of revocations changes.
+    /// The certificate and key, from which the rest is rebuilt when the revocation list changes.
     certificate: CertificateDer<'static>,
     key: Key,
     client: Arc<ClientConfig>,
@@ -51,7 +51,7 @@ struct Loaded {
     stamps: [Option<Stamp>; 4],
 }
 
-/// A key in PEM; its `Debug` shows nothing of it.
+/// A key in PEM. `Debug` does not show it.
 #[derive(Clone)]
 struct Key(Arc<str>);
 
@@ -61,7 +61,7 @@ impl std::fmt::Debug for Key {
     }
 }
 
-/// A list of revocations whose signature was checked.
+/// A revocation list with a verified signature.
 #[derive(Clone, Debug)]
 struct List {
     der: CertificateRevocationListDer<'static>,
@@ -137,7 +137,7 @@ impl Loaded {
             .with_custom_certificate_verifier(Arc::clone(&members) as _)
             .with_client_auth_cert(chain.clone(), files::one_key(&key.0)?)
             .map_err(CredentialError::crypto(what))?;
-        // Every connection shows its certificate: one that goes on from an earlier one would get around revocation.
+        // Every connection must show its certificate: resuming an earlier one would bypass revocation.
         client.resumption = Resumption::disabled();
         client.enable_sni = false;
         client.enable_secret_extraction = true;
@@ -159,7 +159,7 @@ impl Loaded {
         Members::new(job, ca, list.map(|list| list.der.clone()), &provider::provider()).map(Arc::new)
     }
 
-    /// Whether others would let this side in: the sooner a mix-up is told the better.
+    /// Whether others would admit this side: better to report a mix-up early.
     fn usable(&self, path: PathBuf) -> Result<(), CredentialError> {
         let members = Self::members(&self.own.job, &self.ca, self.list.as_ref())?;
         members.check(&self.certificate, UnixTime::now()).map(drop).map_err(|error| {
@@ -177,13 +177,13 @@ impl Identity {
     /// Reads a folder: a controller's identity if it has one, else a host's.
     ///
     /// # Errors
-    /// If files are missing, do not belong together, have run out, or if others can read the key.
+    /// If files are missing, do not belong together or have expired, or if others can read the key.
     pub fn load(dir: &Path) -> Result<Arc<Self>, CredentialError> {
         let role = if dir.join("controller.pem").exists() { Role::Controller } else { Role::Host };
         Self::load_as(dir, role)
     }
 
-    /// Reads the identity of somebody who wants to look into jobs: an observer's if the folder has one, else a controller's.
+    /// Reads an identity that may look into jobs: a controller's if the folder has one, else an observer's.
     ///
     /// # Errors
     /// As [`Identity::load`].
@@ -193,8 +193,8 @@ impl Identity {
         Self::load_as(dir, role)
     }
 
-    /// Reads one role's identity. A host's may also lie in the folder `host` of the one that is given: it is part of what a job's
-    /// owner has.
+    /// Reads one role's identity. A host's may also be in the folder `host` inside the given one, as in the folder of a
+    /// job's owner.
     ///
     /// # Errors
     /// As [`Identity::load`].
@@ -232,8 +232,8 @@ impl Identity {
         Ok(Arc::new(Self { dir: dir.into(), role, loaded: RwLock::new(Arc::new(loaded)), lookout: None }))
     }
 
-    /// Reads a folder as [`Identity::load`] does, and looks for changes by itself from then on: at the beginning of a handshake,
-    /// and when it is told to [`Identity::look`]. `list` is where newer lists of revocations appear, if anywhere.
+    /// Reads a folder as [`Identity::load`] does, and looks for changes at the beginning of each handshake and when
+    /// [`Identity::look`] is called. `list` is where newer revocation lists appear, if anywhere.
     ///
     /// # Errors
     /// As [`Identity::load`].
@@ -246,8 +246,8 @@ impl Identity {
         Ok(Arc::new(made))
     }
 
-    /// Takes up what has changed in the files, if it looks for that by itself and has not done so within a second. What cannot
-    /// be used changes nothing: the next look tries again.
+    /// Adopts changes in the files, if this identity watches them and has not looked within a second. Unusable files
+    /// change nothing: the next look tries again.
     pub fn look(&self) {
         let Some(lookout) = &self.lookout else { return };
         {
@@ -257,7 +257,7 @@ impl Identity {
             }
             last.0 = Instant::now();
         }
-        // What is in use stays in use until it has run out, which whoever is dialed then says.
+        // On failure the current state remains in use until it expires, which the dialed peer then reports.
         let _ = self.reload_if_changed();
         self.look_at_list();
     }
@@ -266,7 +266,7 @@ impl Identity {
         let Some(Lookout { list: Some(path), last }) = &self.lookout else { return };
         let found = files::stamp(path);
         let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-        // A list that is not this authority's is as good as none.
+        // A list that is not from this authority counts as none.
         if found.is_some()
             && found != last.1
             && files::read_list(path).is_ok_and(|der| self.adopt_revocations(&der).is_ok())
@@ -297,17 +297,17 @@ impl Identity {
         self.role
     }
 
-    /// What its own certificate says.
+    /// The contents of its own certificate.
     #[must_use]
     pub fn own(&self) -> PeerFacts {
         self.loaded().own.clone()
     }
 
-    /// Reads the files again if any of them has changed; new connections use what they say. What is in use stays so if they cannot
-    /// be used: the error tells why, and the next call tries again.
+    /// Reads the files again if any of them has changed, and uses them for new connections. If they are unusable, the
+    /// current ones remain in use: the error tells why, and the next call tries again.
     ///
     /// # Errors
-    /// As [`Identity::load`], or if the files are another job's by now.
+    /// As [`Identity::load`], or if the files now belong to another job.
     pub fn reload_if_changed(&self) -> Result<bool, CredentialError> {
         let before = self.loaded();
         let stamps = paths(&self.dir, self.role).each_ref().map(|path| files::stamp(path));
@@ -322,7 +322,7 @@ impl Identity {
             });
         }
         let mut slot = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        // A list may have come from a peer meanwhile, and a file may be older than that.
+        // A peer may have sent a newer list meanwhile than the file has.
         if slot.list.as_ref().is_some_and(|held| read.list.as_ref().is_none_or(|list| list.number < held.number)) {
             let list = List::newer(read.list, slot.list.clone());
             read = Loaded::build(read.ca, read.certificate, read.key, list, read.stamps)?;
@@ -331,13 +331,13 @@ impl Identity {
         Ok(true)
     }
 
-    /// The list of revocations in use, as the authority has signed it: may be sent to other members.
+    /// The revocation list in use, as signed by the authority. It may be sent to other members.
     #[must_use]
     pub fn revocations(&self) -> Option<Vec<u8>> {
         self.loaded().list.as_ref().map(|list| list.der.to_vec())
     }
 
-    /// Takes a list of revocations that a peer has sent, if it is newer than the one in use. It is kept in memory alone.
+    /// Adopts a revocation list from a peer, if it is newer than the one in use. It is kept only in memory.
     ///
     /// # Errors
     /// If it was not signed by this job's authority.
@@ -355,10 +355,10 @@ impl Identity {
         Ok(true)
     }
 
-    /// Whether a peer that was let in may stay.
+    /// Whether an admitted peer may stay.
     ///
     /// # Errors
-    /// If its certificate has run out or was revoked since.
+    /// If its certificate has expired or was revoked since.
     pub fn check_peer(&self, peer: &PeerFacts, now: SystemTime) -> Result<(), Reason> {
         let loaded = self.loaded();
         if peer.job != loaded.own.job {

@@ -1,9 +1,9 @@
-//! Everything between hosts is encrypted, and both sides prove that they belong to the job: mutual TLS 1.3 with an
-//! authority of the job's own. There is no way to switch it off.
+//! Encryption between hosts: mutual TLS 1.3, in which both sides prove that they belong to the job by certificates of
+//! the job's own authority. It cannot be switched off.
 //!
-//! TLS-1: nobody is let in without a certificate of this job's authority that is valid now and not revoked.
+//! TLS-1: nobody is admitted without a certificate of this job's authority that is valid now and not revoked.
 //! TLS-2: no record number is used twice with a key ([`record`]).
-//! TLS-3: a peer that has not proved who it is costs a limited number of bytes and seconds, and is told nothing but an
+//! TLS-3: a peer that has not authenticated costs a limited number of bytes and seconds, and is told nothing but an
 //! alert.
 
 mod authority;
@@ -38,7 +38,7 @@ pub use split_stream::{MOST_QUEUED, TlsReader, TlsWriter};
 pub use store::{Entry, Store, certificates_in};
 pub use stream::{MOST_HANDSHAKE, Progress, TlsStream};
 
-/// A duration as the kernel takes it.
+/// A duration in the kernel's form.
 pub(crate) fn timespec(limit: std::time::Duration) -> rustix::event::Timespec {
     rustix::event::Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),

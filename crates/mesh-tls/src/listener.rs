@@ -1,13 +1,13 @@
-//! Where other hosts connect: accepts connections and drives many handshakes at once, on one thread of its own.
+//! Where other hosts connect: accepts connections and drives many handshakes at once, on a separate thread.
 //!
-//! That thread yields to all others of the machine. A handshake takes a fraction of a millisecond of a core, and a
-//! thread that wakes for a member's message would otherwise wait for that time slice to end. Results are reported on
-//! another thread, which has the priority of the process; threads started there inherit it.
+//! That thread yields to all others on the machine. A handshake takes a fraction of a millisecond of a core, and a
+//! thread woken for a member's message would otherwise wait for that time slice to end. Results are reported on another
+//! thread with the process's priority, which threads started there inherit.
 //!
-//! A peer that has not proved who it is has one of a limited number of places, for a limited time, and may send a
-//! limited number of bytes (TLS-3); all of them together may use a limited share of one core. When places run out, the
-//! peer that has to go is one that has sent nothing yet, then one from the address with the most places, then the
-//! oldest. Real members are done within milliseconds, and a flood from one address does not hold up the others.
+//! A peer that has not authenticated has one of a limited number of places, for a limited time, and may send a limited
+//! number of bytes (TLS-3). All of them together may use a limited share of one core. When places run out, first those
+//! that have sent nothing yet are dropped, then those from the address with the most places, then the oldest. Real
+//! members are done within milliseconds, and a flood from one address does not hold up the others.
 
 use super::budget::{Allowance, CpuBudget};
 use super::error::Reason;
@@ -33,28 +33,28 @@ const TOKEN_STOP: u64 = u64::MAX;
 const TOKEN_LISTEN: u64 = 1 << 48;
 const BATCH: usize = 64;
 const BACKLOG: i32 = 1024;
-/// How many connections are accepted between two looks at those that are under way.
+/// How many connections to accept before looking at those under way again.
 const ACCEPTS: usize = 32;
-/// By how much the thread that listens is nicer than the process: a tenth of a core's share where others want it too, so
-/// that members come through on a busy machine.
+/// The nice increment of the listening thread: it still gets a tenth of a contended core, so members get through on a
+/// busy machine.
 const YIELDING: i32 = 10;
-/// How much waits to be told. A member beyond that is closed, and dials again.
+/// The most events that wait to be reported. A member beyond that is closed, and dials again.
 const MOST_UNTOLD: usize = 1024;
-/// How long nobody is let in when descriptors have run out.
+/// How long to stop accepting when descriptors run out.
 const NO_FDS_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a listener allows to those who have not proved who they are.
+/// What a listener allows peers that have not authenticated.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// How many handshakes may be under way.
     pub places: usize,
     /// How long one may take.
     pub deadline: Duration,
-    /// Which share of one core all of them together may use for long, in percent.
+    /// Which share of one core they may use together in the long run, in percent.
     pub cpu_percent: u32,
-    /// How much time of a core they may use at once, as a job's hosts do that all come together.
+    /// How much core time they may use at once, as when all of a job's hosts connect together.
     pub cpu_burst: Duration,
-    /// How many refusals are told at once, and then one each second.
+    /// How many refusals to report at once, before one a second.
     pub told: u32,
 }
 
@@ -70,36 +70,36 @@ impl Default for Limits {
     }
 }
 
-/// What a listener tells, on a thread of its own: whoever is told must not block for long.
+/// A listener's events, reported on a separate thread. The callback must not block for long.
 #[derive(Debug)]
 pub enum ListenerEvent {
-    /// A member of the job, its handshake done. What the stream still has to send (the greeting) may wait in it:
+    /// A member of the job, after its handshake. The stream may still have its greeting to send:
     /// [`TlsStream::wants_write`].
     Joined {
         /// The connection.
         stream: TlsStream,
-        /// Who it is.
+        /// The member.
         peer: PeerFacts,
-        /// Where it comes from.
+        /// Its address.
         addr: SocketAddr,
     },
-    /// Somebody who was not let in.
+    /// A refused peer.
     Refused {
-        /// Where it came from.
+        /// Its address.
         addr: SocketAddr,
-        /// Why not.
+        /// Why.
         reason: Reason,
-        /// How many more were refused since the last one that was told.
+        /// How many more were refused since the last report.
         more: u64,
     },
-    /// Nobody can be let in for the moment, which is tried again all the time.
+    /// Nobody can be admitted for the moment. The listener keeps trying.
     Stuck {
         /// What the system said.
         errno: Errno,
     },
 }
 
-/// A listener cannot be made.
+/// A listener could not be made.
 #[derive(Debug, Error)]
 pub enum ListenError {
     /// The address is in use.
@@ -114,18 +114,18 @@ pub enum ListenError {
         /// The address.
         addr: SocketAddr,
     },
-    /// The port is kept for root.
+    /// The port is reserved for root.
     #[error("this user may not listen at {addr}: ports below 1024 are kept for root")]
     Denied {
         /// The address.
         addr: SocketAddr,
     },
-    /// The system said no.
+    /// The system reported another error.
     #[error("cannot listen at {addr}: {error}")]
     Io {
         /// The address.
         addr: SocketAddr,
-        /// What it said.
+        /// The error.
         error: std::io::Error,
     },
     /// No address was given.
@@ -143,10 +143,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at these addresses. Whoever is told of members and refusals is told on a thread of the listener's.
+    /// Listens at these addresses. `tell` is called on a thread of the listener's.
     ///
     /// # Errors
-    /// If an address cannot be had.
+    /// If an address cannot be used.
     pub fn bind(
         addrs: &[SocketAddr],
         identity: Arc<Identity>,
@@ -191,29 +191,29 @@ impl Listener {
             stuck: false,
         };
         let thread = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        // It ends with the other, which has the only sender.
+        // This thread ends with the other, which has the only sender.
         let telling = thread("mesh-event").spawn(move || on_event.iter().for_each(&mut tell)).map_err(failed)?;
         let listening = thread("mesh-listen").spawn(move || door.run()).map_err(failed)?;
         Ok(Self { addrs: bound, descriptors, stop, threads: Mutex::new(vec![listening, telling]) })
     }
 
-    /// Where it listens: with the port that the system has chosen, if it was left to it.
+    /// The addresses, with ports that the system chose filled in.
     #[must_use]
     pub fn addrs(&self) -> &[SocketAddr] {
         &self.addrs
     }
 
-    /// The numbers of its sockets, which are its own until it is closed: for forked copies of the process, which have them too.
+    /// The descriptors of its sockets, valid until it is closed: for forked copies of the process, which have them too.
     #[must_use]
     pub fn descriptors(&self) -> &[RawFd] {
         &self.descriptors
     }
 
-    /// Stops listening; handshakes under way are broken off. Nothing is told after that.
+    /// Stops listening and aborts handshakes under way. Nothing is reported after that.
     pub fn close(&self) {
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
         let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        // Whoever is told may be the one who closes.
+        // The caller may be one of these threads.
         for thread in threads.into_iter().filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
@@ -232,7 +232,7 @@ fn open(addr: SocketAddr) -> Result<OwnedFd, Errno> {
     let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
     sockopt::set_socket_reuseaddr(&fd, true)?;
     if addr.is_ipv6() {
-        // IPv4 has a socket of its own, if it is wanted: so "0.0.0.0" and "[::]" go together with one port.
+        // IPv4 has its own socket, if wanted, so "0.0.0.0" and "[::]" can share one port.
         sockopt::set_ipv6_v6only(&fd, true)?;
     }
     bind(&fd, &addr)?;
@@ -244,7 +244,7 @@ fn local(fd: &OwnedFd) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(getsockname(fd)?).map_err(|_| Errno::AFNOSUPPORT)
 }
 
-/// Time that this thread has spent on a core.
+/// Core time used by this thread.
 fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -258,7 +258,7 @@ struct Guest {
     writing: bool,
 }
 
-/// What the listener's thread has.
+/// The state of the listening thread.
 struct Door {
     set: OwnedFd,
     sockets: Vec<OwnedFd>,
@@ -266,31 +266,31 @@ struct Door {
     identity: Arc<Identity>,
     limits: Limits,
     event: mpsc::SyncSender<ListenerEvent>,
-    /// By token; tokens are given in order of arrival.
+    /// By token, assigned in order of arrival.
     shaking: HashMap<u64, Guest>,
     next: u64,
-    /// The listening sockets are looked at.
+    /// Whether the listening sockets are watched.
     open: bool,
     shut_until: Option<Instant>,
-    /// Where the clock of the budgets begins.
+    /// The zero of the budgets' clock.
     begun: Instant,
     cpu: CpuBudget,
-    /// How many refusals may be told.
+    /// How many refusals may be reported.
     allowance: Allowance,
-    /// Nobody could be accepted the last time, and that was told.
+    /// The last attempt to accept failed, and that was reported.
     stuck: bool,
 }
 
 impl Door {
     fn run(mut self) {
-        // Where that is not allowed it is as all others are.
+        // If that is not allowed, it runs at normal priority.
         let _ = rustix::process::nice(YIELDING);
         let mut buffer = [MaybeUninit::<Event>::uninit(); BATCH];
         let mut used = cpu_time();
         loop {
             let now = Instant::now();
             let (paused, timeout) = self.pause(now);
-            // While the share is used up nothing but the end is waited for.
+            // While the share is used up, only wait to be stopped.
             let (ready, stop) = if paused {
                 (Vec::new(), wait_stop(&self.stop, timeout.unwrap_or(Duration::ZERO)))
             } else {
@@ -306,7 +306,7 @@ impl Door {
             if stop {
                 return;
             }
-            // Those under way first: they need their time before others come.
+            // Handshakes under way first, before new connections take time.
             for &token in ready.iter().filter(|&&token| token < TOKEN_LISTEN) {
                 self.advance(token);
             }
@@ -320,7 +320,7 @@ impl Door {
         }
     }
 
-    /// Whether to rest, and for how long at most to wait.
+    /// Whether to rest, and the longest time to wait.
     fn pause(&mut self, now: Instant) -> (bool, Option<Duration>) {
         if let Some(rest) = self.cpu.rest() {
             return (true, Some(rest));
@@ -357,12 +357,12 @@ impl Door {
                     }
                 }
                 Err(Errno::AGAIN) => return,
-                // It came and went, or was a network's hiccup: the next one may be better.
+                // The connection is gone, or the network had a hiccup: the next one may be better.
                 Err(
                     Errno::INTR | Errno::CONNABORTED | Errno::PROTO | Errno::PERM | Errno::NETDOWN | Errno::HOSTUNREACH,
                 ) => {}
                 Err(errno) => {
-                    // Out of descriptors or memory. What is not accepted stays ready, and would be asked for again at once.
+                    // Out of descriptors or memory. Unaccepted connections would wake this thread at once.
                     self.watch_door(false);
                     self.shut_until = Some(Instant::now() + NO_FDS_PAUSE);
                     if !self.stuck {
@@ -391,11 +391,11 @@ impl Door {
             return;
         }
         self.shaking.insert(token, Guest { stream, addr, since: Instant::now(), writing: false });
-        // What it has to say is usually there already.
+        // Its first bytes are usually there already.
         self.advance(token);
     }
 
-    /// Who makes room.
+    /// The handshake to drop when places run out.
     fn least_wanted(&self) -> Option<u64> {
         let mut places: HashMap<IpAddr, usize> = HashMap::new();
         for guest in self.shaking.values() {
@@ -409,7 +409,7 @@ impl Door {
 
     fn advance(&mut self, token: u64) {
         let Some(guest) = self.shaking.get_mut(&token) else { return };
-        // Anybody may knock with anything: should that make a library panic, it costs the one connection.
+        // Strangers may send anything: if that makes a library panic, only this connection is lost.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| guest.stream.handshake()))
             .unwrap_or_else(|_| Err(Reason::Broke("its handshake made this side panic".to_owned()).into()));
         match done {
@@ -439,7 +439,7 @@ impl Door {
         }
     }
 
-    /// Lets go of somebody; the descriptor is closed with the stream.
+    /// Drops a handshake. The descriptor is closed with the stream.
     fn refuse(&mut self, token: u64, reason: Reason) {
         if let Some(guest) = self.shaking.remove(&token) {
             let _ = epoll::delete(&self.set, guest.stream.as_fd());
@@ -447,19 +447,19 @@ impl Door {
         }
     }
 
-    /// Never blocks: it may be the teller who waits for this thread's end.
+    /// Never blocks: the reporting thread may be waiting for this one to end.
     fn tell(&self, event: ListenerEvent) {
         let _ = self.event.try_send(event);
     }
 
-    /// A flood shall not fill logs: a number of refusals is told, then one each second.
+    /// Keeps a flood from filling logs: reports a number of refusals at once, then one a second.
     fn tell_refusal(&mut self, addr: SocketAddr, reason: Reason) {
         let Some(more) = self.allowance.tell(self.begun.elapsed()) else { return };
         self.tell(ListenerEvent::Refused { addr, reason, more });
     }
 }
 
-/// Rests; whether the end has come meanwhile.
+/// Rests. Returns whether the listener was stopped meanwhile.
 fn wait_stop(stop: &OwnedFd, limit: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, poll};
     poll(&mut [PollFd::new(stop, PollFlags::IN)], Some(&timespec(limit))).is_ok_and(|n| n > 0)

@@ -1,12 +1,11 @@
-//! The cryptography that is used: TLS 1.3, with AES-128-GCM first because it is the fastest on processors with AES
-//! instructions.
+//! The cryptography: TLS 1.3, with AES-128-GCM first because it is the fastest on processors with AES instructions.
 
 use rustls::SupportedCipherSuite;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::alg_id;
 use std::sync::Arc;
 
-/// What the kernel of a 64-bit machine, and everybody's browser, can do; nothing older.
+/// The standard suites of TLS 1.3; nothing older.
 const SUITES: [SupportedCipherSuite; 3] = [
     ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
     ring::cipher_suite::TLS13_AES_256_GCM_SHA384,
@@ -23,7 +22,7 @@ pub(crate) fn sha256(data: &[u8]) -> Vec<u8> {
     suite.common.hash_provider.hash(data).as_ref().to_vec()
 }
 
-/// Whether `signature` is that of the owner of the P-256 key `public_key` over `message`.
+/// Whether `signature` over `message` is valid for the P-256 key `public_key`.
 pub(crate) fn signed_by(public_key: &[u8], message: &[u8], signature: &[u8]) -> bool {
     ring::default_provider()
         .signature_verification_algorithms

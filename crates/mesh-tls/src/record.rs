@@ -1,11 +1,11 @@
-//! Records of a connection after its handshake: sealing and opening them, one direction each.
+//! Records of a connection after its handshake: sealing and opening them, in one direction each.
 //!
-//! rustls performs the handshake, holds the secrets of both directions (for key updates) and does the cryptography of a
-//! record. Framing and counting are done here: rustls's own connections have both directions under one lock and copy
-//! every byte twice more.
+//! rustls performs the handshake, holds the secrets of both directions (for key updates) and does the cryptography of
+//! each record. Framing and counting are done here: rustls's own connections have both directions under one lock and
+//! copy every byte twice more.
 //!
-//! A record number is never used twice with one key (TLS-2): it is incremented before anything else happens, whether or
-//! not the record is sent.
+//! A record number is never used twice with one key (TLS-2): it is incremented first, whether or not the record is
+//! sent.
 
 use super::error::Alerted;
 use rustls::client::ClientConnectionData;
@@ -32,10 +32,10 @@ pub(crate) const MOST_RECORD: usize = HEAD + MOST_CIPHER;
 
 const KEY_UPDATE: u8 = 24;
 const NEW_SESSION_TICKET: u8 = 4;
-/// How many records in a row may bring nothing before it is taken for an attack on this side's time.
+/// How many records without data in a row count as an attack on this side's time.
 const MOST_IDLE: u32 = 32;
 
-/// What a connection's end without a farewell is called.
+/// A connection ended without a farewell.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection ended without a farewell: the peer has crashed, or somebody has cut it off")]
 pub struct Truncated;
@@ -44,7 +44,7 @@ fn bad(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
-/// What rustls keeps of a connection: the secrets from which the next keys are made.
+/// The secrets that rustls keeps of a connection, for making the next keys.
 pub(crate) enum Kernel {
     Client(KernelConnection<ClientConnectionData>),
     Server(KernelConnection<ServerConnectionData>),
@@ -87,12 +87,12 @@ fn key_and_iv(
     }
 }
 
-/// Both directions of a connection that was just made.
+/// Both directions of a new connection.
 pub(crate) fn open(kernel: &Kernel, secrets: ExtractedSecrets) -> io::Result<(Sealer, Opener)> {
     let suite = kernel.suite()?;
     let ((tx_seq, tx), (rx_seq, rx)) = (secrets.tx, secrets.rx);
     let ((tx_key, tx_iv), (rx_key, rx_iv)) = (key_and_iv(tx)?, key_and_iv(rx)?);
-    // Long before a key has seen so much that its ciphertext could be told from noise.
+    // Long before a key has sealed so much that its ciphertext could be told from noise.
     let most = suite.common.confidentiality_limit.min(u64::MAX >> 1).saturating_sub(64);
     let sealer = Sealer { cipher: suite.aead_alg.encrypter(tx_key, tx_iv), seq: tx_seq, most };
     let opener = Opener {
@@ -105,7 +105,7 @@ pub(crate) fn open(kernel: &Kernel, secrets: ExtractedSecrets) -> io::Result<(Se
     Ok((sealer, opener))
 }
 
-/// Seals what is sent.
+/// Seals outgoing records.
 pub(crate) struct Sealer {
     cipher: Box<dyn MessageEncrypter>,
     seq: u64,
@@ -114,7 +114,7 @@ pub(crate) struct Sealer {
 }
 
 impl Sealer {
-    /// One record with at most [`MOST_PLAIN`] bytes, header and all.
+    /// One record, with its header, of at most [`MOST_PLAIN`] bytes of plaintext.
     fn seal(&mut self, typ: ContentType, payload: OutboundChunks<'_>) -> io::Result<Vec<u8>> {
         let seq = self.seq;
         self.seq += 1;
@@ -130,12 +130,12 @@ impl Sealer {
         self.seal(ContentType::Alert, OutboundChunks::Single(&[1, 0]))
     }
 
-    /// Whether the key should be changed before the next record.
+    /// Whether the key should be replaced before the next record.
     pub(crate) fn worn(&self) -> bool {
         self.seq >= self.most
     }
 
-    /// The record that announces the next key, which is in use from then on; with `ask` the peer shall change its own too.
+    /// The record that announces the next key, which is used from then on. `ask` asks the peer to change its key too.
     pub(crate) fn update(&mut self, kernel: &mut Kernel, ask: bool) -> io::Result<Vec<u8>> {
         let message = [KEY_UPDATE, 0, 0, 1, u8::from(ask)];
         let record = self.seal(ContentType::Handshake, OutboundChunks::Single(&message))?;
@@ -161,29 +161,29 @@ impl Sealer {
     }
 }
 
-/// Opens what arrives.
+/// Opens incoming records.
 pub(crate) struct Opener {
     cipher: Box<dyn MessageDecrypter>,
     seq: u64,
-    /// The beginning of a message of the handshake protocol.
+    /// The beginning of a handshake message.
     handshake: Vec<u8>,
     idle: u32,
     closed: bool,
 }
 
-/// What a record brings.
+/// The contents of a record.
 pub(crate) enum Opened {
-    /// Plaintext: where it lies.
+    /// Plaintext, at this place.
     Data(Range<usize>),
     /// Nothing for the reader.
     Nothing,
-    /// The peer has changed its key, and wants this side's changed as well.
+    /// The peer has changed its key, and asks this side to do so too.
     UpdateWanted,
     /// The peer says that nothing follows.
     Farewell,
 }
 
-/// How long the record at the beginning of `bytes` is, if its header is there.
+/// The length of the record at the beginning of `bytes`, if its header is there.
 pub(crate) fn record_len(bytes: &[u8]) -> io::Result<Option<usize>> {
     let Some(head) = bytes.first_chunk::<HEAD>() else { return Ok(None) };
     let len = usize::from(u16::from_be_bytes([head[3], head[4]]));
@@ -194,7 +194,7 @@ pub(crate) fn record_len(bytes: &[u8]) -> io::Result<Option<usize>> {
 }
 
 impl Opener {
-    /// Opens one whole record where it lies.
+    /// Decrypts one whole record in place.
     pub(crate) fn open(&mut self, record: &mut [u8], kernel: &Mutex<Kernel>) -> io::Result<Opened> {
         let seq = self.seq;
         self.seq += 1;
@@ -205,7 +205,7 @@ impl Opener {
             .cipher
             .decrypt(message, seq)
             .map_err(|_| bad("a record that cannot be opened arrived: the connection was tampered with"))?;
-        // It is opened in place; where that is, only its address tells.
+        // The plaintext was decrypted in place; only its address tells where.
         let len = plain.payload.len();
         let at = plain.payload.as_ptr().addr().checked_sub(start).filter(|at| at + len <= whole);
         let range = at.map_or(0..0, |at| at..at + len);
@@ -219,7 +219,7 @@ impl Opener {
             }
         }
         match plain.typ {
-            // Between two records of one message of the handshake protocol there may be no others.
+            // A handshake message split over several records may not be interrupted by others.
             _ if !self.handshake.is_empty() && plain.typ != ContentType::Handshake => {
                 Err(bad("the peer sent an incomplete handshake message"))
             }
@@ -266,7 +266,7 @@ impl Opener {
                 (self.cipher, self.seq) = (kernel.suite()?.aead_alg.decrypter(key, iv), seq);
                 Ok(if asked == 1 { Opened::UpdateWanted } else { Opened::Nothing })
             }
-            // This side has not asked for any, and uses none.
+            // This side has not asked for tickets, and uses none.
             NEW_SESSION_TICKET if len <= MOST_PLAIN && self.handshake.len() <= len => {
                 if self.handshake.len() == len {
                     self.handshake.clear();

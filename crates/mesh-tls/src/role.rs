@@ -5,11 +5,11 @@ use std::fmt;
 /// What a certificate's owner may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
-    /// It may begin a job on a host, and lead it.
+    /// May begin a job on a host, and lead it.
     Controller,
-    /// It may join a job that exists.
+    /// May join an existing job.
     Host,
-    /// It may look into jobs, and nothing else: it is no member, and nobody dials it.
+    /// May only look into jobs: it is no member, and nobody dials it.
     Observer,
 }
 
@@ -33,7 +33,7 @@ impl Role {
         matches!(self, Self::Controller | Self::Observer)
     }
 
-    /// Whether it may have a part in jobs.
+    /// Whether it may take part in jobs.
     #[must_use]
     pub fn may_join(self) -> bool {
         matches!(self, Self::Controller | Self::Host)

@@ -13,17 +13,17 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The most ciphertext that waits for the socket; beyond that nothing more is taken.
+/// The most ciphertext that waits for the socket; beyond that nothing more is accepted.
 pub const MOST_QUEUED: usize = 256 * 1024;
-/// How much is encrypted before the socket is given some. Each send passes through the whole of TCP and may wake the peer, which
-/// costs more than a record's encryption; more than this at once would leave the peer idle meanwhile, and the caches.
+/// How much is encrypted between sends. Each send passes through all of TCP and may wake the peer, which costs more
+/// than encrypting a record; a larger batch would leave the peer idle meanwhile, and overflow the caches.
 const BATCH: usize = 128 * 1024;
 const IOV: usize = 32;
-/// What a connection reads at once: little at first, more where much comes.
+/// The size of a read buffer: small at first, larger once a read fills it.
 const FEW: usize = 2 * MOST_RECORD;
 const MANY: usize = 16 * MOST_RECORD;
 
-/// Sent by a server, in a record of its own, to a client that it has let in: name and version of what follows.
+/// Sent by a server, in a separate record, to a client that it admits: name and version of what follows.
 pub(crate) const GREETING: &[u8; 6] = b"mesh/1";
 
 pub(crate) fn would_block(error: &io::Error) -> bool {
@@ -50,17 +50,17 @@ pub(crate) fn send(fd: &OwnedFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     }
 }
 
-/// What the two halves of a connection have in common.
+/// What the two halves share.
 struct Shared {
     fd: Arc<OwnedFd>,
-    /// Locked for key updates only.
+    /// Locked only for key updates.
     kernel: Mutex<Kernel>,
-    /// The reader was told to have the writer change its key.
+    /// The reader was told that the writer must change its key.
     update_wanted: AtomicBool,
     peer: PeerFacts,
 }
 
-/// A connection that was just made.
+/// A new connection.
 pub(crate) struct Made {
     pub(crate) fd: Arc<OwnedFd>,
     pub(crate) kernel: Kernel,
@@ -69,7 +69,7 @@ pub(crate) struct Made {
 }
 
 impl Made {
-    /// Its two halves. `rest` is ciphertext, and `early` plaintext, that has come behind the handshake.
+    /// Its two halves. `rest` is ciphertext, and `early` plaintext, that came after the handshake.
     pub(crate) fn halves(self, server: bool, rest: Vec<u8>, early: Vec<u8>) -> io::Result<(TlsReader, TlsWriter)> {
         let (sealer, opener) = record::open(&self.kernel, self.secrets)?;
         let shared = Arc::new(Shared {
@@ -87,20 +87,20 @@ impl Made {
     }
 }
 
-/// The half of a connection that reads.
+/// The reading half of a connection.
 pub struct TlsReader {
     shared: Arc<Shared>,
     opener: Opener,
     buffer: Vec<u8>,
-    /// Of `buffer`: ciphertext that was not looked at yet.
+    /// The part of `buffer` with ciphertext not yet opened.
     cipher: Range<usize>,
-    /// Of `buffer`: plaintext that nobody has taken yet.
+    /// The part of `buffer` with plaintext not yet taken.
     plain: Range<usize>,
     /// Plaintext that came with the handshake, taken before anything else.
     early: Vec<u8>,
     /// How much of the greeting was seen.
     greeting: usize,
-    /// The socket gave less than there was room for: it is empty, and need not be asked once more.
+    /// The last read did not fill its room: the socket is empty and need not be read again.
     dry: bool,
     /// Why nothing can be read any more.
     ended: Option<(io::ErrorKind, String)>,
@@ -120,19 +120,19 @@ impl TlsReader {
         Self { shared, opener, buffer, cipher, plain: 0..0, early, greeting: 0, dry: false, ended: None }
     }
 
-    /// The descriptor, for whoever waits until it can be read.
+    /// The descriptor, to wait until it is readable.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.fd.as_fd()
     }
 
-    /// Who is at the other end.
+    /// The peer.
     #[must_use]
     pub fn peer(&self) -> &PeerFacts {
         &self.shared.peer
     }
 
-    /// Whether the greeting has come, from which a client knows that it was let in.
+    /// Whether the greeting has arrived, which tells a client that it was admitted.
     pub(crate) fn greeted(&mut self) -> Result<bool, TlsError> {
         while self.greeting < GREETING.len() {
             let mut byte = [0];
@@ -157,8 +157,8 @@ impl TlsReader {
         Ok(true)
     }
 
-    /// Reads plaintext until `buf` is full or nothing more has arrived: fewer bytes than asked for mean that the socket was
-    /// empty a moment ago. 0 is the end that the peer has announced.
+    /// Reads plaintext until `buf` is full or nothing more has arrived: fewer bytes than asked for mean that the socket
+    /// was empty a moment ago. 0 means that the peer has announced the end.
     ///
     /// # Errors
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing has arrived; [`UnexpectedEof`](io::ErrorKind::UnexpectedEof)
@@ -183,7 +183,7 @@ impl TlsReader {
                     self.plain.start += n;
                     filled += n;
                 }
-                // What came before it is told first; the error again with the next call.
+                // Deliver what came before the error; the next call reports it.
                 Err(_) if filled > 0 => return Ok(filled),
                 Err(error) => return Err(error),
             }
@@ -191,8 +191,8 @@ impl TlsReader {
         Ok(filled)
     }
 
-    /// Hands plaintext to `take` where it lies, record by record, until nothing more has arrived or at least `enough` bytes
-    /// were taken. Returns their number; 0 is the end that the peer has announced.
+    /// Passes plaintext to `take` in place, record by record, until nothing more has arrived or at least `enough` bytes
+    /// were taken. Returns their number; 0 means that the peer has announced the end.
     ///
     /// # Errors
     /// As [`TlsReader::read`].
@@ -218,7 +218,7 @@ impl TlsReader {
         Ok(taken)
     }
 
-    /// Where the next plaintext lies; none at the end.
+    /// Where the next plaintext is; none at the end.
     fn next(&mut self) -> io::Result<Option<Range<usize>>> {
         if !self.plain.is_empty() {
             return Ok(Some(self.plain.clone()));
@@ -264,7 +264,7 @@ impl TlsReader {
         }
     }
 
-    /// Receives more ciphertext; `WouldBlock` if there is none, or was none at the end of the last time.
+    /// Receives more ciphertext. Fails with `WouldBlock` if there is none, or the last read emptied the socket.
     fn fill(&mut self) -> io::Result<()> {
         if self.cipher.is_empty() {
             self.cipher = 0..0;
@@ -289,13 +289,13 @@ impl TlsReader {
     }
 }
 
-/// The half of a connection that writes.
+/// The writing half of a connection.
 pub struct TlsWriter {
     shared: Arc<Shared>,
     sealer: Sealer,
     /// Records that the socket has not taken yet.
     queue: VecDeque<Vec<u8>>,
-    /// Of the first of them.
+    /// How much of the first was sent.
     sent: usize,
     queued: usize,
     closed: bool,
@@ -315,23 +315,24 @@ impl TlsWriter {
         Self { shared, sealer, queue: VecDeque::new(), sent: 0, queued: 0, closed: false }
     }
 
-    /// The descriptor, for whoever waits until it can be written.
+    /// The descriptor, to wait until it is writable.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.shared.fd.as_fd()
     }
 
-    /// Who is at the other end.
+    /// The peer.
     #[must_use]
     pub fn peer(&self) -> &PeerFacts {
         &self.shared.peer
     }
 
-    /// Takes plaintext, encrypts it and sends what the socket takes at once; the rest waits for [`TlsWriter::flush`], at most
+    /// Encrypts plaintext and sends what the socket takes at once. The rest waits for [`TlsWriter::flush`]: at most
     /// [`MOST_QUEUED`] bytes and a record. Returns how much was taken.
     ///
     /// # Errors
-    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing was taken, since enough waits already; else the connection is broken.
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing was taken because enough waits already; any other if the
+    /// connection broke.
     pub fn write(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         if self.closed {
             return Err(io::Error::new(io::ErrorKind::BrokenPipe, "this side has ended the connection"));
@@ -389,7 +390,7 @@ impl TlsWriter {
         self.queue.push_back(record);
     }
 
-    /// Sends what waits, as far as the socket takes it; whether that was all.
+    /// Sends as much of the queue as the socket takes. Returns whether that was all.
     ///
     /// # Errors
     /// If the connection is broken.
@@ -430,19 +431,19 @@ impl TlsWriter {
         self.queued
     }
 
-    /// Whether something waits for [`TlsWriter::flush`] to send it.
+    /// Whether anything waits for [`TlsWriter::flush`].
     #[must_use]
     pub fn wants_write(&self) -> bool {
         self.queued > 0
     }
 
-    /// Tells the peer that nothing follows, behind what waits. The peer reads all and then 0.
+    /// Announces the end to the peer, after what is queued. The peer reads everything and then 0.
     pub fn close_notify(&mut self) {
         if !self.closed {
             self.closed = true;
             if let Ok(record) = self.sealer.close_notify() {
                 self.push(record);
-                // What the socket does not take is the caller's to flush; a broken connection needs no farewell.
+                // The caller flushes what the socket does not take; a broken connection needs no farewell.
                 let _ = self.flush();
             }
         }

@@ -1,4 +1,4 @@
-//! The folder of a job's owner: its authority, its controller's identity, and one for its hosts to copy.
+//! The folder of a job's owner: its authority, its controller's identity, and an identity for its hosts to copy.
 //!
 //! ```text
 //! DIR/  ca.pem  ca.key  crl.pem  controller.pem  controller.key   mode 0700, all files 0600
@@ -20,30 +20,30 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const ISSUED: &str = "issued";
-/// As many digits of a serial number or fingerprint as may stand for it.
+/// The fewest digits of a serial number or fingerprint that may identify a certificate.
 const FEWEST_DIGITS: usize = 6;
 
-/// A job's authority and what it has made, in a folder.
+/// A job's authority and its certificates, in a folder.
 #[derive(Debug)]
 pub struct Store {
     dir: PathBuf,
     authority: Arc<Authority>,
 }
 
-/// A certificate that was made, and whether it still counts.
+/// An issued certificate, and whether it was revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it says.
+    /// Its contents.
     pub facts: PeerFacts,
     /// When it was revoked, if it was.
     pub revoked: Option<SystemTime>,
 }
 
 impl Store {
-    /// Makes a new job's folder, which must not exist yet or be empty.
+    /// Creates a new job's folder, which must not exist yet or be empty.
     ///
     /// # Errors
-    /// If something is there, or the folder is another user's, or cannot be written; nothing is left behind then.
+    /// If something is there, or the folder is another user's, or cannot be written. Then nothing is left behind.
     pub fn create(dir: &Path, lifetime: Duration, hosts: Duration) -> Result<Self, CredentialError> {
         let now = SystemTime::now();
         let authority = Arc::new(Authority::create(now)?);
@@ -62,7 +62,7 @@ impl Store {
         files::make_dir(&self.dir.join(Role::Host.name()))?;
         self.bundle(&self.dir.join(Role::Host.name()), Role::Host, hosts, now, None)?;
         files::write(&self.dir.join(CA_KEY), &self.authority.key())?;
-        // Last: a folder without it is none.
+        // Last: without it, this is not a job's folder.
         files::write(&self.dir.join(CA), self.authority.certificate())
     }
 
@@ -110,15 +110,17 @@ impl Store {
         self.authority.job()
     }
 
-    /// Makes a folder that holds all that a host needs, and only that. Hosts may share one; one each can be revoked each.
+    /// Creates a folder with everything that a host needs, and no more. Hosts may share one, but only separate ones can
+    /// be revoked separately.
     ///
     /// # Errors
-    /// If something is there already, or the folder is another user's, or cannot be written; nothing is left behind then.
+    /// If something is there already, or the folder is another user's, or cannot be written. Then nothing is left
+    /// behind.
     pub fn issue_host(&self, out: &Path, lifetime: Duration) -> Result<PeerFacts, CredentialError> {
         self.issue_folder(out, Role::Host, lifetime)
     }
 
-    /// Makes a folder that holds all that it takes to look into the job, and only that.
+    /// Creates a folder with everything that an observer needs, and no more.
     ///
     /// # Errors
     /// As [`Store::issue_host`].
@@ -133,11 +135,11 @@ impl Store {
         whole::make(out, |dir| self.bundle(dir, role, lifetime, now, None), forget)
     }
 
-    /// Makes new certificates for the keys of a folder: a host's, or the owner's own (the controller's, and that in `host`).
-    /// Running members take them up by themselves.
+    /// Issues new certificates for the keys in a folder: a host's, an observer's, or the owner's (the controller's, and
+    /// that in `host`). Running members adopt them by themselves.
     ///
     /// # Errors
-    /// If there are no keys, or none that was not revoked, or something cannot be written.
+    /// If there are no keys, or all were revoked, or something cannot be written.
     pub fn renew(&self, out: &Path, lifetime: Duration) -> Result<Vec<PeerFacts>, CredentialError> {
         let _lock = self.lock()?;
         let now = SystemTime::now();
@@ -188,11 +190,12 @@ impl Store {
         certificates_in(&self.dir)
     }
 
-    /// Revokes a certificate: by its serial number, its fingerprint, the beginning of either, or its file; and with it all
-    /// others for the same key, as its owner could show any of them. Members that see the new list drop its owner at once.
+    /// Revokes a certificate, given by its serial number, its fingerprint, the beginning of either, or its file. All
+    /// other certificates for the same key are revoked too, since its owner could show any of them. Members that see
+    /// the new list drop the owner at once.
     ///
     /// # Errors
-    /// If nothing goes by that name, or several do.
+    /// If no certificate matches, or several do.
     pub fn revoke(&self, what: &str) -> Result<Entry, CredentialError> {
         let _lock = self.lock()?;
         let facts = self.find(what)?;
@@ -237,7 +240,7 @@ impl Store {
         }
     }
 
-    /// A certificate and its key into `dir`. A key that is there already is kept: so the two always fit each other.
+    /// Issues a certificate and its key into `dir`. An existing key is kept, so the two always match.
     fn issue(
         &self,
         dir: &Path,
@@ -247,7 +250,7 @@ impl Store {
         key: Option<&str>,
     ) -> Result<PeerFacts, CredentialError> {
         let issued = self.authority.issue(role, lifetime, now, key)?;
-        // On record first: what is not on record cannot be revoked by its number.
+        // Recorded first: a certificate that is not on record cannot be revoked by its number.
         let record = self.record(&issued.facts.serial);
         files::write(&record, &issued.certificate)?;
         let hand_out = || {
@@ -260,7 +263,7 @@ impl Store {
         Ok(issued.facts)
     }
 
-    /// Where it stands that a certificate was made.
+    /// The file that records that a certificate was issued.
     fn record(&self, serial: &str) -> PathBuf {
         self.dir.join(ISSUED).join(format!("{serial}.pem"))
     }
@@ -278,7 +281,7 @@ impl Store {
         self.issue(dir, role, lifetime, now, key)
     }
 
-    /// Held while files are changed, so that of two that do it at once neither forgets the other's revocation.
+    /// Locks the folder for changes, so that neither of two concurrent writers loses the other's revocation.
     fn lock(&self) -> Result<File, CredentialError> {
         let path = self.dir.join(CA_KEY);
         let file = File::open(&path).map_err(CredentialError::io("open", &path))?;
@@ -288,8 +291,8 @@ impl Store {
     }
 }
 
-/// What is revoked, and the number of that list. Where there is none, the number is above those of all that there were:
-/// lists that members hold already shall not outdo the next one.
+/// The revocations, and the number of their list. Without a list, the number is higher than any earlier one, so that
+/// the next list outdoes those that members hold.
 fn revoked_in(dir: &Path) -> Result<(Vec<Revocation>, u64), CredentialError> {
     let path = dir.join(CRL);
     if !path.exists() {
@@ -304,12 +307,12 @@ fn revoked_in(dir: &Path) -> Result<(Vec<Revocation>, u64), CredentialError> {
     Ok((revoked.collect(), list.number))
 }
 
-/// Whose folder it is that has no authority.
+/// The member whose folder this is, if it has no authority.
 fn member_in(dir: &Path) -> Option<Role> {
     [Role::Host, Role::Observer].into_iter().find(|role| dir.join(role.file("pem")).exists())
 }
 
-/// The certificates of a folder, oldest first: all that an authority has ever made, or the one of a host or an observer.
+/// The certificates of a folder, oldest first: all that an authority has issued, or the one of a host or an observer.
 ///
 /// # Errors
 /// If they cannot be read.
@@ -321,7 +324,7 @@ pub fn certificates_in(dir: &Path) -> Result<Vec<Entry>, CredentialError> {
         for entry in std::fs::read_dir(&issued).map_err(failed())? {
             paths.push(entry.map_err(failed())?.path());
         }
-        // Not what is being written just now.
+        // Skip what is being written just now.
         paths.retain(|path| path.extension().is_some_and(|ext| ext == "pem"));
     } else {
         paths.push(dir.join(member_in(dir).unwrap_or(Role::Host).file("pem")));

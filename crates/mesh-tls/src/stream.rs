@@ -1,7 +1,6 @@
-//! An encrypted connection between two members of a job, driven by whoever has something to send or waits for something
-//! to read. It has no thread and never blocks.
+//! An encrypted connection between two members of a job, driven by its user. It has no thread and never blocks.
 //!
-//! The server greets a client that it lets in. In TLS 1.3 a client that has finished its part of the handshake does not
+//! The server greets a client that it admits. In TLS 1.3 a client that has finished its part of the handshake does not
 //! know yet whether its certificate was accepted; the greeting tells it.
 
 use super::error::{Reason, TlsError};
@@ -18,24 +17,23 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// The most bytes that a peer may send before it has proved who it is: four times what a handshake takes.
+/// The most bytes that a peer may send before it has authenticated: four times what a handshake takes.
 pub const MOST_HANDSHAKE: usize = 16 * 1024;
 
-/// How far a handshake has come.
+/// The progress of a handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Both sides know each other.
+    /// Both sides have authenticated each other.
     Done(PeerFacts),
-    /// Go on when the descriptor can be read.
+    /// Continue when the descriptor is readable.
     WantRead,
-    /// Go on when it can be written.
+    /// Continue when it is writable.
     WantWrite,
 }
 
-/// An encrypted connection; see the module's text.
+/// An encrypted connection; see the module.
 ///
-/// Once the handshake is done it can be taken apart with [`TlsStream::into_split`], so that one thread reads while another
-/// writes.
+/// After the handshake, [`TlsStream::into_split`] takes it apart, so that one thread reads while another writes.
 pub struct TlsStream {
     state: State,
 }
@@ -79,15 +77,15 @@ struct Shaking {
     /// Bytes that the peer has sent so far.
     received: usize,
     outgoing: Vec<u8>,
-    /// Of `outgoing`.
+    /// How much of `outgoing` was sent.
     sent: usize,
-    /// Plaintext that came right behind the handshake.
+    /// Plaintext that came right after the handshake.
     early: Vec<u8>,
     /// The handshake is done, and the client waits for the greeting.
     done: Option<(Box<(TlsReader, TlsWriter)>, PeerFacts)>,
 }
 
-/// What one look at the state machine has led to.
+/// The result of one step of the handshake.
 enum Step {
     Again,
     NeedsInput,
@@ -95,7 +93,7 @@ enum Step {
 }
 
 impl TlsStream {
-    /// The end that has dialed. `expect` is the role that the other end must have; none if either will do.
+    /// The dialing end. `expect` is the role that the other end must have; none for any.
     ///
     /// # Errors
     /// If the identity cannot be used.
@@ -105,7 +103,7 @@ impl TlsStream {
         Ok(Self::new(fd, Side::Client(side)))
     }
 
-    /// The end that was dialed. Whoever has a certificate of the job is let in, whatever its role.
+    /// The dialed end. It admits anyone with a certificate of the job, whatever the role.
     ///
     /// # Errors
     /// If the identity cannot be used.
@@ -115,7 +113,7 @@ impl TlsStream {
     }
 
     fn new(fd: OwnedFd, side: Side) -> Self {
-        // Small messages are what a mesh is about. A socket that is not TCP has no such option, and works.
+        // Meshes send small messages. A socket other than TCP has no such option, and works without.
         let _ = sockopt::set_tcp_nodelay(&fd, true);
         Self {
             state: State::Shaking(Box::new(Shaking {
@@ -131,7 +129,7 @@ impl TlsStream {
         }
     }
 
-    /// The descriptor, for whoever waits until it is ready.
+    /// The descriptor, to wait until it is ready.
     #[must_use]
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.state {
@@ -149,10 +147,10 @@ impl TlsStream {
         }
     }
 
-    /// Goes on with the handshake as far as it comes without waiting. A peer that is refused gets an alert and nothing else.
+    /// Continues the handshake as far as possible without waiting. A refused peer gets an alert and nothing else.
     ///
     /// # Errors
-    /// If either side refuses the other, or the connection ends; nothing works any more then.
+    /// If either side refuses the other, or the connection ends. Then nothing works any more.
     pub fn handshake(&mut self) -> Result<Progress, TlsError> {
         let shaking = match &mut self.state {
             State::Shaking(shaking) => shaking,
@@ -174,7 +172,7 @@ impl TlsStream {
         }
     }
 
-    /// Takes the connection apart for two threads.
+    /// Splits the connection for two threads.
     ///
     /// # Errors
     /// The stream itself, if the handshake is not done.
@@ -286,9 +284,9 @@ impl Shaking {
         step
     }
 
-    /// Sends what rustls has to say about its last error, as far as the socket takes it.
+    /// Sends rustls's alert about its last error, as far as the socket takes it.
     fn send_alert(&mut self) {
-        // Only while there is something: what caused the error still lies in the input, and must not be looked at again.
+        // Only while there is output: the input still contains what caused the error, and must not be processed again.
         while self.side.as_ref().is_some_and(Side::has_output) {
             if self.step().is_err() {
                 break;
@@ -297,7 +295,7 @@ impl Shaking {
         let _ = self.send();
     }
 
-    /// Whether all was sent.
+    /// Sends what is queued. Returns whether that was all.
     fn send(&mut self) -> io::Result<bool> {
         while self.sent < self.outgoing.len() {
             match send(&self.fd, &[IoSlice::new(&self.outgoing[self.sent..])]) {
@@ -311,9 +309,9 @@ impl Shaking {
         Ok(true)
     }
 
-    /// Whether anything came.
+    /// Receives from the peer. Returns whether anything came.
     fn receive(&mut self) -> Result<bool, TlsError> {
-        // One byte more than is allowed, to notice it.
+        // One byte more than allowed, to detect the excess.
         let room = (MOST_HANDSHAKE + 1).saturating_sub(self.received);
         let old = self.incoming.len();
         self.incoming.resize(old + room.min(4096), 0);
@@ -333,7 +331,7 @@ impl Shaking {
         }
     }
 
-    /// Both sides have proved who they are: from here on records are handled here.
+    /// Both sides have authenticated: from now on, records are handled here.
     fn finish(&mut self) -> Result<(), TlsError> {
         let side = self.side.take().ok_or(Reason::Left)?;
         let server = matches!(side, Side::Server(_));
@@ -365,7 +363,7 @@ impl Shaking {
     }
 }
 
-/// Handles what one look at a connection has found: how much of the input is done with, and what comes next.
+/// Handles the result of one step: how much input was used, and what comes next.
 fn look<D>(
     status: UnbufferedStatus<'_, '_, D>,
     outgoing: &mut Vec<u8>,

@@ -1,4 +1,4 @@
-//! Who is let in: members of this job, with a certificate of its authority that is valid now and not revoked (TLS-1).
+//! Who is admitted: members of this job, with a certificate of its authority that is valid now and not revoked (TLS-1).
 
 use super::error::{CredentialError, Reason};
 use super::facts::Certificate;
@@ -14,7 +14,7 @@ use rustls::{
 };
 use std::sync::Arc;
 
-/// The check of either side's certificate.
+/// Checks the certificates of both sides.
 #[derive(Debug)]
 pub(crate) struct Members {
     job: String,
@@ -22,7 +22,7 @@ pub(crate) struct Members {
     clients: Arc<dyn ClientCertVerifier>,
 }
 
-/// What a client tells the verifier that it expects: never sent, since names are not.
+/// The name by which a client tells the verifier what it expects. It is never sent, as SNI is off.
 pub(crate) fn expectation(role: Option<Role>, job: &str) -> String {
     role.map_or_else(|| format!("member.{job}.mesh"), |role| role.san(job))
 }
@@ -64,14 +64,14 @@ impl Members {
         }
     }
 
-    /// Whether a certificate would be let in now.
+    /// Whether a certificate would be admitted now.
     pub(crate) fn check(&self, cert: &CertificateDer<'_>, now: UnixTime) -> Result<Role, Error> {
         self.verify_client_cert(cert, &[], now)?;
         self.role(cert)
     }
 }
 
-/// Has one of the two verifiers check signatures.
+/// Delegates signature checks to one of the two verifiers.
 macro_rules! signatures_by {
     ($verifier:ident) => {
         fn verify_tls12_signature(
@@ -109,7 +109,7 @@ impl ServerCertVerifier for Members {
     ) -> Result<ServerCertVerified, Error> {
         let found = self.role(end_entity)?;
         let name = ServerName::try_from(found.san(&self.job)).map_err(|_| refused(Reason::OtherJob))?;
-        // The authority signs members itself: whatever else the peer has sent is not looked at.
+        // The authority signs members directly: intermediate certificates are ignored.
         let verified = self.servers.verify_server_cert(end_entity, &[], &name, ocsp_response, now)?;
         let wanted = server_name.to_str();
         match Role::ALL.into_iter().find(|role| role.san(&self.job) == wanted) {
@@ -133,7 +133,7 @@ impl ClientCertVerifier for Members {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         let verified = self.clients.verify_client_cert(end_entity, &[], now);
-        // Of a stranger the signature is the first thing that does not fit, and the name the better thing to say.
+        // A stranger fails the signature check first, but its name makes a better reason.
         self.role(end_entity)?;
         verified
     }

@@ -1,4 +1,4 @@
-//! A folder that appears with everything that belongs in it, or not at all.
+//! A folder that appears with its full contents, or not at all.
 
 use super::error::CredentialError;
 use super::files;
@@ -8,10 +8,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Has `fill` make the contents of a folder that must not be there yet, or be this user's and empty.
+/// Has `fill` make the contents of a folder, which must not exist yet, or be this user's and empty.
 ///
-/// They are made beside it, in a folder that nobody else can enter, which takes its name in one step. Where that cannot be,
-/// as in a volume that is mounted there, they are made in place. `undo` takes back what `fill` did elsewhere.
+/// The contents are made beside it, in a folder that nobody else can enter, which is then renamed in one step. If that
+/// is impossible, as for a mounted volume, they are made in place. `undo` takes back what `fill` did elsewhere.
 pub(crate) fn make<T>(
     dir: &Path,
     fill: impl Fn(&Path) -> Result<T, CredentialError>,
@@ -26,7 +26,7 @@ pub(crate) fn make<T>(
             Err(error) => {
                 undo(&filled);
                 Err(match error.kind() {
-                    // Somebody else was quicker.
+                    // Somebody else was faster.
                     io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory => {
                         CredentialError::Exists { path: dir.into() }
                     }
@@ -50,7 +50,7 @@ pub(crate) fn make<T>(
     }
 }
 
-/// A name for what becomes `dir`, in the same folder.
+/// A name for the future `dir`, in the same folder.
 fn beside(dir: &Path) -> PathBuf {
     let mut name = std::ffi::OsString::from(".");
     name.push(dir.file_name().unwrap_or_default());
@@ -58,7 +58,7 @@ fn beside(dir: &Path) -> PathBuf {
     dir.parent().unwrap_or(Path::new(".")).join(name)
 }
 
-/// The folder, if it is there: one of this user's with nothing in it, or this fails.
+/// Opens the folder, if it exists. Fails unless it belongs to this user and is empty.
 fn open_empty(dir: &Path) -> Result<Option<OwnedFd>, CredentialError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let at = match rustix::fs::open(dir, flags, Mode::empty()) {
@@ -84,7 +84,7 @@ fn open_empty(dir: &Path) -> Result<Option<OwnedFd>, CredentialError> {
     Ok(Some(at))
 }
 
-/// Whether a folder cannot be replaced: something is mounted there, or what it is in belongs to somebody else.
+/// Whether a folder cannot be replaced: something is mounted there, or its parent belongs to someone else.
 fn has_a_fixed_name(error: &CredentialError) -> bool {
     use io::ErrorKind as Kind;
     let CredentialError::Io { what: "make the folder", error, .. } = error else { return false };
@@ -114,7 +114,7 @@ fn fill_in_place<T>(
     })
 }
 
-/// An error about what was made beside a folder, as one about the folder.
+/// Turns an error about the folder made beside `dir` into one about `dir`.
 fn named_after(error: CredentialError, staged: &Path, dir: &Path) -> CredentialError {
     match error {
         CredentialError::Io { what, path, error } => {

@@ -5,14 +5,14 @@ use crate::control::down_of;
 use crate::{Frame, HEADER_LEN, Header};
 use bytes::Bytes;
 
-/// A body up to this length is copied behind its header: one piece is cheaper than two.
+/// Bodies up to this length are copied behind their header: one piece is cheaper than two.
 const SMALL: usize = 1024;
 
 impl Cargo {
     /// The pieces of a frame with this header.
     #[must_use]
     pub fn new(header: &Header, frame: Short<Bytes>) -> Self {
-        // What a proc has sent comes before the notice of its end, however large it is.
+        // The notice of a proc's end travels in that proc's lane, so it cannot overtake what the proc sent.
         let sender = down_of(header).unwrap_or(header.src);
         let lane = Lane { sender: (sender.mesh, sender.rank, sender.host), mesh: header.dst.mesh };
         Self { frame, lane }
@@ -35,7 +35,7 @@ impl Cargo {
 }
 
 impl Frame {
-    /// A frame out of what has travelled; `None` if it is none.
+    /// Reassembles a frame from its pieces. `None` if they do not form one.
     #[must_use]
     pub fn from_pieces(pieces: &[Bytes]) -> Option<Self> {
         let whole = match pieces {

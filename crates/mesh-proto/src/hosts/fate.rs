@@ -1,32 +1,32 @@
-//! Why a host has no part in the job any more: what programs decide by, beside the text that people read.
+//! Why a host is no longer part of the job: codes that programs act on, beside the text for people.
 
 use crate::codes::codes;
 use std::fmt;
 
 codes! {
-    /// Why a host is dead, by the controller's word.
+    /// Why the controller declared a host dead.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum Fate {
-        /// No more is known than the text says.
+        /// The text is all that is known.
         #[default]
         Other = 0,
-        /// Nothing was heard of it for the window.
+        /// Silent for the whole heartbeat window.
         Silent = 1,
-        /// It was lost, and could not be connected to again.
+        /// The connection was lost, and connecting again failed.
         Unreachable = 2,
-        /// It refuses to go on.
+        /// It refuses to continue.
         Refused = 3,
-        /// It was started anew: what ran there is gone.
+        /// It was restarted: what ran there is gone.
         Restarted = 4,
-        /// It has said that it ends.
+        /// It said farewell.
         Left = 5,
-        /// Its credentials, or those of this side, hold no more.
+        /// Its credentials, or this side's, are no longer valid.
         Expelled = 6,
-        /// It never was part of the job: it could not be attached.
+        /// It was never part of the job: it could not be attached.
         NotAttached = 7,
-        /// It never was part of the job, since one side does not accept the other's credentials.
+        /// It was never part of the job: one side does not accept the other's credentials.
         NotAuthenticated = 8,
-        /// The job has let it go in order.
+        /// The job released it in order.
         Released = 9,
         /// It is not part of the job, or not yet.
         Absent = 10,
@@ -34,13 +34,13 @@ codes! {
 }
 
 impl Fate {
-    /// As a number on the wire.
+    /// The code on the wire.
     #[must_use]
     pub fn code(self) -> u8 {
         self as u8
     }
 
-    /// From the wire. A code that this side does not know is [`Fate::Other`].
+    /// Decodes a code. One that this side does not know is [`Fate::Other`].
     ///
     /// ```
     /// # use mesh_proto::hosts::Fate;
@@ -52,7 +52,7 @@ impl Fate {
         u8::try_from(code).ok().and_then(Self::from_code).unwrap_or_default()
     }
 
-    /// In one word, for programs.
+    /// One word, for programs.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -81,22 +81,22 @@ codes! {
     /// Why one end of a connection says farewell.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     pub enum Parting {
-        /// The sender ends for a reason that only the text tells.
+        /// Only the text tells the reason.
         #[default]
         Other = 0,
-        /// The job is over. It counts as an order if the controller says it.
+        /// The job is over. From the controller, this is an order.
         JobOver = 1,
         /// The sender's agent was stopped.
         Stopped = 2,
-        /// The sender was declared dead, or has lost the controller, and ends its work.
+        /// The sender was declared dead or has lost the controller, and stops its work.
         CutOff = 3,
-        /// The *receiver* was declared dead. It counts only from the controller, or from a host between the two.
+        /// The *receiver* was declared dead. Counts only from the controller, or from a host between the two.
         YouAreDead = 4,
     }
 }
 
 impl Parting {
-    /// From the wire. A code that this side does not know is [`Parting::Other`].
+    /// Decodes a code. One that this side does not know is [`Parting::Other`].
     #[must_use]
     pub fn of(code: u8) -> Self {
         Self::from_code(code).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! What two gateways say to each other before anything else, and last.
+//! The first and last packets that two gateways exchange.
 
 use super::fate::Parting;
 use super::packet::{Packet, PacketError, PacketKind};
@@ -8,18 +8,18 @@ use crate::codes::codes;
 use bytes::Bytes;
 use smallvec::smallvec;
 
-/// Who dials says which job it means, who it is, and whom it expects.
+/// Sent by the dialing host: which job it means, who it is, and whom it expects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Join {
     /// The job.
     pub job: u64,
-    /// Who dials.
+    /// The dialing host.
     pub from: HostNo,
-    /// Who is dialed; a host that does not know its number yet learns it from this.
+    /// The dialed host. A host that does not know its number yet learns it from this.
     pub to: HostNo,
-    /// Made at random when the dialing side's runtime began: a host that was started anew is another one.
+    /// Drawn at random when the dialing side's runtime started, so a restarted host is recognised as a new one.
     pub incarnation: u64,
-    /// The other side's, as far as it is known; 0 for the first time.
+    /// The other side's incarnation as far as it is known; 0 the first time.
     pub expected: u64,
     /// What the runtimes tell each other.
     pub body: Bytes,
@@ -44,7 +44,7 @@ impl Join {
     /// From a packet.
     ///
     /// # Errors
-    /// If it is no join, or a piece of one.
+    /// If it is not a join, or too short.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
         let raw = body_of(packet, PacketKind::Join, JOIN_LEN)?;
         Ok(Self {
@@ -58,17 +58,17 @@ impl Join {
     }
 }
 
-/// Who dials wants to look into a job, and not to join it.
+/// The dialing side wants to look into a job, not to join it.
 ///
-/// The answer is a [`Welcome`], whose body is empty or, where no job is named, [`Look::jobs`].
+/// The answer is a [`Welcome`]. Its body is empty or, if no job is named, read by [`Look::jobs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// The job; 0 to hear which there are.
+    /// The job; 0 to ask which jobs there are.
     pub job: u64,
 }
 
 impl Look {
-    /// As a packet. Who looks is no host, and has no number.
+    /// As a packet. An observer is not a host and has no number.
     #[must_use]
     pub fn packet(&self) -> Packet {
         with_body(PacketKind::Look, 0, self.job.to_le_bytes().to_vec())
@@ -77,7 +77,7 @@ impl Look {
     /// From a packet.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is not a look, or has the wrong length.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
         let raw = body_of(packet, PacketKind::Look, 8)?;
         if raw.len() > 8 {
@@ -86,14 +86,14 @@ impl Look {
         Ok(Self { job: u64_at(&raw, 0) })
     }
 
-    /// The answer to who asks which jobs there are.
+    /// The answer to the question which jobs there are.
     #[must_use]
     pub fn welcome(jobs: &[u64]) -> Welcome {
         let body: Vec<u8> = jobs.iter().flat_map(|job| job.to_le_bytes()).collect();
         Welcome { incarnation: 0, body: body.into() }
     }
 
-    /// The jobs that such an answer names; `None` for bytes that are none.
+    /// The jobs that such an answer names; `None` if its body is malformed.
     #[must_use]
     pub fn jobs(welcome: &Welcome) -> Option<Vec<u64>> {
         let chunks = welcome.body.chunks_exact(8);
@@ -101,10 +101,10 @@ impl Look {
     }
 }
 
-/// Who was dialed takes the other in.
+/// The dialed host accepts the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Made at random when this side's runtime began.
+    /// Drawn at random when this side's runtime started.
     pub incarnation: u64,
     /// What the runtimes tell each other.
     pub body: Bytes,
@@ -120,7 +120,7 @@ impl Welcome {
     /// From a packet.
     ///
     /// # Errors
-    /// If it is no welcome, or a piece of one.
+    /// If it is not a welcome, or too short.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
         let raw = body_of(packet, PacketKind::Welcome, 8)?;
         Ok(Self { incarnation: u64_at(&raw, 0), body: raw.slice(8..) })
@@ -128,27 +128,27 @@ impl Welcome {
 }
 
 codes! {
-    /// Why a host does not take another in.
+    /// Why a host refuses another.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Refusal {
-        /// There is no such job here, or not any more.
+        /// There is no such job here, or no longer.
         NoSuchJob = 1,
         /// The caller's credentials do not allow what it wants.
         NotAllowed = 2,
-        /// This is not the host, or not the run of it, that the caller means.
+        /// This is not the host, or not the incarnation, that the caller means.
         NotMe = 3,
-        /// The caller was declared dead, and has to stop its work.
+        /// The caller was declared dead and must stop its work.
         Dead = 4,
-        /// The caller's version is another one.
+        /// The caller's version differs.
         Version = 5,
-        /// The host takes no more for now; it may be asked again.
+        /// The host accepts no more for now; the caller may ask again.
         Busy = 6,
-        /// Something else; the text says what.
+        /// Any other reason, given in the text.
         Other = 255,
     }
 }
 
-/// Who was dialed does not take the other in.
+/// The dialed host refuses the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refuse {
     /// For the program.
@@ -167,7 +167,7 @@ impl Refuse {
     /// From a packet. A code that this side does not know is [`Refusal::Other`].
     ///
     /// # Errors
-    /// If it is no refusal, or a piece of one.
+    /// If it is not a refusal, or too short.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
         let raw = body_of(packet, PacketKind::Refuse, 1)?;
         let code = Refusal::from_code(raw[0]).unwrap_or(Refusal::Other);
@@ -175,7 +175,7 @@ impl Refuse {
     }
 }
 
-/// Who ends in order says so, so that the end of its connection is no failure.
+/// Sent by a host that ends in order, so that losing its connection does not count as a failure.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Farewell {
     /// Why, for the program.
@@ -194,7 +194,7 @@ impl Farewell {
     /// From a packet.
     ///
     /// # Errors
-    /// If it is no farewell.
+    /// If it is not a farewell, or too short.
     pub fn read(packet: &Packet) -> Result<Self, PacketError> {
         let raw = body_of(packet, PacketKind::Farewell, 1)?;
         Ok(Self { parting: Parting::of(raw[0]), text: String::from_utf8_lossy(&raw[1..]).into_owned() })

@@ -1,27 +1,27 @@
-//! Whether the other end of a connection lives.
+//! Whether the peer of a connection is alive.
 //!
-//! PLS-1: whatever arrives counts as a sign of life, at any time before [`Beat::Dead`] was given.
-//! PLS-2: silence counts only while this side was there to hear: time in which it was itself paused (a stopped process,
-//! a frozen machine, a clock that leapt) is given back to the peer, so that both sides of a pause may go on.
-//! PLS-3: an idle connection carries a ping every tenth of the window in each direction, so that one lost or late ping does
-//! not make a live peer suspect, and a busy one none at all.
+//! PLS-1: any arriving byte is a sign of life until [`Beat::Dead`] is returned.
+//! PLS-2: silence counts only while this side was running to hear it. Time in which it was itself paused (a stopped
+//! process, a frozen machine, a clock that jumped) is credited to the peer, so that both sides survive a pause.
+//! PLS-3: an idle connection carries a ping every tenth of the window in each direction, so that one lost or late ping
+//! does not make a live peer suspect. A busy connection carries none.
 
 use std::time::Duration;
 
-/// What is to be done about a connection.
+/// What to do about a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beat {
     /// Nothing.
     Quiet,
-    /// Send a ping; it counts as sent.
+    /// Send a ping; it is already counted as sent.
     Ping,
-    /// The peer has just become suspect, silent for a quarter of the window: relay nothing by it until it is heard.
+    /// The peer has just become suspect after a quarter of the window: relay nothing through it until it is heard.
     Suspect,
     /// The peer was silent for the whole window.
     Dead,
 }
 
-/// Liveness of one connection. It wants a tick whenever [`Heartbeat::next_deadline`] is reached.
+/// Liveness of one connection. Call [`Heartbeat::on_tick`] whenever [`Heartbeat::next_deadline`] is reached.
 ///
 /// ```
 /// # use mesh_proto::hosts::{Beat, Heartbeat};
@@ -37,7 +37,7 @@ pub struct Heartbeat {
     window: Duration,
     heard: Duration,
     sent: Duration,
-    /// When this side was last seen to run.
+    /// When this side was last known to run.
     latest: Duration,
     suspect: bool,
     dead: bool,
@@ -51,7 +51,7 @@ impl Heartbeat {
         Self { window, heard: now, sent: now, latest: now, suspect: false, dead: false }
     }
 
-    /// Something has arrived, be it one byte; whether the peer was suspect until now (PLS-1).
+    /// Something arrived, even a single byte. Returns whether the peer was suspect until now (PLS-1).
     pub fn heard(&mut self, now: Duration) -> bool {
         self.pass(now);
         self.heard = self.heard.max(now);
@@ -64,8 +64,8 @@ impl Heartbeat {
         self.sent = self.sent.max(now);
     }
 
-    /// What is to be done now. Whoever was paused must read what has arrived before (PLS-2), and may call again until
-    /// it is [`Beat::Quiet`]. Dead is for ever.
+    /// Returns what to do now. After a pause, read what has arrived before calling this (PLS-2). Call again until it
+    /// returns [`Beat::Quiet`]. Death is final.
     pub fn on_tick(&mut self, now: Duration) -> Beat {
         self.pass(now);
         let silent = self.silent(now);
@@ -84,14 +84,14 @@ impl Heartbeat {
         Beat::Quiet
     }
 
-    /// When [`Heartbeat::on_tick`] is wanted next.
+    /// When to call [`Heartbeat::on_tick`] next.
     #[must_use]
     pub fn next_deadline(&self) -> Duration {
         let silence = if self.suspect { self.window } else { self.window / 4 };
         (self.sent + self.window / 10).min(self.heard + silence)
     }
 
-    /// For how long nothing was heard, own pauses not counted.
+    /// How long the peer has been silent, not counting this side's pauses.
     #[must_use]
     pub fn silent(&self, now: Duration) -> Duration {
         now.saturating_sub(self.heard)
@@ -103,8 +103,8 @@ impl Heartbeat {
         self.suspect
     }
 
-    /// This side runs now. A tick is asked for a tenth of the window after the last sending at the latest: who comes
-    /// later than that by another tenth was paused, and takes the time out of the peer's silence (PLS-2).
+    /// Notes that this side runs. A tick is due at most a tenth of the window after the last send. If this side is late
+    /// by another tenth it was paused, and the pause does not count as the peer's silence (PLS-2).
     fn pass(&mut self, now: Duration) {
         let gap = now.saturating_sub(self.latest);
         if gap > self.window / 5 {

@@ -1,25 +1,26 @@
-//! Replies of one call becoming one on the way up.
+//! Merging the replies of one call on their way up.
 //!
-//! An agent puts the replies of its procs into one `Gathered` frame, equal payloads once ([`HostMerge`]); a relay
-//! puts the frames of several hosts into one ([`RelayMerge`]); who called makes replies of it again ([`unmerge`]).
+//! An agent merges the replies of its procs into one `Gathered` frame, with equal payloads stored once ([`HostMerge`]).
+//! A relay merges the frames of several hosts ([`RelayMerge`]). The caller splits them into replies again
+//! ([`unmerge`]).
 //!
 //! ```text
 //! part 0: number of entries (4), then of each: flags (2), parts (2), number of runs (4), runs (16 each)
 //! part 1 + n: body of entry n, as it was in the reply
 //! ```
 //!
-//! A run says that hosts `origin`, `origin + 1`, ... each sent the payload for `each` places, which follow one another
-//! from `first` on. So the share of each host can be taken or left by itself, and a regular cast is one run. The highest
-//! bit of the number of hosts says that nothing more comes from them: then a relay waits for them no longer.
+//! A run says that hosts `origin`, `origin + 1`, ... each sent the payload for `each` consecutive places, counting from
+//! `first`. So each host's share can be taken or dropped separately, and a regular cast is one run. The highest bit of
+//! the number of hosts means that nothing more comes from them, so relays stop waiting for them.
 //!
-//! Where no two replies are equal, an entry is a series, which the highest bit of the number of runs says: each place of
-//! its one run has a payload of its own. Their lengths (4 each) follow the run, and the body is all of them.
+//! If no two replies are equal, an entry is a series, marked by the highest bit of the number of runs: it has one run,
+//! each place of which has its own payload. The lengths (4 each) follow the run, and the body is all the payloads.
 //!
 //! - MRG-1: every reply that goes in comes out once, with its flags, bytes and place; none waits longer than the hold.
 //! - MRG-2: what one proc, or one host, sends to one receiver comes out in the order in which it went in.
-//! - MRG-3: an origin is in a merged frame at most once: one number speaks for its share.
-//! - MRG-4: what is kept is bounded: calls, bytes and time, whatever is never answered.
-//! - MRG-5: bytes of another host make at most as many replies as the call has places, and never a panic.
+//! - MRG-3: an origin is in a merged frame at most once: one number covers its share.
+//! - MRG-4: memory and waiting are bounded (calls, bytes, time), even for calls that are never answered.
+//! - MRG-5: bytes from another host never yield more replies than the call has places, and never a panic.
 
 mod host;
 mod pending_calls;
@@ -35,14 +36,14 @@ pub use table::origins;
 
 use std::time::Duration;
 
-/// How long a reply may wait for others.
+/// How long a reply may wait for others to merge with.
 pub const HOLD: Duration = Duration::from_millis(1);
-/// A reply with a longer body goes by itself: there is nothing to be gained, and it would hold up the others.
+/// A reply with a longer body travels alone: merging would gain nothing and hold up the others.
 pub const MERGE_LIMIT: usize = 64 << 10;
 
-/// A merged frame does not grow beyond this; it stays in one piece on its way.
+/// A merged frame does not grow beyond this, and is never cut into segments.
 const MERGED_MAX: usize = 192 << 10;
-/// Payloads of one merged frame.
+/// Payloads in one merged frame.
 const PAYLOADS_MAX: usize = 1024;
-/// Calls whose replies are awaited at one time; above that the oldest is let go, and its replies go by themselves.
+/// Calls whose replies are awaited at a time. Beyond that, the oldest is dropped and its replies travel alone.
 const CALLS_MAX: usize = 4096;

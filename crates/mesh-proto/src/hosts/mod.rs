@@ -1,7 +1,6 @@
-//! Many hosts: who relays for whom, what is under way between them, and whether they live. [`Gateway`] is all of it for
-//! one host.
+//! Many hosts: relaying, the packets under way between hosts, and liveness. [`Gateway`] combines it all for one host.
 //!
-//! Nothing here reads a clock or a socket: time is passed in, packets are handed over.
+//! Nothing here reads a clock or a socket: the caller passes in the time and the packets.
 
 mod cargo;
 mod fate;
@@ -24,7 +23,7 @@ pub use peer_streams::{Arrival, Cargo, Lane, Lost, PACKET_COST, PeerStreams, SEG
 pub use topology::{DEFAULT_FAN_OUT, Standing, Topology};
 pub use unpack::PacketDecoder;
 
-/// A list that is nearly always short: a frame has a header and a body, most packets have one destination.
+/// A list that is nearly always short: a frame has a header and a body, and most packets have one destination.
 pub type Short<T> = smallvec::SmallVec<[T; 2]>;
 
 /// Host numbers, kept as runs of neighbours.

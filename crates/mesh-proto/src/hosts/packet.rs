@@ -1,11 +1,11 @@
-//! What travels on a connection.
+//! Packets: what travels on a connection.
 //!
 //! ```text
 //! header (48 bytes) | destinations (16 bytes each) | shares (24 bytes each) | body
 //! ```
 //!
-//! A packet is a frame or a segment of one, or what two gateways have to say to each other. Relays look at the
-//! destinations only, and hand the body on as it is.
+//! A packet is a frame, a segment of one, or a message between two gateways. Relays look only at the destinations and
+//! pass the body on unchanged.
 
 use super::{HostSet, Short};
 use crate::HostNo;
@@ -17,9 +17,9 @@ use thiserror::Error;
 
 /// Length of a packet's fixed header.
 pub const PACKET_HEAD: usize = 48;
-/// A packet's body may not be longer than this; a peer that says otherwise is not ours.
+/// The longest body of a packet. A peer that claims more is not trusted.
 pub const MAX_PACKET: usize = 512 << 10;
-/// So many runs of destinations, and of shares, a packet may have.
+/// The most runs of destinations, or of shares, in a packet.
 pub const MAX_RUNS: usize = 8192;
 /// Host numbers are below this.
 pub const MAX_HOSTS: u32 = 1 << 20;
@@ -29,39 +29,39 @@ const VERSION: u8 = 2;
 const DEST_LEN: usize = 16;
 const SHARE_LEN: usize = 24;
 const GAP_LEN: usize = 16;
-/// A frame is a header and at most [`crate::MAX_BODY`] bytes; nobody allocates for more.
+/// A frame is a header and at most [`crate::MAX_BODY`] bytes; nothing allocates for more.
 const MAX_FRAME: u64 = crate::MAX_BODY + 4096;
 
 codes! {
     /// What a packet is for.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum PacketKind {
-        /// The first packet of who has dialed: see [`Join`](super::Join).
+        /// The first packet of the dialing host: see [`Join`](super::Join).
         Join = 1,
-        /// The answer of who was dialed: see [`Welcome`](super::Welcome).
+        /// The answer of the dialed host: see [`Welcome`](super::Welcome).
         Welcome = 2,
         /// The other answer, and the last packet: see [`Refuse`](super::Refuse).
         Refuse = 3,
-        /// Nothing but a sign of life.
+        /// A mere sign of life.
         Ping = 4,
         /// An answer to a ping.
         Pong = 5,
         /// A frame, a segment of one, or merged replies of several hosts.
         Data = 6,
-        /// The shares say what their hosts have received of the destination.
+        /// The shares say what their hosts have received from the destination.
         Ack = 7,
-        /// What the origin misses of the destination: the body is a list of [`Gap`]s.
+        /// What the origin is missing from the destination: the body is a list of [`Gap`]s.
         Nack = 8,
-        /// The last packet of who ends in order: see [`Farewell`](super::Farewell).
+        /// The last packet of a host that ends in order: see [`Farewell`](super::Farewell).
         Farewell = 9,
-        /// The first packet of who wants to look into a job, and not to join it: see [`Look`](super::Look).
+        /// The first packet of an observer, who looks into a job without joining it: see [`Look`](super::Look).
         Look = 10,
-        /// Bytes between who looks into a job and the job's controller.
+        /// Bytes between an observer and the job's controller.
         Said = 11,
     }
 }
 
-/// A packet that cannot be read. The connection it came from is not to be trusted any further.
+/// A packet that cannot be read. Its connection can no longer be trusted.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum PacketError {
     /// The first bytes are not ours.
@@ -78,17 +78,17 @@ pub enum PacketError {
     /// The kind byte names nothing.
     #[error("unknown packet kind {0}")]
     Kind(u8),
-    /// A length is above what is allowed.
+    /// A length exceeds its limit.
     #[error("a packet with {got} {what} is above the limit of {limit}")]
     TooLong {
         /// What there is too much of.
         what: &'static str,
         /// How much the packet claims.
         got: u64,
-        /// How much may be.
+        /// The limit.
         limit: u64,
     },
-    /// What the packet says does not fit together.
+    /// The fields contradict each other.
     #[error("malformed packet: {0}")]
     Malformed(&'static str),
 }
@@ -100,7 +100,7 @@ pub struct Dest {
     pub first: HostNo,
     /// How many there are.
     pub count: u32,
-    /// The packet's number in the peer stream from the origin to each; 0 where the packet has none.
+    /// The packet's number in the peer stream from the origin to each; 0 if the packet has none.
     pub seq: u64,
 }
 
@@ -116,7 +116,7 @@ impl Dest {
     }
 }
 
-/// Neighbouring hosts that have a part in a packet of many: merged replies, or merged acks.
+/// Neighbouring hosts that contribute to a packet of several: merged replies or merged acks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Share {
     /// The first of them.
@@ -125,7 +125,7 @@ pub struct Share {
     pub count: u32,
     /// The packet's number in the peer stream of each; 0 for an ack alone.
     pub seq: u64,
-    /// What each has received of the destination's peer stream.
+    /// How far each has received the destination's peer stream.
     pub ack: u64,
 }
 
@@ -151,32 +151,32 @@ pub struct Gap {
     pub count: u64,
 }
 
-/// One packet; its body is never looked into, and never copied on the way out.
+/// One packet. Its body is never inspected, and never copied on the way out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet {
     /// What it is for.
     pub kind: PacketKind,
-    /// The host whose packet it is, whoever relays it.
+    /// The host that sent the packet, whoever relays it.
     pub origin: HostNo,
     /// Which of the origin's frames a segment belongs to; 0 for a frame that was not cut.
     pub message: u32,
     /// Where in the frame the body begins.
     pub offset: u64,
-    /// How long the frame is.
+    /// The frame's length.
     pub total: u64,
-    /// What the origin has received of the peer stream of the one destination; 0 for nothing, or if there are several, unless
-    /// a nack says the same to all.
+    /// How far the origin has received the peer stream of the sole destination; 0 for nothing or if there are several,
+    /// except in a nack that says the same to all.
     pub ack: u64,
-    /// Who shall get it; ascending.
+    /// The hosts that it is for; ascending.
     pub dests: Short<Dest>,
-    /// Who has a part in it, if not the origin alone; ascending.
+    /// The hosts that contribute to it, unless it is the origin alone; ascending.
     pub shares: Short<Share>,
     /// The bytes.
     pub body: Short<Bytes>,
 }
 
 impl Packet {
-    /// A packet without anything.
+    /// An empty packet.
     #[must_use]
     pub fn new(kind: PacketKind, origin: HostNo) -> Self {
         Self {
@@ -192,7 +192,7 @@ impl Packet {
         }
     }
 
-    /// Merged replies of several hosts, each under its own number, for one host: `relay` has merged them.
+    /// Replies of several hosts to one host, merged by `relay`, each under its own number.
     #[must_use]
     pub fn merged(relay: HostNo, dest: HostNo, shares: Vec<Share>, body: Short<Bytes>) -> Self {
         let mut packet = Self::new(PacketKind::Data, relay);
@@ -209,13 +209,13 @@ impl Packet {
         self.body.iter().map(Bytes::len).sum()
     }
 
-    /// Whether the body is the beginning of its frame.
+    /// Whether the body is the first part of its frame.
     #[must_use]
     pub fn is_first(&self) -> bool {
         self.offset == 0
     }
 
-    /// Whether the body is the end of its frame.
+    /// Whether the body is the last part of its frame.
     #[must_use]
     pub fn is_last(&self) -> bool {
         self.offset + self.body_len() as u64 >= self.total
@@ -227,7 +227,7 @@ impl Packet {
         self.is_first() && self.is_last()
     }
 
-    /// The hosts that shall get it.
+    /// The hosts that it is for.
     #[must_use]
     pub fn hosts(&self) -> HostSet {
         let mut set = HostSet::default();
@@ -235,7 +235,7 @@ impl Packet {
         set
     }
 
-    /// The one host that shall get it, if it is one.
+    /// The host that it is for, if there is exactly one.
     #[must_use]
     pub fn sole(&self) -> Option<HostNo> {
         match &*self.dests {
@@ -251,7 +251,7 @@ impl Packet {
         at.checked_sub(1).map(|at| self.dests[at]).filter(|dest| dest.contains(host)).map(|dest| dest.seq)
     }
 
-    /// What a relay adds to a merged packet for this one: whose it is, its number, and what it acknowledges.
+    /// What a relay notes for this packet in a merged one: its origin, number and ack.
     #[must_use]
     pub fn share(&self) -> Option<Share> {
         match &*self.dests {
@@ -260,7 +260,7 @@ impl Packet {
         }
     }
 
-    /// The same packet for some of its hosts: what a relay sends to each of its next hops. The body is shared.
+    /// The same packet for some of its hosts, as a relay sends it to one of its next hops. The body is shared.
     #[must_use]
     pub fn for_hosts(&self, hosts: &HostSet) -> Self {
         let mut dests = Short::new();
@@ -275,7 +275,7 @@ impl Packet {
         Self { dests, ..self.clone() }
     }
 
-    /// What goes onto the connection before the body.
+    /// Encodes everything before the body.
     #[must_use]
     pub fn encode_head(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(PACKET_HEAD + DEST_LEN * self.dests.len() + SHARE_LEN * self.shares.len());
@@ -283,10 +283,10 @@ impl Packet {
         out
     }
 
-    /// Appends what goes onto the connection before the body.
+    /// Appends everything before the body.
     ///
     /// # Panics
-    /// If the packet is longer or has more runs than may be: whoever builds packets cuts them.
+    /// If the packet is too long or has too many runs: whoever builds packets must cut them.
     pub fn write_head(&self, out: &mut Vec<u8>) {
         let mut head = [0; PACKET_HEAD];
         head[0..2].copy_from_slice(&MAGIC.to_le_bytes());
@@ -322,7 +322,7 @@ impl Packet {
         PACKET_HEAD + DEST_LEN * self.dests.len() + SHARE_LEN * self.shares.len() + self.body_len()
     }
 
-    /// A list of gaps as a packet for the host that has to fill them.
+    /// A list of gaps as a packet for the host that must fill them.
     #[must_use]
     pub fn nack(origin: HostNo, dest: HostNo, ack: u64, gaps: &[Gap]) -> Self {
         let mut packet = Self::new(PacketKind::Nack, origin);
@@ -337,7 +337,7 @@ impl Packet {
         packet
     }
 
-    /// The gaps of a nack; none if it is none.
+    /// The gaps of a nack; empty for any other packet.
     pub fn gaps(&self) -> impl Iterator<Item = Gap> + '_ {
         let body: &[u8] = match (&self.kind, &*self.body) {
             (PacketKind::Nack, [body]) => body,
@@ -357,7 +357,7 @@ pub(crate) struct Head {
 }
 
 impl Head {
-    /// Reads the fixed header; checks what can be checked without the rest.
+    /// Reads the fixed header and checks what can be checked without the rest.
     pub(crate) fn decode(raw: &[u8; PACKET_HEAD]) -> Result<Self, PacketError> {
         let magic = u16_at(raw, 0);
         if magic != MAGIC {
@@ -414,7 +414,7 @@ impl Head {
         self.dests * DEST_LEN + self.shares * SHARE_LEN
     }
 
-    /// Reads what [`Head::runs_len`] bytes say.
+    /// Reads the runs from [`Head::runs_len`] bytes.
     pub(crate) fn read_runs(&mut self, raw: &[u8]) -> Result<(), PacketError> {
         let (dests, shares) = raw.split_at(self.dests * DEST_LEN);
         let mut end = 0;
@@ -435,7 +435,7 @@ impl Head {
         Ok(())
     }
 
-    /// The packet, with its body.
+    /// The packet with its body.
     pub(crate) fn finish(self, body: Bytes) -> Packet {
         let mut packet = self.packet;
         if !body.is_empty() {
@@ -445,7 +445,7 @@ impl Head {
     }
 }
 
-/// Where a run ends that must begin at `end` or above.
+/// The end of a run, which must begin at `end` or later.
 fn after(end: HostNo, first: HostNo, count: u32) -> Result<HostNo, PacketError> {
     match first.checked_add(count) {
         Some(next) if count > 0 && first >= end && next <= MAX_HOSTS => Ok(next),

@@ -1,9 +1,9 @@
-//! Who relays for whom.
+//! Which host relays for which.
 //!
-//! Hosts that are attached together are a group: a tree in which every host but the first few has a parent that is
-//! computed from its number. A host that is dead or suspect relays nothing; what it relayed for belongs to the
-//! nearest ancestor that can. So the tree is known from the groups and the few hosts that are not well, and costs
-//! nothing for the others, however many there are.
+//! Hosts that are attached together form a group: a tree in which every host but the first few has a parent computed
+//! from its number. A host that is dead or suspect relays nothing; the hosts below it are served by the nearest
+//! ancestor that can relay. So the groups and the few unwell hosts define the tree, and the other hosts cost nothing,
+//! however many there are.
 
 use super::{HostSet, MAX_HOSTS};
 use crate::HostNo;
@@ -12,35 +12,35 @@ use std::collections::{BTreeMap, BTreeSet};
 mod group;
 use group::Group;
 
-/// To how many a host relays where nothing else was said.
+/// How many hosts a host relays to by default.
 pub const DEFAULT_FAN_OUT: u32 = 16;
 
-/// To fewer destinations than this the way is looked up one by one; beyond, child by child.
+/// For fewer destinations than this the route is looked up one by one; for more, child by child.
 const FEW: usize = 32;
 
-/// What the controller holds of a host.
+/// Whether a host gets messages, and relays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Standing {
     /// Gets what is for it, and relays.
     #[default]
     Live,
-    /// Silent for a while: gets what is for it, but nothing is relayed by it.
+    /// Silent for a while: gets what is for it, but relays nothing.
     Suspect,
-    /// Gets nothing any more. It does not come back.
+    /// Gets nothing any more, and never comes back.
     Dead,
 }
 
-/// Who relays for whom, as one host sees it.
+/// Which host relays for which, as one host sees it.
 ///
-/// What the controller sends and gets goes along the tree; other hosts talk directly, and cast to many by cutting
-/// the destinations into chunks, of which each goes to its first host, which does the same with the rest. Hosts that
-/// cannot reach one another use the tree.
+/// What the controller sends and receives follows the tree. Other hosts talk directly, and cast to many by cutting the
+/// destinations into chunks: each chunk goes to its first host, which does the same with the rest. Hosts that cannot
+/// reach one another use the tree.
 ///
 /// - TOP-1: every destination that is not dead gets exactly one copy, whoever sends and whatever the standings are.
 /// - TOP-2: only live hosts relay.
-/// - TOP-3: nothing goes in circles, also where the hosts on its way differ about the standings: in the tree a packet
-///   goes up and then down, and a chunk gets smaller with every host that cuts it.
-/// - TOP-4: where all are live, no host sends more than `fan_out` copies of a message to its group.
+/// - TOP-3: no packet goes in circles, even if the hosts on its way differ about the standings: in the tree it goes up
+///   and then down, and a chunk shrinks with every host that cuts it.
+/// - TOP-4: if all are live, no host sends more than `fan_out` copies of a message to its group.
 ///
 /// ```
 /// # use mesh_proto::hosts::{HostSet, Standing, Topology};
@@ -64,20 +64,20 @@ pub struct Topology {
 }
 
 impl Topology {
-    /// A job of the controller alone, as host `me` sees it.
+    /// A job with only the controller, as host `me` sees it.
     #[must_use]
     pub fn new(me: HostNo) -> Self {
         Self { me, groups: Vec::new(), unwell: BTreeMap::new(), apart: BTreeSet::new() }
     }
 
-    /// Who sees it so.
+    /// The host whose view this is.
     #[must_use]
     pub fn me(&self) -> HostNo {
         self.me
     }
 
-    /// `count` hosts from `base` on, attached together, of which none relays to more than `fan_out`. False, and
-    /// nothing is done, if one of them is known already or the numbers are none of hosts.
+    /// Adds `count` hosts from `base` on, attached together, none of which relays to more than `fan_out`. Returns
+    /// false, and does nothing, if one of them is already known or a number is out of range.
     pub fn add_group(&mut self, base: HostNo, count: u32, fan_out: u32) -> bool {
         let group = Group { base, count, fan_out: fan_out.max(1) };
         let at = self.groups.partition_point(|other| other.base < base);
@@ -92,8 +92,8 @@ impl Topology {
         fits
     }
 
-    /// A host that has connected to the controller by itself: a child of the controller, whatever the fan-out. False
-    /// if it is known already, or is the controller.
+    /// Adds a host that has itself connected to the controller: a child of the controller, whatever the fan-out.
+    /// Returns false if it is already known or is the controller.
     pub fn add_dialed(&mut self, host: HostNo) -> bool {
         let at = self.groups.partition_point(|group| group.base < host);
         let before = at.checked_sub(1).map(|before| self.groups[before]);
@@ -107,24 +107,24 @@ impl Topology {
         self.add_group(host, 1, u32::MAX)
     }
 
-    /// The groups: base number, count, fan-out (`u32::MAX` for hosts that have dialed). What [`Topology::add_group`]
-    /// makes the same tree of.
+    /// The groups as base number, count, fan-out (`u32::MAX` for hosts that have dialed). [`Topology::add_group`]
+    /// builds the same tree from them.
     pub fn groups(&self) -> impl Iterator<Item = (HostNo, u32, u32)> + '_ {
         self.groups.iter().map(|group| (group.base, group.count, group.fan_out))
     }
 
-    /// The hosts that are not live, with what is held of them; ascending.
+    /// The hosts that are not live, with their standing; ascending.
     pub fn unwell(&self) -> impl Iterator<Item = (HostNo, Standing)> + '_ {
         self.unwell.iter().map(|(host, standing)| (*host, *standing))
     }
 
-    /// Whether there is, or was, such a host.
+    /// Whether such a host exists or existed.
     #[must_use]
     pub fn knows(&self, host: HostNo) -> bool {
         host == 0 || self.group_of(host).is_some()
     }
 
-    /// Whether there is, or was, each of the `count` hosts from `first` on. The work goes with the groups.
+    /// Whether each of the `count` hosts from `first` on exists or existed. Takes time proportional to the groups.
     #[must_use]
     pub fn knows_all(&self, first: HostNo, count: u32) -> bool {
         let end = u64::from(first) + u64::from(count);
@@ -136,23 +136,23 @@ impl Topology {
         true
     }
 
-    /// Everybody who is not dead, the controller too.
+    /// All hosts that are not dead, including the controller.
     #[must_use]
     pub fn hosts(&self) -> HostSet {
         self.subtree(0)
     }
 
-    /// What is held of a host; one that nobody has heard of is live.
+    /// A host's standing. An unknown host counts as live.
     #[must_use]
     pub fn standing(&self, host: HostNo) -> Standing {
         self.unwell.get(&host).copied().unwrap_or_default()
     }
 
-    /// Sets what is held of a host.
+    /// Sets a host's standing.
     ///
-    /// Says to whom the way from here, or any later part of it along the tree, has changed by that: what they have
-    /// not acknowledged may be lost. `None` if that was held before, of the controller, and of the dead, who do not
-    /// come back.
+    /// Returns the hosts whose route from here, or any later part of it along the tree, changes by that: what they have
+    /// not acknowledged may be lost. `None` if nothing changes: the standing is the same, `host` is the controller, or
+    /// it is dead, which is final.
     pub fn set(&mut self, host: HostNo, standing: Standing) -> Option<HostSet> {
         let before = self.standing(host);
         if before == standing || before == Standing::Dead || host == 0 {
@@ -171,33 +171,32 @@ impl Topology {
         Some(changed)
     }
 
-    /// Notes that this host cannot connect to `host`: what is for it takes the tree. False if that was known.
+    /// Notes that this host cannot connect to `host`, so packets for it take the tree. Returns false if that was known.
     pub fn unreachable(&mut self, host: HostNo) -> bool {
         host != self.me && self.apart.insert(host)
     }
 
-    /// Notes that there is a connection to `host` after all. False if there was nothing else known.
+    /// Notes that there is a connection to `host` after all. Returns false if `host` was not noted as unreachable.
     pub fn reachable(&mut self, host: HostNo) -> bool {
         self.apart.remove(&host)
     }
 
-    /// The nearest ancestor that relays; none for the controller and for a host that is not known.
+    /// The nearest ancestor that relays; none for the controller and for unknown hosts.
     #[must_use]
     pub fn parent(&self, host: HostNo) -> Option<HostNo> {
         let group = self.group_of(host)?;
         group.above(host).find(|above| self.relays(*above))
     }
 
-    /// Where a host that has lost its parent may knock: the ancestors that relay, the nearest first, the controller
-    /// last.
+    /// Where a host that has lost its parent may connect: the ancestors that relay, nearest first, the controller last.
     #[must_use]
     pub fn ancestors(&self, host: HostNo) -> Vec<HostNo> {
         let Some(group) = self.group_of(host) else { return Vec::new() };
         group.above(host).filter(|above| self.relays(*above)).collect()
     }
 
-    /// Whether the way from the controller to `host` leads by `above`, or would if all were well: the controller itself,
-    /// and the hosts in between, whatever is held of them.
+    /// Whether the route from the controller to `host` leads through `above`, or would if all hosts were well. True for
+    /// the controller and the hosts in between, whatever their standings.
     ///
     /// ```
     /// # use mesh_proto::hosts::Topology;
@@ -211,8 +210,8 @@ impl Topology {
         self.group_of(host).is_some_and(|group| group.above(host).any(|one| one == above))
     }
 
-    /// To whom `host` relays what the controller casts, those included that others could not relay to any more. The
-    /// dead are not among them.
+    /// The hosts to which `host` relays the controller's casts, including those that others can no longer relay to. The
+    /// dead are left out.
     #[must_use]
     pub fn children(&self, host: HostNo) -> HostSet {
         let mut runs = Vec::new();
@@ -222,14 +221,14 @@ impl Topology {
         HostSet::from_runs(runs)
     }
 
-    /// `host` and all that hang on it: who loses the way from the controller if it fails. The dead are not among
-    /// them; of a host that does not relay it is only itself.
+    /// `host` and everything below it: the hosts that lose their route from the controller if it fails. The dead are
+    /// left out; for a host that does not relay it is only itself.
     #[must_use]
     pub fn subtree(&self, host: HostNo) -> HostSet {
         if self.relays(host) { self.without_dead(&self.below(host)) } else { self.without_dead(&HostSet::one(host)) }
     }
 
-    /// To whom this host gives what `origin` sends to `dest`. None if it is for this host, or for a dead one.
+    /// Where this host passes what `origin` sends to `dest`. None if `dest` is this host or dead.
     #[must_use]
     pub fn next_hop(&self, origin: HostNo, dest: HostNo) -> Option<HostNo> {
         if dest == self.me || self.standing(dest) == Standing::Dead {
@@ -241,8 +240,8 @@ impl Topology {
         }
     }
 
-    /// What this host does with a message of `origin` to `dests`, as the origin or as a relay: to whom it goes next,
-    /// each with its share of the destinations. This host and dead ones are left out; ascending by next hop.
+    /// What this host, as origin or relay, does with a message of `origin` to `dests`: the next hops, each with its
+    /// share of the destinations, ascending. This host and dead ones are left out.
     ///
     /// ```
     /// # use mesh_proto::hosts::{HostSet, Topology};
@@ -258,7 +257,7 @@ impl Topology {
         if origin == 0 {
             return self.plan_tree(&dests);
         }
-        // The controller, those that cannot be reached, and those that may not relay are seen to one by one.
+        // The controller, unreachable hosts and hosts that may not relay are handled one by one.
         let mut hops: BTreeMap<HostNo, Vec<(HostNo, u32)>> = BTreeMap::new();
         for host in self.special_among(&dests) {
             if let Some(hop) = self.next_hop(origin, host) {
@@ -274,7 +273,7 @@ impl Topology {
         given_out(hops)
     }
 
-    /// Those of `dests` that cannot be the head of a chunk, or not be reached by one.
+    /// The `dests` that cannot head a chunk, or cannot be reached as part of one.
     fn special_among(&self, dests: &HostSet) -> Vec<HostNo> {
         if dests.len() < FEW {
             let is_special = |host: &HostNo| *host == 0 || !self.relays(*host) || self.apart.contains(host);
@@ -291,13 +290,13 @@ impl Topology {
         self.groups.iter().filter(|group| !group.is_flat()).map(|group| group.fan_out).max().unwrap_or(DEFAULT_FAN_OUT)
     }
 
-    /// The shares of what the controller sends.
+    /// The next hops, with their shares, for what the controller sends.
     fn plan_tree(&self, dests: &HostSet) -> Vec<(HostNo, HostSet)> {
         let mut hops: BTreeMap<HostNo, Vec<(HostNo, u32)>> = BTreeMap::new();
         let mut singly = dests.clone();
         if dests.len() >= FEW {
             let below = dests.intersection(&self.below(self.me));
-            // What is not below: only where this host's picture is not the controller's.
+            // What is not below: only if this host's view differs from the controller's.
             singly = dests.difference(&below);
             let mut children = Vec::new();
             self.children_into(self.me, &mut children);
@@ -309,7 +308,7 @@ impl Topology {
                     hops.insert(*child, share.runs().to_vec());
                 }
             }
-            // Leaves, and children that do not relay, get their own message only.
+            // Leaves, and children that do not relay, get only their own message.
             let leaves = children.difference(&inner.into_iter().collect()).intersection(&below);
             hops.extend(leaves.iter().map(|leaf| (leaf, vec![(leaf, 1)])));
         }
@@ -321,11 +320,11 @@ impl Topology {
         given_out(hops)
     }
 
-    /// The next hop along the tree: down if `dest` is below this host. If not, then what the controller sends goes
-    /// directly, which ends its way (its picture is not this host's), and all else goes up.
+    /// The next hop along the tree: down if `dest` is below this host. Otherwise, what the controller sends goes
+    /// directly, which ends its route (the views differ), and everything else goes up.
     fn by_tree(&self, origin: HostNo, dest: HostNo) -> Option<HostNo> {
         let Some(group) = self.group_of(dest) else {
-            // The controller, or a host that has not been heard of here: whoever is above has.
+            // The controller, or a host not known here: whoever is above knows it.
             let up = dest == 0 || origin != 0 && self.apart.contains(&dest);
             return if up { self.parent(self.me) } else { Some(dest) };
         };
@@ -341,10 +340,10 @@ impl Topology {
         if origin == 0 { Some(dest) } else { self.parent(self.me) }
     }
 
-    /// To whom this host's own messages go by `host`, as the tree is.
+    /// The hosts that this host's own messages reach through `host`, as the tree is now.
     fn ways_by(&self, host: HostNo) -> HostSet {
         if self.me == 0 {
-            // Its own messages take the way that they took.
+            // Its own messages take the same route.
             return self.without_dead(&self.below(host).difference(&HostSet::one(host)));
         }
         let above = |host: HostNo| self.group_of(host).into_iter().flat_map(move |group| group.above(host));
@@ -365,7 +364,7 @@ impl Topology {
         at.checked_sub(1).map(|at| self.groups[at]).filter(|group| group.contains(host))
     }
 
-    /// A host and all that would be below it if all were well.
+    /// A host and everything that would be below it if all were well.
     fn below(&self, host: HostNo) -> HostSet {
         if host == 0 {
             let all = self.groups.iter().map(|group| (group.base, group.count));
@@ -374,7 +373,7 @@ impl Topology {
         self.group_of(host).map_or_else(HostSet::default, |group| HostSet::from_runs(group.below(host)))
     }
 
-    /// The children of a host, and in place of those that do not relay also theirs.
+    /// The children of a host, with the children of those that do not relay.
     fn children_into(&self, host: HostNo, runs: &mut Vec<(HostNo, u32)>) {
         let mut levels: Vec<(HostNo, u32)> = if host == 0 {
             self.groups.iter().map(Group::top).collect()
@@ -397,7 +396,7 @@ impl Topology {
         }
     }
 
-    /// Those of `hosts` that others hang on.
+    /// The `hosts` that have children of their own and relay.
     fn inner_among(&self, hosts: &HostSet) -> Vec<HostNo> {
         let inner = HostSet::from_runs(self.groups.iter().map(Group::inner).collect());
         hosts.intersection(&inner).iter().filter(|host| self.relays(*host)).collect()
@@ -413,7 +412,7 @@ impl Topology {
     }
 }
 
-/// The shares as they are given out.
+/// Each next hop with its share as a set.
 fn given_out(hops: BTreeMap<HostNo, Vec<(HostNo, u32)>>) -> Vec<(HostNo, HostSet)> {
     hops.into_iter().map(|(hop, runs)| (hop, HostSet::from_runs(runs))).collect()
 }

@@ -1,29 +1,29 @@
-//! Bytes of a connection becoming packets.
+//! Turns the bytes of a connection into packets.
 
 use super::packet::{Head, PACKET_HEAD, Packet, PacketError};
 use crate::READ_CHUNK;
 use bytes::Bytes;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A body up to this is copied out of the buffer; the rest of a longer one is read to where it stays.
+/// Bodies up to this length are copied out of the buffer; longer ones are read straight to their final place.
 const SMALL: usize = 4096;
-/// Bodies from this length on are read into buffers that are used again: fresh memory of that size comes from the
-/// system, zeroed, with a fault for every page.
+/// Bodies from this length on are read into recycled buffers: fresh memory of that size comes zeroed from the system,
+/// with a fault for every page.
 const LONG: usize = 64 << 10;
-/// So many buffers that nobody uses are kept.
+/// How many unused buffers are kept.
 const KEPT: usize = 4;
 
-/// Buffers for long bodies that nobody uses just now.
+/// Unused buffers for long bodies.
 #[derive(Debug, Default)]
 struct BufferPool(Mutex<Vec<Vec<u8>>>);
 
 impl BufferPool {
     fn lock(&self) -> MutexGuard<'_, Vec<Vec<u8>>> {
-        // Whoever panicked has at worst lost a buffer.
+        // A thread that panicked has at worst lost a buffer.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At least `len` bytes, whatever is in them.
+    /// At least `len` bytes with arbitrary content.
     fn take(&self, len: usize) -> Vec<u8> {
         if len < LONG {
             return vec![0; len];
@@ -40,7 +40,7 @@ impl BufferPool {
     }
 }
 
-/// A long body; its buffer goes back when the last who refers to it lets go.
+/// A long body. Its buffer returns to the pool when the last reference is dropped.
 struct Lent {
     buffer: Vec<u8>,
     len: usize,
@@ -59,7 +59,7 @@ impl Drop for Lent {
     }
 }
 
-/// A packet whose body is under way.
+/// A packet whose body is arriving.
 #[derive(Debug)]
 struct Long {
     head: Head,
@@ -74,10 +74,10 @@ impl Long {
     }
 }
 
-/// Cuts what a connection has read into packets.
+/// Cuts the bytes that a connection has read into packets.
 ///
-/// Memory never runs ahead of what has arrived by more than one packet and one [`READ_CHUNK`], whatever a header
-/// claims, and a body is written once: where the runtime will hand it on from.
+/// Memory never exceeds what has arrived by more than one packet and one [`READ_CHUNK`], whatever a header claims, and
+/// a long body is written once, where the runtime will pass it on from.
 ///
 /// ```
 /// # use mesh_proto::hosts::{Packet, PacketDecoder, PacketKind};
@@ -90,7 +90,7 @@ impl Long {
 #[derive(Debug, Default)]
 pub struct PacketDecoder {
     buffer: Vec<u8>,
-    /// Where the first unread byte is, and where the arrived bytes end.
+    /// The first unread byte, and the end of what has arrived.
     start: usize,
     end: usize,
     /// The header of the packet under way, until its runs have been read.
@@ -100,8 +100,8 @@ pub struct PacketDecoder {
 }
 
 impl PacketDecoder {
-    /// Room to read into; [`PacketDecoder::filled`] says how much of it was used. All whole packets have to be taken
-    /// out before.
+    /// Room to read into; report to [`PacketDecoder::filled`] how much was used. All whole packets must be taken out
+    /// first.
     pub fn room(&mut self) -> &mut [u8] {
         if let Some(long) = self.body.as_mut().filter(|long| !long.is_whole()) {
             return &mut long.buffer[long.have..long.head.body];
@@ -113,7 +113,7 @@ impl PacketDecoder {
             }
         }
         let have = self.end - self.start;
-        // Runs of a packet to very many hosts may be longer than the buffer.
+        // The runs of a packet to very many hosts may be longer than the buffer.
         let want = READ_CHUNK.max(self.head.as_ref().map_or(0, |head| head.runs_len() + SMALL));
         if self.buffer.len() < want {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -144,7 +144,7 @@ impl PacketDecoder {
     /// The next whole packet, if it has arrived.
     ///
     /// # Errors
-    /// If the bytes are no packet. Nothing after an error can be trusted.
+    /// If the bytes are not a packet. Nothing after an error can be trusted.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, PacketError> {
         if self.body.as_ref().is_some_and(|long| !long.is_whole()) {
             return Ok(None);
@@ -173,7 +173,7 @@ impl PacketDecoder {
             return Ok(None);
         }
         if have < runs + head.body && head.body <= SMALL && have < SMALL {
-            // Nearly there: not worth a read of its own.
+            // Nearly complete: not worth a separate read.
             self.head = Some(head);
             return Ok(None);
         }
@@ -193,8 +193,8 @@ impl PacketDecoder {
         Ok(None)
     }
 
-    /// Appends bytes: what [`PacketDecoder::room`] and [`PacketDecoder::filled`] do without the copy, for as many as
-    /// there is room for before packets have to be taken out. How many that were.
+    /// Appends bytes by [`PacketDecoder::room`] and [`PacketDecoder::filled`]: as many as fit before packets must be
+    /// taken out. Returns how many.
     pub fn push(&mut self, bytes: &[u8]) -> usize {
         let room = self.room();
         let n = room.len().min(bytes.len());
@@ -203,7 +203,7 @@ impl PacketDecoder {
         n
     }
 
-    /// Bytes that have arrived and belong to no whole packet yet.
+    /// Bytes that have arrived but do not form a whole packet yet.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.end - self.start + self.body.as_ref().map_or(0, |long| long.have)

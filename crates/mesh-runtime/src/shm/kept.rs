@@ -1,8 +1,7 @@
 //! Memory of values that references name: it stays where it was put, and any number of readers map it.
 //!
-//! Its readers do not count themselves in the slab: who holds a reference is known by tickets (`crate::refs`), and the one
-//! count that a chunk has here is its owner's. Each reader maps it privately (SHM-2), where it can with what an earlier one
-//! has left (`spare`).
+//! Readers are not counted in the slab: tickets say who holds a reference (`crate::refs`), and a chunk's only count
+//! here is its owner's. Each reader maps it privately (SHM-2), if possible with what an earlier one has left (`spare`).
 
 use super::mapping::Mapping;
 use super::spare::Spares;
@@ -13,23 +12,23 @@ use mesh_proto::{Frame, ProcAddr, SharedRef, Target};
 use rustix::mm::MapFlags;
 use std::sync::{Arc, Weak};
 
-/// A kept value as its reader has it mapped: pages that it writes become its own.
+/// A kept value as mapped by its reader, which gets its own copy of pages that it writes.
 #[derive(Debug)]
 pub(crate) struct View {
-    /// Taken out when it is dropped.
+    /// Taken out on drop.
     map: Option<Mapping>,
     data: *mut u8,
     len: usize,
     /// Where the mapping goes then, unless the slab is forgotten.
     home: Weak<Spares>,
     offset: u64,
-    /// The process that mapped it; a forked copy of it touches no lock.
+    /// The process that mapped it. A forked copy of it touches no lock.
     pid: u32,
 }
 
 // SAFETY: plain memory, kept mapped by the field beside the pointer.
 unsafe impl Send for View {}
-// SAFETY: as above; whoever reads and writes through the pointer synchronises as with any buffer.
+// SAFETY: as above; readers and writers through the pointer synchronise as with any buffer.
 unsafe impl Sync for View {}
 
 impl View {
@@ -54,12 +53,12 @@ impl Drop for View {
 }
 
 impl Slab {
-    /// Somebody holds a chunk no more, or has died: nobody else can be left that does.
+    /// A holder of a chunk has let go or died. Ends the use if it was the last possible holder.
     pub(super) fn gone(&mut self, i: usize, addr: ProcAddr) {
         let holders = self.map.holders(i);
         let held = |place: &&mut Sent| !holders.are_none() && place.concerns(addr);
         let Some(place) = self.sent[i].as_mut().filter(held) else { return };
-        // It may be told more than once.
+        // This may be reported more than once.
         if !place.dead.contains(&addr) {
             place.dead.push(addr);
         }
@@ -69,7 +68,7 @@ impl Slab {
         }
     }
 
-    /// One more holds a chunk, in the same use of it. False if nobody does any more.
+    /// Adds a holder of a chunk, in the same use. False if nobody holds it any more.
     fn lend(&self, at: &SharedRef) -> bool {
         let chunk = at.chunk as usize;
         chunk < self.count && self.map.holders(chunk).lend(at.turn)
@@ -83,33 +82,33 @@ impl Sent {
 }
 
 impl Memory {
-    /// The same memory, with room for kept values of so many bytes.
+    /// The same memory, with room for kept values of this many bytes.
     pub(crate) fn keeping(mut self, bytes: u64, origin: u64) -> Self {
-        // A chunk is up to twice as long as what lies in it.
+        // A chunk is up to twice as long as its contents.
         let budget = usize::try_from(bytes.saturating_mul(2)).unwrap_or(usize::MAX);
         self.kept = self.pool.is_some().then(|| Pool::new(budget, false, origin));
         self
     }
 
-    /// Says who keeps account of references in messages. The first word counts.
+    /// Sets what counts references in messages. Only the first call counts.
     pub(crate) fn counted_by(&self, counter: Weak<dyn RefCounter>) {
         let _ = self.counter.set(counter);
     }
 
-    /// What a message that has come has of references in it; they are held from here on.
+    /// Takes the references in a message that has arrived. They are held from now on.
     pub(crate) fn take_refs(&self, frame: &Frame) -> Vec<Arc<Hold>> {
         let counter = self.counter.get().and_then(Weak::upgrade);
         counter.map_or_else(Vec::new, |counter| counter.came(frame))
     }
 
-    /// Room for a value that is to be kept; none where no memory can be shared.
+    /// Room for a value to be kept; none if memory cannot be shared.
     pub(crate) fn keep_room(&self, len: usize, me: &Target) -> Option<Room> {
         let room = self.kept.as_ref()?.room(len, me);
         self.touch();
         room
     }
 
-    /// Nobody holds the value any more.
+    /// Frees a value that nobody holds any more.
     pub(crate) fn unkeep(&self, at: &SharedRef) {
         if let Some(kept) = &self.kept {
             kept.release(at);
@@ -117,8 +116,8 @@ impl Memory {
         }
     }
 
-    /// Lends a piece of a kept value to a message for another host; it is given back as any part of one. False if the
-    /// value is not kept any more.
+    /// Lends a piece of a kept value to a message for another host, which gives it back like any part. False if the
+    /// value is no longer kept.
     pub(crate) fn lend(&self, at: &SharedRef) -> bool {
         let Some(kept) = &self.kept else { return false };
         let slabs = kept.lock();
@@ -126,7 +125,7 @@ impl Memory {
         slab.is_some_and(|slab| slab.lend(at))
     }
 
-    /// Sends a part that has come from another host to one more. False if it does not lie in memory of this process.
+    /// Lends a part that came from another host to one more receiver. False if it is not in this process's memory.
     pub(crate) fn lend_to(&self, at: &SharedRef, who: ProcAddr) -> bool {
         let Some(pool) = self.pool.as_ref().filter(|pool| pool.pid == at.pid) else { return false };
         let mut slabs = pool.lock();
@@ -141,7 +140,7 @@ impl Memory {
         true
     }
 
-    /// One of those it was lent to has it no more, without having mapped it.
+    /// Takes a part back from a receiver that has let go without mapping it.
     pub(crate) fn take_back(&self, at: &SharedRef, from: ProcAddr) {
         let Some(pool) = self.pool.as_ref().filter(|pool| pool.release(at)) else { return };
         if let Some(slab) = pool.lock().values_mut().flatten().find(|slab| slab.id == at.slab)

@@ -7,11 +7,11 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
-/// A slab's head. A multiple of every page size, since what follows it is mapped on its own.
+/// The length of a slab's head. A multiple of every page size, since what follows is mapped separately.
 pub(super) const HEAD: usize = 64 * 1024;
 pub(super) const HOLDERS_AT: usize = 16;
 pub(super) const MAX_CHUNKS: usize = 1020;
-/// Behind the counts: not 0 while the owner sends nothing.
+/// After the counts: nonzero while the owner sends nothing.
 pub(super) const QUIET_AT: usize = HOLDERS_AT + 8 * MAX_CHUNKS;
 
 /// A mapping of (a piece of) a memory file.
@@ -21,7 +21,7 @@ pub(super) struct Mapping {
     pub(super) len: usize,
 }
 
-// SAFETY: a mapping is plain memory; who may write which part of it, and when, is SHM-1.
+// SAFETY: a mapping is plain memory; SHM-1 says who may write which part of it, and when.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -44,14 +44,14 @@ impl Mapping {
 
     pub(super) fn word(&self, offset: usize) -> u64 {
         let mut bytes = [0_u8; 8];
-        // SAFETY: `at` checks the offset; callers read from the head, which is always mapped whole.
+        // SAFETY: `at` checks the offset; callers read from the head, which is always mapped completely.
         unsafe { std::ptr::copy_nonoverlapping(self.at(offset), bytes.as_mut_ptr(), 8) };
         u64::from_ne_bytes(bytes)
     }
 
     pub(super) fn holders(&self, chunk: usize) -> Holders<'_> {
         assert!(chunk < MAX_CHUNKS, "no slab has a chunk {chunk}");
-        // SAFETY: aligned, inside the head, which is always mapped whole, and only ever used as an atomic.
+        // SAFETY: aligned, inside the head, which is always mapped completely, and only ever used as an atomic.
         Holders(unsafe { &*self.at(HOLDERS_AT + 8 * chunk).cast() })
     }
 
@@ -60,24 +60,24 @@ impl Mapping {
         unsafe { &*self.at(QUIET_AT).cast() }
     }
 
-    /// Gives pages back to the system; whoever looks at them again sees zeros.
+    /// Gives pages back to the system. Later readers see zeros.
     pub(super) fn free_pages(&self, offset: usize, len: usize) {
-        // SAFETY: the range is inside the mapping, behind the head, and nobody reads or writes there (SHM-4). Where the
+        // SAFETY: the range is inside the mapping, after the head, and nobody reads or writes there (SHM-4). If the
         // system refuses, the pages stay.
         let _ = unsafe { madvise(self.at(offset).cast(), len, Advice::LinuxRemove) };
     }
 
-    /// Asks for the pages at once instead of one fault each.
+    /// Asks for all pages at once, to avoid a fault for each.
     pub(super) fn populate(&self, offset: usize, len: usize) {
         let start = offset / HEAD * HEAD;
-        // SAFETY: the range is inside the mapping; populating changes no contents. Kernels that cannot are no worse.
+        // SAFETY: the range is inside the mapping; populating changes no contents. Kernels that lack this do no harm.
         let _ = unsafe { madvise(self.at(start).cast(), len + offset - start, Advice::LinuxPopulateWrite) };
     }
 }
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; whoever uses the memory holds the mapping.
+        // SAFETY: mapped by `new` with this length; users of the memory hold the mapping.
         let _ = unsafe { munmap(self.base, self.len) };
     }
 }

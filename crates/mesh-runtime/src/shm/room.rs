@@ -1,4 +1,4 @@
-//! Chunks of this process's memory that are written bit by bit.
+//! Chunks of this process's memory that are written piece by piece.
 
 use super::mapping::Mapping;
 use mesh_proto::SharedRef;
@@ -11,12 +11,12 @@ pub(crate) struct Place {
     _map: Arc<Mapping>,
 }
 
-// SAFETY: an address; whoever reads or writes there says why they may.
+// SAFETY: only an address; code that reads or writes there says why it may.
 unsafe impl Send for Place {}
 // SAFETY: as above.
 unsafe impl Sync for Place {}
 
-/// A chunk of this process's memory that is being written; given back if it is dropped before it is done.
+/// A chunk of this process's memory that is being written. It is given back if dropped before [`Room::done`].
 #[derive(Debug)]
 pub(crate) struct Room {
     pub(super) at: SharedRef,
@@ -45,12 +45,12 @@ impl Room {
         if self.fresh {
             self.map.populate(self.offset + place, bytes.len());
         }
-        // SAFETY: the range lies in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
+        // SAFETY: the range is in the chunk, as asserted, which is ours until its holders hear of it; the map keeps it
         // mapped, and the bytes are not in it.
         unsafe { crate::copy::copy(bytes, self.map.at(self.offset + place), spare) };
     }
 
-    /// Where it is, for who writes into it by other means. It stays there as long as what is returned does.
+    /// Where it is, for code that writes there by other means. It stays there as long as the returned value lives.
     pub(crate) fn place(&self) -> Place {
         if self.fresh {
             self.map.populate(self.offset, self.len);
@@ -63,7 +63,7 @@ impl Room {
         self.len
     }
 
-    /// It is written: its holders are about to hear of it.
+    /// Ends the writing: its holders are about to hear of it.
     pub(crate) fn done(mut self) -> SharedRef {
         self.holders = 0;
         self.at

@@ -1,9 +1,9 @@
 //! Mappings of kept values whose readers are done, for the next reader.
 //!
-//! To map a large value anew costs its reader more than to copy it would: a fault for every few pages, and as much when it
-//! is unmapped. (Asking for all pages at once, huge pages and several threads make little or no difference.) A mapping
-//! that was used before has its pages in place. Those that a reader has written are its own (SHM-2) and are dropped first;
-//! the system says which they are, from Linux 6.7 on. Where it does not, mappings are not used again.
+//! Mapping a large value afresh costs its reader more than copying it: a fault for every few pages, and as much again
+//! to unmap it. (Populating all pages at once, huge pages and several threads make little or no difference.) A used
+//! mapping has its pages in place. Those that a reader has written are private (SHM-2) and are dropped first; from
+//! Linux 6.7 on, the system says which they are. On older systems mappings are not reused.
 
 use super::mapping::Mapping;
 use rustix::fs::{Mode, OFlags, open};
@@ -12,12 +12,12 @@ use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What is shorter is as cheap to map anew.
+/// Shorter values are as cheap to map afresh.
 const WORTH: usize = 1 << 20;
-/// So many written places are forgotten; with more a new mapping is better.
+/// The most written places that are undone; beyond that a new mapping is cheaper.
 const PLACES: usize = 64;
 
-/// Those of one slab, by their offset in it.
+/// The spare mappings of one slab, by their offset in it.
 #[derive(Debug, Default)]
 pub(super) struct Spares(Mutex<HashMap<u64, Mapping>>);
 
@@ -31,18 +31,18 @@ impl Spares {
         self.lock().remove(&offset).filter(|map| map.len >= len)
     }
 
-    /// A reader is done with a mapping at `offset`.
+    /// Takes back a mapping at `offset` whose reader is done.
     pub(super) fn give(&self, offset: u64, map: Mapping) {
         // One is enough, unless many look at a value at once.
         let known = self.lock().get(&offset).is_some_and(|other| other.len >= map.len);
         if map.len >= WORTH && !known && forget_writes(&map) {
-            // Whatever it replaces is unmapped outside of the lock.
+            // The mapping that it replaces is unmapped outside the lock.
             let _other = self.lock().insert(offset, map);
         }
     }
 }
 
-/// `struct page_region`: pages that are of the same kind.
+/// `struct page_region`: pages of the same kind.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Pages {
@@ -72,12 +72,12 @@ struct Scan {
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
-/// `PAGEMAP_SCAN`; on the few machines where it has another number this one is refused.
+/// `PAGEMAP_SCAN`. On the few architectures with another number, this one is refused.
 const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610_u32 as libc::Ioctl;
 
-/// Drops the private pages of a mapping, so that it shows what lies in its file. False where that cannot be done.
+/// Drops the private pages of a mapping, so that it shows its file's contents. False if that cannot be done.
 fn forget_writes(map: &Mapping) -> bool {
-    // Opened each time: after a fork it is another one.
+    // Opened each time: after a fork it is a different file.
     let Ok(pagemap) = open("/proc/self/pagemap", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()) else { return false };
     let mut found = [Pages::default(); PLACES];
     let start = map.base as u64;
@@ -87,19 +87,18 @@ fn forget_writes(map: &Mapping) -> bool {
         end: start + (map.len as u64).next_multiple_of(rustix::param::page_size() as u64),
         found: found.as_mut_ptr() as u64,
         room: PLACES as u64,
-        // Not of the file, and there.
+        // Present, and not of the file.
         inverted: FILE,
         all_of: FILE,
         any_of: PRESENT | SWAPPED,
         returned: PRESENT,
         ..Scan::default()
     };
-    // SAFETY: the request is as long as it says, and `found` has as much room as it says; both outlive the call, which
-    // changes no page.
+    // SAFETY: the request and `found` have the stated lengths and outlive the call, which changes no page.
     let count = unsafe { libc::ioctl(pagemap.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
     let Some(written) = usize::try_from(count).ok().filter(|count| *count < PLACES) else { return false };
     found[..written].iter().all(|pages| {
-        // SAFETY: inside the mapping, which was asked about and which nobody reads any more.
+        // SAFETY: inside the mapping, as the scan was, and nobody reads it any more.
         unsafe { madvise(pages.start as *mut _, (pages.end - pages.start) as usize, Advice::LinuxDontNeed) }.is_ok()
     })
 }

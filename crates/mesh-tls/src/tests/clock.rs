@@ -1,4 +1,4 @@
-//! Clocks that are set while a job runs: certificates go by the wall clock, whether a host lives does not.
+//! Clocks that are set while a job runs: certificates depend on the wall clock, liveness does not.
 
 use super::*;
 use mesh_proto::hosts::{Beat, Heartbeat};
@@ -6,7 +6,7 @@ use mesh_proto::hosts::{Beat, Heartbeat};
 const DAY: Duration = Duration::from_secs(24 * 3600);
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// What a gateway's turn asks of a peer that is heard each second, for a minute in whose middle somebody sets the clock.
+/// What a gateway asks about a peer that is heard each second, for a minute in whose middle the clock is set.
 fn minute(job: &Job, set: impl Fn(SystemTime) -> SystemTime) -> Result<(), Reason> {
     let peer = job.host.own();
     let began = SystemTime::now();
@@ -31,7 +31,7 @@ fn minute(job: &Job, set: impl Fn(SystemTime) -> SystemTime) -> Result<(), Reaso
 fn a_clock_that_is_set_by_a_day_costs_no_host_that_is_connected() {
     let job = Job::new();
     assert_eq!(minute(&job, |wall| wall + DAY), Ok(()));
-    // Its certificate does not hold yet then; it did when it was let in.
+    // Its certificate is not valid yet then, but was when it was admitted.
     assert_eq!(minute(&job, |wall| wall - DAY), Ok(()));
     assert_eq!(minute(&job, |wall| wall + 8 * DAY), Err(Reason::Expired), "certificates of a week");
 }

@@ -1,4 +1,4 @@
-//! Who is let in, and what everybody else costs.
+//! Who is admitted, and what everybody else costs.
 
 use super::*;
 use rustls::crypto::ring;
@@ -18,7 +18,7 @@ fn members_of_either_role_are_let_in_and_known() {
     assert_eq!(any.peer.role, Role::Host);
 }
 
-/// What both sides say of a client that is not let in.
+/// What both sides say about a refused client.
 fn refusal(door: &Door, identity: &Identity) -> (Reason, Reason) {
     let reason = match door.dial(identity, Some(Role::Host)).unwrap_err() {
         DialError::NotAuthenticated { reason, .. } => reason,
@@ -45,7 +45,7 @@ fn an_expired_client_is_refused_and_both_sides_say_so() {
     assert!(refused_us(&theirs).contains("expired"), "{theirs}");
 }
 
-/// As it is where this side's clock was put back, or is late.
+/// As when this side's clock was set back, or is slow.
 #[test]
 fn a_certificate_from_tomorrow_is_refused() {
     let job = Job::new();
@@ -95,7 +95,7 @@ fn every_connection_shows_its_certificate_anew() {
     let door = Door::open(&job.host, Limits::default());
     let (config, name) = job.controller.client(None).unwrap();
     let mut config = (*config).clone();
-    // A client that would like to go on from an earlier connection.
+    // A client that tries to resume an earlier connection.
     config.resumption = rustls::client::Resumption::in_memory_sessions(8);
     let config = Arc::new(config);
     for _ in 0..2 {
@@ -135,7 +135,7 @@ fn a_hello_that_comes_byte_by_byte_is_one_and_names_nobody() {
 fn another_jobs_members_are_strangers_in_both_directions() {
     let (job, other) = (Job::new(), Job::new());
     let door = Door::open(&job.host, Limits::default());
-    // The client looks first, and shows its own certificate to nobody that it does not know.
+    // The client checks first, and shows its own certificate to no stranger.
     let (ours, theirs) = refusal(&door, &other.controller);
     assert_eq!(theirs, Reason::OtherJob);
     assert!(matches!(ours, Reason::RefusedUs(_)), "{ours}");
@@ -143,7 +143,7 @@ fn another_jobs_members_are_strangers_in_both_directions() {
 
 #[test]
 fn a_client_that_does_not_mind_is_refused_by_the_server() {
-    // Its own authority, and the job's as what it trusts: a stranger that has seen a host's certificate.
+    // Another authority's key, with this job's `ca.pem`: a stranger that has seen a host's certificate.
     let (job, other) = (Job::new(), Job::new());
     let dir = job.folder.join("forged");
     files::make_dir(&dir).unwrap();
@@ -157,7 +157,7 @@ fn a_client_that_does_not_mind_is_refused_by_the_server() {
     assert!(refused.contains("not signed by the authority in ca.pem"), "{refused}");
     let forged = Identity::load_unchecked(&dir, Role::Controller);
     let door = Door::open(&job.host, Limits::default());
-    // It believes the server only under its own job's name, so it is made to take any.
+    // It believes a server only under its own job's name, so it is made to accept any.
     let (mut config, _) = forged.client(None).map(|(config, name)| ((*config).clone(), name)).unwrap();
     config.dangerous().set_certificate_verifier(Arc::new(AnyServer));
     assert_eq!(raw_client(&door, config), Reason::OtherJob);
@@ -187,7 +187,7 @@ fn a_host_is_not_taken_for_a_controller() {
     assert!(matches!(door.refused(), Reason::RefusedUs(_)));
 }
 
-/// Takes every server's certificate, as an attacker's client would.
+/// Accepts every server's certificate, as an attacker's client would.
 #[derive(Debug)]
 struct AnyServer;
 
@@ -226,7 +226,7 @@ impl rustls::client::danger::ServerCertVerifier for AnyServer {
     }
 }
 
-/// Connects as rustls alone does; returns why the door refused. The client never reads a byte of the application's.
+/// Connects with plain rustls. Returns why the door refused. The client never reads application data.
 fn raw_client(door: &Door, config: rustls::ClientConfig) -> Reason {
     let mut socket = TcpStream::connect(door.addr()).unwrap();
     socket.set_read_timeout(Some(LONG)).unwrap();
@@ -239,7 +239,7 @@ fn raw_client(door: &Door, config: rustls::ClientConfig) -> Reason {
     door.refused()
 }
 
-/// The record of a hello that offers TLS 1.2 alone, as an old client's.
+/// A hello record that offers only TLS 1.2, like an old client's.
 fn old_hello() -> Vec<u8> {
     let mut body = vec![3, 3];
     body.extend([7; 32]);
@@ -264,7 +264,7 @@ fn other_protocols_are_refused_with_an_alert_at_most() {
         vec![0; 64],
         vec![22, 3, 1, 0xff, 0xff, 1],
         vec![23, 3, 3, 0, 5, 1, 2, 3, 4, 5],
-        // A plaintext alert before anything.
+        // A plaintext alert before anything else.
         vec![21, 3, 3, 0, 2, 2, 40],
     ] {
         let mut socket = TcpStream::connect(door.addr()).unwrap();
@@ -272,7 +272,7 @@ fn other_protocols_are_refused_with_an_alert_at_most() {
         socket.write_all(&hello).unwrap();
         let mut answer = Vec::new();
         let _ = socket.read_to_end(&mut answer);
-        // Nothing, or the seven bytes of one alert.
+        // No bytes, or the seven of one alert.
         assert!(answer.is_empty() || (answer.len() == 7 && answer[0] == 21), "{answer:?} for {hello:?}");
         let reason = door.refused();
         assert!(reason.may_be_damage(), "{reason:?} for {hello:?}");
@@ -288,7 +288,7 @@ fn whoever_says_nothing_or_leaves_is_let_go() {
     let mut silent = TcpStream::connect(door.addr()).unwrap();
     assert_eq!(door.refused(), Reason::TooSlow(deadline));
     assert_eq!(silent.read(&mut [0; 8]).unwrap_or(0), 0, "it was told something");
-    // Half a hello, for ever.
+    // Half a hello, forever.
     let mut half = TcpStream::connect(door.addr()).unwrap();
     half.write_all(&old_hello()[..20]).unwrap();
     assert_eq!(door.refused(), Reason::TooSlow(deadline));
@@ -303,7 +303,7 @@ fn nobody_sends_more_than_a_handshake_before_proving_who_they_are() {
     let job = Job::new();
     let door = Door::open(&job.host, Limits::default());
     let mut socket = TcpStream::connect(door.addr()).unwrap();
-    // One message of the handshake protocol that never comes to its end, in full records.
+    // A handshake message that never ends, in full records.
     let mut record = vec![22, 3, 1, 0x40, 0];
     record.extend([0; 16 * 1024]);
     record[5..9].copy_from_slice(&[1, 0, 0xff, 0xff]);
@@ -320,7 +320,7 @@ fn a_flood_takes_places_from_itself_and_not_from_members() {
     let mut crowd = Vec::new();
     for i in 0..8 {
         let mut socket = TcpStream::connect(door.addr()).unwrap();
-        // Every other one looks like the beginning of something.
+        // Every other one looks like the start of a handshake.
         if i % 2 == 0 {
             socket.write_all(&old_hello()[..20]).unwrap();
         }
@@ -329,7 +329,7 @@ fn a_flood_takes_places_from_itself_and_not_from_members() {
     let dialed = door.dial(&job.controller, None).unwrap();
     assert_eq!(dialed.peer, job.host.own());
     match door.told.recv_timeout(LONG).unwrap() {
-        // One of those that had said nothing.
+        // One of those that had sent nothing.
         ListenerEvent::Refused { reason: Reason::Crowded(7), addr, .. } => {
             let at = crowd.iter().position(|socket| socket.local_addr().unwrap() == addr).unwrap();
             assert_eq!(at % 2, 1);
@@ -369,7 +369,7 @@ fn each_of_a_thousand_garbage_connections_is_let_go_and_members_get_in() {
             door.dial(&job.controller, None).expect("a member is let in meanwhile");
         }
     }
-    // Those that stay open are let go as well. A descriptor goes with what is told of it: all of them are told.
+    // Idle ones are dropped as well. All are reported, and each descriptor is closed with its report.
     let (mut joined, mut refused) = (0, 0);
     while joined < 10 || refused < 1000 {
         match door.told.recv_timeout(LONG).unwrap() {
@@ -441,9 +441,9 @@ fn dialing_tells_apart_what_is_in_the_way() {
     let addr = silent.local_addr().unwrap().to_string();
     let late = dial(&addr, &job.controller, None, Duration::from_millis(50)).unwrap_err();
     assert!(matches!(late, DialError::TimedOut { stage: "waiting for its handshake", .. }), "{late}");
-    // One that speaks something else.
+    // A server with another protocol.
     let server = std::thread::spawn(move || {
-        // The one before is still in the backlog.
+        // The previous connection is still in the backlog.
         let _first = silent.accept().unwrap();
         let (mut socket, _) = silent.accept().unwrap();
         socket.write_all(b"220 mail.example ESMTP\r\n").unwrap();
@@ -473,7 +473,7 @@ fn both_families_are_listened_at() {
         dial(&format!("tcp://{addr}"), &job.controller, None, LONG).unwrap();
         assert!(matches!(told.recv_timeout(LONG).unwrap(), ListenerEvent::Joined { .. }));
     }
-    // A name with several addresses is tried through.
+    // All addresses of a name are tried.
     let port = listener.addrs()[0].port();
     dial(&format!("localhost:{port}"), &job.controller, None, LONG).unwrap();
 }

@@ -1,4 +1,4 @@
-//! What stands in folders, who may read it, and what happens when it changes.
+//! What is in folders, who may read it, and what happens when it changes.
 
 use super::*;
 use std::os::unix::fs::PermissionsExt;
@@ -53,7 +53,7 @@ fn nothing_is_written_over() {
     assert_eq!(files::read(&job.store.dir().join("ca.pem")).unwrap(), before);
     let error = job.store.issue_host(&job.store.dir().join("host"), WEEK).unwrap_err();
     assert!(matches!(error, CredentialError::Exists { .. }), "{error}");
-    // An empty folder is taken, and closed to others.
+    // An empty folder is used, and closed to others.
     let empty = job.folder.join("empty");
     std::fs::create_dir(&empty).unwrap();
     set_mode(&empty, 0o755);
@@ -216,7 +216,7 @@ fn a_list_may_come_from_a_peer_if_the_authority_has_signed_it() {
     let list = job.controller.revocations().unwrap();
     assert!(far.adopt_revocations(&list).unwrap());
     assert_eq!(far.check_peer(&job.host.own(), SystemTime::now()), Err(Reason::Revoked));
-    // Handshakes know it too, an older list changes nothing, and neither does one that is forged.
+    // Handshakes know it too. Older and forged lists change nothing.
     let door = Door::open(&far, Limits::default());
     assert!(door.dial(&job.host, None).is_err());
     assert_eq!(door.refused(), Reason::Revoked);
@@ -229,7 +229,7 @@ fn a_list_may_come_from_a_peer_if_the_authority_has_signed_it() {
     for cut in 0..list.len() {
         assert!(far.adopt_revocations(&list[..cut]).is_err());
     }
-    // An older file does not take it back.
+    // An older file does not undo it.
     let renewed = job.store.renew(far.dir(), WEEK).unwrap();
     std::fs::write(far.dir().join("crl.pem"), files::read(&job.store.dir().join("host/crl.pem")).unwrap()).unwrap();
     assert!(far.reload_if_changed().unwrap());

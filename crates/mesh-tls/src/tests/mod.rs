@@ -15,7 +15,7 @@ use std::time::{Duration, SystemTime};
 const LONG: Duration = Duration::from_secs(20);
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// A folder that goes with the test.
+/// A folder that is removed with the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -58,12 +58,12 @@ impl Job {
         Self { folder, store, controller, host }
     }
 
-    /// A member whose certificate was made `before` now and holds for `lifetime` from then.
+    /// A member whose certificate was issued `before` now and is valid for `lifetime` from then.
     fn member(&self, role: Role, before: Duration, lifetime: Duration) -> Arc<Identity> {
         self.member_from(role, SystemTime::now() - before, lifetime)
     }
 
-    /// A member whose certificate was made at `made`.
+    /// A member whose certificate was issued at `made`.
     fn member_from(&self, role: Role, made: SystemTime, lifetime: Duration) -> Arc<Identity> {
         let dir = self.folder.join(&format!("member-{}", provider::random::<4>().map(u32::from_ne_bytes).unwrap()));
         files::make_dir(&dir).unwrap();
@@ -78,7 +78,7 @@ impl Job {
     }
 }
 
-/// A listener, and what it tells.
+/// A listener, and what it reports.
 struct Door {
     listener: Listener,
     told: mpsc::Receiver<ListenerEvent>,
@@ -118,7 +118,7 @@ impl Door {
     }
 }
 
-/// Two ends of a connection.
+/// Both ends of a connection.
 fn pair(job: &Job) -> (TlsStream, TlsStream) {
     let door = Door::open(&job.host, Limits::default());
     let client = door.dial(&job.controller, Some(Role::Host)).unwrap().stream;
@@ -131,7 +131,7 @@ fn wait(stream: &TlsStream, flags: rustix::event::PollFlags) {
     assert_ne!(n, Ok(0), "nothing came");
 }
 
-/// Reads exactly as much as fits, waiting for it.
+/// Fills the buffer, waiting for data.
 fn read_all(stream: &mut TlsStream, buf: &mut [u8]) -> std::io::Result<usize> {
     let mut filled = 0;
     while filled < buf.len() {

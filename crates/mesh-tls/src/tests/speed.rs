@@ -9,7 +9,7 @@ use std::time::Instant;
 const BLOCK: usize = 256 * 1024;
 const TOTAL: usize = 2 << 30;
 
-/// What a transfer took: on the clock, and of the two threads' time on a core, which does not depend on who else is at work.
+/// The cost of a transfer: wall time, and the two threads' core time, which does not depend on other load.
 struct Took {
     wall: Duration,
     sender: Duration,

@@ -20,7 +20,7 @@ fn what_is_written_arrives_both_ways() {
     assert_eq!(empty.kind(), ErrorKind::WouldBlock);
 }
 
-/// Bytes that tell where they belong.
+/// Bytes that depend on their position.
 fn pattern(len: usize, salt: u32) -> Vec<u8> {
     (0..len as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(salt) >> 13) as u8).collect()
 }
@@ -92,7 +92,7 @@ fn what_the_socket_does_not_take_is_bounded() {
     assert!(!client.flush().unwrap());
     let (_, writer) = client.into_split().unwrap();
     assert!(writer.queued() <= MOST_QUEUED + MOST_RECORD, "{}", writer.queued());
-    // All that was taken arrives, in order, when somebody reads.
+    // All that was taken arrives, in order, once somebody reads.
     let flushing = std::thread::spawn(move || {
         let mut writer = writer;
         while !writer.flush().unwrap() {
@@ -131,7 +131,7 @@ fn a_farewell_is_an_end_and_its_lack_is_an_error() {
     let error = read_error(&mut client);
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof);
     assert!(error.get_ref().is_some_and(|inner| inner.is::<Truncated>()), "{error:?}");
-    // The same again, for whoever asks again.
+    // The same again on the next call.
     assert_eq!(read_error(&mut client).kind(), ErrorKind::UnexpectedEof);
 }
 
@@ -154,7 +154,7 @@ fn what_arrived_before_the_end_is_read_before_it_is_told() {
     assert!(matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset), "{error}");
 }
 
-/// TLS-2: numbers begin again with a new key only.
+/// TLS-2: numbers restart only with a new key.
 #[test]
 fn keys_are_changed_before_they_are_worn_out() {
     let job = Job::new();
@@ -162,7 +162,7 @@ fn keys_are_changed_before_they_are_worn_out() {
     let (_reader, mut writer) = client.into_split().unwrap();
     writer.sealer().wear_out_after(3);
     for i in 0..20_u8 {
-        // After each change of keys the numbers begin again, so 20 records take several.
+        // Numbers restart after each key change, so 20 records take several.
         writer.write(&[IoSlice::new(&[i; 100])]).unwrap();
         let mut buf = [0; 100];
         assert_eq!(read_all(&mut server, &mut buf).unwrap(), 100);
@@ -200,7 +200,7 @@ fn a_peer_that_asks_for_new_keys_gets_them() {
     assert_eq!(&all, b"xnew key");
 }
 
-/// What a reader says to a record that a member has sealed, but should not have.
+/// What a reader says to a record that a member sealed, but should not have.
 fn objection(typ: ContentType, payload: &[u8], times: usize) -> std::io::Error {
     let job = Job::new();
     let (client, mut server) = pair(&job);
@@ -215,12 +215,12 @@ fn objection(typ: ContentType, payload: &[u8], times: usize) -> std::io::Error {
 #[test]
 fn what_has_no_place_in_a_connection_ends_it() {
     for (typ, payload, times) in [
-        // A second hello, a key update of the wrong length, one that is followed by something, one that makes no sense.
+        // A second hello, a key update of the wrong length, one followed by something, one with a bad value.
         (ContentType::Handshake, &[1, 0, 0, 1, 0][..], 1),
         (ContentType::Handshake, &[24, 0, 0, 2, 0, 0], 1),
         (ContentType::Handshake, &[24, 0, 0, 1, 0, 24], 1),
         (ContentType::Handshake, &[24, 0, 0, 1, 2], 1),
-        // A ticket longer than any.
+        // A ticket that is too long.
         (ContentType::Handshake, &[4, 0xff, 0xff, 0xff, 0], 1),
         (ContentType::Alert, &[1], 1),
         (ContentType::Heartbeat, &[1], 1),
@@ -252,7 +252,7 @@ fn tampering_is_noticed() {
     }
 }
 
-/// TLS-2: the number of a record that was not sent is used up.
+/// TLS-2: the number of an unsent record is used up.
 #[test]
 fn a_record_that_is_sent_again_or_left_out_is_noticed() {
     for again in [true, false] {
@@ -279,7 +279,7 @@ fn a_small_message_is_read_with_one_look_at_the_socket() {
     client.write(&[IoSlice::new(&[1; 300])]).unwrap();
     wait(&server, rustix::event::PollFlags::IN);
     let mut buf = [0; 4096];
-    // Fewer than asked for: the socket was found empty, without asking it twice.
+    // Fewer than asked for: the socket was found empty, without reading it twice.
     assert_eq!(server.read(&mut buf).unwrap(), 300);
     let mut pieces = Vec::new();
     client.write(&[IoSlice::new(&[2; 20_000])]).unwrap();

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-/// What the controller of a job that is held knows of its own absence.
+/// What the controller of a job with a hold knows of its own absence.
 #[derive(Debug, Default)]
 pub(super) struct CutOff {
-    /// When it was last seen to be cut off from all others, or one of them came back.
+    /// When it last noticed that it was cut off from all others, or was when one came back.
     pub(super) at: Option<Duration>,
-    /// When one of them came back: no silence of the others counts from before.
+    /// When one of them came back: silence before that does not count for the others.
     pub(super) back: Duration,
     /// When it last ran.
     pub(super) ran: Duration,
-    /// Before then no look at all hosts can find it cut off.
+    /// Before this time, no check can find it cut off.
     pub(super) look_at: Duration,
 }

@@ -5,26 +5,26 @@ use crate::HostNo;
 use crate::hosts::{HostSet, Standing};
 use std::time::Duration;
 
-/// A host of the job, and what was last known of it.
+/// A host of the job, and its last signs of life.
 struct Sign {
     host: HostNo,
-    /// When it was heard; none if others relay to it and it never was.
+    /// When it was last heard; none if others relay to it and it never was.
     heard: Option<Duration>,
     last: Duration,
 }
 
 impl<W: Wire> Gateway<W> {
-    /// Since when there is no connection to a host that there should be one to.
+    /// Since when a connection that should exist is missing.
     pub(super) fn lost_since(&self, peer: &Peer<W::Connection>) -> Option<Duration> {
         peer.lost_since.map(|since| since.max(self.cut_off.back))
     }
 
-    /// Whether this is the controller of a job that is held.
+    /// Whether this is the controller of a job with a hold.
     fn holds(&self) -> bool {
         self.me == 0 && !self.hold.is_zero()
     }
 
-    /// With every tick: notices that this side is cut off. All hosts are looked at only when that may be found.
+    /// At every tick: notices that this side is cut off. Checks all hosts only when that may be found.
     pub(super) fn notice_cut_off(&mut self, wire: &W, now: Duration) {
         if !self.holds() {
             return;
@@ -35,8 +35,8 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// At the controller of a job that is held: the hosts that may be silent because this side is cut off from them all, or
-    /// was until just now. A host is missing by itself if any other was heard of well after it.
+    /// At the controller of a job with a hold: the hosts that may be silent because this side is, or was until just
+    /// now, cut off from all. A host is itself missing if any other was heard well after it.
     pub(super) fn held(&mut self, wire: &W, now: Duration) -> HostSet {
         if !self.holds() {
             return HostSet::default();
@@ -44,7 +44,7 @@ impl<W: Wire> Gateway<W> {
         let signs = self.signs(wire);
         let (window, half) = (self.window, self.window / 2);
         let just_back = self.is_just_back(now);
-        // The two that were heard last: whoever is not one of them is compared with the last.
+        // The two hosts heard last: every other host is compared with the last one.
         let mut latest: [Option<(Duration, HostNo)>; 2] = [None; 2];
         for sign in &signs {
             let heard = sign.heard.map(|at| (at, sign.host));
@@ -58,7 +58,7 @@ impl<W: Wire> Gateway<W> {
             let other = latest.into_iter().flatten().find(|(_, host)| *host != sign.host);
             sign.last + half <= now && other.is_none_or(|(at, _)| at <= sign.last + half)
         };
-        // Half a window without any of them is enough: the first to be heard again may be so before the window is over.
+        // Half a window without any of them is enough: the first may be heard again before the window is over.
         let all_silent = latest[0].is_some_and(|(at, _)| at + half <= now);
         if all_silent || signs.iter().any(|sign| sign.last + window <= now && alone(sign)) {
             self.cut_off.at = Some(now);
@@ -72,7 +72,7 @@ impl<W: Wire> Gateway<W> {
         held.map(|sign| sign.host).collect()
     }
 
-    /// What is known of all hosts that are attached and not dead.
+    /// The signs of life of all hosts that are attached and not dead.
     fn signs(&self, wire: &W) -> Vec<Sign> {
         let sign = |(host, peer): (&HostNo, &Peer<W::Connection>)| {
             let attached = peer.incarnation != 0 || peer.introduction.is_some();
@@ -80,19 +80,19 @@ impl<W: Wire> Gateway<W> {
                 return None;
             }
             let heard = peer.connection.as_ref().map(|connection| wire.heard_at(connection)).or(peer.heard);
-            // One that others relay to was perhaps never heard of directly.
+            // A host that others relay to was perhaps never heard directly.
             Some(Sign { host: *host, heard, last: heard.or(self.lost_since(peer))? })
         };
         self.peers.iter().filter_map(sign).collect()
     }
 
-    /// Whether this side was cut off until less than the window ago.
+    /// Whether this side was cut off until less than a window ago.
     fn is_just_back(&self, now: Duration) -> bool {
         self.cut_off.at.is_some_and(|at| now.saturating_sub(at) < self.window)
     }
 
-    /// Takes a time in which this process did nothing for one in which it was cut off: its machine slept, or it was stopped.
-    /// The connections that have ended meanwhile may be noticed, and the first of them be made again, before the next tick.
+    /// Treats a time in which this process did not run as one in which it was cut off: its machine slept, or it was
+    /// stopped. Connections lost meanwhile may be noticed, and the first of them restored, before the next tick.
     fn notice_sleep(&mut self, now: Duration) {
         if now.saturating_sub(self.cut_off.ran) > self.window / 2 {
             self.cut_off.at = Some(now);
@@ -100,7 +100,7 @@ impl<W: Wire> Gateway<W> {
         self.cut_off.ran = now;
     }
 
-    /// At the controller: a host was connected to. If there was none before, the others have their time from now on.
+    /// At the controller: a host was connected to. If it is the first, the others' silence counts from now on.
     pub(super) fn back_again(&mut self, now: Duration) {
         if !self.holds() {
             return;

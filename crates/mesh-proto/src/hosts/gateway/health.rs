@@ -1,4 +1,4 @@
-//! Connections that end, hosts that are silent or dead, and what follows: GTW-2 and GTW-3.
+//! Lost connections, silent or dead hosts, and the consequences: GTW-2 and GTW-3.
 
 use super::{Action, Gateway, Missed, Turn, Wire};
 use crate::control::{HostDown, HostLost, HostStanding, Report, Whereabouts};
@@ -7,7 +7,7 @@ use crate::{Frame, HostEnd, HostNo, Kind, ProcAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a host that was not reached is left alone until the next attempt: twice as long each time, up to the last.
+/// The first and the longest delay before an unreachable host is dialed again. It doubles each time.
 const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(1000)];
 
 /// The longest time between two attempts to reach a host: several fit into the window.
@@ -16,8 +16,8 @@ fn redial_at_most(window: Duration) -> Duration {
 }
 
 impl<W: Wire> Gateway<W> {
-    /// A connection has ended. If it should be there, it is made again; if that is refused, its host is dead.
-    /// Returns whether it was the one in use.
+    /// A connection has ended. If it should exist, it is made again; if that is refused, its host is dead. Returns
+    /// whether it was the one in use.
     pub(super) fn closed(
         &mut self,
         turn: &mut Turn<'_, W>,
@@ -31,7 +31,7 @@ impl<W: Wire> Gateway<W> {
         let me = self.me;
         let above = self.topology.ancestors(me).contains(&host);
         if self.closing {
-            // What was said to it has been heard, or nobody is left to hear it.
+            // What was sent to it has arrived, or nobody is left to receive it.
             for gone in self.topology.subtree(host).iter() {
                 self.peer_streams.end(gone);
             }
@@ -56,10 +56,10 @@ impl<W: Wire> Gateway<W> {
             peer.lost_since = if me == 0 { Some(heard) } else { None };
         }
         if above {
-            // Where that was the only way up, silence has counted from then on (GTW-3).
+            // If that was the only way up, silence counts from then on (GTW-3).
             self.orphaned.get_or_insert(heard);
         }
-        // Who sees it goes around it at once, before the controller has heard of it.
+        // Go around it at once, before the controller hears of it.
         let neighbour = above || self.topology.children(me).contains(host);
         if neighbour && self.standing(host) == Standing::Live {
             self.stand(turn.wire, host, Standing::Suspect, turn.now);
@@ -71,7 +71,7 @@ impl<W: Wire> Gateway<W> {
         true
     }
 
-    /// A host was dialed in vain.
+    /// An attempt to dial a host failed.
     pub(super) fn missed(&mut self, turn: &mut Turn<'_, W>, host: HostNo, missed: Missed) {
         let now = turn.now;
         let Missed { fate, why, mut gone } = missed;
@@ -80,16 +80,16 @@ impl<W: Wire> Gateway<W> {
         let window = self.window_of(host);
         let lost_since = self.peers.get(&host).and_then(|peer| self.lost_since(peer));
         let Some(peer) = self.peers.get_mut(&host) else { return };
-        // One that does not listen yet may do so soon.
+        // A host that does not listen yet may do so soon.
         gone &=
             fate != Fate::Unreachable || lost_since.is_none_or(|since| now.saturating_sub(since) >= peer.patience());
         peer.dialing = false;
-        // What was said of the dead stays.
+        // The verdict on a dead host stays.
         if dead {
             return;
         }
         if peer.connection.is_some() {
-            // It was dialed beside a connection that is silent, which is still the one to go by.
+            // It was dialed beside a silent connection, which still decides.
             peer.redial_at = Some(now + (window / 20).min(REDIAL[1]));
             return self.plan_look(host, now);
         }
@@ -102,8 +102,8 @@ impl<W: Wire> Gateway<W> {
             self.report(turn, host, Report::dead(fate, why));
         } else {
             if gone {
-                // Whoever relays for it knows better. If it is the parent, do not wait for a window of silence: each refusal
-                // would start that anew, and the word of its end waits for acks that would go by it.
+                // A host that relays for it knows better. If it is the parent, do not wait for a window of silence:
+                // each refusal would restart it, and word of its end waits for acks that would go through it.
                 let is_parent = Some(host) == self.topology.parent(self.me);
                 self.go_around(turn.wire, now, host, is_parent && self.is_connected_above(host));
             }
@@ -113,7 +113,7 @@ impl<W: Wire> Gateway<W> {
         turn.wire.wake();
     }
 
-    /// Tells the controller, which may be this host, that a host is dead, suspect, or well again.
+    /// Reports to the controller, perhaps this host, that a host is dead, suspect, or well again.
     pub(super) fn report(&mut self, turn: &mut Turn<'_, W>, host: HostNo, report: Report) {
         if self.me == 0 {
             self.decide(turn, host, report);
@@ -122,7 +122,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// The controller decides.
+    /// At the controller: decides on a report.
     fn decide(&mut self, turn: &mut Turn<'_, W>, host: HostNo, report: Report) {
         match report {
             Report::Dead { fate, why } => self.lost(turn, host, fate, why),
@@ -131,14 +131,14 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// At the controller: a host is dead from now on (GTW-2).
+    /// At the controller: declares a host dead (GTW-2).
     pub(super) fn lost(&mut self, turn: &mut Turn<'_, W>, host: HostNo, fate: Fate, why: String) {
         if self.standing(host) == Standing::Dead || !self.topology.knows(host) || host == 0 || self.me != 0 {
             return;
         }
         let label = self.label_of(host);
         let peer = self.peer(host);
-        // It is said once: who is let go says farewell before all have heard of it.
+        // It is declared once: a host being released says farewell before all have heard of it.
         if peer.verdict.is_some() {
             return;
         }
@@ -163,22 +163,22 @@ impl<W: Wire> Gateway<W> {
         self.set_standing(turn, host, standing);
     }
 
-    /// A host's standing has changed: what went by it takes another way.
+    /// Changes a host's standing, and reroutes what went through it.
     fn set_standing(&mut self, turn: &mut Turn<'_, W>, host: HostNo, standing: Standing) {
         self.stand(turn.wire, host, standing, turn.now);
         self.reach_out(turn);
     }
 
-    /// As [`Gateway::set_standing`], for who reaches out later.
+    /// Like [`Gateway::set_standing`], for callers that reach out later.
     pub(super) fn stand(&mut self, wire: &W, host: HostNo, standing: Standing, now: Duration) {
         if let Some(changed) = self.topology.set(host, standing) {
-            // The next tick sees whether it is true, and when it is true no more.
+            // The next tick sees whether it is true, and later ticks when it no longer is.
             self.schedule.watch(host, standing == Standing::Suspect);
             self.reroute(wire, &changed, now);
         }
     }
 
-    /// A host is dead, by the controller's word.
+    /// The controller declared a host dead.
     fn down(&mut self, turn: &mut Turn<'_, W>, host: HostNo, end: HostEnd) {
         let end = Arc::new(end);
         if host == self.me {
@@ -207,7 +207,7 @@ impl<W: Wire> Gateway<W> {
         self.relays.end(host);
         self.reroute(turn.wire, &changed, turn.now);
         if let Some(connection) = connection {
-            // It hears of its death from those above it; others only take their leave.
+            // It hears of its death from those above it; others only close.
             let farewell =
                 above.then(|| Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {end}") });
             turn.out.push(Action::Close { connection, farewell });
@@ -216,8 +216,8 @@ impl<W: Wire> Gateway<W> {
         self.reach_out(turn);
     }
 
-    /// What gateways tell each other. What ends or reroutes the work of others counts from the controller alone, and a report
-    /// on a host from those above it.
+    /// Handles a frame from another gateway. Only the controller may end or reroute others' work, and only a host above
+    /// may report on another.
     pub(super) fn told(&mut self, turn: &mut Turn<'_, W>, frame: &Frame) {
         let header = frame.header;
         let ordered = header.src == ProcAddr::CONTROLLER;
@@ -258,7 +258,7 @@ impl<W: Wire> Gateway<W> {
     fn found(&mut self, turn: &mut Turn<'_, W>, host: HostNo, address: String) {
         let Some(peer) = self.peers.get_mut(&host) else { return };
         if address.is_empty() {
-            // It has dialed the controller, and can be reached by that alone.
+            // It has dialed the controller, and is reachable only through it.
             peer.lost_since = None;
             if self.topology.unreachable(host) {
                 self.reroute(turn.wire, &HostSet::one(host), turn.now);
@@ -271,15 +271,15 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// The other end has said that it ends. Nobody's word ends this host's work but the controller's and that of the hosts
-    /// between the two: who is not above may have heard of its own death only.
+    /// The other end said farewell. Only the controller, and hosts between it and this one, can end this host's work:
+    /// the word of any other host may concern only its own death.
     pub(super) fn parted(&mut self, turn: &mut Turn<'_, W>, host: HostNo, farewell: &Farewell) {
         let Farewell { parting, text } = farewell;
         let above = self.topology.is_above(host, self.me);
         let missed = !self.closing && !self.over && self.topology.children(self.me).contains(host);
         match parting {
             Parting::YouAreDead if above => self.end(turn, Parting::CutOff, Parting::CutOff, text),
-            // If it is true then the controller says so too.
+            // If it is true, the controller says so too.
             Parting::YouAreDead => {}
             _ if above && host == 0 => self.end(turn, Parting::JobOver, Parting::JobOver, text),
             _ if missed => self.report(turn, host, Report::dead(Fate::Left, text.clone())),
@@ -287,7 +287,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// This host's part in the job is over.
+    /// Ends this host's part in the job.
     pub(super) fn end(&mut self, turn: &mut Turn<'_, W>, parting: Parting, visitors: Parting, why: &str) {
         if !std::mem::replace(&mut self.over, true) {
             turn.out.push(Action::End { parting, visitors, why: why.to_owned() });

@@ -1,9 +1,9 @@
-//! Hosts that are attached, greetings between hosts, and connections that have just come up.
+//! Attached hosts, greetings between hosts, and new connections.
 //!
-//! Whoever dials says [`Join`] and sends nothing else until it is welcome. A host above another dials it, for the first time
-//! with what it has to know ([`Attachment`]); the two ends of any other connection may dial, and the lower number's
-//! attempt counts if both do. A host that only can dial out offers itself to the controller, which then joins it over
-//! that very connection.
+//! The dialing host says [`Join`] and sends nothing else until it is welcome. A host dials those below it, the first
+//! time with what they have to know ([`Attachment`]). Either end of any other connection may dial; if both do, the
+//! lower number's attempt counts. A host that can only dial out offers itself to the controller, which then joins it
+//! over that very connection.
 
 use super::{Action, Gateway, GatewayOptions, Missed, Pending, Turn, Wire};
 use crate::control::{Attachment, Report, Terms};
@@ -14,14 +14,14 @@ use crate::{CallId, HostNo, ProcAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Who has dialed, by its certificate.
+/// The caller's role, by its certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// A controller.
     Controller,
     /// A host.
     Host,
-    /// Somebody who may look into jobs, and not join them.
+    /// Someone who may look into jobs but not join them.
     Observer,
 }
 
@@ -36,7 +36,7 @@ impl<W: Wire> Gateway<W> {
         below.overlaps(unproven) || below.overlaps(unplaced)
     }
 
-    /// Takes over what was last said of the job. Returns the number of the first of `count` hosts that come next.
+    /// Adopts the latest options of the job. Returns the number of the first of the `count` hosts that come next.
     fn agree(&mut self, count: u32, options: &GatewayOptions) -> HostNo {
         let base = self.next_host;
         self.next_host += count;
@@ -47,9 +47,9 @@ impl<W: Wire> Gateway<W> {
         base
     }
 
-    /// At the controller: attaches hosts at these addresses, of which some may be told later. They have numbers and places at
-    /// once, from [`Gateway::next_host`] on, and nobody connects to them before [`Event::Proven`](super::Event::Proven).
-    /// `call` is what each answers once it is there.
+    /// At the controller: attaches hosts at these addresses, some of which may be told later. They get numbers and
+    /// places at once, from [`Gateway::next_host`] on, and are not connected to before
+    /// [`Event::Proven`](super::Event::Proven). Each answers `call` once it is there.
     pub fn attach(&mut self, call: CallId, addresses: &[Option<String>], options: &GatewayOptions) {
         let count = u32::try_from(addresses.len()).unwrap_or(u32::MAX);
         let base = self.agree(count, options);
@@ -66,13 +66,13 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// At the controller: `count` hosts will dial. Returns what each has to know; [`Gateway::seat`] gives it to one.
+    /// At the controller: expects `count` hosts to dial. Returns what each has to know, for [`Gateway::seat`].
     pub fn attach_dialers(&mut self, call: CallId, count: u32, options: &GatewayOptions) -> Arc<Attachment> {
         let base = self.agree(count, options);
         Arc::new(attachment(call, (base, count), options, true))
     }
 
-    /// At the controller: a host that has dialed gets this number; none of what nobody has dialed for is known before.
+    /// At the controller: gives a host that has dialed this number. A number is unknown until a host has dialed for it.
     pub fn seat(&mut self, host: HostNo, told: Option<Arc<Attachment>>) {
         self.topology.add_dialed(host);
         if told.is_some() {
@@ -95,7 +95,7 @@ impl<W: Wire> Gateway<W> {
         self.no_longer_pending(turn, &above);
     }
 
-    /// Something was found out of these hosts: those that can be connected to now are. Their silence counts from now on.
+    /// Connects to those of these hosts that are no longer pending. Their silence counts from now on.
     fn no_longer_pending(&mut self, turn: &mut Turn<'_, W>, hosts: &HostSet) {
         let ready: Vec<HostNo> = hosts.iter().filter(|host| !self.is_pending(*host)).collect();
         for host in ready {
@@ -121,7 +121,7 @@ impl<W: Wire> Gateway<W> {
         self.no_longer_pending(turn, &unattached);
     }
 
-    /// What a host that was attached knows of its job.
+    /// Begins this attached host's part in a job.
     pub(super) fn begin(&mut self, turn: &mut Turn<'_, W>, job: u64, told: &Attachment) {
         let me = self.me;
         self.job = job;
@@ -153,7 +153,7 @@ impl<W: Wire> Gateway<W> {
         turn.wire.wake();
     }
 
-    /// What the hosts below answer to their attachment comes by, and goes on together with this host's own answer.
+    /// The answers of the hosts below to their attachment pass here, and are merged with this host's own.
     fn merge_answers_to_attachment(&mut self, turn: &mut Turn<'_, W>, told: &Attachment) {
         let below = self.topology.subtree(self.me);
         let is_alone = below.len() < 2 && self.topology.parent(self.me) == Some(0);
@@ -168,14 +168,14 @@ impl<W: Wire> Gateway<W> {
         self.send_on(turn.wire, merged, turn.now);
     }
 
-    /// Sees to it that there is, or comes, a connection to every host that this one relays to.
+    /// Makes sure that a connection to every host that this one relays to exists or is being made.
     pub(super) fn reach_out(&mut self, turn: &mut Turn<'_, W>) {
         let mut wanted = Vec::new();
         for host in self.topology.children(self.me).iter() {
             let Some(peer) = self.peers.get_mut(&host) else { continue };
             if peer.address.is_some() && peer.connection.is_none() && !peer.dialing {
                 if !std::mem::replace(&mut peer.dials, true) {
-                    // It has been this host's to reach from now on.
+                    // From now on it is this host's to reach.
                     peer.lost_since = Some(turn.now);
                 }
                 wanted.push(host);
@@ -193,14 +193,14 @@ impl<W: Wire> Gateway<W> {
         }
         let window = self.window_of(host);
         let Some(peer) = self.peers.get_mut(&host) else { return };
-        // Beside a connection that is silent another one may come up.
+        // A second connection may come up beside a silent one.
         let wanted = peer.connection.is_none() || peer.heartbeat.as_ref().is_some_and(Heartbeat::is_suspect);
         let Some(address) = peer.address.clone().filter(|_| !peer.dialing && wanted) else { return };
         peer.dialing = true;
         turn.out.push(Action::Dial { host, address, window });
     }
 
-    /// What this side says to a host that it has dialed, or that has offered itself.
+    /// What this side says to a host that it has dialed, or that offered itself.
     pub fn join(&mut self, host: HostNo) -> Join {
         let mut below = self.topology.subtree(host);
         below.remove(host);
@@ -214,11 +214,11 @@ impl<W: Wire> Gateway<W> {
         Join { job, from, to: host, incarnation, expected: peer.incarnation, body }
     }
 
-    /// What a host at `address` has answered to a [`Gateway::join`]: what to connect with, or why there is no connection.
-    /// Neither if it is connected to already, or has told this host off: see the actions.
+    /// Reads the answer of a host at `address` to a [`Gateway::join`]: what to connect with, or why there is no
+    /// connection. Neither if it is already connected, or has declared this host dead: see the action.
     ///
     /// # Errors
-    /// If it is of no use.
+    /// If the answer is of no use.
     #[allow(clippy::type_complexity, reason = "an answer and what follows from it")]
     pub fn answered(
         &mut self,
@@ -260,10 +260,10 @@ impl<W: Wire> Gateway<W> {
         (answer, None)
     }
 
-    /// Somebody has dialed this host as a member of its job: what it is answered.
+    /// Answers a host that has dialed this one as a member of its job.
     ///
     /// # Errors
-    /// If it is not taken in.
+    /// If it is not admitted.
     pub fn admit(&self, join: &Join, caller: Caller) -> Result<Welcome, (Refusal, String)> {
         let peer = self.peers.get(&join.from);
         let me = self.me;
@@ -291,7 +291,7 @@ impl<W: Wire> Gateway<W> {
         })
     }
 
-    /// Takes a connection whose greetings are done into use. What the last one may have lost is sent again.
+    /// Takes a connection with complete greetings into use. What the last one may have lost is sent again.
     pub(super) fn connected(
         &mut self,
         turn: &mut Turn<'_, W>,
@@ -313,7 +313,7 @@ impl<W: Wire> Gateway<W> {
         let peer = self.peer(host);
         let old = peer.connection.replace(connection.clone());
         peer.dialing = false;
-        // The controller's address is known only to who has dialed it at first; nobody else could make it again.
+        // Only hosts that have dialed the controller know its address at first; nobody else could reconnect.
         peer.dials = dialed || host == 0 && peer.address.is_some();
         peer.redial_at = None;
         peer.lost_since = None;
@@ -331,11 +331,11 @@ impl<W: Wire> Gateway<W> {
         if recovered {
             self.stand(turn.wire, host, Standing::Live, now);
         }
-        // Also where another relays to it: that one may be dead, and who takes its place finds nothing to mend.
+        // Even if another host relays to it: that one may be dead, and its successor finds nothing to mend.
         let recovered = recovered && self.topology.is_above(self.me, host);
         let mut through = self.peer_streams.through(host);
         if was_apart {
-            // What is for it has gone along the tree, and would go on to, whatever becomes of those in between.
+            // Packets for it went along the tree, and would continue to, whatever becomes of the hosts in between.
             through = through.union(&HostSet::one(host));
         }
         self.reroute(turn.wire, &through, now);
@@ -351,7 +351,7 @@ impl<W: Wire> Gateway<W> {
         turn.wire.wake();
     }
 
-    /// The next tick is wanted at once, whatever was asked for before.
+    /// Wants the next tick at once, whatever was asked for before.
     pub(super) fn look_soon(&mut self) {
         self.armed = Duration::ZERO;
     }

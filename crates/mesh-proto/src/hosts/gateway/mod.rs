@@ -1,29 +1,29 @@
-//! The gateway of one host: which other hosts there are, how they are reached, and whether they live.
+//! The gateway of one host: which other hosts there are, how to reach them, and whether they live.
 //!
-//! The machine decides; whoever holds it has the sockets, the threads and the clock. [`Gateway::on`] takes an [`Event`] and
-//! returns [`Action`]s. Packets go straight into a [`Wire`], so that the data path neither allocates nor hands over.
+//! The machine only decides; its owner has the sockets, the threads and the clock. [`Gateway::on`] takes an [`Event`]
+//! and returns [`Action`]s. Packets go straight into a [`Wire`]: the data path neither allocates nor hands over.
 //!
 //! - this file: what the machine is made of, events and actions;
 //! - `schedule` and `ticks`: which host is due for a look when, and what is done then;
 //! - `health`: lost connections, and deaths;
-//! - `cut_off`: a controller that is itself the one that is missing;
+//! - `cut_off`: a controller that is itself the missing one;
 //! - `joining`: hosts that are attached, greetings, and new connections;
 //! - `moving`: packets in, out and through;
-//! - `roster`: which hosts there are, for people, and hosts that are let go.
+//! - `roster`: which hosts there are, for people, and hosts that are released.
 //!
-//! GTW-1: what has arrived is delivered in the order of its peer stream, once: whoever holds the machine delivers what
-//! [`Gateway::on_packet`] gives out before it hands in more.
+//! GTW-1: arrivals are delivered once, in the order of their peer stream: the machine's owner delivers what
+//! [`Gateway::on_packet`] returns before it hands in more.
 //!
-//! GTW-2: the controller alone says that a host is dead, once, and everybody acts on its word: calls there fail, what was
-//! owned from there ends, and the host itself, if it still lives, is refused and stops its work.
+//! GTW-2: only the controller declares a host dead, once, and everybody acts on it: calls there fail, what was owned
+//! from there ends, and the host itself, if still alive, is refused and stops its work.
 //!
-//! GTW-3: a host that nobody above can reach for the window ends its job's work by itself.
+//! GTW-3: a host that no host above it can reach for the window ends its work for the job by itself.
 //!
-//! GTW-4: in a job that is held, that takes as long as it is held; and a controller that hears none of its hosts any more
-//! assumes that it is cut off itself, and declares none of them dead for that time.
+//! GTW-4: in a job with a hold, that takes as long as the hold. A controller that hears none of its hosts any more
+//! assumes that it is itself cut off, and declares none of them dead for that time.
 //!
-//! ATT-1: no host is connected to before the credentials of its attachment were read and its address, and those of all hosts
-//! below it, are known; until then its silence does not count.
+//! ATT-1: no host is connected to before the credentials of its attachment are read and the addresses of it and all
+//! hosts below it are known. Until then its silence does not count.
 
 mod absence;
 mod cut_off;
@@ -57,56 +57,56 @@ const WINDOW: u64 = 64 << 20;
 /// What a job's gateways agree on.
 #[derive(Clone, Copy, Debug)]
 pub struct GatewayOptions {
-    /// After how much silence a host is dead.
+    /// The silence after which a host is dead.
     pub window: Duration,
     /// To how many hosts each relays.
     pub fan_out: u32,
-    /// How long an agent that does not listen yet is waited for.
+    /// How long to wait for an agent that does not listen yet.
     pub patience: Duration,
-    /// For how long the job goes on when the controller is cut off from all other hosts, where that is longer than the window.
+    /// How long the job goes on when the controller is cut off from all other hosts, if longer than the window.
     pub hold: Duration,
 }
 
 /// What carries packets: the sockets, as the machine sees them.
 pub trait Wire {
-    /// A connection to another host, whose greetings are done.
+    /// A connection to another host, with complete greetings.
     type Connection: Clone + Debug;
 
     /// Sends a packet, or queues it.
     fn send(&self, connection: &Self::Connection, packet: &Packet, now: Duration);
     /// Whether it can be written to.
     fn is_open(&self, connection: &Self::Connection) -> bool;
-    /// Whether it takes more of what can still be sent another way.
+    /// Whether it takes more of what can still be sent by another path.
     fn has_room(&self, connection: &Self::Connection) -> bool;
     /// When something last arrived.
     fn heard_at(&self, connection: &Self::Connection) -> Duration;
     /// When something was last sent.
     fn sent_at(&self, connection: &Self::Connection) -> Duration;
-    /// Whether two are one.
+    /// Whether two are the same connection.
     fn is_same(&self, one: &Self::Connection, other: &Self::Connection) -> bool;
-    /// The machine wants an [`Event::Tick`] soon, or at [`Gateway::next_tick`].
+    /// Asks for an [`Event::Tick`] soon, or at [`Gateway::next_tick`].
     fn wake(&self);
 }
 
-/// Why a host was dialed in vain. Programs decide by codes; texts are for people.
+/// Why dialing a host failed. Programs decide by codes; texts are for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Missed {
     /// For the program.
     pub fate: Fate,
     /// For people.
     pub why: String,
-    /// It is certainly not there, or not any more: trying again is of no use.
+    /// It is certainly not there, or no longer: trying again is useless.
     pub gone: bool,
 }
 
 impl Missed {
-    /// It may be reached another time.
+    /// A later attempt may succeed.
     #[must_use]
     pub fn for_now(why: impl Into<String>) -> Self {
         Self { fate: Fate::Unreachable, why: why.into(), gone: false }
     }
 
-    /// It never will.
+    /// No later attempt can succeed.
     #[must_use]
     pub fn for_good(fate: Fate, why: impl Into<String>) -> Self {
         Self { fate, why: why.into(), gone: true }
@@ -124,7 +124,7 @@ pub enum Event<C> {
         host: HostNo,
         /// The connection.
         connection: C,
-        /// Which run of the other end's runtime it is.
+        /// The incarnation of the other end's runtime.
         incarnation: u64,
         /// What the other end wants of connections.
         terms: Option<Terms>,
@@ -140,7 +140,7 @@ pub enum Event<C> {
         /// Why, for people.
         why: String,
     },
-    /// What [`Action::Dial`] has asked for has failed.
+    /// A dial requested by [`Action::Dial`] failed.
     Missed {
         /// The host.
         host: HostNo,
@@ -152,16 +152,16 @@ pub enum Event<C> {
         /// The other end.
         host: HostNo,
     },
-    /// A frame for this host's agent that gateways tell each other by.
+    /// A frame between gateways, addressed to this host's agent.
     Told(Frame),
-    /// The other end of a connection has said that it ends. Only after what it has sent before was delivered.
+    /// The other end of a connection said farewell. Only after everything it sent before was delivered.
     Parted {
         /// The other end.
         host: HostNo,
         /// What it has said.
         farewell: Farewell,
     },
-    /// At the controller: something is known of a host that cannot be attached, or is let go.
+    /// At the controller: a host cannot be attached, or is being released.
     Lost {
         /// The host.
         host: HostNo,
@@ -170,16 +170,16 @@ pub enum Event<C> {
         /// Why, for people.
         why: String,
     },
-    /// A host begins its part in a job.
+    /// This host begins its part in a job.
     Begun {
         /// The job.
         job: u64,
-        /// What the controller says of it.
+        /// The controller's description of it.
         told: Arc<Attachment>,
     },
     /// At the controller: the credentials for these hosts are read.
     Proven(HostSet),
-    /// At the controller: a host's address is known now.
+    /// At the controller: a host's address is now known.
     Placed {
         /// The host.
         host: HostNo,
@@ -204,7 +204,7 @@ pub enum Event<C> {
     },
 }
 
-/// What is to be done, in this order.
+/// What to do, in this order.
 #[derive(Clone, Debug)]
 pub enum Action<C> {
     /// Connect to a host; then hand in [`Event::Connected`] or [`Event::Missed`].
@@ -213,19 +213,19 @@ pub enum Action<C> {
         host: HostNo,
         /// Where it is.
         address: String,
-        /// After how much silence it is dead: an attempt that takes longer is of no use.
+        /// The silence after which it is dead: a longer attempt is useless.
         window: Duration,
     },
-    /// Close a connection that is not in use any more.
+    /// Close a connection that is no longer in use.
     Close {
         /// The connection.
         connection: C,
-        /// What is said to the other end before.
+        /// What to say to the other end before.
         farewell: Option<Farewell>,
     },
     /// Send a frame of this host's agent.
     Send(Frame),
-    /// A host is dead, by the controller's word.
+    /// The controller declared a host dead.
     Died {
         /// The host.
         host: HostNo,
@@ -234,7 +234,7 @@ pub enum Action<C> {
         /// What was sent to it and never acknowledged.
         lost: Vec<Lost>,
     },
-    /// This host's part in the job is over. Said once.
+    /// This host's part in the job is over. Returned once.
     End {
         /// Why, for the program.
         parting: Parting,
@@ -251,34 +251,34 @@ struct Peer<C> {
     address: Option<String>,
     connection: Option<C>,
     heartbeat: Option<Heartbeat>,
-    /// After how much silence it is dead, as the two ends of its connection have agreed.
+    /// The silence after which it is dead, as both ends of its connection have agreed.
     agreed: Option<Duration>,
-    /// This side makes the connection, and makes it again.
+    /// Whether this side makes the connection, and restores it.
     dials: bool,
     dialing: bool,
     redial_at: Option<Duration>,
     attempts: u32,
-    /// Since when there is no connection to a host that there should be one to.
+    /// Since when a connection that should exist is missing.
     lost_since: Option<Duration>,
-    /// When the last connection to it was last heard of.
+    /// When the last connection to it last received anything.
     heard: Option<Duration>,
     /// When this host last reported it as well.
     well_at: Option<Duration>,
     why: String,
     /// Why it is dead, once it is.
     verdict: Option<Arc<HostEnd>>,
-    /// It is being let go, or was, and why; at the controller.
+    /// At the controller: why it is being or was released.
     released: Option<&'static str>,
-    /// What it has said of itself; at the controller.
+    /// At the controller: what it said of itself.
     introduction: Option<Introduction>,
-    /// Which run of that host's runtime this side knows; 0 for none.
+    /// The incarnation of its runtime that this side knows; 0 for none.
     incarnation: u64,
-    /// What it is told when it is connected to for the first time.
+    /// What to tell it on the first connection.
     attachment: Option<Arc<Attachment>>,
     /// Others' packets that wait for a connection.
     kept: VecDeque<Packet>,
     kept_bytes: usize,
-    /// The controller was asked where it is.
+    /// The controller was asked for its address.
     asked: bool,
 }
 
@@ -310,37 +310,37 @@ impl<C> Default for Peer<C> {
 }
 
 impl<C> Peer<C> {
-    /// How long one that was never connected to may refuse connections: whatever listens there may yet be started.
+    /// How long a host that was never connected to may refuse connections: its listener may yet be started.
     fn patience(&self) -> Duration {
         self.attachment.as_ref().filter(|_| self.incarnation == 0).map_or(Duration::ZERO, |told| told.patience)
     }
 
-    /// After how much silence it is dead, if the job's hosts are after `window`.
+    /// The silence after which it is dead; `window` is the job's default.
     fn window(&self, window: Duration) -> Duration {
         self.agreed.or_else(|| self.attachment.as_ref().map(|told| told.window)).unwrap_or(window)
     }
 
-    /// Whether it was let go in order.
+    /// Whether it was released in order.
     fn is_released(&self) -> bool {
         self.verdict.as_ref().is_some_and(|verdict| verdict.fate == Fate::Released)
     }
 
-    /// For how long it may be out of reach.
+    /// How long it may be out of reach.
     fn limit(&self, window: Duration) -> Duration {
         self.window(window).max(self.patience())
     }
 }
 
-/// Hosts that nobody connects to yet (ATT-1).
+/// Hosts that are not connected to yet (ATT-1).
 #[derive(Debug, Default)]
 struct Pending {
     /// The credentials of their attachment are being read.
     unproven: HostSet,
-    /// Their addresses are not known.
+    /// Their addresses are unknown.
     unplaced: HostSet,
 }
 
-/// One turn of the machine: when it is, and where its packets and actions go.
+/// One turn of the machine: its time, and where its packets and actions go.
 struct Turn<'a, W: Wire> {
     now: Duration,
     wire: &'a W,
@@ -354,30 +354,30 @@ pub struct Gateway<W: Wire> {
     topology: Topology,
     peer_streams: PeerStreams,
     peers: BTreeMap<HostNo, Peer<W::Connection>>,
-    /// When which of them is looked at.
+    /// When to look at which of them.
     schedule: Schedule,
     merge: HostMerge,
     relays: RelayMerge,
     job: u64,
     incarnation: u64,
     window: Duration,
-    /// For how long hosts and the controller wait for each other once all connections between them are lost.
+    /// How long hosts and the controller wait for each other once all connections between them are lost.
     hold: Duration,
     cut_off: CutOff,
     fan_out: u32,
     next_host: HostNo,
     pending: Pending,
-    /// When the next tick is expected; what is due earlier wakes.
+    /// When the next tick is expected; anything due earlier calls [`Wire::wake`].
     armed: Duration,
-    /// Since when nobody above this host is connected to it.
+    /// Since when no host above this one is connected to it.
     orphaned: Option<Duration>,
     /// The job is over, or this host was told that it is dead.
     over: bool,
-    /// The controller closes: hosts that go are not missed.
+    /// The controller is closing: hosts that leave are not missed.
     closing: bool,
 }
 
-/// `count` hosts from `first` on, as agents.
+/// The agents of `count` hosts from `first` on.
 #[must_use]
 pub fn agents(first: HostNo, count: u32) -> Target {
     let slice = Slice::new(first as usize, &[count as usize], &[1]);
@@ -389,7 +389,7 @@ pub fn agents(first: HostNo, count: u32) -> Target {
 }
 
 impl<W: Wire> Gateway<W> {
-    /// The gateway of host `me`, whose job has no other host yet. `incarnation` is made at random for each run of a host's
+    /// The gateway of host `me`, whose job has no other host yet. `incarnation` is random for each run of a host's
     /// runtime; the controller's names the job.
     #[must_use]
     pub fn new(me: HostNo, incarnation: u64) -> Self {
@@ -416,7 +416,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Takes an event; says what is to be done because of it, in order.
+    /// Handles an event. Returns what to do because of it, in order.
     #[must_use]
     pub fn on(&mut self, event: Event<W::Connection>, now: Duration, wire: &W) -> Vec<Action<W::Connection>> {
         let mut turn = Turn { now, wire, out: Vec::new() };
@@ -449,20 +449,20 @@ impl<W: Wire> Gateway<W> {
         self.over
     }
 
-    /// The controller begins to close: hosts that go are not missed. Returns what its agents are to be told.
+    /// At the controller: begins to close, so that hosts that leave are not missed. Returns the message for its agents.
     pub fn close(&mut self) -> Option<Frame> {
         self.closing = true;
         let agents = self.agents()?;
         Some(EndJob::frame(ProcAddr::agent(self.me), ProcAddr::CONTROLLER, Some(&agents)))
     }
 
-    /// The agents of all hosts that were ever attached, at the controller; none if there was none.
+    /// At the controller: the agents of all hosts ever attached; none if there were none.
     #[must_use]
     pub fn agents(&self) -> Option<Target> {
         (self.next_host > 1).then(|| agents(1, self.next_host - 1))
     }
 
-    /// Nothing is done any more, and nobody is told.
+    /// Stops doing anything, without telling anybody.
     pub fn stop(&mut self) {
         self.over = true;
     }
@@ -473,13 +473,13 @@ impl<W: Wire> Gateway<W> {
         self.job
     }
 
-    /// The number of the next host that is attached here.
+    /// The number of the next host attached here.
     #[must_use]
     pub fn next_host(&self) -> HostNo {
         self.next_host
     }
 
-    /// After how long a host that hears of nobody above it ends its work (GTW-3, GTW-4).
+    /// How long a host hears from no host above it before it ends its work (GTW-3, GTW-4).
     #[must_use]
     pub fn orphan_limit(&self) -> Duration {
         self.window.max(self.hold)
@@ -489,7 +489,7 @@ impl<W: Wire> Gateway<W> {
         self.topology.standing(host)
     }
 
-    /// After how much silence a host is dead.
+    /// The silence after which a host is dead.
     fn window_of(&self, host: HostNo) -> Duration {
         self.peers.get(&host).map_or(self.window, |peer| peer.window(self.window))
     }
@@ -498,7 +498,7 @@ impl<W: Wire> Gateway<W> {
         self.peers.entry(host).or_default()
     }
 
-    /// From the controller to every other agent.
+    /// Sends a frame from the controller to every other agent.
     fn cast(&self, turn: &mut Turn<'_, W>, frame: impl FnOnce(ProcAddr, &Target) -> Frame) {
         if let Some(agents) = self.agents() {
             turn.out.push(Action::Send(frame(ProcAddr::agent(self.me), &agents)));

@@ -9,12 +9,12 @@ use crate::messages::merged_call;
 use crate::{Frame, Header, HostNo, Kind, ProcAddr};
 use std::time::Duration;
 
-/// Bytes that wait here for a relayed packet's next hop while there is no connection to it.
+/// The most bytes kept for a next hop that has no connection.
 const MOST_KEPT: usize = 16 << 20;
 
 impl<W: Wire> Gateway<W> {
-    /// Hands a message to the streams to these hosts, and those to the connections. Returns how many bytes wait behind it.
-    /// Hosts that are dead, or that nobody knows, are added to `unreached`.
+    /// Posts a message to the peer streams of these hosts, and packets from there to the connections. Returns how many
+    /// bytes wait for the fullest next hop. Dead and unknown hosts are added to `unreached`.
     pub fn post(
         &mut self,
         cargo: Cargo,
@@ -24,7 +24,7 @@ impl<W: Wire> Gateway<W> {
         wire: &W,
     ) -> usize {
         let me = self.me;
-        // A host that only the controller knows of is not known here until it has told of it.
+        // Elsewhere than at the controller, an unknown host may be one that the controller has not announced yet.
         let is_lost =
             |host: &HostNo| self.standing(*host) == Standing::Dead || (me == 0 && !self.topology.knows(*host));
         let lost: HostSet = hosts.iter().filter(is_lost).collect();
@@ -52,7 +52,7 @@ impl<W: Wire> Gateway<W> {
         usize::try_from(most).unwrap_or(usize::MAX)
     }
 
-    /// Asks for a tick no later than streams and merges want one: once after each burst of posts and packets.
+    /// Asks for a tick if streams and merges need one earlier than planned: once after each burst of posts and packets.
     pub fn arm(&mut self, wire: &W) {
         if let Some(next) = self.next_deadline()
             && next < self.armed
@@ -62,7 +62,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    // Replies of this host's procs to one call become one.
+    // Merging the replies of this host's procs to one call.
 
     /// Whether replies of this host wait for others.
     #[must_use]
@@ -70,18 +70,18 @@ impl<W: Wire> Gateway<W> {
         !self.merge.is_empty()
     }
 
-    /// A reply for another host that may wait for others; what goes now is given back, to be posted.
+    /// Takes a reply to another host that may wait for others. Returns what goes now, to be posted.
     pub fn merge_reply(&mut self, frame: Frame, now: Duration) -> Vec<Frame> {
         self.merge.on_reply(frame, now)
     }
 
-    /// What must not be overtaken by a message from `src` to `dst`, to be posted before it.
+    /// Returns what a message from `src` to `dst` must not overtake, to be posted before it.
     pub fn merged_before(&mut self, src: ProcAddr, dst: ProcAddr) -> Vec<Frame> {
         self.merge.before(src, dst)
     }
 
-    /// A call has come for `count` procs of this host from another host: their replies are merged. What goes now is given
-    /// back, to be posted.
+    /// A call from another host arrived for `count` procs of this one: merges their replies. Returns what goes now, to
+    /// be posted.
     pub fn expect_replies(&mut self, caller: ProcAddr, call: u64, count: u32) -> Vec<Frame> {
         self.merge.expect(caller, call, count)
     }
@@ -98,7 +98,7 @@ impl<W: Wire> Gateway<W> {
             if self.relays.is_empty() || packet.sole().is_none() {
                 wire.send(&connection, &packet, now);
             } else {
-                // This host's own answer to a call that it has relayed goes with those of the others.
+                // This host's own answer to a call that it has relayed is merged with the others.
                 let (alone, casts) = self.relays.offer(packet, now).into_iter().partition(|one| one.sole().is_some());
                 self.send_on(wire, alone, now);
                 for cast in casts {
@@ -108,7 +108,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// There is something for a host that is not connected.
+    /// Notes that something waits for a host that is not connected.
     fn want(&mut self, wire: &W, via: HostNo, now: Duration) {
         if self.standing(via) == Standing::Dead {
             return;
@@ -120,7 +120,7 @@ impl<W: Wire> Gateway<W> {
         }
         let is_wanted = !peer.dialing && peer.redial_at.is_none();
         if is_wanted {
-            // The next tick dials, or asks where it is.
+            // The next tick dials it, or asks for its address.
             peer.redial_at = Some(now);
         }
         if is_lost || is_wanted {
@@ -132,7 +132,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Sends somebody's packet on, whatever is in it.
+    /// Sends a packet on, whatever its kind.
     fn forward(&mut self, wire: &W, via: HostNo, packet: Packet, now: Duration) {
         let connection = self.peers.get(&via).and_then(|peer| peer.connection.as_ref());
         if let Some(connection) = connection.filter(|connection| wire.is_open(connection)) {
@@ -140,7 +140,7 @@ impl<W: Wire> Gateway<W> {
             return;
         }
         let peer = self.peer(via);
-        // What is dropped here its origin sends again.
+        // The origin sends again what is dropped here.
         let len = packet.wire_len();
         if peer.kept_bytes + len <= MOST_KEPT {
             peer.kept_bytes += len;
@@ -149,7 +149,7 @@ impl<W: Wire> Gateway<W> {
         self.want(wire, via, now);
     }
 
-    /// Sends packets of others on, or what is merged of them.
+    /// Sends on others' packets, or what was merged from them.
     pub(super) fn send_on(&mut self, wire: &W, packets: Vec<Packet>, now: Duration) {
         for packet in packets {
             if let Some(dest) = packet.sole() {
@@ -165,7 +165,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Sends again what these hosts have not acknowledged, by the way that leads there now.
+    /// Sends again what these hosts have not acknowledged, by the route that leads there now.
     pub(super) fn reroute(&mut self, wire: &W, hosts: &HostSet, now: Duration) {
         let Self { peer_streams, topology, me, .. } = self;
         peer_streams.reroute(hosts, &|host| topology.next_hop(*me, host));
@@ -179,7 +179,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Streams and merges do what is due.
+    /// Does what streams and merges have due.
     pub(super) fn tick_streams(&mut self, wire: &W, now: Duration) {
         let mut unreached = HostSet::default();
         for frame in self.merge.on_tick(now) {
@@ -198,8 +198,8 @@ impl<W: Wire> Gateway<W> {
         self.send_on(wire, packets, now);
     }
 
-    /// A packet has come over a connection. What is for this host is put behind `arrivals`, in order (GTW-1).
-    /// After each burst, [`Gateway::packets_done`]. Greetings and farewells are not for the machine.
+    /// Takes a packet from a connection. What is for this host is appended to `arrivals`, in order (GTW-1). Call
+    /// [`Gateway::packets_done`] after each burst. Greetings and farewells are not for the machine.
     pub fn on_packet(
         &mut self,
         connection: &W::Connection,
@@ -210,7 +210,7 @@ impl<W: Wire> Gateway<W> {
     ) {
         match packet.kind {
             PacketKind::Data | PacketKind::Ack | PacketKind::Nack => {
-                // The controller has numbered them all: nobody speaks for hosts that there are not.
+                // The controller has numbered all hosts: no packet may speak for others.
                 let speaks = |share: &crate::hosts::Share| self.topology.knows_all(share.first, share.count);
                 if self.me == 0 && !packet.shares.iter().all(speaks) {
                     return;
@@ -232,8 +232,8 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// A burst of packets was taken in: what follows from it goes out, acks among it. Where much comes a tick would be asked
-    /// for with each packet.
+    /// Ends a burst of packets: sends what follows from it, including acks, so that heavy traffic does not ask for a
+    /// tick per packet.
     pub fn packets_done(&mut self, now: Duration, wire: &W) {
         self.pump_ready(wire, now);
         if self.peer_streams.next_deadline().is_some_and(|at| at <= now) {
@@ -242,11 +242,11 @@ impl<W: Wire> Gateway<W> {
         self.arm(wire);
     }
 
-    /// A packet that is not, or not only, for this host.
+    /// Relays a packet that is not, or not only, for this host.
     fn relay(&mut self, wire: &W, packet: Packet, now: Duration, arrivals: &mut Vec<Arrival>) {
         let me = self.me;
         if let Some(dest) = packet.sole() {
-            // Acks for the controller come from all below: they are merged.
+            // Acks for the controller come from all hosts below: merge them.
             if packet.kind == PacketKind::Ack && dest == 0 && self.peer_streams.pass_ack(&packet, now) {
                 return;
             }
@@ -266,10 +266,10 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// A notice that a host is dead or suspect must not be relayed by that very host: it counts before the ways are
-    /// looked up. What else follows from it waits for its turn.
+    /// A notice that a host is dead or suspect must not be relayed by that very host: it takes effect before the routes
+    /// are looked up. Its other consequences wait for their turn.
     fn heed(&mut self, wire: &W, packet: &Packet, now: Duration) {
-        // One that is sent again may say what has not been so for long.
+        // A repeated packet may carry news long out of date.
         let is_news = packet.kind == PacketKind::Data && packet.is_whole() && self.peer_streams.is_new(packet);
         if packet.origin != 0 || !is_news {
             return;
@@ -291,9 +291,9 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Notes which call a packet carries that goes on to several hosts: their answers are merged on the way back.
+    /// Notes the call in a packet that goes on to several hosts: their answers are merged on the way back.
     fn expect_to_merge(&mut self, wire: &W, packet: &Packet, hosts: &HostSet, now: Duration) {
-        // Answers to another host than the controller's go there directly: none would come by.
+        // Answers to other hosts than the controller go there directly: none would pass here.
         if packet.origin != 0 || !packet.is_first() || packet.kind != PacketKind::Data || hosts.len() < 2 {
             return;
         }
@@ -304,9 +304,9 @@ impl<W: Wire> Gateway<W> {
         self.send_on(wire, out, now);
     }
 
-    // How much is under way.
+    // The load under way.
 
-    /// Bytes that wait for, or are under way to, the fullest of these hosts.
+    /// Bytes that wait for the busiest next hop of these hosts.
     #[must_use]
     pub fn waiting(&self, hosts: &HostSet) -> u64 {
         let waits = |host: HostNo| {
@@ -322,7 +322,7 @@ impl<W: Wire> Gateway<W> {
         self.peer_streams.is_idle()
     }
 
-    /// Whether what was sent to these hosts has arrived, but for less than `small` bytes that were numbered.
+    /// Whether what was sent to these hosts has arrived, except for up to `small` bytes under way to each.
     #[must_use]
     pub fn is_heard(&self, hosts: &HostSet, small: u64) -> bool {
         hosts.iter().all(|host| {
@@ -332,7 +332,7 @@ impl<W: Wire> Gateway<W> {
         })
     }
 
-    /// Whether everything that was sent from here has arrived, or will never.
+    /// Whether everything sent from here has arrived, or never will.
     #[must_use]
     pub fn has_arrived(&self) -> bool {
         let waits = |host: &HostNo| self.peer_streams.outstanding(*host) + self.peer_streams.waiting(*host) > 0;

@@ -1,7 +1,7 @@
-//! Which hosts there are, for people, and hosts that are let go.
+//! Which hosts there are, for people, and hosts that are released.
 //!
-//! REL-2: from the moment on at which its release began nobody takes a host's end, or that of its processes, for a failure,
-//! however it comes.
+//! REL-2: once the release of a host has begun, its end, or that of its processes, never counts as a failure, however
+//! it comes.
 
 use super::{Gateway, Peer, Wire};
 use crate::control::Introduction;
@@ -9,7 +9,7 @@ use crate::hosts::{Fate, HostSet, Standing};
 use crate::{CallId, HostEnd, HostNo};
 use std::sync::Arc;
 
-/// How a host is.
+/// The state of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostState {
     /// It is being attached.
@@ -18,16 +18,16 @@ pub enum HostState {
     Running,
     /// It is silent.
     Suspect,
-    /// It was lost, and is being connected to again.
+    /// The connection was lost, and is being restored.
     Unreachable,
-    /// It was let go.
+    /// It was released.
     Stopped,
     /// It is dead.
     Dead,
 }
 
 impl HostState {
-    /// In one word, as snapshots of a job have it.
+    /// One word, as in snapshots of a job.
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
@@ -46,11 +46,11 @@ impl HostState {
 pub struct HostView {
     /// Its number.
     pub host: HostNo,
-    /// What it calls itself, or how it is reached; empty if nothing is known.
+    /// What it calls itself, else its address; empty if neither is known.
     pub name: String,
     /// Where it was attached; empty if it has dialed.
     pub address: String,
-    /// Its agent's process; 0 if nothing was heard of it yet.
+    /// Its agent's process; 0 if unknown.
     pub pid: u64,
     /// How it is.
     pub state: HostState,
@@ -60,7 +60,7 @@ pub struct HostView {
     pub why: String,
 }
 
-/// What is said of a host that has ended while it was let go (REL-2): `released` says why, if it was.
+/// The end to report for a host that ended while it was being released (REL-2): `released` says why, if it was.
 pub(super) fn end_of(released: Option<&'static str>, fate: Fate, why: String) -> (Fate, String) {
     match released {
         Some(asked) if fate != Fate::Released => {
@@ -77,13 +77,13 @@ impl<W: Wire> Gateway<W> {
         self.topology.hosts().iter().filter(|host| *host != self.me).collect()
     }
 
-    /// Whether there is, or was, such a host.
+    /// Whether such a host exists or existed.
     #[must_use]
     pub fn knows(&self, host: HostNo) -> bool {
         self.topology.knows(host)
     }
 
-    /// Whether a host is dead, by the controller's word.
+    /// Whether the controller declared a host dead.
     #[must_use]
     pub fn is_dead(&self, host: HostNo) -> bool {
         self.standing(host) == Standing::Dead
@@ -95,13 +95,13 @@ impl<W: Wire> Gateway<W> {
         self.peers.get(&host).is_some_and(|peer| peer.incarnation != 0)
     }
 
-    /// What is held of a host.
+    /// A host's standing.
     #[must_use]
     pub fn stands(&self, host: HostNo) -> Standing {
         self.standing(host)
     }
 
-    /// The connections to all other hosts, for whoever looks in: number, whether it is up, bytes under way.
+    /// The connections to all other hosts, for observers: number, whether it is up, bytes under way.
     #[must_use]
     pub fn peers(&self) -> Vec<(HostNo, bool, u64)> {
         let view = |(host, peer): (&HostNo, &Peer<W::Connection>)| {
@@ -110,7 +110,7 @@ impl<W: Wire> Gateway<W> {
         self.peers.iter().map(view).collect()
     }
 
-    /// The hosts that were attached here, dead ones included.
+    /// The hosts that were attached here, including dead ones.
     #[must_use]
     pub fn roll(&self) -> Vec<HostView> {
         let children = self.topology.children(self.me);
@@ -145,13 +145,13 @@ impl<W: Wire> Gateway<W> {
         known.map(view).collect()
     }
 
-    /// What a host has said of itself, if it has.
+    /// What a host said of itself, if anything.
     #[must_use]
     pub fn introduction(&self, host: HostNo) -> Option<&Introduction> {
         self.peers.get(&host)?.introduction.as_ref()
     }
 
-    /// A host says what it is called, in its answer to this call: whether that is news, and expected.
+    /// Notes what a host says of itself in its answer to this call. Returns whether that was expected, and new.
     pub fn introduce(&mut self, host: HostNo, call: CallId, said: impl FnOnce() -> Option<Introduction>) -> bool {
         let Some(peer) = self.peers.get_mut(&host) else { return false };
         let expected = peer.attachment.as_ref().is_some_and(|told| told.call == call);
@@ -162,7 +162,7 @@ impl<W: Wire> Gateway<W> {
         peer.introduction.is_some()
     }
 
-    /// What people call a host, as far as it is known here.
+    /// A host's name for people, as far as it is known here.
     #[must_use]
     pub fn name_of(&self, host: HostNo) -> Option<String> {
         let peer = self.peers.get(&host)?;
@@ -170,7 +170,7 @@ impl<W: Wire> Gateway<W> {
         said.or_else(|| peer.address.clone()).filter(|name| !name.is_empty())
     }
 
-    /// The host's name and address, as its death is told.
+    /// A host's name and address, as reported with its death.
     pub(super) fn label_of(&self, host: HostNo) -> String {
         let address = self.peers.get(&host).and_then(|peer| peer.address.clone());
         let name = self.name_of(host).filter(|name| Some(name) != address.as_ref());
@@ -191,8 +191,8 @@ impl<W: Wire> Gateway<W> {
         }))
     }
 
-    /// At the controller: these hosts are let go (REL-2). Returns those that are not attached yet: nothing runs there, and there
-    /// may be nobody to answer.
+    /// At the controller: releases these hosts (REL-2). Returns those that are not attached yet: nothing runs there,
+    /// and there may be nobody to answer.
     pub fn release(&mut self, hosts: &HostSet, why: &'static str) -> Vec<HostNo> {
         let mut absent = Vec::new();
         for host in hosts.iter() {

@@ -1,6 +1,6 @@
-//! When which of the other hosts is due for a look.
+//! When to look at which of the other hosts.
 //!
-//! A tick costs as much as there is due, however many hosts there are.
+//! The cost of a tick depends on how much is due, not on the number of hosts.
 
 use crate::HostNo;
 use rustc_hash::FxHashMap;
@@ -18,7 +18,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Sets a host's deadline, in place of the one that it had.
+    /// Sets a host's deadline, replacing the previous one.
     pub(super) fn set(&mut self, host: HostNo, deadline: Option<Duration>) {
         match deadline {
             None => {
@@ -29,7 +29,7 @@ impl Schedule {
         }
     }
 
-    /// Has every tick look at a host, or no longer.
+    /// Starts or stops looking at a host at every tick.
     pub(super) fn watch(&mut self, host: HostNo, watched: bool) {
         if watched {
             self.watched.insert(host);

@@ -1,4 +1,4 @@
-//! What is due: heartbeats, hosts that are dialed again, and hosts that have been out of reach for too long.
+//! What is due: heartbeats, hosts to dial again, and hosts out of reach for too long.
 
 use super::{Action, Gateway, Missed, Peer, Turn, Wire};
 use crate::control::{Report, Whereabouts};
@@ -6,19 +6,19 @@ use crate::hosts::{Beat, Farewell, Fate, Heartbeat, HostSet, Packet, PacketKind,
 use crate::{HostNo, ProcAddr};
 use std::time::Duration;
 
-/// How often a host that is out of reach, and held, is looked at.
+/// How often to look at a host that is out of reach, and held.
 const AGAIN: Duration = Duration::from_millis(100);
-/// No tick comes sooner after another.
+/// The least time between two ticks.
 const BETWEEN: Duration = Duration::from_micros(200);
 
-/// What a tick finds, to be carried out once all that are due were looked at.
+/// What a tick finds, carried out once all hosts that are due have been looked at.
 struct Due<C> {
     dial: Vec<HostNo>,
     ask: Vec<HostNo>,
     reports: Vec<(HostNo, Report)>,
     closed: Vec<(HostNo, C, String)>,
     silent: Vec<(HostNo, C, String)>,
-    /// At the controller of a job that is held: who may be silent because this side is cut off. Known once it is needed.
+    /// At the controller of a job with a hold: hosts that may be silent because this side is cut off; on demand.
     held: Option<HostSet>,
 }
 
@@ -43,19 +43,19 @@ impl<C> Default for Due<C> {
 }
 
 impl<W: Wire> Gateway<W> {
-    /// When the next [`Event::Tick`](super::Event::Tick) is wanted, asked right after one. What comes up earlier wakes.
+    /// When the next [`Event::Tick`](super::Event::Tick) is due; ask right after one. Anything earlier wakes.
     pub fn next_tick(&mut self, now: Duration) -> Duration {
         let orphan = self.orphaned.map(|since| since + self.orphan_limit());
         let next = [self.next_deadline(), self.schedule.next(), orphan].into_iter().flatten().min();
         let next = next.unwrap_or(Duration::MAX);
-        // What this turn was asked for may be settled already, and asked for again by the next packet: an ack that is
-        // due in a moment, say. One look too many then costs less than a wake-up for every packet.
+        // What this turn was asked for may be settled already, and asked for again by the next packet, such as an ack
+        // that is due in a moment. One superfluous look costs less than a wake-up for every packet.
         let next = if self.armed > now { next.min(self.armed) } else { next };
         self.armed = next.max(now + BETWEEN);
         self.armed
     }
 
-    /// When streams and merges have something to do by themselves; none if nothing is under way.
+    /// When streams and merges next have something due; none if nothing is under way.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         [self.peer_streams.next_deadline(), self.merge.next_deadline(), self.relays.next_deadline()]
@@ -94,7 +94,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Nothing was heard over a connection for the window.
+    /// Handles a connection that was silent for the window.
     fn silent(&mut self, turn: &mut Turn<'_, W>, host: HostNo, connection: W::Connection, why: String) {
         // In case it hears more than it says.
         let farewell =
@@ -111,7 +111,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// Has the next tick at which something is due look at a host: to be called after each change of what is due.
+    /// Plans the next look at a host. Call this after each change of what is due.
     pub(super) fn plan_look(&mut self, host: HostNo, now: Duration) {
         let deadline = if self.standing(host) == Standing::Dead {
             None
@@ -119,9 +119,9 @@ impl<W: Wire> Gateway<W> {
             self.peers.get(&host).and_then(|peer| {
                 let beat = peer.heartbeat.as_ref().map(Heartbeat::next_deadline);
                 let end = self.lost_since(peer).map(|since| since + peer.limit(self.window));
-                // One that is late already is waited for all the same (GTW-4), and all such ones are looked at together.
+                // A host that is already late is still waited for (GTW-4), and all such hosts are looked at together.
                 let end = end.map(|end| if end > now { end } else { next_multiple(now, AGAIN) });
-                // An attempt that is being made ends by itself, and then it is planned anew.
+                // An attempt under way ends by itself, and the host is then planned again.
                 let dials = !peer.dialing && (peer.dials || peer.connection.is_none());
                 [beat, peer.redial_at.filter(|_| dials), end].into_iter().flatten().min()
             })
@@ -169,10 +169,10 @@ impl<W: Wire> Gateway<W> {
         let window = peer.window(default);
         let (Some(connection), Some(heartbeat)) = (&peer.connection, &mut peer.heartbeat) else { return };
         let heard_at = wire.heard_at(connection);
-        // A sign of life counts once: who is suspect is not so anew with every look.
+        // A sign of life counts once: a suspect host does not become suspect again with every look.
         let was_suspect = peer.heard.replace(heard_at) != Some(heard_at) && heartbeat.heard(heard_at);
         heartbeat.sent(wire.sent_at(connection));
-        // Who was connected to anew while others were told of its silence is not suspect here, but is to all.
+        // A host that reconnected while others were told of its silence is not suspect here, but to everyone else.
         let is_mistaken = standing == Standing::Suspect
             && !heartbeat.is_suspect()
             && peer.well_at.is_none_or(|at| at + window / 4 <= now);
@@ -194,8 +194,8 @@ impl<W: Wire> Gateway<W> {
                 }
             }
         }
-        // What is silent may be the connection alone: a network that is well again, or a firewall that has forgotten
-        // it, takes a new one at once, while the old one waits for TCP to send again.
+        // Perhaps only the connection is silent: a network that has recovered, or a firewall that has forgotten it,
+        // takes a new one at once, while the old one waits for TCP to retransmit.
         if !heartbeat.is_suspect() {
             peer.redial_at = None;
         } else if peer.dials && !peer.dialing && peer.redial_at.is_none_or(|at| at <= now) {
@@ -205,7 +205,7 @@ impl<W: Wire> Gateway<W> {
         if let Some(connection) = dead {
             let why = format!("nothing was heard of it for {} s", window.as_secs_f64());
             if self.is_held(wire, now, host, due) {
-                // This side may be the one that is cut off: another connection is made when it can be.
+                // This side may be the one that is cut off: reconnect when possible.
                 due.closed.push((host, connection, why));
             } else {
                 due.silent.push((host, connection, why));
@@ -242,7 +242,7 @@ impl<W: Wire> Gateway<W> {
         let Some(peer) = self.peers.get_mut(&host) else { return };
         if !peer.dialing && peer.redial_at.is_some_and(|at| at <= now) {
             peer.redial_at = None;
-            // Who is above dials; whoever is below waits.
+            // The host above dials; the one below waits.
             let above = is_parent || host == 0;
             if peer.address.is_some() && (peer.dials || !above) {
                 peer.dials = true;
@@ -254,7 +254,7 @@ impl<W: Wire> Gateway<W> {
         }
     }
 
-    /// A host was not reached for the window, or is gone, and there is another way.
+    /// Goes around a host that was not reached for the window, or is gone.
     pub(super) fn go_around(&mut self, wire: &W, now: Duration, host: HostNo, is_suspect: bool) {
         let Some(peer) = self.peers.get_mut(&host) else { return };
         peer.lost_since = None;
@@ -276,12 +276,12 @@ impl<W: Wire> Gateway<W> {
         self.peers.get(&host).is_some_and(|peer: &Peer<W::Connection>| peer.connection.is_some())
     }
 
-    /// Whether there is a connection to another of those above this host than `host`.
+    /// Whether another host above this one than `host` is connected.
     pub(super) fn is_connected_above(&self, host: HostNo) -> bool {
         self.topology.ancestors(self.me).into_iter().any(|above| above != host && self.is_connected_to(above))
     }
 
-    /// Whether nobody above this host has been connected to it for so long that it has to end (GTW-3).
+    /// Whether no host above this one was connected for so long that it must end (GTW-3).
     fn is_orphaned(&mut self, now: Duration) -> bool {
         if self.me == 0 {
             return false;
@@ -291,8 +291,8 @@ impl<W: Wire> Gateway<W> {
             self.orphaned = None;
             return false;
         }
-        // The window counts from the last sign of life, as it does for whoever is above. That may be one that is suspect
-        // since just now, over a connection that is still there.
+        // The window counts from the last sign of life, as it does for the hosts above. It may be from a host that just
+        // became suspect, over a connection that is still there.
         let above = self.peers.iter().filter(|(host, _)| self.topology.is_above(**host, self.me));
         let since = self.orphaned.or_else(|| above.filter_map(|(_, peer)| peer.heard).max()).unwrap_or(now);
         self.orphaned = Some(since);

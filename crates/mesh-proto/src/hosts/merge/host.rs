@@ -11,24 +11,24 @@ use std::time::Duration;
 
 /// Merges the replies of one host's procs to one call.
 ///
-/// It is told of each call that came to several procs here, and of every frame from a proc here to a caller on
-/// another host. A method's frames are to be sent at once, in their order.
+/// It must be told of each call that came to several procs here, and of every frame from a proc here to a caller on
+/// another host. Send the frames that a method returns at once, in their order.
 #[derive(Debug)]
 pub struct HostMerge {
     host: HostNo,
     agent: ProcAddr,
-    /// Awaited: how many more replies.
+    /// Awaited: the number of replies still to come.
     calls: PendingCalls<u32, HashSet<ProcAddr>>,
 }
 
 impl HostMerge {
-    /// For `host`; merged frames are sent by its agent.
+    /// For `host`, whose agent sends the merged frames.
     #[must_use]
     pub fn new(host: HostNo, agent: ProcAddr) -> Self {
         Self { host, agent, calls: PendingCalls::default() }
     }
 
-    /// A call has come that `count` procs here will reply to: their replies are merged from now on.
+    /// A call arrived that `count` procs here will reply to: merges their replies from now on.
     #[must_use = "frames have to be sent"]
     pub fn expect(&mut self, caller: ProcAddr, call: CallId, count: u32) -> Vec<Frame> {
         let mut out = Vec::new();
@@ -44,7 +44,7 @@ impl HostMerge {
         out
     }
 
-    /// Nobody waits for the call any more.
+    /// Forgets a call that nobody waits for any more.
     pub fn forget(&mut self, caller: ProcAddr, call: CallId) {
         self.calls.forget(&(caller, call));
     }
@@ -56,8 +56,8 @@ impl HostMerge {
         }
     }
 
-    /// Takes a reply; gives what is to be sent now: nothing while others are awaited, else the merged frame, or the
-    /// reply itself if it is not to be merged.
+    /// Takes a reply. Returns what to send now: nothing while others are awaited, else the merged frame, or the reply
+    /// itself if it cannot be merged.
     #[must_use = "frames have to be sent"]
     pub fn on_reply(&mut self, frame: Frame, now: Duration) -> Vec<Frame> {
         let header = frame.header;
@@ -73,7 +73,7 @@ impl HostMerge {
         };
         let ours = entry.header.is_none_or(|first| first.actor == header.actor);
         if !mergeable || !ours || entry.sources.contains(&header.src) {
-            // A stream's values are not the answer.
+            // A stream's values are not its answer.
             let answers = reply.is_some_and(|reply| reply.answer != Answer::More);
             entry.awaited -= u32::from(answers);
             let complete = entry.awaited == 0;
@@ -108,7 +108,7 @@ impl HostMerge {
         out
     }
 
-    /// Something else is about to go from `src` to `dst`: what has to go before it.
+    /// Returns what must go before something else from `src` to `dst`.
     #[must_use = "frames have to be sent"]
     pub fn before(&mut self, src: ProcAddr, dst: ProcAddr) -> Vec<Frame> {
         let mut out = Vec::new();
@@ -119,13 +119,13 @@ impl HostMerge {
         out
     }
 
-    /// When [`HostMerge::on_tick`] has something to do.
+    /// When to call [`HostMerge::on_tick`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.calls.next_deadline()
     }
 
-    /// What has been held long enough.
+    /// Releases what was held long enough.
     #[must_use = "frames have to be sent"]
     pub fn on_tick(&mut self, now: Duration) -> Vec<Frame> {
         let mut out = Vec::new();
@@ -148,7 +148,7 @@ impl HostMerge {
         out
     }
 
-    /// Gives out what is held of a call, after what the same caller's procs are owed from before.
+    /// Releases what is held of a call, after what was held earlier for the same caller.
     fn flush(&mut self, key: Key, out: &mut Vec<Frame>) {
         for key in self.calls.held_until(&key, |other, _| other.0 == key.0) {
             if let Some(entry) = self.calls.release(&key) {

@@ -1,4 +1,4 @@
-//! The calls whose replies are awaited, and what is held of each.
+//! The calls whose replies are awaited, and the replies held for each.
 
 use super::pending_replies::PendingReplies;
 use super::{CALLS_MAX, HOLD};
@@ -14,19 +14,19 @@ pub(super) struct Entry<W, S> {
     pub(super) awaited: W,
     pub(super) sources: S,
     pub(super) replies: PendingReplies,
-    /// Of the frame that holds the first of what is held.
+    /// The header of the first held frame.
     pub(super) header: Option<Header>,
     age: u64,
-    /// When the first of what is held came; which one that was, over all calls.
+    /// When the first held reply arrived, and its turn among all calls.
     held: Option<(u64, Duration)>,
 }
 
 #[derive(Debug)]
 pub(super) struct PendingCalls<W, S> {
     entries: HashMap<Key, Entry<W, S>>,
-    /// The calls that have something held, that which waits longest first.
+    /// The calls with held replies, longest wait first.
     held: BTreeMap<u64, Key>,
-    /// All calls, the oldest first.
+    /// All calls, oldest first.
     ages: BTreeMap<u64, Key>,
     counter: u64,
 }
@@ -50,7 +50,7 @@ impl<W: Default, S: Default> PendingCalls<W, S> {
         self.entries.get_mut(key)
     }
 
-    /// The call, new if need be.
+    /// The call, created if necessary.
     pub(super) fn place(&mut self, key: Key) -> &mut Entry<W, S> {
         self.entries.entry(key).or_insert_with(|| {
             self.counter += 1;
@@ -66,12 +66,12 @@ impl<W: Default, S: Default> PendingCalls<W, S> {
         })
     }
 
-    /// The call that has to go before one more can be awaited.
+    /// The call to drop before another can be awaited.
     pub(super) fn surplus(&self) -> Option<Key> {
         if self.entries.len() < CALLS_MAX { None } else { self.ages.values().next().copied() }
     }
 
-    /// Something of the call is held from now on.
+    /// Notes that something of the call is held.
     pub(super) fn hold(&mut self, key: Key, now: Duration) {
         if let Some(entry) = self.entries.get_mut(&key).filter(|entry| entry.held.is_none()) {
             self.counter += 1;
@@ -80,7 +80,7 @@ impl<W: Default, S: Default> PendingCalls<W, S> {
         }
     }
 
-    /// Nothing of the call is held any more; the entry, for its replies.
+    /// Notes that nothing of the call is held any more. Returns its entry, for the replies.
     pub(super) fn release(&mut self, key: &Key) -> Option<&mut Entry<W, S>> {
         let entry = self.entries.get_mut(key)?;
         let (turn, _) = entry.held.take()?;
@@ -97,7 +97,7 @@ impl<W: Default, S: Default> PendingCalls<W, S> {
         }
     }
 
-    /// The calls with something held that `wanted` agrees to, that which waits longest first.
+    /// The calls with held replies that `wanted` accepts, longest wait first.
     pub(super) fn held(&self, mut wanted: impl FnMut(&Key, &Entry<W, S>) -> bool) -> Vec<Key> {
         if self.held.is_empty() {
             return Vec::new();
@@ -109,8 +109,8 @@ impl<W: Default, S: Default> PendingCalls<W, S> {
             .collect()
     }
 
-    /// The call and those that have waited longer and that `wanted` agrees to, that which waits longest first; none if
-    /// nothing of the call is held.
+    /// The call, after those with a longer wait that `wanted` accepts, longest wait first; none if nothing of the call
+    /// is held.
     pub(super) fn held_until(&self, key: &Key, mut wanted: impl FnMut(&Key, &Entry<W, S>) -> bool) -> Vec<Key> {
         let Some((turn, _)) = self.entries.get(key).and_then(|entry| entry.held) else { return Vec::new() };
         let earlier = self.held.range(..turn).map(|(_, key)| key);
@@ -120,26 +120,26 @@ impl<W: Default, S: Default> PendingCalls<W, S> {
         keys
     }
 
-    /// The last call that `wanted` agrees to, if what it holds came after the first of what is held of `key`: what is
-    /// added to `key` now would overtake it.
+    /// The last call that `wanted` accepts and that began to hold after `key` did: anything added to `key` now would
+    /// overtake it.
     pub(super) fn held_after(&self, key: &Key, mut wanted: impl FnMut(&Key, &Entry<W, S>) -> bool) -> Option<Key> {
         let (turn, _) = self.entries.get(key)?.held?;
         let mut later = self.held.range(turn + 1..).map(|(_, later)| later).rev();
         later.find(|later| self.entries.get(later).is_some_and(|entry| wanted(later, entry))).copied()
     }
 
-    /// All calls that `wanted` agrees to, the oldest first.
+    /// All calls that `wanted` accepts, oldest first.
     pub(super) fn all(&self, mut wanted: impl FnMut(&Key) -> bool) -> Vec<Key> {
         self.ages.values().filter(|key| wanted(key)).copied().collect()
     }
 
-    /// When the first of what is held has been held long enough.
+    /// When the hold of the longest-waiting call ends.
     pub(super) fn next_deadline(&self) -> Option<Duration> {
         let first = self.held.values().next()?;
         self.entries.get(first)?.held.map(|(_, since)| since + HOLD)
     }
 
-    /// The first call whose hold is over.
+    /// The longest-waiting call, if its hold is over.
     pub(super) fn due(&self, now: Duration) -> Option<Key> {
         self.held.values().next().copied().filter(|_| self.next_deadline().is_some_and(|at| at <= now))
     }

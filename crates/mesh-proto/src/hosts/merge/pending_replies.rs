@@ -1,4 +1,4 @@
-//! Payloads that are collected, equal ones once.
+//! Collected payloads, with equal ones stored once.
 
 use super::super::Short;
 use super::table::{Entry, Payload, RUN_LEN, Run};
@@ -8,24 +8,24 @@ use rustc_hash::{FxHashMap, FxHasher};
 use smallvec::smallvec;
 use std::hash::Hasher;
 
-/// How many bytes at either end of a payload tell it from others of its length, nearly always.
+/// Payloads are compared by their length and this many bytes at either end, which nearly always tells them apart.
 const SAMPLE: usize = 32;
-/// Payloads that look the same and are not: after so many comparisons one more copy is the lesser evil.
+/// How many payloads of equal appearance are compared: beyond that, storing one more copy costs less.
 const TRIES: usize = 4;
-/// After so many payloads in a row of which none was there before, series are kept as they come: no two replies are
-/// equal, and to look for it is most of the work.
+/// After this many new payloads in a row, series are kept as they come: no two replies are equal, and comparing them is
+/// most of the work.
 const LOOKS: usize = 64;
 
-/// The replies of one call that have come so far.
+/// The replies to one call so far.
 #[derive(Debug, Default)]
 pub(super) struct PendingReplies {
     payloads: Vec<Payload>,
-    /// Series that were not looked into, and how many payloads they have.
+    /// Series that were not compared, and their number of payloads.
     series: Vec<Entry>,
     unseen: usize,
-    /// How many of the last payloads in a row were new.
+    /// How many payloads in a row were new.
     news: usize,
-    /// By what they look like.
+    /// Payloads by appearance.
     likeness: FxHashMap<u64, Short<usize>>,
     bytes: usize,
 }
@@ -35,13 +35,13 @@ impl PendingReplies {
         self.payloads.is_empty() && self.series.is_empty()
     }
 
-    /// Whether payloads of so many bytes, sent in so many runs, would make it too large for one frame.
+    /// Whether this many more payloads, with this many bytes, would make it too large for one frame.
     pub(super) fn is_full_for(&self, payloads: usize, bytes: usize) -> bool {
         !self.is_empty()
             && (self.bytes + bytes > MERGED_MAX || self.payloads.len() + self.unseen + payloads > PAYLOADS_MAX)
     }
 
-    /// What the runs of these payloads and their bodies count.
+    /// What a body and its runs add to `bytes`.
     pub(super) fn size(body: usize, runs: usize) -> usize {
         body + RUN_LEN * runs
     }
@@ -58,7 +58,7 @@ impl PendingReplies {
         self.bytes += RUN_LEN * (mine.len() - before);
     }
 
-    /// Adds what a merged frame has.
+    /// Adds an entry of a merged frame.
     pub(super) fn add_entry(&mut self, entry: Entry) {
         if entry.is_series() && self.news >= LOOKS {
             let (bytes, runs) = entry.size();
@@ -72,10 +72,10 @@ impl PendingReplies {
         }
     }
 
-    /// Where the payload is, or now is.
+    /// The index of the payload, which is added if it is new.
     fn find(&mut self, flags: u16, parts: u16, body: &Bytes) -> usize {
         let same = |payload: &Payload| payload.flags == flags && payload.parts == parts && payload.body == *body;
-        // Nearly always all are equal: then nothing is hashed but the first, and that only once a second comes.
+        // Nearly always all are equal: then nothing is hashed until a second payload comes.
         if self.payloads.first().is_some_and(same) {
             self.news = 0;
             return 0;
@@ -99,7 +99,7 @@ impl PendingReplies {
         at
     }
 
-    /// All of it: what was looked into, and the rest.
+    /// Takes everything: the payloads, and the series that were not compared.
     pub(super) fn take(&mut self) -> (Vec<Payload>, Vec<Entry>) {
         self.likeness.clear();
         (self.bytes, self.unseen, self.news) = (0, 0, 0);

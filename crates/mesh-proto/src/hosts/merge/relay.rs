@@ -1,4 +1,4 @@
-//! The merged replies of several hosts.
+//! Merging the replies of several hosts.
 
 use super::pending_calls::{Entry, Key, PendingCalls};
 use super::pending_replies::PendingReplies;
@@ -10,11 +10,11 @@ use bytes::{Bytes, BytesMut};
 use smallvec::smallvec;
 use std::time::Duration;
 
-/// Merges the packets in which hosts answer one call, at a host that relayed it to them.
+/// Merges the packets in which hosts answer one call, at a host that relayed the call to them.
 ///
-/// It is told of each call that is relayed, and given every data packet that goes on to another host, the relay's own
-/// too. What a method gives is to be sent on at once, in its order. What comes out merged of several names the relay
-/// as its origin, and each host with its number among its shares.
+/// It must be told of each call that is relayed, and given every data packet that goes on to another host, including
+/// the relay's own. Send what a method returns at once, in its order. A packet merged from several names the relay as
+/// its origin, and lists each host and its number among the shares.
 ///
 /// ```
 /// # use mesh_proto::hosts::{Cargo, HostMerge, HostSet, Lane, RelayMerge, PeerStreams};
@@ -49,7 +49,7 @@ pub struct RelayMerge {
 
 #[derive(Debug, Default)]
 struct Shares {
-    /// The host that it all goes to.
+    /// The host that everything goes to.
     dest: HostNo,
     of: Vec<Share>,
     origins: HostSet,
@@ -62,8 +62,8 @@ impl RelayMerge {
         Self { me, calls: PendingCalls::default() }
     }
 
-    /// A call of `caller`, on host `dest`, has been relayed to `hosts`: their answers are merged from now on. The relay
-    /// may be one of them.
+    /// A call of `caller`, on host `dest`, was relayed to `hosts`, possibly including the relay: merges their answers
+    /// from now on.
     #[must_use = "packets have to be sent"]
     pub fn expect(&mut self, dest: HostNo, caller: ProcAddr, call: CallId, hosts: &HostSet) -> Vec<Packet> {
         let mut out = Vec::new();
@@ -80,8 +80,8 @@ impl RelayMerge {
         out
     }
 
-    /// Takes a packet that goes on to another host; gives what is to be sent now: nothing if it is held, else what has
-    /// to go before it, and it, or the merged packet.
+    /// Takes a packet that goes on to another host. Returns what to send now: nothing if it is held, else what must go
+    /// before it, then the packet itself or the merged one.
     #[must_use = "packets have to be sent"]
     pub fn offer(&mut self, packet: Packet, now: Duration) -> Vec<Packet> {
         let mut out = Vec::new();
@@ -102,7 +102,7 @@ impl RelayMerge {
                     self.hold(key, header, merged, (&packet, from), now, &mut out);
                 }
                 None => {
-                    // What its host does not merge, there will be more of: nobody waits for it.
+                    // Its host does not merge these, so more packets may follow: do not wait for it.
                     entry.awaited.reduce_by(&from);
                     self.pass(packet, &from, &mut out);
                 }
@@ -117,7 +117,7 @@ impl RelayMerge {
         out
     }
 
-    /// A host is dead, or its answers take another way: nothing waits for it.
+    /// A host is dead, or its answers take another route: stops waiting for it.
     #[must_use = "packets have to be sent"]
     pub fn lost(&mut self, host: HostNo) -> Vec<Packet> {
         let mut out = Vec::new();
@@ -131,7 +131,7 @@ impl RelayMerge {
         out
     }
 
-    /// Forgets all that goes to a host that is dead.
+    /// Forgets everything that was to go to a dead host.
     pub fn end(&mut self, dest: HostNo) {
         for key in self.calls.all(|_| true) {
             if self.calls.get(&key).is_some_and(|entry| entry.sources.dest == dest) {
@@ -140,13 +140,13 @@ impl RelayMerge {
         }
     }
 
-    /// When [`RelayMerge::on_tick`] has something to do.
+    /// When to call [`RelayMerge::on_tick`].
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         self.calls.next_deadline()
     }
 
-    /// What has been held long enough.
+    /// Releases what was held long enough.
     #[must_use = "packets have to be sent"]
     pub fn on_tick(&mut self, now: Duration) -> Vec<Packet> {
         let mut out = Vec::new();
@@ -196,7 +196,7 @@ impl RelayMerge {
         self.calls.hold(key, now);
     }
 
-    /// The packet goes as it is, after what is held of its origins for the same host.
+    /// Passes the packet on unchanged, after what is held of its origins for the same host.
     fn pass(&mut self, packet: Packet, from: &HostSet, out: &mut Vec<Packet>) {
         if !self.calls.holds_nothing() {
             let held = self
@@ -207,7 +207,7 @@ impl RelayMerge {
         out.push(packet);
     }
 
-    /// Gives out what is held of a call, after what goes to the same host and came before.
+    /// Releases what is held of a call, after what was held earlier for the same host.
     fn flush(&mut self, key: Key, out: &mut Vec<Packet>) {
         let Some(dest) = self.calls.get(&key).map(|entry| entry.sources.dest) else { return };
         for key in self.calls.held_until(&key, |_, entry| entry.sources.dest == dest) {
@@ -231,7 +231,7 @@ impl RelayMerge {
     }
 }
 
-/// The packet of these shares; that of one origin is its own.
+/// The packet with these shares. With a single origin, it becomes that origin's own packet.
 fn sealed(me: HostNo, dest: HostNo, shares: Vec<Share>, body: Short<Bytes>) -> Packet {
     let mut packet = Packet::merged(me, dest, shares, body);
     if let [only] = packet.shares[..]
@@ -244,7 +244,7 @@ fn sealed(me: HostNo, dest: HostNo, shares: Vec<Share>, body: Short<Bytes>) -> P
     packet
 }
 
-/// Whose bytes are in a packet.
+/// The hosts whose bytes are in a packet.
 fn origins_in(packet: &Packet) -> HostSet {
     if packet.shares.is_empty() {
         return HostSet::one(packet.origin);
@@ -252,20 +252,20 @@ fn origins_in(packet: &Packet) -> HostSet {
     HostSet::from_runs(packet.shares.iter().map(|share| (share.first, share.count)).collect())
 }
 
-/// What can be merged of a packet; nothing is taken on trust.
+/// The mergeable content of a packet. Nothing in it is trusted.
 fn readable(entry: &Entry<HostSet, Shares>, packet: &Packet, from: &HostSet) -> Option<(Header, Vec<Merged>)> {
     let frame = frame_of(packet).filter(|frame| frame.header.kind == Kind::Gathered)?;
     let ours = entry.header.is_none_or(|first| first.actor == frame.header.actor)
         && frame.body.len() <= MERGED_MAX
-        // An ack alone is no share of a reply.
+        // A mere ack is not a share of a reply.
         && packet.shares.iter().all(|share| share.seq > 0);
     let merged = if ours { read(&frame).ok()? } else { return None };
-    // Whose share it is has to be known of every part; and nobody makes more payloads into one frame.
+    // Every part must name a host that the packet names, and no frame of ours has more payloads.
     let count: usize = merged.iter().map(Merged::count).sum();
     (count <= PAYLOADS_MAX && origins_of(&merged) == *from).then_some((frame.header, merged))
 }
 
-/// The header of the frame that a packet begins.
+/// The header of the frame that begins in a packet.
 fn header_of(packet: &Packet) -> Option<Header> {
     if !packet.is_first() {
         return None;
@@ -280,7 +280,7 @@ fn header_of(packet: &Packet) -> Option<Header> {
     if at == HEADER_LEN { Header::decode(&raw).ok() } else { None }
 }
 
-/// The frame that a packet is; its body is shared, unless it lies in pieces.
+/// The frame that a packet consists of. Its body is shared, unless it lies in several pieces.
 fn frame_of(packet: &Packet) -> Option<Frame> {
     let header = header_of(packet).filter(|_| packet.is_whole())?;
     let mut skip = HEADER_LEN;

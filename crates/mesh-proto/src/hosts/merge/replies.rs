@@ -1,14 +1,14 @@
-//! A merged frame becoming replies again.
+//! Splitting a merged frame into replies.
 
 use super::super::Short;
 use super::table::{Entry, Run, read};
 use crate::{Frame, FrameError, Header, HostNo, Kind, ProcAddr};
 
-/// The replies of a merged frame, with their places in the call's target of `places` ranks: those of the origins
-/// that `take` agrees to, sent by who `addr` says is at the place. Payloads are shared, not copied.
+/// The replies in a merged frame, with their places in the call's target of `places` ranks. Only origins that `take`
+/// accepts count, and `addr` gives the sender at a place. Payloads are shared, not copied.
 ///
 /// # Errors
-/// If the frame is not one.
+/// If the frame is not a merged one.
 ///
 /// ```
 /// # use mesh_proto::hosts::{HostMerge, unmerge};
@@ -36,7 +36,7 @@ where
 {
     let header = Header { kind: Kind::Reply, target_len: 0, name_len: 0, ..frame.header };
     let mut entries = read(frame)?;
-    // Places that the call does not have are nobody's, and each has one reply.
+    // Skip places that the call does not have, and further replies once there are as many as places.
     let mut left = u64::from(places);
     for entry in &mut entries {
         let mut fits = |run: &Run| {
@@ -53,18 +53,18 @@ where
             entry.runs.retain(|run| fits(run));
         }
     }
-    // The first one last.
+    // The first entry goes last.
     entries.reverse();
     Ok(Replies { header, entries, runs: 0, run: Run::default(), at: (0, 0), start: 0, taken: false, take, addr })
 }
 
-/// What [`unmerge`] gives.
+/// The iterator that [`unmerge`] returns.
 #[derive(Debug)]
 pub struct Replies<T, A> {
     header: Header,
-    /// Those that are not done with, the next one last.
+    /// The entries still to do, the next one last.
     entries: Vec<Entry>,
-    /// How many of its runs were begun, the present one, which host of that, and which of its places.
+    /// How many of the entry's runs were begun, the current run, and the host and place in it.
     runs: usize,
     run: Run,
     at: (u32, u32),
@@ -76,7 +76,7 @@ pub struct Replies<T, A> {
 }
 
 impl<T: FnMut(HostNo) -> bool, A: FnMut(u32) -> ProcAddr> Replies<T, A> {
-    /// Goes to the next place that counts, if the present one does not. False at the end.
+    /// Advances to the next place that counts, unless the current one does. False at the end.
     fn find(&mut self) -> bool {
         while let Some(entry) = self.entries.last() {
             let (host, place) = self.at;

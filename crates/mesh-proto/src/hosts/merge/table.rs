@@ -1,4 +1,4 @@
-//! What a merged frame says of its payloads.
+//! The table of payloads in a merged frame.
 
 use super::super::{HostSet, Short};
 use crate::messages::is_mergeable;
@@ -12,10 +12,10 @@ const OVERRUN: FrameError = FrameError::Overrun { what: "table of merged replies
 
 /// In the second word of a run: nothing more comes from its hosts.
 const DONE: u32 = 1 << 31;
-/// In the number of an entry's runs: each place has a payload of its own.
+/// In an entry's number of runs: each place has its own payload.
 const SERIES: u32 = 1 << 31;
 
-/// Hosts `origin..origin + hosts` sent the payload, each for `each` places, which follow one another from `first` on.
+/// Hosts `origin..origin + hosts` sent the payload, each for `each` consecutive places, counting from `first`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) origin: HostNo,
@@ -27,7 +27,7 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// Takes `next` into this run, if it goes on where this one ends.
+    /// Extends this run by `next` if that continues it. Returns whether it did.
     pub(super) fn absorb(&mut self, next: Self) -> bool {
         let ends = u64::from(self.first) + u64::from(self.hosts) * u64::from(self.each);
         if u64::from(next.first) != ends || next.done != self.done {
@@ -44,7 +44,7 @@ impl Run {
         follows
     }
 
-    /// How many places it has.
+    /// The number of places.
     pub(super) fn places(&self) -> u64 {
         u64::from(self.hosts) * u64::from(self.each)
     }
@@ -62,7 +62,7 @@ impl Run {
         Self { origin, hosts: hosts & !DONE, first, each, done: hosts & DONE != 0 }
     }
 
-    /// Whether its numbers are numbers of hosts and places.
+    /// Whether the numbers are valid for hosts and places.
     fn is_sound(&self) -> bool {
         let places = self.places();
         places > 0
@@ -71,7 +71,7 @@ impl Run {
     }
 }
 
-/// One payload and who sent it for which places.
+/// One payload, and who sent it for which places.
 #[derive(Clone, Debug)]
 pub(super) struct Payload {
     pub(super) flags: u16,
@@ -80,30 +80,30 @@ pub(super) struct Payload {
     pub(super) runs: Short<Run>,
 }
 
-/// What the table of a merged frame has an entry for.
+/// One entry in the table of a merged frame.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     pub(super) flags: u16,
     pub(super) parts: u16,
-    /// The payload, or those of a series, one after the other.
+    /// The payload, or those of a series one after the other.
     pub(super) body: Bytes,
     pub(super) runs: Short<Run>,
-    /// Of a series, whose one run has a payload for each of its places: how long each is, as the table says it.
+    /// For a series, whose one run has a payload per place: their lengths, as the table has them.
     pub(super) lengths: Option<Bytes>,
 }
 
 impl Entry {
-    /// Whether each of its places has a payload of its own.
+    /// Whether each place has its own payload.
     pub(super) fn is_series(&self) -> bool {
         self.lengths.is_some()
     }
 
-    /// How many payloads it has.
+    /// The number of payloads.
     pub(super) fn count(&self) -> usize {
         self.lengths.as_ref().map_or(1, |lengths| lengths.len() / 4)
     }
 
-    /// How many bytes, and in how many runs if each is by itself.
+    /// The number of bytes, and of runs if each payload stands alone.
     pub(super) fn size(&self) -> (usize, usize) {
         (self.body.len(), self.runs.len().max(self.count()))
     }
@@ -124,7 +124,7 @@ impl Entry {
         whole.into_iter().chain(series)
     }
 
-    /// How long `count` payloads of a series are together, from a place on.
+    /// The total length of `count` payloads of a series, starting at a place.
     pub(super) fn len_of(&self, from: u32, count: u32) -> usize {
         let Some(lengths) = &self.lengths else { return 0 };
         (from..from + count).filter_map(|index| word(lengths, index as usize * 4)).map(|len| len as usize).sum()
@@ -142,7 +142,7 @@ struct Piece<'a> {
     flags: u16,
     parts: u16,
     run: Run,
-    /// Of a series.
+    /// Only for a series.
     lengths: Option<&'a [u8]>,
     body: &'a [u8],
 }
@@ -177,7 +177,7 @@ impl Series {
     }
 }
 
-/// Of pieces in the order of their places: those of each host, then those of neighbours together.
+/// Combines pieces, sorted by place, into series: first those of each host, then those of neighbours.
 fn series_of(pieces: &[Piece<'_>]) -> Vec<Series> {
     let mut all: Vec<Series> = Vec::new();
     for (at, piece) in pieces.iter().enumerate() {
@@ -190,7 +190,7 @@ fn series_of(pieces: &[Piece<'_>]) -> Vec<Series> {
     all
 }
 
-/// The frame of these payloads, and of series as they came; runs are put in order and together where they can be.
+/// The frame of these payloads and series. Runs are sorted, and joined where possible.
 pub(super) fn write(header: Header, payloads: Vec<Payload>, series: &[Entry]) -> Frame {
     let (singles, others): (Vec<Payload>, Vec<Payload>) =
         payloads.into_iter().partition(|payload| matches!(&*payload.runs, [run] if run.places() == 1));
@@ -232,7 +232,7 @@ pub(super) fn write(header: Header, payloads: Vec<Payload>, series: &[Entry]) ->
     Frame::build(Header { kind: Kind::Gathered, flags: 0, index: 0, deadline_ms: 0, ..header }, None, b"", &parts)
 }
 
-/// The entries of a merged frame; nothing is taken on trust.
+/// The entries of a merged frame. Nothing in it is trusted.
 pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
     let mut bodies = frame.parts()?.into_iter().map(|part| match part {
         Part::Inline(bytes) => Ok(bytes),
@@ -247,7 +247,7 @@ pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
         // The low half first, as it was written.
         let (flags, parts) = ((kind & 0xffff) as u16, (kind >> 16) as u16);
         let body = bodies.next().ok_or(OVERRUN)??;
-        // What a reply would not be merged with, it does not come out with: memory of another host, for one.
+        // Only flags that a reply may be merged with are accepted: they exclude another host's memory, for example.
         if !is_mergeable(flags) {
             return Err(OVERRUN);
         }
@@ -283,7 +283,7 @@ pub(super) fn read(frame: &Frame) -> Result<Vec<Entry>, FrameError> {
 /// The hosts whose replies are in a merged frame.
 ///
 /// # Errors
-/// If the frame is not one.
+/// If the frame is not a merged one.
 pub fn origins(frame: &Frame) -> Result<HostSet, FrameError> {
     Ok(origins_of(&read(frame)?))
 }
@@ -292,7 +292,7 @@ pub(super) fn origins_of(entries: &[Entry]) -> HostSet {
     hosts_of(entries, |_| true)
 }
 
-/// The hosts that have answered to the end.
+/// The hosts whose answers are complete.
 pub(super) fn done_in(entries: &[Entry]) -> HostSet {
     hosts_of(entries, |run| run.done)
 }
@@ -302,7 +302,7 @@ fn hosts_of(entries: &[Entry], wanted: impl Fn(&Run) -> bool) -> HostSet {
     HostSet::from_runs(runs.map(|run| (run.origin, run.hosts)).collect())
 }
 
-/// The words of a table, one after the other.
+/// The words of a table in order.
 struct Words<'a> {
     table: &'a [u8],
     at: usize,

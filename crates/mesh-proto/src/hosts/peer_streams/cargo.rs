@@ -1,20 +1,20 @@
-//! What peer streams carry, and how far they may be ahead.
+//! What peer streams carry, and their limits.
 
 use crate::HostNo;
 use crate::hosts::{HostSet, Short};
 use bytes::Bytes;
 use std::time::Duration;
 
-/// An ack is due so long after the first packet that it is for, if nothing carries it before.
+/// How long an ack waits after the first packet that it is for, if no other packet carries it.
 pub(super) const ACK_DELAY: Duration = Duration::from_millis(20);
 
-/// Or when so much has arrived.
+/// An ack is sent early once this much has arrived.
 pub(super) const ACK_COST: u64 = 256 << 10;
 
-/// So many posts of a lane are looked at for one that may go when the first may not.
+/// How many posts of a lane are examined for one that may go when the first may not.
 pub(super) const AHEAD: usize = 32;
 
-/// Messages of one lane arrive in the order in which they were posted: those of one proc to one mesh.
+/// Messages from one proc to one mesh: they arrive in the order in which they were posted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lane {
     /// The sending proc: mesh, rank and host.
@@ -23,12 +23,12 @@ pub struct Lane {
     pub mesh: u64,
 }
 
-/// A frame to be sent.
+/// A frame to send.
 #[derive(Clone, Debug)]
 pub struct Cargo {
-    /// Its bytes, in pieces; they are never copied.
+    /// Its bytes, in pieces. They are never copied.
     pub frame: Short<Bytes>,
-    /// What it must not overtake.
+    /// The messages that it must not overtake.
     pub lane: Lane,
 }
 
@@ -38,23 +38,23 @@ impl Cargo {
     }
 }
 
-/// What is delivered, in the order of its peer stream.
+/// A delivery, in the order of its peer stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Arrival {
-    /// A frame, or a segment of one; the segments of a frame come in order, between other frames.
+    /// A frame or a segment of one. A frame's segments come in order, perhaps with other frames in between.
     Piece {
-        /// Who sent it.
+        /// The sender.
         origin: HostNo,
         /// Which of the origin's frames it belongs to, unless it is whole.
         message: u32,
         /// Where in the frame it begins.
         offset: u64,
-        /// How long the frame is.
+        /// The frame's length.
         total: u64,
         /// The bytes.
         body: Short<Bytes>,
     },
-    /// A merged body, of which the parts of these hosts count now, and no others.
+    /// A merged body. Only the parts of these hosts count now.
     Merged {
         /// Whose parts count.
         origins: HostSet,
@@ -63,10 +63,10 @@ pub enum Arrival {
     },
 }
 
-/// A message to a host that has ended: it did not arrive, or nobody knows.
+/// A message to a host that has ended: it did not arrive, or that is unknown.
 #[derive(Clone, Debug)]
 pub struct Lost {
-    /// The whole frame, in the pieces that it was posted in.
+    /// The whole frame, in the pieces that were posted.
     pub frame: Short<Bytes>,
     /// Its lane.
     pub lane: Lane,

@@ -10,20 +10,20 @@ use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// So long a gap is left alone: packets of one peer stream may take paths of different length.
+/// How long a gap is tolerated: packets of one peer stream may take paths of different lengths.
 const GAP_DELAY: Duration = Duration::from_millis(100);
 const GAP_DELAY_AT_MOST: Duration = Duration::from_secs(2);
-/// So many gaps are told at a time.
+/// How many gaps one nack reports.
 const GAPS: usize = 32;
 
-/// What is to be done with a packet.
+/// What to do with a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It is the next one.
+    /// Deliver it: it is the next one.
     Now,
-    /// It is to be held until those before it are there.
+    /// Hold it until those before it are here.
     Early,
-    /// It was here before, or there is no room to hold it.
+    /// Drop it: it was here before, or there is no room to hold it.
     Never,
 }
 
@@ -37,11 +37,11 @@ pub(super) enum Held {
 /// The receiving half of the peer stream from each host of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Incoming {
-    /// The highest number that was delivered.
+    /// The highest number delivered.
     delivered: u64,
     held: BTreeMap<u64, (u64, Held)>,
     pub(super) held_cost: u64,
-    /// What has arrived since the last ack.
+    /// The cost of what was delivered since the last ack.
     unsaid: u64,
     /// When an ack is due.
     pub(super) ack_at: Option<Duration>,
@@ -51,11 +51,11 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    /// A packet has arrived. If it is the next one it counts as delivered.
+    /// Judges a packet that arrived. If it is the next one it counts as delivered.
     pub(super) fn judge(&mut self, seq: u64, cost: u64, window: u64, now: Duration) -> Verdict {
         let next = self.delivered + 1;
         if seq < next {
-            // The ack was lost, or the packet was sent again too early: say once more what is here.
+            // The ack was lost, or the packet was resent too early: acknowledge again.
             self.ack_at = Some(now);
             return Verdict::Never;
         }
@@ -75,7 +75,7 @@ impl Incoming {
         Verdict::Now
     }
 
-    /// Whether a packet has not been here before.
+    /// Whether a packet is new.
     pub(super) fn is_new(&self, seq: u64) -> bool {
         seq > self.delivered && !self.held.contains_key(&seq)
     }
@@ -94,7 +94,7 @@ impl Incoming {
         self.held.insert(seq, (cost, held));
     }
 
-    /// Delivers what was held of the `count` hosts from `origin` on and follows what was delivered.
+    /// Delivers the held packets that now follow, from the `count` hosts from `origin` on.
     pub(super) fn release(&mut self, origin: HostNo, count: u32, out: &mut Vec<Arrival>) {
         if self.held.is_empty() {
             return;
@@ -113,14 +113,14 @@ impl Incoming {
         }
     }
 
-    /// What there is to acknowledge; it counts as said.
+    /// The number to acknowledge, which counts as said.
     pub(super) fn say(&mut self) -> u64 {
         self.unsaid = 0;
         self.ack_at = None;
         self.delivered
     }
 
-    /// What is missing, if it is time to say so.
+    /// The gaps, if it is time to report them.
     pub(super) fn gaps(&mut self, now: Duration) -> Option<Vec<Gap>> {
         if self.gap_at.is_none_or(|at| at > now) {
             return None;
@@ -136,13 +136,13 @@ impl Incoming {
                     break;
                 }
             }
-            // Whoever says such numbers is not ours, and harms nobody.
+            // Such a number comes from no honest sender; saturating keeps it harmless.
             next = seq.saturating_add(1);
         }
         Some(gaps)
     }
 
-    /// Whether the same has been received, times aside.
+    /// Whether the same has been received, ignoring times.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         self.delivered == other.delivered
             && self.held.is_empty()
@@ -150,7 +150,7 @@ impl Incoming {
             && self.ack_at.is_some() == other.ack_at.is_some()
     }
 
-    /// Becomes one with another that is alike.
+    /// Absorbs another that is alike.
     pub(super) fn join(&mut self, other: &Self) {
         self.unsaid = self.unsaid.max(other.unsaid);
         self.ack_at = self.ack_at.min(other.ack_at);

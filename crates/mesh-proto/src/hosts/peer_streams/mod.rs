@@ -1,31 +1,32 @@
-//! What one host has under way to the others, and what of theirs is under way to it.
+//! The traffic under way from one host to the others, and from them to it.
 //!
-//! Everything from one host to another is one numbered *peer stream*, whatever path its packets take. The receiver delivers
-//! by number, the sender keeps what is not acknowledged, so that connections and relays may lose or repeat anything.
+//! Everything from one host to another is one numbered *peer stream*, whatever path its packets take. The receiver
+//! delivers by number and the sender keeps what is not acknowledged, so connections and relays may lose or repeat
+//! anything.
 //!
 //! - this file: types, posting, and what is due;
-//! - `outbox`, `taking`: what waits for a next hop, and the next packet out of that;
+//! - `outbox`, `taking`: what waits for a next hop, and choosing the next packet from it;
 //! - `outgoing`: what is under way to a host; `incoming`: what has arrived from it; `receiving`: packets in;
-//! - `peers`: both for runs of hosts that stand alike; `paths`: paths that change, hosts that end;
+//! - `peers`: both for runs of hosts in the same state; `paths`: paths that change, hosts that end;
 //! - `passing`: others' acks.
 //!
-//! STR-1: a receiver delivers each number of a peer stream once, in order; what comes early is held, what comes again is
-//! dropped and acknowledged once more.
+//! STR-1: a receiver delivers each number of a peer stream once, in order. Early packets are held; repeated ones are
+//! dropped and acknowledged again.
 //!
-//! STR-2: a number is given when a packet is taken for sending, to the messages of a lane in the order in which they
-//! were posted. A message of which another host is told by another next hop than an earlier one of its lane waits until
-//! the earlier one is numbered to its end; so lanes are in order at every receiver.
+//! STR-2: a packet gets its number when it is taken for sending, and the messages of a lane in the order in which they
+//! were posted. A message for a host that an earlier one of its lane reaches by another next hop waits until the
+//! earlier one is completely numbered, so lanes are in order at every receiver.
 //!
-//! STR-3: what has a number is kept until it is acknowledged, and sent again when the path has changed, when the receiver
-//! says that it misses it, or after a time without progress; before anything new on that path.
+//! STR-3: a numbered packet is kept until it is acknowledged. It is sent again, before anything new on that path, when
+//! the path changes, when the receiver reports it missing, or after a time without progress.
 //!
-//! STR-4: to one host at most a window is under way, and at most a window is held early from one host, each packet
-//! counted with [`PACKET_COST`] beside its bytes; a packet larger than the window goes alone.
+//! STR-4: at most a window is under way to one host, and at most a window is held early from one host. Each packet
+//! counts [`PACKET_COST`] beside its bytes; a packet larger than the window goes alone.
 //!
 //! STR-5: when everything is acknowledged, nothing is sent.
 //!
-//! STR-6: the end of a host is told for every message that it has not acknowledged whole; afterwards nothing is kept of
-//! it, and nothing of it is taken.
+//! STR-6: when a host ends, every message that it has not acknowledged completely is reported. Afterwards nothing is
+//! kept for it, and nothing from it is accepted.
 
 mod cargo;
 mod incoming;
@@ -51,21 +52,21 @@ use smallvec::smallvec;
 use std::cmp::Reverse;
 use std::time::Duration;
 
-/// What a packet counts for against a window beside its bytes: a flood of empty ones fills memory too.
+/// What a packet costs in a window beside its bytes: a flood of empty ones fills memory too.
 pub const PACKET_COST: u64 = 256;
-/// Frames above this are cut into segments of this length.
+/// Frames longer than this are cut into segments of this length.
 pub const SEGMENT: usize = 256 << 10;
 
-/// For so long a relay keeps others' acks, so that many become one.
+/// How long a relay keeps others' acks in order to merge them.
 const MERGE_DELAY: Duration = Duration::from_millis(5);
-/// Where what cannot go anywhere waits for a path.
+/// The outbox of posts that have no path.
 const NOWHERE: HostNo = HostNo::MAX;
 
 /// All peer streams of one host, both ways.
 ///
-/// The runtime [posts](PeerStreams::post) frames, and for each connection that has room takes [packets](PeerStreams::next_packet);
-/// what it reads it hands to [`PeerStreams::on_packet`], and it calls [`PeerStreams::on_tick`] when
-/// [`PeerStreams::next_deadline`] is reached. Vias in [`PeerStreams::take_ready`] have become worth asking for packets.
+/// The runtime [posts](PeerStreams::post) frames, and takes [packets](PeerStreams::next_packet) for each connection
+/// that has room. It passes what it reads to [`PeerStreams::on_packet`], and calls [`PeerStreams::on_tick`] when
+/// [`PeerStreams::next_deadline`] is reached. The next hops in [`PeerStreams::take_ready`] may have packets again.
 ///
 /// ```
 /// # use mesh_proto::hosts::{Arrival, Cargo, Lane, PeerStreams};
@@ -88,12 +89,12 @@ pub struct PeerStreams {
     peers: Peers,
     ended: HostSet,
     outboxes: FxHashMap<HostNo, Outbox>,
-    /// By which next hops something of a lane waits.
+    /// The next hops at which posts of a lane wait.
     lanes: FxHashMap<Lane, Short<HostNo>>,
     log: Log,
     tickets: u64,
     messages: u32,
-    /// Next hops that have become worth a look.
+    /// Next hops that may have packets again.
     ready: Vec<HostNo>,
     passing: Passing,
 }
@@ -118,14 +119,14 @@ impl PeerStreams {
         }
     }
 
-    /// Hosts are dead after so much silence: what was lost is sent again within that, if nothing else tells of its loss.
-    /// What is under way already keeps its time.
+    /// Sets the silence after which hosts are dead: lost packets are sent again within it, even if nothing else tells
+    /// of their loss. Packets already under way keep their times.
     pub fn resend_within(&mut self, window: Duration) {
         self.patience = Patience::within(window);
     }
 
-    /// Posts a message to `hosts` by the next hop `via`: one next hop's share of a message. Those of the hosts are
-    /// returned that have ended: nothing goes to them.
+    /// Posts a message to `hosts` by the next hop `via`: one next hop's share of a message. Returns the hosts that have
+    /// ended: nothing goes to them.
     #[must_use = "whoever sent it has to hear of those that have ended"]
     pub fn post(&mut self, via: HostNo, mut hosts: HostSet, cargo: Cargo) -> HostSet {
         let mut gone = HostSet::default();
@@ -140,7 +141,7 @@ impl PeerStreams {
         gone
     }
 
-    /// Posts a message to one host by the next hop `via`; false if the host has ended: nothing goes to it.
+    /// Posts a message to one host by the next hop `via`. Returns false if the host has ended: nothing goes to it.
     #[must_use]
     pub fn post_one(&mut self, via: HostNo, host: HostNo, cargo: Cargo) -> bool {
         if !self.ended.is_empty() && self.ended.contains(host) {
@@ -165,19 +166,19 @@ impl PeerStreams {
         self.outboxes.entry(via).or_default().insert(via, post);
     }
 
-    /// Bytes that wait for the next hop `via` and were not taken: what it takes to hold back whoever posts.
+    /// Bytes that wait for the next hop `via`, not yet taken; used to slow down senders.
     #[must_use]
     pub fn waiting(&self, via: HostNo) -> u64 {
         self.outboxes.get(&via).map_or(0, |outbox| outbox.waiting)
     }
 
-    /// Bytes under way to `host`, and not acknowledged.
+    /// Bytes under way to `host` that are not acknowledged.
     #[must_use]
     pub fn outstanding(&self, host: HostNo) -> u64 {
         self.peers.get(host).map_or(0, |peer| peer.out.outstanding)
     }
 
-    /// Next hops that may have packets since they last had none, for another reason than a post.
+    /// Next hops that may have packets again, for another reason than a post.
     pub fn take_ready(&mut self) -> Vec<HostNo> {
         self.ready.iter().for_each(|via| {
             if let Some(outbox) = self.outboxes.get_mut(via) {
@@ -187,7 +188,7 @@ impl PeerStreams {
         std::mem::take(&mut self.ready)
     }
 
-    /// Whether there is nothing under way, waiting, held or to be said.
+    /// Whether nothing is under way, waiting, held or to be acknowledged.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.passing.is_empty()
@@ -195,14 +196,14 @@ impl PeerStreams {
             && self.peers.iter().all(|(_, _, peer)| peer.out.outstanding == 0 && peer.inc.is_idle())
     }
 
-    /// Bytes held that came early, of all hosts.
+    /// Bytes held because they came early, from all hosts.
     #[must_use]
     pub fn held(&self) -> u64 {
         self.peers.iter().map(|(_, count, peer)| u64::from(count) * peer.inc.held_cost).sum()
     }
 
-    /// Takes a packet of kind ack that is for another host, to be merged with others for that host and sent on by
-    /// [`PeerStreams::on_tick`]; false if it is to be sent on as it is.
+    /// Takes an ack for another host, to be merged with others for that host and sent on by [`PeerStreams::on_tick`].
+    /// Returns false if it must be sent on unchanged.
     #[must_use]
     pub fn pass_ack(&mut self, packet: &Packet, now: Duration) -> bool {
         let Some(dest) = packet.sole().filter(|dest| *dest != self.me && packet.kind == PacketKind::Ack) else {
@@ -214,15 +215,15 @@ impl PeerStreams {
         true
     }
 
-    /// When [`PeerStreams::on_tick`] is wanted next, if ever.
+    /// When to call [`PeerStreams::on_tick`] next, if ever.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Duration> {
         let alarm = self.peers.alarms.peek().map(|Reverse((at, _))| *at);
         [alarm, self.passing.deadline()].into_iter().flatten().min()
     }
 
-    /// Does what is due: acks and nacks are appended to `out`, for the runtime to send on the next hops of their
-    /// destinations, of which they may have many; what is to be sent again becomes [ready](PeerStreams::take_ready).
+    /// Does what is due. Appends acks and nacks to `out`, for the runtime to send to the next hops of their possibly
+    /// many destinations. What must be sent again becomes [ready](PeerStreams::take_ready).
     pub fn on_tick(&mut self, now: Duration, out: &mut Vec<Packet>) {
         let patience = self.patience;
         let mut acks: Vec<Dest> = Vec::new();
@@ -239,7 +240,7 @@ impl PeerStreams {
                 peer.alarm = None;
                 if let Some(gaps) = peer.inc.gaps(now) {
                     let ack = peer.inc.say();
-                    // One for all of the run, however many a packet claims to speak for.
+                    // One for the whole run, however many hosts a packet claims to speak for.
                     let mut nack = Packet::nack(self.me, first, ack, &gaps);
                     nack.dests = smallvec![Dest { first, count, seq: 0 }];
                     out.push(nack);
@@ -291,7 +292,7 @@ fn tell(ready: &mut Vec<HostNo>, via: HostNo, outbox: &mut Outbox) {
     }
 }
 
-/// A lane that could not go may try again.
+/// Lets a blocked lane try again.
 fn unblock(outboxes: &mut FxHashMap<HostNo, Outbox>, ready: &mut Vec<HostNo>, via: HostNo, lane: Lane) {
     if let Some(outbox) = outboxes.get_mut(&via)
         && let Some(queue) = outbox.queues.get_mut(&lane)

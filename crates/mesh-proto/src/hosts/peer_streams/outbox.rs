@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// Who a post is for; one host needs no memory.
+/// The hosts that a post is for. One host takes no allocation.
 #[derive(Clone, Debug)]
 pub(super) enum Hosts {
     One(HostNo),
@@ -68,23 +68,23 @@ impl Hosts {
     }
 }
 
-/// A message that waits, or of which some segments were sent.
+/// A message that waits, perhaps with some segments already sent.
 #[derive(Clone, Debug)]
 pub(super) struct Post {
-    /// Ascends with every message of this host.
+    /// Increases with every message of this host.
     pub(super) ticket: u64,
     pub(super) hosts: Hosts,
-    /// Its number once its first segment was sent.
+    /// Its number, once its first segment is sent.
     pub(super) message: u32,
     pub(super) offset: u64,
     pub(super) total: u64,
-    /// The frame, for its segments.
+    /// The whole frame, for its segments.
     pub(super) whole: Option<Arc<Short<Bytes>>>,
     pub(super) cargo: Cargo,
 }
 
 impl Post {
-    /// Cuts off the hosts from `first` on.
+    /// Splits off the hosts from `first` on.
     pub(super) fn split_from(&mut self, first: HostNo) -> Self {
         let (low, high) = self.hosts.iter().partition::<Vec<_>, _>(|host| *host < first);
         let rest = Self { hosts: Hosts::Many(HostSet::from_iter(high)), ..self.clone() };
@@ -101,7 +101,7 @@ impl Post {
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     pub(super) posts: VecDeque<Post>,
-    /// How many of them are for others than the next hop itself.
+    /// How many of them are not for the next hop alone.
     relayed: usize,
     pub(super) blocked: Blocked,
 }
@@ -111,7 +111,7 @@ pub(super) struct Queue {
 pub(super) enum Blocked {
     #[default]
     No,
-    /// The first post waits for an earlier one that goes another way.
+    /// The first post waits for an earlier one that takes another path.
     Order,
     /// The window of one of its hosts is full.
     Window,
@@ -126,20 +126,20 @@ impl Queue {
         self.posts.iter().take_while(|post| post.ticket < ticket).any(|post| post.hosts.overlaps(hosts))
     }
 
-    /// A post is done.
+    /// Removes a post that is done.
     pub(super) fn remove(&mut self, at: usize, via: HostNo) {
         if let Some(post) = self.posts.remove(at) {
             self.relayed -= usize::from(!post.hosts.is_only(via));
         }
     }
 
-    /// Puts in the rest of a post that was split.
+    /// Inserts the rest of a post that was split.
     pub(super) fn put(&mut self, at: usize, rest: Post, via: HostNo) {
         self.posts.insert(at, rest);
         self.recount(via);
     }
 
-    /// Splits a post: those of its hosts that are `ready` first. The bytes that wait more for it.
+    /// Splits a post so that its `ready` hosts go first. Returns how many bytes wait in addition.
     pub(super) fn split(&mut self, at: usize, ready: HostSet, via: HostNo) -> u64 {
         let Some(post) = self.posts.get_mut(at) else { return 0 };
         let rest = post.hosts.to_set().difference(&ready);
@@ -155,7 +155,7 @@ impl Queue {
     }
 }
 
-/// Sorts runs and leaves every host in one of them only.
+/// Sorts runs so that every host is in only one of them.
 pub(super) fn in_order(dests: &mut Vec<Dest>) {
     dests.sort_unstable_by_key(|dest| dest.first);
     let mut end = 0;
@@ -174,13 +174,13 @@ pub(super) struct Outbox {
     /// Lanes that may have something to send, each once.
     pub(super) ring: VecDeque<Lane>,
     pub(super) queues: FxHashMap<Lane, Queue>,
-    /// What is to be sent again: by its order, to whom. Runs may overlap; a host's number is the same in all.
+    /// Packets to send again: by their order, to which hosts. Runs may overlap; a host's number is the same in all.
     pub(super) resend: BTreeMap<u64, Vec<Dest>>,
-    /// Bytes of posts that were not taken.
+    /// Bytes of posts not yet taken.
     pub(super) waiting: u64,
-    /// Whether the runtime will be told to look here.
+    /// Whether the runtime was told to look here.
     pub(super) told: bool,
-    /// Queues to be used again.
+    /// Empty queues to reuse.
     spare: Vec<VecDeque<Post>>,
 }
 
@@ -189,7 +189,7 @@ impl Outbox {
         self.queues.is_empty() && self.resend.is_empty()
     }
 
-    /// Puts a post where its ticket belongs.
+    /// Inserts a post at its ticket's position.
     pub(super) fn insert(&mut self, via: HostNo, post: Post) {
         let lane = post.cargo.lane;
         self.waiting += post.left();
@@ -200,7 +200,7 @@ impl Outbox {
             }
             self.ring.push_back(lane);
         } else if queue.blocked != Blocked::No && queue.posts.len() < AHEAD {
-            // It may be for others than those that the first ones wait for.
+            // It may be for other hosts than those that the first ones wait for.
             queue.blocked = Blocked::No;
             self.ring.push_back(lane);
         }
@@ -212,7 +212,7 @@ impl Outbox {
         queue.posts.insert(at, post);
     }
 
-    /// A lane has nothing left.
+    /// Drops the queue of a lane that has nothing left.
     pub(super) fn drop_queue(&mut self, lane: Lane) {
         if let Some(queue) = self.queues.remove(&lane)
             && self.spare.len() < 16
@@ -245,17 +245,17 @@ impl Outbox {
         });
     }
 
-    /// Puts a packet up to be sent again.
+    /// Queues a packet to be sent again.
     pub(super) fn send_again(&mut self, order: u64, dest: Dest) {
         let dests = self.resend.entry(order).or_default();
         dests.push(dest);
         if dests.len().is_power_of_two() {
-            // Asked for again and again while nothing can go: it does not add up.
+            // It may be asked for repeatedly while nothing can go: duplicates do not add up.
             in_order(dests);
         }
     }
 
-    /// Takes out what is for `hosts` whose next hop is another one now.
+    /// Takes out what is for `hosts` if their next hop has changed.
     pub(super) fn take_moving(
         &mut self,
         via: HostNo,
@@ -296,7 +296,7 @@ impl Outbox {
         });
     }
 
-    /// Takes out what is for `hosts`, wherever it would go.
+    /// Takes out what is for `hosts`, whatever their next hop.
     pub(super) fn take_hosts(&mut self, via: HostNo, hosts: &HostSet, taken: &mut Vec<(HostNo, Post)>) {
         self.take_moving(via, hosts, &|_| via.wrapping_sub(1), taken);
     }

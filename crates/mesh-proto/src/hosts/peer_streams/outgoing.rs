@@ -1,4 +1,4 @@
-//! The sending half of a peer stream, and the packets that peer streams share.
+//! The sending half of a peer stream, and the sent packets that peer streams share.
 
 use super::cargo::Lane;
 use super::cargo::Lost;
@@ -10,14 +10,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Without progress for so long the first packet that was not acknowledged is sent again.
+/// After this time without progress, the first unacknowledged packet is sent again.
 const RESEND_AFTER: Duration = Duration::from_secs(2);
-/// Acks are held back for a moment, twice: sooner than this nothing is late.
+/// Nothing is late sooner than this: acks are held back for a moment, twice.
 const RESEND_AFTER_AT_LEAST: Duration = Duration::from_millis(100);
-/// At most so many packets follow one ack while it is found out what was lost.
+/// At most this many packets follow one ack while it is unclear what was lost.
 const BURST: u64 = 64;
 
-/// How long nothing has to be heard of a host until what is under way to it is sent again.
+/// How long a host may be silent before what is under way to it is sent again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// The first time.
@@ -40,10 +40,10 @@ impl Default for Patience {
     }
 }
 
-/// A packet that was sent, kept once for all hosts that have not acknowledged it.
+/// A sent packet, kept once for all hosts that have not acknowledged it.
 #[derive(Debug)]
 pub(super) struct Sent {
-    /// Ascends with every packet: numbers of every peer stream ascend with it.
+    /// Increases with every packet, and so do the numbers in every peer stream.
     pub(super) order: u64,
     pub(super) refs: u32,
     pub(super) message: u32,
@@ -73,7 +73,7 @@ impl Sent {
     }
 }
 
-/// Packets under way, by places that are used again.
+/// Packets under way, in reusable slots.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     slots: Vec<Option<Sent>>,
@@ -82,7 +82,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    /// Keeps a packet; its order is set.
+    /// Keeps a packet and sets its order.
     pub(super) fn insert(&mut self, mut sent: Sent) -> u32 {
         self.orders += 1;
         sent.order = self.orders;
@@ -104,7 +104,7 @@ impl Log {
         }
     }
 
-    /// `hosts` hosts less; what the packet cost each.
+    /// Drops the references of `hosts` hosts. Returns the packet's cost for each.
     pub(super) fn release(&mut self, index: u32, hosts: u32) -> u64 {
         let Some(place @ Some(_)) = self.slots.get_mut(index as usize) else { return 0 };
         let Some(sent) = place else { return 0 };
@@ -122,27 +122,27 @@ impl Log {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flight {
     pub(super) sent: u32,
-    /// The next hop that it went by last.
+    /// The next hop that it last went by.
     pub(super) via: HostNo,
 }
 
 /// The sending half of the peer stream to each host of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Outgoing {
-    /// The highest number that was acknowledged.
+    /// The highest number acknowledged.
     acked: u64,
     /// The packets after it, by number.
     flights: VecDeque<Flight>,
     pub(super) outstanding: u64,
-    /// The next hop that was used last.
+    /// The next hop last used.
     pub(super) path: HostNo,
     /// Lanes that wait for room in this window, by next hop.
     pub(super) blocked: Vec<(HostNo, Lane)>,
-    /// When there was an ack last, or something to acknowledge first.
+    /// When the last ack came, or the first packet that awaits one was sent.
     progress: Duration,
     patience: Duration,
-    /// After a time without progress: up to where packets may have been lost, up to where they were sent again, and
-    /// how many follow the next ack.
+    /// After a time without progress: up to where packets may be lost, up to where they were sent again, and how many
+    /// follow the next ack.
     recover: u64,
     resent: u64,
     burst: u64,
@@ -153,12 +153,12 @@ impl Outgoing {
         self.acked + self.flights.len() as u64 + 1
     }
 
-    /// Whether so much more may be under way (STR-4).
+    /// Whether this much more may be under way (STR-4).
     pub(super) fn has_room(&self, cost: u64, window: u64) -> bool {
         self.outstanding == 0 || self.outstanding + cost <= window
     }
 
-    /// The next number is the packet's; whether nothing was under way before.
+    /// Gives the packet the next number. Returns whether nothing was under way before.
     pub(super) fn take(&mut self, sent: u32, via: HostNo, cost: u64, now: Duration, patience: Patience) -> bool {
         let first = self.flights.is_empty();
         if first {
@@ -171,13 +171,13 @@ impl Outgoing {
         first
     }
 
-    /// The packet of a number, if it was not acknowledged.
+    /// The packet with a number, if it is not acknowledged.
     pub(super) fn flight(&self, seq: u64) -> Option<Flight> {
         let at = seq.checked_sub(self.acked + 1)?;
         self.flights.get(usize::try_from(at).ok()?).copied()
     }
 
-    /// The packet of a number goes by another next hop.
+    /// Notes that the packet with a number goes by another next hop.
     pub(super) fn goes(&mut self, seq: u64, via: HostNo) {
         if let Some(at) = seq.checked_sub(self.acked + 1)
             && let Some(flight) = usize::try_from(at).ok().and_then(|at| self.flights.get_mut(at))
@@ -186,12 +186,12 @@ impl Outgoing {
         }
     }
 
-    /// Whether an ack up to that number is news. One of what was never sent is not ours to believe.
+    /// Whether an ack up to that number is news. Acks of what was never sent are not believed.
     pub(super) fn is_news(&self, ack: u64) -> bool {
         ack > self.acked && ack < self.next_seq()
     }
 
-    /// At `hosts` hosts everything up to `ack` has arrived, which is news; what is to be sent again.
+    /// Notes that everything up to `ack`, which is news, has arrived at `hosts` hosts. Returns what to send again.
     pub(super) fn acknowledge(
         &mut self,
         ack: u64,
@@ -217,20 +217,20 @@ impl Outgoing {
         (from..=to).collect()
     }
 
-    /// Everything that was not acknowledged.
+    /// The numbers of everything that is not acknowledged.
     pub(super) fn all(&mut self) -> Vec<u64> {
         self.recover = 0;
         self.resent = 0;
         (self.acked + 1..self.next_seq()).collect()
     }
 
-    /// Numbers of a gap that are under way.
+    /// Appends the numbers of a gap that are under way.
     pub(super) fn within(&self, gap: Gap, out: &mut Vec<u64>) {
         let end = gap.first.saturating_add(gap.count).min(self.next_seq());
         out.extend(gap.first.max(self.acked + 1)..end);
     }
 
-    /// Whether what is under way, and how it is, is the same; times aside.
+    /// Whether the same is under way in the same state, ignoring times.
     pub(super) fn is_like(&self, other: &Self) -> bool {
         let settled = |one: &Self| one.blocked.is_empty() && one.recover <= one.acked;
         self.acked == other.acked
@@ -241,7 +241,7 @@ impl Outgoing {
             && (self.flights.is_empty() || self.path == other.path)
     }
 
-    /// Becomes one with another that is alike.
+    /// Absorbs another that is alike.
     pub(super) fn join(&mut self, other: &Self) {
         self.progress = self.progress.max(other.progress);
         self.patience = self.patience.max(other.patience);
@@ -255,7 +255,7 @@ impl Outgoing {
         (!self.flights.is_empty()).then(|| self.progress + self.patience)
     }
 
-    /// What is to be sent again because nothing was heard for too long: the first packet, to find out.
+    /// What to send again after too long a silence: the first packet, as a probe.
     pub(super) fn on_tick(&mut self, now: Duration, patience: Patience) -> Vec<u64> {
         if self.deadline().is_none_or(|at| at > now) {
             return Vec::new();
@@ -268,7 +268,7 @@ impl Outgoing {
         vec![self.acked + 1]
     }
 
-    /// Gives all packets up.
+    /// Gives up all packets.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = u32> + '_ {
         self.flights.drain(..).map(|flight| flight.sent)
     }

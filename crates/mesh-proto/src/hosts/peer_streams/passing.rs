@@ -5,8 +5,8 @@ use crate::hosts::packet::Share;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-/// Acks by the host that they are for: when they go on, and what they say. Kept for a moment, so that those of many
-/// hosts go on as one.
+/// Acks by the host that they are for: when they go on, and what they say. They are kept for a moment so that those of
+/// many hosts go on as one.
 #[derive(Debug, Default)]
 pub(super) struct Passing {
     acks: BTreeMap<HostNo, (Duration, Vec<Share>)>,
@@ -17,17 +17,17 @@ impl Passing {
         self.acks.is_empty()
     }
 
-    /// Acks for `dest` that go on at `at`, or with others before.
+    /// Adds acks for `dest` that go on at `at`, or earlier with others.
     pub(super) fn add(&mut self, dest: HostNo, shares: &[Share], at: Duration) {
         let (_, kept) = self.acks.entry(dest).or_insert_with(|| (at, Vec::new()));
         kept.extend_from_slice(shares);
         if kept.len() > 64 && kept.len().is_power_of_two() {
-            // Whoever sends acks without end does not fill memory.
+            // A host that sends acks without end does not fill memory.
             *kept = merge(std::mem::take(kept));
         }
     }
 
-    /// This host's own ack joins others for `dest`, if there are any.
+    /// Adds this host's own ack to others for `dest`. False if there are none.
     pub(super) fn add_own(&mut self, dest: HostNo, share: Share) -> bool {
         self.acks.get_mut(&dest).map(|(_, kept)| kept.push(share)).is_some()
     }
@@ -36,7 +36,7 @@ impl Passing {
         self.acks.values().map(|(at, _)| *at).min()
     }
 
-    /// The next host that acks go on to now.
+    /// The next host whose acks are due, and the acks.
     pub(super) fn next_due(&mut self, now: Duration) -> Option<(HostNo, Vec<Share>)> {
         let dest = self.acks.iter().find(|(_, (at, _))| *at <= now).map(|(dest, _)| *dest)?;
         let (_, kept) = self.acks.remove(&dest)?;
@@ -48,8 +48,8 @@ impl Passing {
     }
 }
 
-/// Every host once, with the highest number that it has acknowledged; equal neighbours as one run. The work goes with
-/// the runs, whatever number of hosts they claim.
+/// Each host once, with the highest number that it has acknowledged; equal neighbours form one run. Takes time
+/// proportional to the runs, however many hosts they claim.
 fn merge(mut shares: Vec<Share>) -> Vec<Share> {
     shares.sort_unstable_by_key(|share| share.first);
     let overlap = shares.windows(2).any(|pair| pair[0].first + pair[0].count > pair[1].first);
@@ -66,13 +66,13 @@ fn merge(mut shares: Vec<Share>) -> Vec<Share> {
     out
 }
 
-/// Shares, ascending by their first host, cut where one begins or ends: the highest number on each stretch.
+/// Cuts shares, sorted by first host, wherever one begins or ends, and keeps the highest number on each stretch.
 fn apart(shares: &[Share]) -> Vec<Share> {
     let mut cuts: Vec<HostNo> = shares.iter().flat_map(|share| [share.first, share.first + share.count]).collect();
     cuts.sort_unstable();
     cuts.dedup();
     let mut rest = shares.iter().peekable();
-    // Those that have begun, the highest number first, with where they end.
+    // The shares that have begun, highest number first, with their ends.
     let mut open: BinaryHeap<(u64, HostNo)> = BinaryHeap::new();
     let mut out = Vec::with_capacity(cuts.len());
     for pair in cuts.windows(2) {

@@ -7,8 +7,8 @@ use crate::hosts::{HostSet, Short};
 use rustc_hash::FxHashSet;
 
 impl PeerStreams {
-    /// Hosts of which something is under way by, or waits for, the next hop `via`: whose path has changed if `via` is
-    /// lost or has come back.
+    /// The hosts to which something is under way by, or waits for, the next hop `via`: their path changes if `via` is
+    /// lost or comes back.
     #[must_use]
     pub fn through(&self, via: HostNo) -> HostSet {
         let flying = self.peers.iter().filter(|(_, _, peer)| peer.out.goes_by(via));
@@ -17,9 +17,9 @@ impl PeerStreams {
         flying.chain(waiting).collect()
     }
 
-    /// The path to these hosts has changed: what they have not acknowledged goes again, in order and before anything
-    /// new, by the next hop that `via` now gives, and what waits for them moves there. Where it gives none, all waits
-    /// until the next change.
+    /// Notes that the path to these hosts has changed. What they have not acknowledged is sent again, in order and
+    /// before anything new, by the next hop that `via` now returns, and what waits for them moves there. If it returns
+    /// none, everything waits until the next change.
     pub fn reroute(&mut self, hosts: &HostSet, via: &dyn Fn(HostNo) -> Option<HostNo>) {
         let mut moved = Vec::new();
         for (at, outbox) in &mut self.outboxes {
@@ -59,7 +59,7 @@ impl PeerStreams {
         }
     }
 
-    /// Looks anew where posts of a lane wait.
+    /// Updates the index of where posts of a lane wait.
     fn index_lane(&mut self, lane: Lane) {
         let vias: Short<HostNo> =
             self.outboxes.iter().filter(|(_, outbox)| outbox.queues.contains_key(&lane)).map(|(via, _)| *via).collect();
@@ -70,7 +70,7 @@ impl PeerStreams {
         }
     }
 
-    /// A host has ended (STR-6): what it has not acknowledged, oldest first. Segments of one frame are told once.
+    /// Ends a host (STR-6). Returns what it has not acknowledged, oldest first, each frame once.
     pub fn end(&mut self, host: HostNo) -> Vec<Lost> {
         let mut lost = Vec::new();
         if host == self.me || self.ended.contains(host) {

@@ -1,8 +1,8 @@
-//! The other hosts, as runs of neighbours with which things stand alike.
+//! The other hosts, as runs of neighbours in the same state.
 //!
-//! A cast to ten thousand hosts, and the merged replies and acks of ten thousand, are a handful of operations as long
-//! as the hosts' peer streams are at the same numbers; whoever is treated by itself gets a run of its own, and runs that
-//! have become alike are one again.
+//! A cast to ten thousand hosts, and the merged replies and acks of ten thousand, take a handful of operations as long
+//! as the hosts' peer streams are at the same numbers. A host that is treated separately gets its own run, and runs
+//! that become alike are joined again.
 
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
@@ -11,20 +11,20 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
-/// How things stand with each host of a run.
+/// The state of each host in a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Peer {
     pub(super) out: Outgoing,
     pub(super) inc: Incoming,
-    /// The earliest time that the heap of alarms has for this run.
+    /// The earliest time in the heap of alarms for this run.
     pub(super) alarm: Option<Duration>,
 }
 
-/// Times at which something is due, with a host of the run; what a run's `alarm` does not say any more is stale.
+/// Times at which something is due, with a host of the run. An entry that differs from its run's `alarm` is stale.
 pub(super) type Alarms = BinaryHeap<Reverse<(Duration, HostNo)>>;
 
 impl Peer {
-    /// What is due at `at` will be looked at; `host` is one of the run.
+    /// Makes sure that what is due at `at` is looked at; `host` is one of the run.
     pub(super) fn arm(&mut self, alarms: &mut Alarms, host: HostNo, at: Duration) {
         if self.alarm.is_none_or(|alarm| at < alarm) {
             self.alarm = Some(at);
@@ -37,16 +37,16 @@ impl Peer {
     }
 }
 
-/// All of them.
+/// All other hosts.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
-    /// By the first host: how many there are, and their state. They do not overlap.
+    /// By first host: the number of hosts and their state. Runs do not overlap.
     runs: BTreeMap<HostNo, (u32, Peer)>,
     pub(super) alarms: Alarms,
 }
 
 impl Peers {
-    /// The run that `host` is in.
+    /// The state of the run that contains `host`.
     pub(super) fn get(&self, host: HostNo) -> Option<&Peer> {
         let (first, (count, peer)) = self.runs.range(..=host).next_back()?;
         (host - first < *count).then_some(peer)
@@ -57,7 +57,7 @@ impl Peers {
         self.runs.iter().map(|(first, (count, peer))| (*first, *count, peer))
     }
 
-    /// The runs that have hosts among the `count` from `first` on; only these hosts of each.
+    /// The runs that overlap the `count` hosts from `first` on, limited to these hosts.
     pub(super) fn among(&self, first: HostNo, count: u32) -> impl Iterator<Item = (HostNo, u32, &Peer)> {
         let end = first + count;
         let before = self.runs.range(..first).next_back();
@@ -68,7 +68,7 @@ impl Peers {
         })
     }
 
-    /// The state of one host, by itself.
+    /// The state of one host, in its own run.
     pub(super) fn one(&mut self, host: HostNo) -> Option<(&mut Peer, &mut Alarms)> {
         let (first, (count, _)) = self.runs.range(..=host).next_back()?;
         let (first, count) = (*first, *count);
@@ -82,7 +82,7 @@ impl Peers {
         runs.get_mut(&host).map(|(_, peer)| (peer, alarms))
     }
 
-    /// The same; the host is new if it is not known.
+    /// Like [`Peers::one`], but creates an unknown host.
     pub(super) fn one_or_new(&mut self, host: HostNo) -> (&mut Peer, &mut Alarms) {
         if self.run(host).is_some_and(|(_, count, _)| count > 1) {
             self.cut_out(host, 1);
@@ -91,13 +91,13 @@ impl Peers {
         (&mut runs.entry(host).or_insert_with(|| (1, Peer::default())).1, alarms)
     }
 
-    /// The states of the `count` hosts from `first` on as far as they are known, cut out of what they were in.
+    /// The states of those of the `count` hosts from `first` on that are known, cut out of their runs.
     pub(super) fn range(&mut self, first: HostNo, count: u32) -> impl Iterator<Item = (HostNo, u32, &mut Peer)> {
         self.cut_out(first, count);
         self.runs.range_mut(first..first + count).map(|(first, (count, peer))| (*first, *count, peer))
     }
 
-    /// The same, with the alarms.
+    /// Like [`Peers::range`], with the alarms.
     pub(super) fn range_and_alarms(
         &mut self,
         first: HostNo,
@@ -108,13 +108,13 @@ impl Peers {
         (runs.map(|(first, (count, peer))| (*first, *count, peer)), &mut self.alarms)
     }
 
-    /// The run that `host` is in, and who else.
+    /// The run that contains `host`: first host, count and state.
     pub(super) fn run(&self, host: HostNo) -> Option<(HostNo, u32, &Peer)> {
         let (first, (count, peer)) = self.runs.range(..=host).next_back()?;
         (host - first < *count).then_some((*first, *count, peer))
     }
 
-    /// Those of the hosts that are not known are new.
+    /// Creates those of the hosts that are unknown.
     pub(super) fn make(&mut self, first: HostNo, count: u32) {
         if self.run(first).is_some_and(|(at, len, _)| at + len >= first + count) {
             return;
@@ -141,7 +141,7 @@ impl Peers {
         self.runs.remove(&host).map(|(_, peer)| peer)
     }
 
-    /// Makes runs begin at the `count` hosts from `first` on, and behind them.
+    /// Cuts runs at the first of the `count` hosts from `first` on, and after the last.
     fn cut_out(&mut self, first: HostNo, count: u32) {
         if self.runs.get(&first).is_none_or(|(len, _)| *len != count) {
             self.cut(first);
@@ -149,7 +149,7 @@ impl Peers {
         }
     }
 
-    /// If `host` is within a run, makes a run begin at it.
+    /// If `host` is inside a run, makes a run begin at it.
     fn cut(&mut self, host: HostNo) {
         let Some((first, (count, peer))) = self.runs.range_mut(..host).next_back() else { return };
         let before = host - first;
@@ -166,13 +166,13 @@ impl Peers {
         self.runs.insert(host, after);
     }
 
-    /// Makes one run of those among and next to the `count` hosts from `first` on that have become alike.
+    /// Joins runs that have become alike, among and next to the `count` hosts from `first` on.
     pub(super) fn join(&mut self, first: HostNo, count: u32) {
         let mut at = match self.runs.range(..first).next_back() {
             Some((before, _)) => *before,
             None => first,
         };
-        // One behind the range, too.
+        // Including the run after the range.
         let end = first + count;
         while at < end {
             let Some((len, _)) = self.runs.get(&at) else { break };
@@ -184,7 +184,7 @@ impl Peers {
                 }
                 continue;
             };
-            // Looked at before anything is taken out: most neighbours differ.
+            // Compare before removing anything: most neighbours differ.
             let alike = self.runs.get(&at).is_some_and(|(_, peer)| peer.is_like(other));
             if !alike {
                 at = next;

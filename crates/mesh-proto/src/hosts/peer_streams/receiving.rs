@@ -1,4 +1,4 @@
-//! Packets that arrive: what is delivered, held or dropped, and what an ack or a nack means for what was sent.
+//! Arriving packets: what is delivered, held or dropped, and what an ack or a nack means for sent packets.
 
 use super::incoming::{Held, Verdict};
 use super::{Arrival, PACKET_COST, PeerStreams, tell, unblock};
@@ -8,15 +8,14 @@ use crate::hosts::{HostSet, Short};
 use std::time::Duration;
 
 impl PeerStreams {
-    /// Whether a packet of kind data is for this host too, and has not been here before.
+    /// Whether a data packet is also for this host, and new.
     #[must_use]
     pub fn is_new(&self, packet: &Packet) -> bool {
         let run = self.peers.run(packet.origin);
         packet.seq_for(self.me).is_some_and(|seq| run.is_none_or(|(.., peer)| peer.inc.is_new(seq)))
     }
 
-    /// Takes a packet of kind data, ack or nack of which this host is a destination; what can be delivered is
-    /// appended to `out`.
+    /// Takes a data, ack or nack packet of which this host is a destination. Appends what can be delivered to `out`.
     pub fn on_packet(&mut self, packet: Packet, now: Duration, out: &mut Vec<Arrival>) {
         match packet.kind {
             PacketKind::Data if packet.shares.is_empty() => self.on_data(packet, now, out),
@@ -40,7 +39,7 @@ impl PeerStreams {
         }
     }
 
-    /// Hosts that were heard of together may stand alike again.
+    /// Hosts that were heard of together may be in the same state again.
     fn join(&mut self, shares: &[Share]) {
         for share in shares {
             self.peers.join(share.first, share.count);
@@ -111,14 +110,14 @@ impl PeerStreams {
         }
     }
 
-    /// Those of a share that are others and have not ended.
+    /// The hosts of a share, without this host and those that have ended.
     fn living(&self, share: &Share) -> HostSet {
         let mut hosts = HostSet::range(share.first, share.count);
         hosts.remove(self.me);
         if self.ended.is_empty() { hosts } else { hosts.difference(&self.ended) }
     }
 
-    /// The `count` hosts from `first` on have received everything up to the number `ack`.
+    /// Notes that the `count` hosts from `first` on have received everything up to the number `ack`.
     fn on_acks(&mut self, first: HostNo, count: u32, ack: u64, now: Duration) {
         let mut news = Short::new();
         for (first, count, peer) in self.peers.among(first, count) {
@@ -156,7 +155,7 @@ impl PeerStreams {
         self.resend(host, 1, &again);
     }
 
-    /// Puts packets of the peer streams of a run up to be sent again, the way that was used last.
+    /// Queues packets of a run's peer streams to be sent again by the next hop last used.
     pub(super) fn resend(&mut self, first: HostNo, count: u32, seqs: &[u64]) {
         let Some(peer) = self.peers.get(first) else { return };
         let path = peer.out.path;

@@ -1,4 +1,4 @@
-//! The next packet for a next hop: what is sent again first, then the lanes in turn (STR-2, STR-4).
+//! The next packet for a next hop: first what is sent again, then the lanes in turn (STR-2, STR-4).
 
 use super::outbox::{Blocked, in_order};
 use super::outgoing::Sent;
@@ -35,7 +35,7 @@ impl PeerStreams {
         }
     }
 
-    /// What is sent again, to those that have not acknowledged it.
+    /// A packet to send again, for the hosts that have not acknowledged it.
     fn again(&mut self, via: HostNo, order: u64, mut hosts: Vec<Dest>) -> Option<Packet> {
         in_order(&mut hosts);
         let mut missing = Vec::new();
@@ -72,10 +72,11 @@ impl PeerStreams {
         Some(packet)
     }
 
-    /// Which post of a lane may go now, split so that all of its hosts may; or the hosts whose windows are in the way.
+    /// Chooses the post of a lane that may go now, split so that it may go to all its hosts; else the hosts whose
+    /// windows are full.
     ///
-    /// A host that is behind holds up what is for itself: the others get their share of a cast, and the first few posts
-    /// that are not for it.
+    /// A host that is behind delays only what is for itself: the others get their share of a cast, and the first few
+    /// posts that are not for it.
     fn choose(&mut self, via: HostNo, lane: Lane) -> Result<usize, HostSet> {
         let mut full = HostSet::default();
         let mut order = false;
@@ -127,7 +128,7 @@ impl PeerStreams {
         }
     }
 
-    /// The next segment of a lane; or the hosts whose windows are full, if it is that.
+    /// The next segment of a lane; else the hosts whose windows are full, if that is the reason.
     fn next_of_lane(&mut self, via: HostNo, lane: Lane, now: Duration) -> Result<Packet, HostSet> {
         let at = self.choose(via, lane)?;
         let Some(outbox) = self.outboxes.get_mut(&via) else { return Err(HostSet::default()) };
@@ -199,7 +200,7 @@ impl PeerStreams {
         Ok(packet)
     }
 
-    /// A post of the lane is done with at `via`, or the last one: others of the lane that waited for it may go.
+    /// Notes that a post of the lane, perhaps the last, is done at `via`: others of the lane may have waited for it.
     fn lane_moved(&mut self, via: HostNo, lane: Lane, emptied: bool) {
         let Some(vias) = self.lanes.get_mut(&lane) else { return };
         if emptied {
@@ -217,7 +218,7 @@ impl PeerStreams {
         }
     }
 
-    /// A packet to one host carries what there is to acknowledge.
+    /// Lets a packet to one host carry the pending ack.
     fn carry_ack(&mut self, packet: &mut Packet) {
         if let Some((peer, _)) = packet.sole().and_then(|host| self.peers.one(host)) {
             packet.ack = peer.inc.say();
@@ -225,7 +226,7 @@ impl PeerStreams {
     }
 }
 
-/// `len` bytes from `offset` on of what the pieces hold together.
+/// `len` bytes from `offset` on in the concatenated pieces.
 fn cut(pieces: &[Bytes], offset: u64, len: u64) -> Short<Bytes> {
     let (mut skip, mut left) = (offset, len);
     let mut out = Short::new();

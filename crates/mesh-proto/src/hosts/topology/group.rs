@@ -2,23 +2,23 @@
 
 use crate::HostNo;
 
-/// Hosts `base..base + count`. Counted from 0, the first `fan_out` hang on the controller, and host i further down
-/// hangs on host i / `fan_out` - 1: so the children of a host are neighbours, and so is each level below it.
+/// Hosts `base..base + count`. Counted from 0, the first `fan_out` are children of the controller, and any other host i
+/// is a child of host i / `fan_out` - 1. So the children of a host are neighbours, and so is each level below it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Group {
     pub(super) base: HostNo,
     pub(super) count: u32,
-    /// At least 1; `u32::MAX` where all hang on the controller.
+    /// At least 1; `u32::MAX` if all are children of the controller.
     pub(super) fan_out: u32,
 }
 
 impl Group {
-    /// The first number behind the group.
+    /// The number after the last of the group.
     pub(super) fn end(&self) -> u64 {
         u64::from(self.base) + u64::from(self.count)
     }
 
-    /// Whether nobody relays in it.
+    /// Whether no host in it relays.
     pub(super) fn is_flat(&self) -> bool {
         self.fan_out == u32::MAX
     }
@@ -27,7 +27,7 @@ impl Group {
         host >= self.base && u64::from(host) < self.end()
     }
 
-    /// Above whom a host of the group is, if all are well: nearest first, the controller last.
+    /// The ancestors of a host of the group if all are well: nearest first, the controller last.
     pub(super) fn above(self, host: HostNo) -> impl Iterator<Item = HostNo> {
         std::iter::successors(Some(host), move |at| {
             let step = (*at).checked_sub(self.base)?;
@@ -36,7 +36,7 @@ impl Group {
         .skip(1)
     }
 
-    /// The children of the controller in the group.
+    /// The controller's children in the group.
     pub(super) fn top(&self) -> (HostNo, u32) {
         (self.base, self.count.min(self.fan_out))
     }
@@ -58,7 +58,7 @@ impl Group {
         (self.base + narrow(from), narrow(to - from))
     }
 
-    /// A host and all below it, level by level.
+    /// A host and everything below it, level by level.
     pub(super) fn below(&self, host: HostNo) -> Vec<(HostNo, u32)> {
         if self.fan_out == 1 {
             return vec![(host, self.count - (host - self.base))];
