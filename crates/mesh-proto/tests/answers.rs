@@ -1,4 +1,4 @@
-//! Replies over schedules at random: one process that answers several callers, some of which stop reading.
+//! Replies under random schedules: one process answers several callers, some of which stop reading.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -37,7 +37,7 @@ struct Reply {
 struct World {
     answers: Answers<Reply>,
     callers: Vec<Caller>,
-    /// The reply that a giver waits for: it gives no other before.
+    /// The reply that each giver waits for: it gives no other before.
     blocked: Vec<Option<u64>>,
     waiting: BTreeSet<u64>,
     dropped: BTreeSet<u64>,
@@ -167,7 +167,7 @@ impl World {
         true
     }
 
-    /// ANS-1, ANS-3: what is under way, and what waits, is bounded at any time.
+    /// ANS-1, ANS-3: what is under way and what waits is always bounded.
     fn check_bounds(&self) {
         for caller in &self.callers {
             let unread: u64 =
@@ -193,7 +193,7 @@ impl World {
 proptest! {
     #![proptest_config(config(400, 53))]
 
-    /// ANS-1 to ANS-4, whoever stops reading for however long.
+    /// ANS-1 to ANS-4, whichever caller stops reading, and for however long.
     #[test]
     fn replies_arrive_once_in_order_and_within_bounds(seed in any::<u64>(), steps in 1_usize..500) {
         let mut dice = Dice(seed);
@@ -205,7 +205,7 @@ proptest! {
                 1 | 2 => world.cancel(&mut dice),
                 3 | 4 => world.expire(dice.roll(5)),
                 5..=22 => world.give(&mut dice),
-                // The first one has stopped.
+                // The first caller has stopped reading.
                 other if index > 0 => { world.step(index, other % 2 == 0); }
                 _ => {}
             }

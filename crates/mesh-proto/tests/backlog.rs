@@ -1,4 +1,4 @@
-//! The backlog over schedules at random: one process that sends to several mailboxes, each with its meter and ledger.
+//! The backlog under random schedules: one process sends to several mailboxes, each with its meter and ledger.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -27,12 +27,12 @@ struct Mailbox {
     meter: Meter,
     marked: bool,
     ledger: Ledger,
-    /// Sent and not arrived; arrived and not handled; said and not heard.
+    /// Sent but not arrived; arrived but not handled; credits not received yet.
     there: VecDeque<(u64, u64)>,
     queued: VecDeque<(u64, u64)>,
     back: VecDeque<Credit>,
     ended: bool,
-    /// Everything that has ever been sent here, in order.
+    /// Everything ever sent here, in order.
     got: Vec<u64>,
 }
 
@@ -98,7 +98,7 @@ impl World {
         }
     }
 
-    /// As the runtime does: what is ready goes, and the meter that keeps it back is marked.
+    /// Sends what is ready, and marks the meter that keeps the rest back, as the runtime does.
     fn send_ready(&mut self, mut ready: Vec<u64>) {
         while let Some(number) = ready.pop() {
             let Some(message) = self.backlog.ready(number).cloned() else { continue };
@@ -152,7 +152,7 @@ impl World {
         self.send_ready(freed);
     }
 
-    /// One step of a mailbox: something arrives, is handled, or its sender hears of it. False if there is none.
+    /// One step of a mailbox: something arrives, is handled, or its sender gets a credit. False if there is nothing.
     fn step(&mut self, index: usize, which: u64) -> bool {
         let one = &mut self.boxes[index];
         let mut said = Vec::new();

@@ -261,7 +261,7 @@ proptest! {
         prop_assert_eq!(Introduction::decode(&raw), Some(said));
         let (mine, theirs) = (Duration::from_micros(pid >> 8), Terms { window: Duration::from_micros(pid >> 24) });
         prop_assert_eq!(Terms::decode(&theirs.encode()), Some(theirs));
-        // Both ends come to the same, whoever asks, and nobody is believed to be silent for ever.
+        // Both ends agree on the same, whoever asks, and nobody may be silent for ever.
         let agreed = Terms::agree(mine.min(Duration::from_secs(86_400)), Some(theirs));
         prop_assert_eq!(agreed, Terms::agree(theirs.window.min(Duration::from_secs(86_400)), Some(Terms { window: mine })));
     }
@@ -353,7 +353,7 @@ fn what_is_said_of_a_host_has_bounds() {
 fn a_host_that_claims_a_million_labels_is_not_heard_out() {
     let most = Traits::new((0..Traits::MOST).map(|n| (format!("l{n:02}"), String::new())).collect(), vec![]).unwrap();
     let raw = Introduction { traits: most, ..Introduction::default() }.encode();
-    // Behind an empty name and two numbers stands how many labels there are.
+    // The number of labels follows an empty name and two numbers.
     let count = 8 + 8 + 8;
     let mut forged = raw.to_vec();
     forged[count..count + 8].copy_from_slice(&1_000_000_u64.to_le_bytes());

@@ -1,17 +1,17 @@
-//! What arrives before the thing that it is for.
+//! Messages that arrive before what they are for.
 
 use mesh_proto::{Early, MESSAGE_COST};
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-/// What keeping a message takes beside its bytes.
+/// What keeping a message costs besides its bytes.
 const EACH: usize = MESSAGE_COST as usize;
 
 const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// ERL-1: what waits for one thing keeps its order.
+/// ERL-1: messages that wait for the same thing keep their order.
 #[test]
 fn what_waits_is_handed_over_in_order_once() {
     let mut early = Early::new(ms(100), 4000);
@@ -97,7 +97,7 @@ fn of_everything_that_waits_one_thing_becomes() {
 
 #[test]
 fn a_flood_of_empty_messages_for_ever_other_things_is_bounded() {
-    // ERL-2: whoever they are from and whatever they are for.
+    // ERL-2: whoever sends them and whatever they are for.
     let mut early = Early::new(ms(100), 100 * EACH);
     let kept = (0..10_000_u32).filter(|key| early.keep(*key, (), 0, None, ms(0)).is_ok()).count();
     assert_eq!((kept, early.bytes()), (100, 100 * EACH));

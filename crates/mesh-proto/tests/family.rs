@@ -1,4 +1,4 @@
-//! Ownership and deaths, over schedules at random, against a model that knows everything.
+//! Ownership and deaths under random schedules, against a model that knows everything.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -13,19 +13,19 @@ const ROOT: ProcAddr = ProcAddr::CONTROLLER;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Some living proc, or the controller, makes a mesh of procs.
+    /// A living proc, or the controller, makes a mesh of procs.
     Procs { by: usize, n: u32 },
     /// ... an actor on another living proc.
     Actor { by: usize, on: usize },
     /// ... asks something of a mesh.
     Ask { by: usize, of: usize },
-    /// ... wants to hear of the end of every proc.
+    /// ... asks to be told of the end of every proc.
     Listen { by: usize },
-    /// Some actor is told to stop.
+    /// An actor is told to stop.
     Stop { which: usize },
-    /// Some living proc is killed.
+    /// A living proc is killed.
     Kill { which: usize },
-    /// The oldest of the orders that the machine has given is carried out.
+    /// The oldest pending order of the machine is carried out.
     Obey,
 }
 
@@ -42,16 +42,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Everything that lives, as an all-knowing observer sees it.
+/// Everything alive, as an all-knowing observer sees it.
 #[derive(Default)]
 struct World {
     family: Family,
     next: u64,
-    /// Living procs, in the order of their making, with their owner.
+    /// Living procs in the order of creation, with their owners.
     procs: Vec<(ProcAddr, ProcAddr)>,
     actors: HashMap<(ProcAddr, ActorId), ProcAddr>,
     dead: HashSet<ProcAddr>,
-    /// Who must hear of the deaths in a mesh, and who has.
+    /// Procs that must be told of deaths in a mesh.
     asked: HashMap<MeshId, HashSet<ProcAddr>>,
     listeners: HashSet<ProcAddr>,
     heard: HashSet<(ProcAddr, ProcAddr)>,
@@ -180,7 +180,7 @@ impl World {
 proptest! {
     #![proptest_config(config(3000, 31))]
 
-    /// FAM-1, FAM-2, FAM-3, and that nothing is remembered of what is gone.
+    /// FAM-1, FAM-2, FAM-3; nothing is remembered of what is gone.
     #[test]
     fn what_the_dead_owned_ends_and_nothing_else(steps in prop::collection::vec(step(), 0..60)) {
         let mut world = World::default();
@@ -194,7 +194,7 @@ proptest! {
         for ((home, actor), owner) in &world.actors {
             prop_assert!(!world.is_orphan(*owner), "FAM-1: actor {actor} on {home} outlives its owner {owner}");
         }
-        // FAM-2: of what died, somebody killed it or an owner above it.
+        // FAM-2: whatever died was killed, or an owner above it was.
         for addr in &world.dead {
             prop_assert!(!world.killed.is_empty(), "{addr} died of nothing");
         }
@@ -252,10 +252,10 @@ fn what_a_guest_owns_outlives_it_on_its_host_and_on_others() {
         assert!(family.procs_made(7, 0..2, guest));
         let (first, second) = (ProcAddr { mesh: 7, rank: 0, host: here }, ProcAddr { mesh: 7, rank: 1, host: here });
         family.actor_made(first, 11, guest);
-        // Owned by what a guest owns.
+        // Owned by something that a guest owns.
         assert!(family.procs_made(8, 0..1, first));
         assert_eq!(family.died(guest).end, [], "nothing of it ends");
-        // The controller keeps in mind what ends meanwhile, where it is not told of everything anyway.
+        // The controller remembers what ends meanwhile, if it is not told of everything anyway.
         let told = family.died(second).tell;
         assert_eq!(told.contains(&ROOT), here != 0, "{told:?}");
         family.asked(next, 7);

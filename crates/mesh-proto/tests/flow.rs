@@ -1,4 +1,4 @@
-//! Flow control over schedules at random: senders, a mailbox, and what is on its way between them.
+//! Flow control under random schedules: senders, a mailbox, and what is on its way between them.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -16,15 +16,15 @@ use support::dice::Dice;
 #[derive(Default)]
 struct Sender {
     meter: Meter,
-    /// Messages that it has yet to send, and whether it waits for room: only what a credit says lets it look again.
+    /// Messages still to send, and whether it waits for room: then only a credit makes it look again.
     script: VecDeque<u64>,
     waits: bool,
     /// On their way to the mailbox, and back.
     there: VecDeque<u64>,
     back: VecDeque<Credit>,
-    /// Arrived and not handled.
+    /// Arrived but not handled.
     queued: Vec<u64>,
-    /// As the ledger told it last.
+    /// The ledger's latest word.
     told: u64,
     sent: usize,
 }
@@ -138,7 +138,7 @@ impl World {
         }
     }
 
-    /// Everything that can happen happens, until nothing can.
+    /// Performs every possible step, until there is none.
     fn settle(&mut self, dice: &mut Dice) {
         loop {
             let mut moved = false;
@@ -190,7 +190,7 @@ fn whoever_waits_is_let_in_and_every_byte_comes_back() {
     }
 }
 
-/// A call and its reply, over and over, cost no further frame for a long time.
+/// Repeated calls and replies cost no further frame for a long time.
 #[test]
 fn small_messages_that_are_answered_need_no_credit() {
     let mut ledger = Ledger::new(64 << 20);
@@ -202,7 +202,7 @@ fn small_messages_that_are_answered_need_no_credit() {
     assert_eq!(credits, 0);
 }
 
-/// FLW-2: a mailbox that nobody works at holds its budget, and beyond that what every sender may send unasked.
+/// FLW-2: a mailbox that handles nothing holds its budget, plus what each sender may send unasked.
 #[test]
 fn many_senders_share_one_budget() {
     for count in [1_usize, 2, 3, 8, 100, 1000] {
@@ -228,7 +228,7 @@ fn many_senders_share_one_budget() {
     }
 }
 
-/// Senders that have ended do not add up; those that live have all that was handled given back.
+/// Senders that have ended do not add up; living ones get back all that was handled.
 #[test]
 fn idle_senders_are_forgotten_and_given_their_bytes_back() {
     let mut ledger = Ledger::new(64 << 20);
@@ -241,7 +241,7 @@ fn idle_senders_are_forgotten_and_given_their_bytes_back() {
     assert_eq!(back, 300 * (50_000 - ledger.senders() as u64));
 }
 
-/// A budget that went to the first is shared with those who come later, once there is some of it to share.
+/// A budget that went to the first sender is shared with later ones once some of it is free.
 #[test]
 fn late_senders_get_their_share() {
     let mut ledger = Ledger::new(64 << 20);
@@ -276,7 +276,7 @@ proptest! {
         prop_assert_eq!((raw.src, raw.dst), (addr(1), addr(2)));
     }
 
-    /// What a message costs is the same for the sender of a cast and for each of its receivers.
+    /// A message costs the same for the sender of a cast and for each of its receivers.
     #[test]
     fn both_ends_count_alike(header in support::header(), lens in prop::collection::vec(0_u64..9_000, 0..4), shared in any::<bool>()) {
         let at = SharedRef { pid: 1, fd: 1, slab: 1, offset: 0, chunk: 0, turn: 0 };

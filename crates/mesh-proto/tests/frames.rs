@@ -1,4 +1,4 @@
-//! Frames there and back, however the bytes are cut.
+//! Frames there and back, however their bytes are cut.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -17,7 +17,7 @@ fn all(decoder: &mut Decoder) -> Result<Vec<Frame>, FrameError> {
     Ok(frames)
 }
 
-/// The same frame, its number on the link aside.
+/// The frame without its number on the link.
 fn unnumbered(frame: &Frame) -> Frame {
     numbered(frame, 0)
 }
@@ -79,12 +79,12 @@ proptest! {
         let (whole, own) = (Meaning::of(&frame.header), Meaning::of(&one.header));
         if let (Ok(whole), Ok(own)) = (whole, own) {
             prop_assert_eq!((whole.call(), whole.actor()), (own.call(), own.actor()));
-            // A place in it: behind that of the cast's first receiver.
+            // Its place counts from that of the cast's first receiver.
             prop_assert!(own.place() == 0 || own.place() == whole.place().saturating_add(index));
         }
         prop_assert_eq!(one.name(), frame.name());
         prop_assert_eq!(one.parts(), frame.parts());
-        // And it survives a link of its own.
+        // It also survives a link on its own.
         let mut decoder = Decoder::default();
         decoder.push(&on_the_wire(std::slice::from_ref(&one)));
         prop_assert_eq!(all(&mut decoder), Ok(vec![unnumbered(&one)]));
@@ -156,7 +156,7 @@ fn a_long_frame_never_makes_the_decoder_run_ahead() {
         out = decoder.next_frame().unwrap().or(out);
     }
     assert_eq!(out, Some(frame));
-    // What it took for a long frame is not kept for ever.
+    // The buffer for a long frame is not kept for ever.
     decoder.push(&[0]);
     assert!(decoder.held() <= 8 * READ_CHUNK, "{} held", decoder.held());
 }

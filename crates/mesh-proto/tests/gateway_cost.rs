@@ -1,4 +1,4 @@
-//! What a tick of a gateway does, by the looks that it takes at its connections.
+//! The cost of a gateway's tick, as the number of looks at its connections.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Connections on which nothing is heard, and which count how often they are asked.
+/// Silent connections that count how often they are looked at.
 #[derive(Debug, Default)]
 struct Quiet {
     looks: Cell<u64>,
@@ -46,7 +46,7 @@ impl Wire for Quiet {
     fn wake(&self) {}
 }
 
-/// The controller of a job, connected to all of its hosts.
+/// The controller of a job, connected to all its hosts.
 fn controller(hosts: u32, hold: Duration) -> (Gateway<Quiet>, Quiet) {
     let (mut gateway, wire) = (Gateway::new(0, 1), Quiet::default());
     let options = GatewayOptions { window: WINDOW, fan_out: hosts, patience: Duration::ZERO, hold };
@@ -61,7 +61,7 @@ fn controller(hosts: u32, hold: Duration) -> (Gateway<Quiet>, Quiet) {
     (gateway, wire)
 }
 
-/// How many connections were looked at in as many ticks before any heartbeat is due, and how long one tick took.
+/// Runs `count` ticks before any heartbeat is due. Returns the looks at connections, and the time of one tick.
 fn ticks(hosts: u32, hold: Duration, count: u32) -> (u64, Duration) {
     let (mut gateway, wire) = controller(hosts, hold);
     let _ = gateway.on(Event::Tick, Duration::from_millis(1), &wire);

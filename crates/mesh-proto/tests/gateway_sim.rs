@@ -1,7 +1,7 @@
-//! Gateways over schedules at random: partitions, broken connections, pauses, sleeps, clock steps and deaths.
+//! Gateways under random schedules: partitions, broken connections, pauses, sleeps, clock steps and deaths.
 //!
-//! GTW-1 to GTW-4. `MESH_SCHEDULES` says how many schedules are tried; the long run is
-//! `MESH_SCHEDULES=1000000 cargo test --release -p mesh-proto --test gateway_sim`. `MESH_SEED` says where they begin.
+//! GTW-1 to GTW-4. `MESH_SCHEDULES` sets the number of schedules; the long run is `MESH_SCHEDULES=1000000 cargo test
+//! --release -p mesh-proto --test gateway_sim`. `MESH_SEED` sets the first seed.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -13,14 +13,14 @@ mod hosts;
 use dice::Dice;
 use hosts::{Setup, World};
 
-/// Schedules, from which seed on.
+/// The seeds of the schedules to run.
 fn schedules(few: u64) -> std::ops::Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let first = number("MESH_SEED").unwrap_or(0);
     first..first + number("MESH_SCHEDULES").map_or(few, |many| many.div_ceil(3))
 }
 
-/// What was lost behind a relay is sent again after a quarter of this.
+/// Losses behind a relay are sent again after a quarter of this.
 const WINDOW: u64 = 8000;
 const SHORT_WINDOWS: [u64; 2] = [1000, 3000];
 
@@ -30,7 +30,7 @@ fn setup(dice: &mut Dice, window: u64) -> Setup {
     Setup { hosts, fan_out, window, hold: 0, seed: dice.roll(u64::MAX) }
 }
 
-/// One thing that goes wrong, for as long as it is said; whom it hits.
+/// Something goes wrong, for a random time and with random hosts.
 fn harm(world: &mut World, dice: &mut Dice, most: u64, deadly: bool) {
     let hosts = world.hosts();
     let window = world.window();
@@ -41,7 +41,7 @@ fn harm(world: &mut World, dice: &mut Dice, most: u64, deadly: bool) {
         1 => world.cut_one_way(one, other, long),
         2 => (0..hosts).filter(|host| *host != one).for_each(|host| world.cut(one, host, long)),
         3 => {
-            // The hosts fall into two parts.
+            // The hosts are split into two parts.
             let part: Vec<bool> = (0..hosts).map(|_| dice.roll(2_u32) == 0).collect();
             for (a, b) in (0..hosts).flat_map(|a| (0..a).map(move |b| (a, b))) {
                 if part[a as usize] != part[b as usize] {
@@ -57,7 +57,7 @@ fn harm(world: &mut World, dice: &mut Dice, most: u64, deadly: bool) {
     }
 }
 
-/// A schedule of whatever may happen; from when all is well, all agree before long.
+/// A schedule in which anything may happen; once all is well, all agree before long.
 fn whatever(seed: u64, window: u64) {
     let mut dice = Dice(seed.wrapping_mul(3));
     let mut setup = setup(&mut dice, window);
@@ -76,14 +76,14 @@ fn whatever(seed: u64, window: u64) {
     world.settles();
 }
 
-/// GTW-1, GTW-2, GTW-3: whatever happens, messages come once and in order, the controller alone says who is dead, all hear of
-/// it, and whoever is cut off or dead stops its work.
+/// GTW-1, GTW-2, GTW-3: whatever happens, messages arrive once and in order, the controller alone says who is dead, all
+/// hear of it, and a host that is cut off or dead stops its work.
 #[test]
 fn whatever_happens_all_agree_in_the_end_on_who_is_dead() {
     schedules(300).for_each(|seed| whatever(seed, WINDOW));
 }
 
-/// The same in jobs that find out fast.
+/// The same with a short window.
 #[test]
 fn whatever_happens_all_agree_in_the_end_where_the_window_is_short() {
     for window in SHORT_WINDOWS {
@@ -91,7 +91,7 @@ fn whatever_happens_all_agree_in_the_end_where_the_window_is_short() {
     }
 }
 
-/// A schedule of what is shorter than the window.
+/// A schedule of faults shorter than the window.
 fn shorter(seed: u64, window: u64) {
     let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(1));
     let mut world = World::new(setup(&mut dice, window), seed);
@@ -109,13 +109,13 @@ fn shorter(seed: u64, window: u64) {
     world.check_nobody_died();
 }
 
-/// GTW-1, PLS-2: what is shorter than the window, and leaves time to recover, costs nothing: no host, and no message.
+/// GTW-1, PLS-2: faults shorter than the window, with time to recover, cost nothing: no host, and no message.
 #[test]
 fn what_is_shorter_than_the_window_kills_nobody() {
     schedules(300).for_each(|seed| shorter(seed, WINDOW));
 }
 
-/// The same in jobs that find out fast: what was lost is sent again in time.
+/// The same with a short window: losses are sent again in time.
 #[test]
 fn what_is_shorter_than_a_short_window_kills_nobody() {
     for window in SHORT_WINDOWS {
@@ -123,7 +123,7 @@ fn what_is_shorter_than_a_short_window_kills_nobody() {
     }
 }
 
-/// A schedule of a job that is held, whose controller is cut off from all of its hosts.
+/// A schedule of a held job whose controller is cut off from all its hosts.
 fn outlasts(seed: u64, window: u64) {
     let mut dice = Dice(seed.wrapping_mul(3).wrapping_add(2));
     let hold = 5 * window;
@@ -132,7 +132,7 @@ fn outlasts(seed: u64, window: u64) {
     world.attach();
     world.run(300);
     world.chatter(dice.roll(6_u32));
-    // Who hangs on another counts from that one's end.
+    // A host below another counts from that one's end.
     let lasts = if long { 7 * hold } else { 1 + dice.roll(hold - window) };
     let hosts = world.hosts();
     (1..hosts).for_each(|host| world.cut(0, host, lasts));
@@ -154,14 +154,14 @@ fn outlasts(seed: u64, window: u64) {
     }
 }
 
-/// GTW-3, GTW-4: a controller that is cut off from all of its hosts, or sleeps, for less than the job is held, loses nobody; one
-/// that is for longer loses all, each of which has stopped its work by then.
+/// GTW-3, GTW-4: a controller that sleeps, or is cut off from all its hosts, for less time than the job is held loses
+/// nobody; after a longer time it loses all, and each has stopped its work by then.
 #[test]
 fn a_job_that_is_held_outlasts_its_controller_being_cut_off() {
     schedules(300).for_each(|seed| outlasts(seed, WINDOW));
 }
 
-/// The same in jobs that find out fast: a host is dialed again within the time that it has after the first is back.
+/// The same with a short window: a host is dialed again in the time that it has left once the first is back.
 #[test]
 fn a_job_that_is_held_outlasts_it_where_the_window_is_short() {
     for window in SHORT_WINDOWS {
@@ -169,21 +169,21 @@ fn a_job_that_is_held_outlasts_it_where_the_window_is_short() {
     }
 }
 
-/// Schedules that have found something.
+/// Schedules that have found bugs.
 #[test]
 fn schedules_that_once_failed_go_well() {
-    // A host whose way up is by one that is dead, and does not hear of it, since what it answers waits for that one.
+    // A host's way up is through a dead host, and it does not hear of that, since its answer waits for the dead one.
     whatever(8346, WINDOW);
-    // The controller connects to a host that another relays to and has called suspect, and that one dies.
+    // The controller connects to a host that another one relays to and has called suspect, and that one dies.
     whatever(11_870, WINDOW);
-    // A host's parent has ended and refuses every attempt to connect, and the host hears of its end only once it goes around it.
+    // A host's parent has ended and refuses all connections, and the host hears of its end only after going around it.
     whatever(43_269, WINDOW);
     // A controller is cut off from all for less than the window, and hears the first again when the window is over.
     outlasts(11_313, WINDOW);
-    // A host's parent is suspect for a moment, and the controller was lost to it long ago.
+    // A host's parent is suspect for a moment, and lost the controller long ago.
     shorter(12_333, WINDOW);
     shorter(1833, SHORT_WINDOWS[1]);
-    // A host hangs on to a parent that is suspect, and heard, but leads nowhere.
+    // A host keeps to a suspect parent that it hears from, but that leads nowhere.
     whatever(6_003_832, WINDOW);
     for (seed, window) in [5_006_044, 6_005_751].into_iter().flat_map(|seed| SHORT_WINDOWS.map(|window| (seed, window)))
     {

@@ -9,7 +9,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Ticks whenever it is asked for until `end`; what came of it, and when, without the pings.
+/// Ticks when due until `end`. Returns what happened and when, without the pings, and the number of pings.
 fn silence(heartbeat: &mut Heartbeat, end: Duration) -> (Vec<(Duration, Beat)>, usize) {
     let (mut seen, mut pings) = (Vec::new(), 0);
     while heartbeat.next_deadline() <= end {
@@ -89,7 +89,7 @@ fn time_that_goes_backwards_does_no_harm() {
     assert_eq!(heartbeat.on_tick(heartbeat.next_deadline()), Beat::Ping);
 }
 
-/// Two sides with any delay below a twentieth of the window, both idle: never suspect.
+/// Two idle sides with any delay up to a tenth of the window never suspect each other.
 #[test]
 fn two_idle_sides_keep_each_other_alive() {
     for delay in [0, 1, 100, 499, 1000] {

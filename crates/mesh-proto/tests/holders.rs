@@ -89,7 +89,7 @@ fn where_a_port_has_gone_astray_nothing_ends() {
     assert!(holders.verdict().is_none());
 }
 
-/// Whatever the order in which tidings arrive, the verdict is the same.
+/// The verdict does not depend on the order of tidings.
 #[test]
 fn the_order_of_tidings_does_not_count() {
     type Tiding = fn(&mut Holders);
@@ -111,7 +111,7 @@ fn the_order_of_tidings_does_not_count() {
             continue;
         }
         let mut holders = Holders::new(CALLEE);
-        // Until all is told, somebody holds it.
+        // Until all tidings are in, somebody holds it.
         holders.given(at(3, 3), 7, &name("third"));
         order.iter().for_each(|one| tidings[*one](&mut holders));
         holders.host_died(2, &ended("nobody there"));

@@ -1,4 +1,4 @@
-//! Bytes that nobody honest sends: nothing panics, nothing grows. The fuzzer runs the same entry without end.
+//! Bytes that nobody honest sends: nothing panics, nothing grows. The fuzzer runs the same entry endlessly.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -46,7 +46,7 @@ proptest! {
         entry::feed(&bytes);
     }
 
-    /// The header is sound, so that every byte of the body is believed: tables, regions and parts at random.
+    /// The header is sound, so every byte of the body is believed: random tables, regions and parts.
     #[test]
     fn hostile_bodies_behind_a_sound_header(
         body in prop::collection::vec(prop_oneof![any::<u8>(), Just(0), Just(255), Just(128)], 0..600),
@@ -68,10 +68,10 @@ proptest! {
     }
 }
 
-/// Where bytes go in.
+/// A function that takes the bytes.
 type Entry = fn(&[u8]);
 
-/// What the fuzzer does, for a fixed number of rounds and on any compiler: inputs grow out of each other.
+/// What the fuzzer does, for a fixed number of rounds and on any compiler: inputs evolve from each other.
 fn mutate(target: &str, rounds: usize, seeds: Vec<Vec<u8>>, feed: Entry) {
     seeds.iter().enumerate().for_each(|(number, seed)| keep(target, &format!("seed-{number}"), seed));
     let mut pool = seeds;
@@ -105,7 +105,7 @@ fn mutate(target: &str, rounds: usize, seeds: Vec<Vec<u8>>, feed: Entry) {
     }
 }
 
-/// Hands an input on to the fuzzer, which begins with those that differ in what they reach (`tools/fuzzing.py`).
+/// Passes an input to the fuzzer, which starts from those that reach different code (`tools/fuzzing.py`).
 fn keep(target: &str, name: &str, bytes: &[u8]) {
     if let Some(folder) = std::env::var_os("MESH_KEEP_INPUTS") {
         let folder = std::path::Path::new(&folder).join(target);
@@ -114,7 +114,7 @@ fn keep(target: &str, name: &str, bytes: &[u8]) {
     }
 }
 
-/// What the fuzzer has found worth keeping (`fuzz/corpus`), and what has ever broken something.
+/// Inputs that the fuzzer found worth keeping (`fuzz/corpus`), and those that have ever broken something.
 #[test]
 fn inputs_that_the_fuzzer_has_kept() {
     let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
@@ -144,11 +144,11 @@ fn thousands_of_mutations() {
     mutate("decode", 4_000, vec![[vec![3], on_the_wire(&seeds)].concat()], entry::feed);
 }
 
-/// What is answered to call 1, by two hosts, as their relay gets it; and what else comes on a connection.
+/// Answers of two hosts to call 1, as their relay gets them; and whatever else comes on a connection.
 fn connection_seeds() -> Vec<Vec<u8>> {
     let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
     let mut packets = Vec::new();
-    // Of each two, some are equal; and none.
+    // Of each pair, some answers are equal, or none.
     for (host, kinds) in [(2, 2), (3, 2), (4, 9), (5, 9)] {
         let mut merge = HostMerge::new(host, ProcAddr::agent(host));
         let mut frames = merge.expect(caller, 1, 3);

@@ -42,7 +42,7 @@ impl World {
             while let Some((from, serial)) = self.landing.next(addr(sender)) {
                 assert_eq!(from, sender, "one of another sender");
                 self.passed.entry(sender).or_default().push(serial);
-                // While this one is let through nobody else is told to (LND-3).
+                // Meanwhile nobody else may be told to pass on the sender's messages (LND-3).
                 let again = self.landing.open(addr(sender));
                 assert!(!self.landing.land(addr(sender), again, None), "two let through what one has sent");
             }
@@ -66,7 +66,7 @@ proptest! {
                 Step::Arrive { sender, distant: false } => {
                     let waits = world.open.iter().any(|(from, ..)| *from == sender);
                     let passes = world.landing.arrive(addr(sender), (sender, serial));
-                    // LND-2: it waits if, and only if, something of its own sender does.
+                    // LND-2: it waits if and only if something of its own sender does.
                     prop_assert_eq!(passes.is_none(), waits);
                     world.wanted.entry(sender).or_default().push(serial);
                     if passes.is_some() {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const WINDOW: Duration = Duration::from_secs(3);
 const OPTIONS: LogOptions = LogOptions { shown: true, alike: false, window: WINDOW, level: 20 };
-/// Numbers make no difference.
+/// Lines that differ only in numbers count as the same.
 const ALIKE: LogOptions = LogOptions { alike: true, ..OPTIONS };
 
 fn ms(n: u64) -> Duration {
@@ -41,7 +41,7 @@ fn text(chunks: Vec<Chunk>) -> Vec<String> {
     String::from_utf8(all).unwrap().lines().map(str::to_owned).collect()
 }
 
-/// `[t gpus=0-2,5 x4] step 1` as its ranks and its text; fails on anything else.
+/// Splits a line such as `[t gpus=0-2,5 x4] step 1` into its ranks and its text; fails on anything else.
 fn parse(shown: &str) -> (Vec<u32>, String) {
     let (label, text) = shown.strip_prefix("[t gpus=").unwrap().split_once("] ").unwrap();
     let (list, count) = label.split_once(" x").unwrap_or((label, "1"));
@@ -105,7 +105,7 @@ fn lines_that_belong_together_are_one_or_none() {
 fn what_stands_by_itself_keeps_its_place() {
     let mut aggregator = mesh_of(2);
     let alone = |rank| Line { alone: true, ..line(rank, "", "mesh: stopped") };
-    // Nothing waits: it is shown at once.
+    // Nothing waits, so it is shown at once.
     aggregator.line(1, &alone(0), ms(0));
     assert_eq!(text(aggregator.take()), ["[t] mesh: stopped"]);
     say(&mut aggregator, 1, "before", ms(0));
@@ -130,7 +130,7 @@ fn records_come_with_their_text() {
     let chunks = aggregator.take();
     assert_eq!(chunks.iter().map(ranks).collect::<Vec<_>>(), [vec![], vec![0, 1]]);
     assert_eq!(text(chunks), ["[t gpus=0] INFO x", "[t gpus=0-1 x2] INFO x"]);
-    // Whoever takes them one by one has them at once.
+    // If they are taken one by one, they come at once.
     aggregator.hand_on_records(true);
     for rank in [0, 1] {
         aggregator.line(1, &logged(rank), ms(200));
@@ -141,7 +141,7 @@ fn records_come_with_their_text() {
         say(&mut aggregator, 0, &format!("line {rank}"), ms(300));
         aggregator.line(1, &Line { record: &large, ..logged(0) }, ms(300));
     }
-    // LOG-3: those that would not fit have been handed on.
+    // LOG-3: records that would not fit have been handed on.
     assert!(aggregator.take().len() > 190);
 }
 
@@ -205,15 +205,15 @@ fn memory_is_bounded() {
         say(&mut aggregator, 0, &text.concat(), ms(0));
         shown += aggregator.take().iter().map(|c| c.text.iter().filter(|b| **b == b'\n').count()).sum::<usize>();
     }
-    // LOG-3: all but the newest have been shown, before their time.
+    // LOG-3: all but the newest have been shown early.
     assert!(shown >= 40_000 - 8192, "{shown}");
     aggregator.flush();
     assert_eq!(shown + text(aggregator.take()).len(), 40_000);
 }
 
 proptest! {
-    /// LOG-2 and completeness: every line of every rank is shown or counted, once, with one that is similar; what a
-    /// rank says first is never counted after what it says later.
+    /// LOG-2 and completeness: every line of every rank is shown or counted once, together with a similar one; an
+    /// earlier line of a rank is never counted after a later one.
     #[test]
     fn every_line_is_counted_once(
         said in prop::collection::vec((0..5_u32, 0..3_usize, 0..100_u32, 0..900_u64), 0..80),
@@ -255,7 +255,7 @@ proptest! {
         prop_assert_eq!(seen, expected);
     }
 
-    /// LOG-1: what one rank alone says comes whole and in order, whatever the others do.
+    /// LOG-1: lines of a single rank come whole and in order, whatever the others do.
     #[test]
     fn a_rank_alone_keeps_its_order(pauses in prop::collection::vec(0..500_u64, 1..60), ranks in 1..9_u32) {
         let mut aggregator = mesh_of(ranks);
@@ -270,7 +270,7 @@ proptest! {
         prop_assert_eq!(text(aggregator.take()), expected);
     }
 
-    /// Lines do not depend on the pieces in which their bytes were read.
+    /// Lines do not depend on how their bytes were split when read.
     #[test]
     fn a_tap_is_blind_to_how_it_is_fed(
         lines in prop::collection::vec("[a-z\\x1e\\x1f\r ]{0,12}", 0..20),
@@ -345,7 +345,7 @@ fn marks_say_who_and_what() {
         lines_of(&mut tap, b"raw\n\x1eL0\x1ft\x1f2\x1fgpus=2\x1fa\x1fb\n\x1eL30\x1f\x1f\x1f\x1flogged\n", ms(0)),
         [shown("ps", 0, "raw"), shown("t", 0, "a\x1fb"), shown("ps", 30, "logged")]
     );
-    // Begun lines of two threads; a mark that is none.
+    // Unfinished lines of two threads, and a mark that is none.
     assert_eq!(lines_of(&mut tap, b"\x1eF1\x1ft\x1f2\x1f\x1fa\n\x1eF2\x1ft\x1f2\x1f\x1fc\n", ms(0)), []);
     assert_eq!(
         lines_of(&mut tap, b"\x1eC1\x1ft\x1f2\x1f\x1fb\n\x1eL\x1f\n\x1eC2\x1ft\x1f2\x1f\x1fd\n", ms(10)),
@@ -426,7 +426,7 @@ fn a_begun_line_is_shown_after_a_while() {
     tap.tick(ms(1000), &mut |found| out.push(format!("{found:?}")));
     assert_eq!(out.len(), 1);
     assert_eq!(tap.deadline(), None);
-    // A mark that is being written is not torn.
+    // A half-written mark is not split.
     lines_of(&mut tap, b"\x1eL0\x1ft", ms(2000));
     assert_eq!(tap.deadline(), None);
     tap.flush(&mut |_| panic!("it is not complete"));

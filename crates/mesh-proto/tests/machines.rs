@@ -1,4 +1,4 @@
-//! The state machines against naive models, over schedules at random.
+//! The state machines against naive models, under random schedules.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// What a rank's outcome is, in a form that can be compared.
+/// A rank's outcome in a comparable form.
 fn plain(outcome: &Outcome<u32>) -> String {
     match outcome {
         Outcome::Replied(value) => format!("replied {value}"),
@@ -57,7 +57,7 @@ fn plain(outcome: &Outcome<u32>) -> String {
 proptest! {
     #![proptest_config(config(2000, 11))]
 
-    /// GTH-1: the first outcome of a rank counts, whatever comes later.
+    /// GTH-1: a rank's first outcome counts, whatever comes later.
     #[test]
     fn a_gather_is_a_list_of_first_outcomes(region in region(), steps in prop::collection::vec(step(), 0..80)) {
         let ranks: Vec<usize> = region.iter().collect();
@@ -95,7 +95,7 @@ proptest! {
             let missing = model.iter().filter(|place| place.is_none()).count();
             prop_assert_eq!(gather.missing(), missing);
             prop_assert_eq!(gather.is_complete(), missing == 0);
-            // Completion is told once: by the step that brings it about.
+            // Completion is reported once, by the step that causes it.
             prop_assert_eq!(completes, before > 0 && missing == 0);
         }
         let outcomes: Vec<String> = gather.into_outcomes().iter().map(plain).collect();
@@ -151,7 +151,7 @@ proptest! {
             }
             let actions = life.on(event.clone(), now);
             kills += u32::from(actions.kill);
-            // A kill is asked for when a deadline has passed, and never otherwise.
+            // A kill is requested when a deadline has passed, and never otherwise.
             prop_assert!(!actions.kill || due && event == Event::Tick);
             if over {
                 prop_assert!(!actions.kill && actions.notice.is_none(), "something after the end");
@@ -176,13 +176,13 @@ proptest! {
                     ref other => prop_assert!(false, "{other:?} ends nothing"),
                 }
             }
-            // The machine never asks to be woken for something that is past, once it was told the time.
+            // Once told the time, the machine never asks to be woken in the past.
             if event == Event::Tick {
                 prop_assert!(life.deadline().is_none_or(|by| by > now));
             }
         }
         prop_assert!(notices <= 1 && kills <= 1, "{notices} notices, {kills} kills");
-        // LIF-1: its end is told exactly once, however it comes about.
+        // LIF-1: its end is reported exactly once, however it ends.
         if life.stage() != Stage::Ended {
             prop_assert_eq!(notices, 0);
             life.on(Event::LinkClosed(EndReason::ConnectionClosed(3)), now);
@@ -194,7 +194,7 @@ proptest! {
         }
     }
 
-    /// A stop has the shortest time that anyone gave it, and one kill at its end.
+    /// A stop takes the shortest time that anyone gave it, and ends with one kill.
     #[test]
     fn a_stop_is_enforced_in_time(stops in prop::collection::vec((0_u64..50, 1_u64..500), 1..6)) {
         let mut life = Lifecycle::default();
@@ -260,7 +260,7 @@ fn an_end_that_nobody_asked_for_is_a_failure() {
         let notice = life.on(event, Duration::ZERO).notice.unwrap();
         assert_eq!((notice.exit, notice.orderly), (exit, false));
     }
-    // Asked to stop, it crashed instead: that is one too.
+    // Asked to stop, it crashed instead: that is not orderly either.
     let mut life = Lifecycle::default();
     life.on(Event::StopAsked { within: Duration::from_secs(1) }, Duration::ZERO);
     assert!(!life.on(Event::Exited(Exit::Signal(11)), Duration::ZERO).notice.unwrap().orderly);
@@ -297,7 +297,7 @@ proptest! {
                 }
                 Move::Close { mesh, rank } => {
                     let link = router.close(ProcAddr { mesh, rank: rank + 2, host: 0 }, &ended("closed"));
-                    // The link is handed out once.
+                    // The link is returned once.
                     let place = model.get_mut(&mesh).and_then(|doors| doors.get_mut(rank as usize));
                     prop_assert_eq!(link, place.and_then(Option::take));
                 }

@@ -1,4 +1,4 @@
-//! Replies on their way up: what goes in comes out, over arrivals at random.
+//! Replies on their way up: what goes in comes out, with random arrivals.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -31,7 +31,7 @@ fn reply(from: u32, to: ProcAddr, call: u64, payload: &[u8]) -> Frame {
     Frame::build_plain(reply.header(addr(from), to), None, b"", payload)
 }
 
-/// A frame of `host` as it is on its way to host 0.
+/// A frame of `host` on its way to host 0.
 fn packet(host: HostNo, number: u64, frame: &Frame) -> Packet {
     let mut packet = Packet::new(PacketKind::Data, host);
     packet.dests = Short::from_iter([Dest::one(0, number)]);
@@ -41,7 +41,7 @@ fn packet(host: HostNo, number: u64, frame: &Frame) -> Packet {
     packet
 }
 
-/// The frame that has arrived.
+/// The frame in a packet.
 fn frame_in(packet: &Packet) -> Frame {
     let mut decoder = Decoder::default();
     packet.body.iter().for_each(|piece| decoder.push(piece));
@@ -60,17 +60,17 @@ fn is_same_answer(a: &Frame, b: &Frame) -> bool {
     all(a) == all(b) && a.body == b.body
 }
 
-/// What a reply says.
+/// The reply in a frame.
 fn read(frame: &Frame) -> Reply {
     Reply::read(&frame.header).unwrap()
 }
 
-/// The call that a frame is about.
+/// The call that a frame belongs to.
 fn call_of(frame: &Frame) -> u64 {
     Meaning::of(&frame.header).unwrap().call()
 }
 
-/// The frames that a receiver makes of what has come.
+/// The frames that a receiver makes of an arrived one.
 fn replies(frame: &Frame, places: u32) -> Vec<Frame> {
     if frame.header.kind == Kind::Gathered {
         unmerge(frame, places, |_| true, addr).unwrap().map(|(_, frame)| frame).collect()
@@ -107,7 +107,7 @@ fn equal_replies_of_many_hosts_are_one_payload_and_one_run() {
     assert!(frame.body.len() < 3000 + 100, "{} bytes", frame.body.len());
     assert_eq!(origins(frame).unwrap(), HostSet::range(1, hosts));
     assert_eq!(replies(frame, hosts * procs).len() as u32, hosts * procs);
-    // Each host's share by itself.
+    // Each host's share separately.
     let taken: Vec<u32> =
         unmerge(frame, hosts * procs, |host| host == 2 || host == 9, addr).unwrap().map(|(index, _)| index).collect();
     assert_eq!(taken, (8..16).chain(64..72).collect::<Vec<_>>());
@@ -140,7 +140,7 @@ fn replies_of_which_no_two_are_equal_are_a_series() {
     let got = replies(frame, hosts * procs);
     assert_eq!(got.iter().map(|frame| read(frame).place).collect::<Vec<_>>(), (0..hosts * procs).collect::<Vec<_>>());
     assert!(got.iter().all(|frame| *frame == expected(read(frame).place)));
-    // Each host's share by itself.
+    // Each host's share separately.
     let taken = unmerge(frame, hosts * procs, |host| host == 2 || host == 9, addr).unwrap();
     let taken: Vec<Frame> = taken.map(|(_, frame)| frame).collect();
     let places: Vec<u32> = taken.iter().map(|frame| read(frame).place).collect();
@@ -157,7 +157,7 @@ fn a_reply_waits_for_others_no_longer_than_the_hold() {
     assert!(merge.on_tick(at(1_099)).is_empty());
     assert_eq!(replies(&merge.on_tick(at(1_100)).remove(0), 2).len(), 1);
     assert_eq!(merge.next_deadline(), None);
-    // The last one is not held: nobody else is awaited.
+    // The last reply is not held, since no other is awaited.
     assert_eq!(merge.on_reply(reply(1, ProcAddr::CONTROLLER, 1, b"a"), at(9_000)).len(), 1);
     assert!(merge.is_empty());
 }
@@ -194,12 +194,12 @@ fn nothing_overtakes_what_the_same_proc_sent_before() {
     for call in [1, 2] {
         assert!(merge.expect(caller, call, 3).is_empty());
     }
-    // Of call 2 something is held first; then proc 0 answers call 1, and call 2 after it.
+    // An answer to call 2 is held first; then proc 0 answers call 1, and call 2 after it.
     assert!(merge.on_reply(reply(1, caller, 2, b"a"), at(0)).is_empty());
     assert!(merge.on_reply(reply(0, caller, 1, b"b"), at(1)).is_empty());
     let out = merge.on_reply(reply(0, caller, 2, b"c"), at(2));
     assert_eq!(out.iter().map(call_of).collect::<Vec<_>>(), [2, 1], "then 0's to call 2 is held");
-    // It goes when it sends something else, to the same receiver.
+    // It goes when proc 0 sends something else to the same receiver.
     assert!(merge.before(addr(0), addr(77)).is_empty());
     assert!(merge.before(addr(5), caller).is_empty());
     assert_eq!(merge.before(addr(0), caller).iter().map(call_of).collect::<Vec<_>>(), [2]);
@@ -215,7 +215,7 @@ fn calls_that_are_never_answered_do_not_pile_up() {
         out.extend(merge.expect(ProcAddr::CONTROLLER, call, 2));
         out.extend(merge.on_reply(reply(0, ProcAddr::CONTROLLER, call, b"half"), at(call)));
     }
-    // Those that had to go were sent, and late answers to them go by themselves.
+    // Calls dropped for lack of room were sent, and late answers to them go separately.
     assert!(out.len() > 10_000 && out.iter().all(|frame| frame.header.kind == Kind::Gathered));
     assert_eq!(merge.on_reply(reply(1, ProcAddr::CONTROLLER, 1, b"late"), at(0))[0].header.kind, Kind::Reply);
     merge.end(|caller| caller == ProcAddr::CONTROLLER);
@@ -269,13 +269,13 @@ fn a_dead_host_is_not_waited_for() {
     assert!(relay.is_empty());
 }
 
-/// One way up: procs, the hosts they are on, relays of hosts, the receiver. What leaves a stage is at the next at once.
+/// One way up: procs, their hosts, relays of hosts, the receiver. What leaves one stage reaches the next at once.
 struct Way {
     procs: u32,
     hosts: Vec<HostMerge>,
-    /// The first takes from hosts and from the other two.
+    /// The first relay takes from hosts and from the other two.
     relays: [RelayMerge; 3],
-    /// By peer stream: what each host gave a number.
+    /// The last number that each host gave on its peer stream.
     numbers: HashMap<HostNo, u64>,
     arrived: Vec<Packet>,
     now: Duration,
@@ -344,7 +344,7 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
             now: Duration::ZERO,
         };
         let caller = ProcAddr::CONTROLLER;
-        // What each proc will send: an answer to each call in their order, now and then something else between.
+        // What each proc will send: an answer to each call, in order, and sometimes something else in between.
         let mut scripts: Vec<Vec<Frame>> = Vec::new();
         for proc in 0..places {
             let mut script = Vec::new();
@@ -406,7 +406,7 @@ fn every_reply_arrives_once_and_in_order_whatever_comes_when() {
             way.now += HOLD;
             way.tick();
         }
-        // The numbers of each host arrive in order, once.
+        // The numbers of each host arrive once and in order.
         let mut next: HashMap<HostNo, u64> = HashMap::new();
         let mut got: BTreeMap<u32, Vec<Frame>> = BTreeMap::new();
         for packet in &way.arrived {
@@ -485,7 +485,7 @@ proptest! {
             }
             prop_assert!(count <= places);
         }
-        // A relay takes it or passes it on, whole.
+        // A relay merges it or passes it on whole.
         let mut relay = RelayMerge::new(9);
         prop_assert!(relay.expect(0, ProcAddr::CONTROLLER, 1, &HostSet::range(1, 9)).is_empty());
         let sent = packet(1, 3, &frame);
@@ -496,7 +496,7 @@ proptest! {
         prop_assert!(merged || out[0] == sent);
     }
 
-    /// Whatever is a data packet at all is merged or passed on.
+    /// Any data packet is merged or passed on.
     #[test]
     fn packets_of_any_kind_and_cut_pass(
         cuts in prop::collection::vec(0_usize..300, 0..4),

@@ -1,4 +1,4 @@
-//! Messages: what one side writes the other reads, and of any other header nobody makes anything (MSG-1).
+//! Messages: what one side writes the other reads, and any other header is refused (MSG-1).
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -75,7 +75,7 @@ proptest! {
         said in meaning(), from in addr(), to in addr(), sole in any::<bool>(), charged in any::<bool>(), ms in any::<u32>(),
     ) {
         let mut header = said.header(from, to).unwrap();
-        // What belongs to the frame changes nothing of it.
+        // What belongs to the frame changes nothing in the message.
         header.set_sharing(Sharing { sole, shared: !sole });
         header.set_charged(charged);
         header.set_abroad();
@@ -106,7 +106,7 @@ proptest! {
                     again.set_abroad();
                 }
                 again.set_deadline_ms(header.deadline().map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap()));
-                // All but the place of kinds that have none.
+                // All but the place, for kinds that have none.
                 let mut bytes = header.encode();
                 if matches!(said, Meaning::Gathered(_) | Meaning::Failure(_)) {
                     bytes[60..64].fill(0);
@@ -134,7 +134,7 @@ proptest! {
         let bytes = name.to_bytes();
         prop_assert_eq!(Name::read(&bytes), name);
         prop_assert_eq!(Name::what(&bytes), &what[..]);
-        // And any bytes are a name.
+        // Any bytes are a name.
         let read = Name::read(&any);
         prop_assert_eq!(read.what, Name::what(&any));
     }
@@ -159,7 +159,7 @@ proptest! {
         let up = ProcUp { proc: ProcAddr { mesh: proc.mesh.max(1), ..proc }, call, pid };
         let frame = up.frame(to);
         prop_assert_eq!(ProcUp::read(&frame), Some(up));
-        // In the name of another proc, or without a process, it is an answer like any other.
+        // From another proc, or without a process, it is an ordinary answer.
         let mut other = frame.clone();
         other.header.src.rank ^= 1;
         prop_assert_eq!(ProcUp::read(&other), None);
@@ -176,7 +176,7 @@ fn headers_that_nobody_makes_are_refused() {
     let tell = Tell { actor: 5, place: 1 }.header(ME, ME);
     let cancel = Cancel { actor: 5, call: 7, place: 1, what: Cancelled::Call }.header(ME, ME);
     let (error, dead, more, end, stream, last, question) = (1, 4, 1 << 8, 1 << 9, 1 << 10, 1 << 14, 1 << 13);
-    // Its flags, actor, call and place, and what is said of it.
+    // Flags, actor, call and place, and the resulting error.
     for (header, numbers, why) in [
         (call, (0, 5, 0, 1), "names no call"),
         (call, (stream | error, 5, 7, 1), "has a flag that means nothing there"),

@@ -1,4 +1,4 @@
-//! Meshes that are repaired while messages are under way, by random schedules.
+//! Meshes that are repaired while messages are under way, under random schedules.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -28,7 +28,7 @@ fn news(version: u32, runs: Vec<Run>) -> Moved {
     Moved { mesh: MESH, version, runs, left: Vec::new() }
 }
 
-/// Who calls: with what it knows, what it has sent and nobody has taken yet, and its calls.
+/// A caller: what it knows, its messages that nobody has taken yet, and its calls.
 #[derive(Default)]
 struct Caller {
     moves: Moves,
@@ -37,13 +37,13 @@ struct Caller {
     untold: Vec<Moved>,
 }
 
-/// A mesh, its owner, and processes that send to it: news of repairs comes to each in any order, and as late as it likes.
+/// A mesh, its owner, and processes that send to it: news of repairs reaches each in any order, and however late.
 struct World {
     dice: Dice,
     callers: Vec<Caller>,
     owner: Moves,
     version: u32,
-    /// Who has each rank now, and which life of it that is.
+    /// The process that has each rank now, and the rank's incarnation.
     now: Vec<(ProcAddr, u32)>,
     dead: HashSet<ProcAddr>,
     /// What each process has taken: the caller, its message, the place.
@@ -102,7 +102,7 @@ impl World {
             self.taken.entry(addr).or_default().push((at, call, place));
             Outcome::Replied(())
         };
-        // What it was for may have been given up when its receiver died.
+        // Its call may have been given up when its receiver died.
         if let Some((_, gather)) = self.callers[at].calls.get_mut(&call) {
             gather.on_outcome(place, outcome);
         }
@@ -206,7 +206,7 @@ fn calls_across_repairs_complete_once_in_order_and_never_reach_two_lives() {
                 assert_eq!(gather.target().len(), region.len());
             }
         }
-        // With all news in, a cast reaches everybody who lives, and each knows its place.
+        // With all news in, a cast reaches every living process, and each knows its place.
         for caller in &world.callers {
             let all = Target::Many(MESH, whole(), Placement::On(0));
             let all = caller.moves.resolve(&all).unwrap_or(all);
@@ -234,7 +234,7 @@ fn ranks_that_did_not_move_stay_one_cast() {
     assert_eq!(joined.pieces().len(), 3);
     assert_eq!(joined.pieces()[1], Piece { first: 5, target: Target::One(run(5, 1, 9, 0, 0, 1).at), actor: None });
     assert_eq!(joined.pieces()[2].target.len(), 994);
-    // What it does not touch is as it was, and so is one rank alone.
+    // Regions that it does not touch are unchanged, and so is a single rank.
     let others = Region::whole(&Extent::new([("gpus", 5)]).unwrap());
     assert_eq!(moves.resolve(&Target::Many(MESH, others, Placement::On(0))), None);
     assert_eq!(moves.resolve(&Target::One(ProcAddr { mesh: MESH, rank: 4, host: 0 })), None);
@@ -254,7 +254,7 @@ fn places_that_are_nobodys_are_not_waited_for() {
     assert!(!gather.on_outcome(1, Outcome::Replied(())));
     assert!(!gather.on_outcome(0, Outcome::Replied(())), "nobody is there");
     assert!(gather.on_outcome(3, Outcome::Replied(())));
-    // Where one of them has moved, the others stay, and keep their actors.
+    // If one of them has moved, the others stay, and keep their actors.
     let mut moves = Moves::default();
     assert!(moves.adopt(&news(1, vec![run(9, 1, 50, 0, 2, 1)])));
     let Some(Target::Joined(moved)) = moves.resolve(&Target::Joined(joined)) else { panic!("rank 9 has moved") };

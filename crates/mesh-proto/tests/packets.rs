@@ -88,7 +88,7 @@ fn on_the_wire(packets: &[Packet]) -> Vec<u8> {
     bytes
 }
 
-/// Everything that a gateway does with bytes it knows nothing about. Panics if a promise is broken.
+/// Everything that a gateway does with unknown bytes. Panics if a promise is broken.
 fn feed(bytes: &[u8], piece: usize) -> Result<Vec<Packet>, PacketError> {
     let mut decoder = PacketDecoder::default();
     let (mut packets, mut received) = (Vec::new(), 0);
@@ -110,7 +110,7 @@ fn feed(bytes: &[u8], piece: usize) -> Result<Vec<Packet>, PacketError> {
     Ok(packets)
 }
 
-/// Reads all that a packet says of itself.
+/// Reads everything in a packet.
 fn look_into(packet: &Packet) {
     let hosts = packet.hosts();
     assert_eq!(packet.sole().is_some(), hosts.len() == 1);
@@ -167,7 +167,7 @@ proptest! {
         let _ = feed(&bytes, piece);
     }
 
-    /// The fixed header is sound, so that runs and lengths are believed.
+    /// The fixed header is sound, so runs and lengths are believed.
     #[test]
     fn hostile_runs_behind_a_sound_header(
         packet in packet(),

@@ -1,4 +1,4 @@
-//! PeerStreams between hosts: order and exactly-once.
+//! Peer streams between hosts: order and exactly-once delivery.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -20,7 +20,7 @@ fn cargo(n: u64, bytes: impl Into<Bytes>) -> Cargo {
     Cargo { frame: Short::from_iter([bytes.into()]), lane: lane(n) }
 }
 
-/// What arrived, as bytes put together.
+/// The bodies that arrived.
 fn bytes(arrivals: &[Arrival]) -> Vec<Vec<u8>> {
     let join = |body: &Short<Bytes>| body.concat();
     arrivals
@@ -231,7 +231,7 @@ fn parts_of_a_merged_packet_count_each_by_its_own_number() {
     assert!(root.post(1, HostSet::range(1, 4), cargo(0, "call")).is_empty());
     let call = root.next_packet(1, T0).unwrap();
     hosts.iter_mut().for_each(|host| drop(take(host, &call, T0)));
-    // Host 3 has sent something before that is still on its way, and host 4's reply has come by itself already.
+    // An earlier packet of host 3 is still on its way, and host 4's reply has already come separately.
     assert!(hosts[2].post_one(1, 0, cargo(0, "earlier")));
     let earlier = hosts[2].next_packet(1, T0).unwrap();
     let replies: Vec<Packet> = hosts
@@ -372,7 +372,7 @@ fn numbers_that_all_differ_take_several_packets() {
 
 #[test]
 fn an_ack_that_is_due_is_not_forgotten_when_hosts_become_alike() {
-    // Hosts 1 and 2 are heard of together while something of host 2 alone is still to be acknowledged.
+    // Hosts 1 and 2 are recorded together while a packet of host 2 alone is still to be acknowledged.
     let mut root = PeerStreams::new(0, 1 << 20);
     let mut hosts = [PeerStreams::new(1, 1 << 20), PeerStreams::new(2, 1 << 20)];
     assert!(hosts.iter_mut().all(|host| host.post_one(0, 0, cargo(0, "up"))));
@@ -402,7 +402,7 @@ fn a_host_that_is_behind_holds_up_nobody_else() {
     for n in 0..20_u8 {
         assert!(a.post(1, HostSet::range(1, 4), cargo(0, vec![n; 500])).is_empty());
         assert!(a.post_one(1, 1 + u32::from(n) % 4, cargo(0, vec![100 + n; 100])));
-        // Host 3 is never heard of.
+        // Host 3 is never heard from.
         let mut packets = Vec::new();
         while let Some(packet) = a.next_packet(1, T0) {
             packets.push(packet);
@@ -422,7 +422,7 @@ fn a_host_that_is_behind_holds_up_nobody_else() {
         assert_eq!(came[usize::from(me) - 1], all(me).collect::<Vec<u8>>());
     }
     assert!(a.outstanding(3) <= 3_000);
-    // Then it is, and gets everything in order as well.
+    // Then it is, and also gets everything in order.
     a.reroute(&HostSet::one(3), &|_| Some(1));
     while let Some(packet) = a.next_packet(1, T0) {
         came[2].extend(bytes(&take(&mut hosts[2], &packet, T0)).iter().map(|bytes| bytes[0]));
@@ -443,7 +443,7 @@ fn what_is_lost_is_sent_again_in_time_for_a_short_window_too() {
         let lost = streams.next_packet(1, T0).unwrap();
         assert!(streams.next_packet(1, T0).is_none());
         let mut due = T0;
-        // Each time twice as long, up to four times the first.
+        // Each wait is twice as long as the last, up to four times the first.
         for wait in [first, 2 * first, 4 * first, 4 * first] {
             due += ms(wait);
             assert_eq!(streams.next_deadline(), Some(due), "for a window of {window} ms");

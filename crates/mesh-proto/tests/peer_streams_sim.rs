@@ -1,7 +1,7 @@
-//! PeerStreams over schedules at random: hosts, relays, and connections that lose, repeat, reorder, break and come back.
+//! Peer streams under random schedules: hosts, relays, and connections that lose, repeat, reorder, break and come back.
 //!
-//! STR-1..6. `MESH_SCHEDULES` says how many schedules are tried; the long run is
-//! `MESH_SCHEDULES=200000 cargo test --release -p mesh-proto --test peer_streams_sim`.
+//! STR-1..6. `MESH_SCHEDULES` sets the number of schedules; the long run is `MESH_SCHEDULES=200000 cargo test --release
+//! -p mesh-proto --test peer_streams_sim`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -30,7 +30,7 @@ impl Dice {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// A packet arrives; its place in the list of those under way.
+    /// A packet arrives; `packet` is its place in the list of those under way.
     Arrives {
         from: HostNo,
         to: HostNo,
@@ -44,7 +44,7 @@ enum Happening {
     Tick {
         host: HostNo,
     },
-    /// A relay sends on what it has merged for a destination.
+    /// A relay forwards what it has merged for a destination.
     Flush {
         host: HostNo,
         dest: HostNo,
@@ -55,7 +55,7 @@ enum Happening {
     Reroute {
         host: HostNo,
     },
-    /// A direction of a connection is cut, or whole again.
+    /// One direction of a connection is cut, or mended.
     Cut {
         from: HostNo,
         to: HostNo,
@@ -80,22 +80,22 @@ const ID_LEN: usize = 8;
 
 struct Node {
     peer_streams: PeerStreams,
-    /// By which next hop it reaches each other host.
+    /// The next hop to each other host.
     paths: Vec<HostNo>,
-    /// Whom it knows to be dead.
+    /// The hosts that it knows to be dead.
     dead: BTreeSet<HostNo>,
-    /// When it was last asked to tick.
+    /// When its next tick is scheduled.
     tick_at: Option<Duration>,
-    /// Whether it has had no path to somebody.
+    /// Whether it has been without a path to some host.
     lost: bool,
     pumping: BTreeSet<HostNo>,
-    /// What it merges, as a relay: by destination.
+    /// What it merges as a relay, by destination.
     merging: BTreeMap<HostNo, Vec<Packet>>,
-    /// Frames under way to it: origin and message, with id and bytes so far.
+    /// Frames arriving in pieces: origin and message, with id and bytes so far.
     pieces: BTreeMap<(HostNo, u32), (u64, u64)>,
 }
 
-/// What should happen, by sender, lane and receiver: ids in order, and how many have come.
+/// What should arrive, by sender, lane and receiver: ids in order, and how many have come.
 type Book = BTreeMap<(HostNo, u64, HostNo), (Vec<u64>, usize)>;
 
 struct World {
@@ -212,13 +212,13 @@ impl World {
         self.conclude();
     }
 
-    /// From now on nothing goes wrong any more.
+    /// From now on nothing goes wrong.
     fn heal(&mut self) {
         self.healed = true;
         self.cut.clear();
         self.loss = 0;
         self.twice = 0;
-        // Some hosts are told of better paths; the others have to find out what was lost by themselves.
+        // Some hosts are told of better paths; the others must discover losses by themselves.
         for host in 0..self.hosts() {
             if self.dice.percent(50) || self.nodes[host as usize].lost {
                 self.within(10, Happening::Reroute { host });
@@ -286,7 +286,7 @@ impl World {
             }
             Happening::Mend { from, to } => {
                 self.cut.remove(&(from, to));
-                // Whoever sees a connection come back sends again what went by it.
+                // A host that sees a connection come back sends again what went by it.
                 if self.dice.percent(50) && self.alive(from) {
                     let node = &mut self.nodes[from as usize];
                     let hosts = node.peer_streams.through(to);
@@ -304,7 +304,7 @@ impl World {
         }
     }
 
-    /// Looks after what a host has to do next.
+    /// Does what a host has to do next.
     fn settle(&mut self, host: HostNo) {
         let ready = self.nodes[host as usize].peer_streams.take_ready();
         ready.into_iter().for_each(|via| self.pump(host, via));
@@ -382,7 +382,7 @@ impl World {
         }
         let mut by_via: BTreeMap<HostNo, HostSet> = BTreeMap::new();
         for host in others.iter() {
-            // A second relay now and then, the host itself else: no circles.
+            // Sometimes a second relay, otherwise the host itself: no circles.
             by_via.entry(host).or_default().push(host);
         }
         for (via, hosts) in by_via {
@@ -450,7 +450,7 @@ impl World {
                 self.zeros.slice(..usize::try_from(size).unwrap()),
             ]);
             let cargo = Cargo { frame, lane: Lane { sender: (1, 0, host), mesh: lane } };
-            // A cast may take another way than single messages to the same hosts.
+            // A cast may take a different path than single messages to the same hosts.
             let other = self.dice.host(self.hosts());
             let detour = (!single && self.dice.percent(30)).then_some(other);
             let detour = detour.filter(|via| *via != host && !self.nodes[host as usize].dead.contains(via));
@@ -473,7 +473,7 @@ impl World {
         self.settle(host);
     }
 
-    /// New paths for some hosts: directly, or by somebody.
+    /// New paths for some hosts: direct, or through another.
     fn reroute(&mut self, host: HostNo) {
         if !self.alive(host) {
             return;
@@ -514,12 +514,12 @@ impl World {
         for lane in 0..3 {
             let told: Vec<u64> = ids.iter().filter(|(of, _)| *of == lane).map(|(_, id)| *id).collect();
             let (posted, came) = self.book.get(&(host, lane, of)).cloned().unwrap_or_default();
-            // Everything that has not come, and of what has come the last, without gaps, in order.
+            // Everything that has not come, and the last of what has, without gaps, in order.
             assert!(posted.ends_with(&told), "STR-6: {told:?} were told of {posted:?}");
             assert!(told.len() >= posted.len() - came, "STR-6: {told:?} of {posted:?} were told, {came} came");
         }
         assert_eq!(node.peer_streams.outstanding(of), 0);
-        // Whatever went by the dead host goes another way.
+        // What went through the dead host takes another path.
         for path in &mut node.paths {
             if *path == of {
                 *path = HostNo::MAX;

@@ -1,4 +1,4 @@
-//! The ways of messages between hosts, followed to their ends over trees and standings at random.
+//! The paths of messages between hosts, followed to their ends in random trees with random standings.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 struct World(Vec<Topology>);
 
 impl World {
-    /// A few groups and hosts that dialed, all well; every host sees the same.
+    /// A few groups, and hosts that dialed, all well; every host sees the same.
     fn new(dice: &mut Dice) -> Self {
         let mut groups = Vec::new();
         let mut next = 1;
@@ -41,7 +41,7 @@ impl World {
         u32::try_from(self.0.len()).unwrap()
     }
 
-    /// Something is wrong with one in `rarity` hosts.
+    /// About one in `rarity` hosts gets into trouble.
     fn trouble(&mut self, dice: &mut Dice, rarity: u32) {
         for host in 1..self.hosts() {
             if dice.roll(rarity) == 0 {
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Pairs that have no direct way.
+    /// Makes pairs that have no direct path.
     fn walls(&mut self, dice: &mut Dice, rarity: u32) {
         for a in 1..self.hosts() {
             for b in (1..a).filter(|_| dice.roll(rarity) == 0).collect::<Vec<_>>() {
@@ -66,7 +66,7 @@ impl World {
         HostSet::from_iter((0..most).map(|_| dice.roll(self.hosts())).collect::<Vec<_>>())
     }
 
-    /// Follows a message to its ends; checks each step.
+    /// Follows a message to its ends, checking each step.
     fn follow(&self, origin: HostNo, dests: &HostSet) -> Followed {
         let mut followed = Followed::default();
         let mut under_way = VecDeque::from([(origin, dests.clone(), 0)]);
@@ -99,7 +99,7 @@ impl World {
         followed
     }
 
-    /// The hosts that a single message comes by, its end included.
+    /// The hosts on a single message's path, including its end.
     fn way(&self, origin: HostNo, dest: HostNo) -> Vec<HostNo> {
         let mut way = Vec::new();
         let mut at = origin;
@@ -161,7 +161,7 @@ fn hosts_that_differ_about_the_standings_send_nothing_in_circles() {
         world.walls(&mut dice, 4);
         for _ in 0..5 {
             let (dests, origin) = (world.some(&mut dice), [0, dice.roll(world.hosts())][dice.roll(2) as usize]);
-            // The walk itself fails if it goes on for ever (TOP-3).
+            // Following fails if it would go on for ever (TOP-3).
             let followed = world.follow(origin, &dests);
             assert!(followed.got.values().all(|copies| *copies == 1), "seed {seed} (TOP-1)");
             dests.iter().for_each(|dest| drop(world.way(origin, dest)));
@@ -221,7 +221,7 @@ fn who_has_another_way_is_told_and_nobody_else() {
             let host = dice.roll(world.hosts());
             let standing = [Standing::Live, Standing::Suspect, Standing::Dead][dice.roll(3) as usize];
             let watched = [0, dice.roll(world.hosts())];
-            // Between hosts a relay on the way may itself have a way around: only this host's part is known here.
+            // Between hosts, a relay on the way may itself go around: only this host's part is known here.
             let ways = |world: &World, me: HostNo| -> Vec<Vec<HostNo>> {
                 (0..world.hosts()).map(|dest| world.way(me, dest)).collect()
             };
@@ -269,7 +269,7 @@ fn numbers_that_are_taken_or_none_of_hosts_make_no_group() {
     assert_eq!(topology.groups().collect::<Vec<_>>(), [(9, 1, u32::MAX), (10, 5, 2), (15, 2, u32::MAX)]);
     assert!(topology.knows(16) && topology.knows(0) && !topology.knows(17));
     assert_eq!(topology.children(0), HostSet::from_iter([9, 10, 11, 15, 16]));
-    // A host that nobody has heard of here: it is not withheld.
+    // A message to an unknown host is not withheld.
     assert_eq!(topology.next_hop(0, 99), Some(99));
 }
 
@@ -289,7 +289,7 @@ fn a_tree_of_a_hundred_thousand_is_known_from_a_few_numbers() {
 
 #[test]
 fn what_is_for_a_host_that_is_neither_known_nor_reachable_goes_up() {
-    // Two hosts that have dialed the controller: each knows itself alone, and can connect to nobody.
+    // Two hosts that have dialed the controller: each knows only itself, and can connect to nobody.
     let mut topology = Topology::new(1);
     topology.add_dialed(1);
     assert_eq!(topology.next_hop(1, 2), Some(2));

@@ -1,4 +1,4 @@
-//! What the tree promises of many hosts, in virtual time.
+//! What the tree promises for many hosts, in virtual time.
 
 use mesh_proto::hosts::{Standing, Topology};
 use mesh_sim::{Model, Purpose, World, figures};
@@ -15,11 +15,11 @@ fn a_call_to_ten_times_as_many_hosts_takes_a_level_more_and_no_more_of_a_relay()
     assert!(large.cast < Duration::from_millis(1), "{:?}", large.cast);
     let (few, many) = (small.call, large.call);
     assert!(many.controller.connections <= 16 && many.busiest.connections <= 17 && many.median.connections <= 2);
-    // Flat: what grows is a few bytes of numbers, not packets.
+    // Flat: only a few bytes of numbers are added, not packets.
     assert!(many.controller.packets <= few.controller.packets + 64, "{:?} {:?}", few.controller, many.controller);
     assert!(many.busiest.packets <= few.busiest.packets + 64, "{:?} {:?}", few.busiest, many.busiest);
     assert!(many.median.packets <= 4, "{:?}", many.median);
-    // Nobody waits for the whole of 1 MiB: sixteen times on one wire, and a little at each level.
+    // Nobody waits for the whole 1 MiB: sixteen times on one wire, and a little at each level.
     assert!(large.large < Duration::from_millis(60), "{:?}", large.large);
     assert!(large.leaf_dead < Duration::from_millis(2), "{:?}", large.leaf_dead);
     assert!(large.relay_dead < Duration::from_millis(30), "{:?}", large.relay_dead);
@@ -80,13 +80,13 @@ fn a_relay_that_falls_silent_in_the_middle_of_a_call_is_routed_around_when_it_is
         let (count, last) = world.told(1, Standing::Dead);
         assert_eq!(count, hosts);
         let known = last - end;
-        // The window counts from the last sign of life, of which there is one in every tenth of it.
+        // The window counts from the last sign of life, of which there is one in every tenth of the window.
         assert!(known > Duration::from_secs(9) && known < Duration::from_millis(10_100), "{known:?}");
         assert_eq!(world.told(1, Standing::Suspect).0, hosts);
     }
 }
 
-/// Numbers from a seed, the same with every run.
+/// Numbers from a seed, the same in every run.
 struct Dice(u64);
 
 impl Dice {
@@ -118,7 +118,7 @@ fn whoever_dies_when_in_some_calls_those_that_live_answer_each_once() {
         for _ in 0..1 + dice.roll(5) {
             let end = world.now() + Duration::from_micros(dice.roll(1_500).into());
             world.run(|world| world.now() >= end);
-            // Those that relay most are the first.
+            // The first hosts relay the most.
             let below = [8, hosts][dice.roll(2) as usize];
             let dead = 1 + dice.roll(below.min(hosts));
             if world.lives(dead) {
@@ -132,7 +132,7 @@ fn whoever_dies_when_in_some_calls_those_that_live_answer_each_once() {
                 assert_eq!(world.answered(call, host), 8, "seed {seed}: call {call} at host {host}");
             }
         }
-        // Who hangs on two hosts that have died at one time is out of reach for longer than the window, and ends (GTW-3).
+        // A host below two that died at the same time is out of reach for longer than the window, and ends (GTW-3).
         let mut tree = Topology::new(0);
         tree.add_group(1, hosts, fan_out);
         let killed: Vec<u32> = (1..=hosts).filter(|host| !world.lives(*host)).collect();
@@ -171,7 +171,7 @@ fn answers_to_an_attachment_are_merged_on_their_way() {
     assert!(packets < u64::from(hosts), "{packets} packets at the controller for {hosts} hosts");
 }
 
-/// The target of the design; in a debug build it takes some seconds.
+/// The target of the design; takes some seconds in a debug build.
 #[test]
 fn ten_thousand_hosts_answer_within_ten_milliseconds() {
     let mut world = World::new(model(10_000));

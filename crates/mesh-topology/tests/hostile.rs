@@ -1,4 +1,4 @@
-//! `TOP-3`: whatever the bytes, decoding ends, without a panic, and what it yields is sound.
+//! `TOP-3`: whatever the bytes, decoding ends without a panic, and its result is sound.
 
 use mesh_topology::{Region, Selector, Slice, Span, Wire};
 use proptest::prelude::*;

@@ -12,7 +12,7 @@ fn few() -> impl Strategy<Value = Runs> {
     prop::collection::vec((0..60_u32, 0..8_u32), 0..4)
 }
 
-/// Both few and many runs: some operations go another way for many.
+/// Few and many runs: some operations work differently for many.
 fn runs() -> impl Strategy<Value = Runs> {
     prop_oneof![few(), prop::collection::vec((0..60_u32, 0..5_u32), 4..12)]
 }
@@ -25,7 +25,7 @@ fn set<N: RunNumber>(runs: &Runs) -> RunSet<N> {
     RunSet::from_runs(runs.iter().map(|(first, len)| (N::narrow((*first).into()), N::narrow((*len).into()))).collect())
 }
 
-/// The set holds these numbers, and holds them in the one form there is for them.
+/// The set holds these numbers, in their only valid form.
 fn is<N: RunNumber + Debug>(set: &RunSet<N>, numbers: &BTreeSet<N>) {
     assert!(set.iter().eq(numbers.iter().copied()), "{set:?} is not {numbers:?}");
     assert_eq!(set, &numbers.iter().copied().collect());

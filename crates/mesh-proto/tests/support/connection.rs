@@ -1,4 +1,4 @@
-//! Where hostile bytes of another host go in: used by the fuzzer and by the mutation test on a stable compiler.
+//! Entry for hostile bytes of another host: used by the fuzzer and by the mutation test on a stable compiler.
 
 use super::entry;
 use mesh_proto::hosts::{
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 /// What a decoder may hold beyond twice what has arrived: a packet, its runs, and room to read into.
 const AHEAD: usize = 2 * MAX_PACKET + 40 * MAX_RUNS + 2 * READ_CHUNK;
-/// Places of the call that merged replies are read for.
+/// The number of places in the call to which merged replies belong.
 const PLACES: u32 = 500;
 
 /// Everything that a gateway does with bytes of a connection. Panics if a promise is broken.
 pub(crate) fn feed(data: &[u8]) {
-    // The first byte says in what pieces the rest arrives.
+    // The first byte sets the size of the pieces in which the rest arrives.
     let Some((&piece, bytes)) = data.split_first() else { return };
     let piece = usize::from(piece) * 97 + 1;
     let mut decoder = PacketDecoder::default();
@@ -50,14 +50,14 @@ pub(crate) fn feed(data: &[u8]) {
     relay.finish();
 }
 
-/// Reads all that a packet says of itself.
+/// Reads everything in a packet.
 pub(crate) fn look_into(packet: &Packet) {
     let hosts = packet.hosts();
     assert_eq!(hosts.len(), packet.dests.iter().map(|dest| dest.count as usize).sum::<usize>());
     for host in [hosts.first().unwrap_or(3), 0, MAX_HOSTS - 1] {
         assert_eq!(packet.seq_for(host).is_some(), hosts.contains(host));
     }
-    // What a relay makes of it for its next hops is whole, and nothing more.
+    // What a relay makes of it for its next hops is complete, and nothing more.
     let pieces = hosts.split(3);
     let parts: Vec<Packet> = pieces.iter().map(|share| packet.for_hosts(share)).collect();
     assert!(parts.iter().zip(&pieces).all(|(part, share)| part.hosts() == *share));
@@ -93,12 +93,12 @@ fn greetings(packet: &Packet) {
     }
 }
 
-/// The place in its raw header: a merged frame may come with a call that no reply can answer.
+/// The place in its raw header: a merged frame may name a call that no reply can answer.
 fn place_of(reply: &Frame) -> u32 {
     u32::from_le_bytes(*reply.header.encode()[60..].first_chunk().expect("a header is longer"))
 }
 
-/// Merged replies, as their caller takes them apart (MRG-5).
+/// Takes merged replies apart, as their caller does (MRG-5).
 pub(crate) fn merged(frame: &Frame) {
     if frame.header.kind != Kind::Gathered {
         return;
@@ -117,12 +117,12 @@ pub(crate) fn merged(frame: &Frame) {
     }
 }
 
-/// A host that relays what comes: it has handed calls on, and merges what looks like answers to them.
+/// A host that relays packets: it has passed calls on, and merges what looks like answers to them.
 struct Relay {
     merge: RelayMerge,
     topology: Topology,
     now: Duration,
-    /// Bytes that came to be sent on, and that were.
+    /// Bytes taken in to be forwarded, and bytes forwarded.
     taken: usize,
     given: usize,
 }
@@ -168,7 +168,7 @@ impl Relay {
         self.give(out);
     }
 
-    /// What goes on can be sent, and is not much more than what came.
+    /// Forwarded packets can be sent, and are not much longer than what came.
     fn give(&mut self, out: Vec<Packet>) {
         for packet in out {
             assert_eq!(decoded(&packet), flat(&packet));
@@ -176,7 +176,7 @@ impl Relay {
                 merged(&frame);
             }
             self.given += packet.wire_len();
-            // Equal payloads of which the table has to say more than they are long.
+            // The table for equal payloads may be longer than the payloads.
             assert!(self.given <= 4 * self.taken, "{} bytes are sent on where {} came", self.given, self.taken);
         }
     }
@@ -189,7 +189,7 @@ impl Relay {
 }
 
 thread_local! {
-    /// One for all: its buffer is not to be made anew for each packet.
+    /// Shared, so that its buffer is not allocated for each packet.
     static NEXT: RefCell<PacketDecoder> = RefCell::default();
 }
 
@@ -211,7 +211,7 @@ pub(crate) fn decoded(packet: &Packet) -> Packet {
     })
 }
 
-/// The packet, its body in one piece.
+/// The packet with its body in one piece.
 pub(crate) fn flat(packet: &Packet) -> Packet {
     let body = packet.body.concat();
     let body = if body.is_empty() {
@@ -222,7 +222,7 @@ pub(crate) fn flat(packet: &Packet) -> Packet {
     Packet { body, ..packet.clone() }
 }
 
-/// The frame that a packet with its body in one piece is.
+/// The frame in a packet whose body is in one piece.
 fn frame_of(packet: &Packet) -> Option<Frame> {
     let body = packet.body.first().filter(|_| packet.is_whole() && packet.kind == PacketKind::Data)?;
     let header = Header::decode(body.first_chunk()?).ok()?;

@@ -1,4 +1,4 @@
-//! Numbers from a seed, the same with every run.
+//! Numbers from a seed, the same in every run.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -8,7 +8,7 @@ use std::fmt::Debug;
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {
-    /// A number below `sides`; 0 where there are none.
+    /// A number below `sides`; 0 if `sides` is 0.
     pub(crate) fn roll<T: TryFrom<u64, Error: Debug> + TryInto<u64, Error: Debug>>(&mut self, sides: T) -> T {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;

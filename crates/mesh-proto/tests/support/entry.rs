@@ -1,4 +1,4 @@
-//! Where hostile bytes go in: used by the fuzzer and by the mutation test on a stable compiler.
+//! Entry for hostile bytes: used by the fuzzer and by the mutation test on a stable compiler.
 
 use mesh_proto::control::{
     Attachment, Closed, Down, Goodbye, Held, HostDown, HostLost, HostStanding, Inspect, Introduction, Lines, News,
@@ -7,9 +7,9 @@ use mesh_proto::control::{
 use mesh_proto::messages::{Asked, Meaning, Name, Partial, ProcUp};
 use mesh_proto::{Decoder, Frame, ProcAddr, READ_CHUNK, Target};
 
-/// Everything that a receiver does with bytes it knows nothing about. Panics if a promise is broken.
+/// Everything that a receiver does with unknown bytes. Panics if a promise is broken.
 pub(crate) fn feed(data: &[u8]) {
-    // The first byte says in what pieces the rest arrives.
+    // The first byte sets the size of the pieces in which the rest arrives.
     let Some((&piece, bytes)) = data.split_first() else { return };
     let piece = usize::from(piece) * 97 + 1;
     let mut decoder = Decoder::default();
@@ -31,7 +31,7 @@ pub(crate) fn feed(data: &[u8]) {
                 }
                 Ok(None) => break,
                 Err(error) => {
-                    // Whatever is wrong, it can be said.
+                    // Every error has a text.
                     assert!(!error.to_string().is_empty());
                     break 'link;
                 }
@@ -41,7 +41,7 @@ pub(crate) fn feed(data: &[u8]) {
     }
 }
 
-/// Reads all that a frame says of itself.
+/// Reads everything in a frame.
 pub(crate) fn look_into(frame: &Frame) {
     assert_eq!(frame.header.body_len, frame.body.len() as u64);
     let _ = frame.name();
@@ -71,7 +71,7 @@ pub(crate) fn look_into(frame: &Frame) {
     assert_eq!(one.header.body_len, one.body.len() as u64);
 }
 
-/// Reads it as what its header says: what is read says the same again, and is refused by no other reader (MSG-1).
+/// Reads it as the message that its header names: the result encodes the same, and no other reader refuses it (MSG-1).
 fn read_as_message(frame: &Frame) {
     let (from, to) = (frame.header.src, frame.header.dst);
     let name = Name::read(frame.name());
@@ -93,12 +93,12 @@ fn read_as_message(frame: &Frame) {
                 assert!(Partial::caller_in(frame.name()).is_some());
             }
         }
-        // Whatever is wrong, it can be said.
+        // Every error has a text.
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
 
-/// Reads it as every control frame, whatever its kind says: what is read can be shown, and reads the same again.
+/// Reads it as every control frame, whatever its kind: the result can be shown, and reads the same again.
 fn read_as_control(frame: &Frame) {
     let (from, to) = (frame.header.src, frame.header.dst);
     if let Some(goodbye) = Goodbye::read(frame) {

@@ -1,6 +1,6 @@
-//! Some hosts, each with a gateway, and a network that fails, in virtual time.
+//! Some hosts, each with a gateway, and an unreliable network, in virtual time.
 //!
-//! Connections are like TCP: what is sent arrives in order, late while the way is cut, and is lost when the connection breaks.
+//! Connections are like TCP: data arrives in order, late while the path is cut, and is lost when the connection breaks.
 
 use crate::dice::Dice;
 use mesh_proto::control::{Attachment, Introduction, Terms};
@@ -17,26 +17,26 @@ pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// So many packets a connection takes.
+/// The most packets that a connection takes.
 const ROOM: usize = 8;
 
 /// One end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct End {
     id: usize,
-    /// Whose end it is, and who is at the other.
+    /// The host at this end, and the one at the other.
     own: HostNo,
     peer: HostNo,
 }
 
-/// A connection, as the host at one end of it has it.
+/// A connection, as the host at one end of it sees it.
 #[derive(Debug)]
 struct Side {
     host: HostNo,
     is_open: bool,
     heard: Duration,
     sent: Duration,
-    /// What is under way to this end: the next to arrive is the first. The last is the end of the connection.
+    /// What is under way to this end, the next to arrive first. `None` is the end of the connection.
     under_way: VecDeque<Option<Packet>>,
 }
 
@@ -63,7 +63,7 @@ impl Line {
 #[derive(Debug, Default)]
 struct Net {
     lines: Rc<RefCell<Vec<Line>>>,
-    /// Where something was put in since the world last looked.
+    /// Ends that were written to since the world last looked.
     touched: RefCell<Vec<End>>,
     woken: Cell<bool>,
 }
@@ -109,7 +109,7 @@ impl Wire for Net {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
-    /// Beside the controller.
+    /// The number of hosts besides the controller.
     pub(crate) hosts: u32,
     pub(crate) fan_out: u32,
     pub(crate) window: u64,
@@ -119,21 +119,21 @@ pub(crate) struct Setup {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// Something that is under way reaches the end of this host.
+    /// Something under way reaches this end.
     Arrives {
         end: End,
     },
-    /// This end takes more.
+    /// This end can take more.
     Takes {
         end: End,
     },
     Tick,
-    /// An attempt to connect has come to the other side.
+    /// An attempt to connect reaches the other side.
     Knocks {
         to: HostNo,
         until: Duration,
     },
-    /// Time is up for it.
+    /// The attempt to connect has timed out.
     Missed {
         to: HostNo,
     },
@@ -150,13 +150,13 @@ struct Node {
     paused_until: Duration,
     /// From when to when its clock stands still.
     asleep: [Duration; 2],
-    /// What its clock is ahead, and behind, of the world's.
+    /// How far its clock is ahead of the world's, and behind it.
     ahead: Duration,
     behind: Duration,
     tick_at: Option<Duration>,
-    /// Of whose death it has heard.
+    /// The hosts of whose death it has heard.
     dead: BTreeSet<HostNo>,
-    /// Who is above it.
+    /// The hosts above it.
     above: Vec<HostNo>,
     /// When a host above it could last reach it.
     reached: Duration,
@@ -172,11 +172,11 @@ pub(crate) struct World {
     turns: u64,
     nodes: Vec<Node>,
     lines: Rc<RefCell<Vec<Line>>>,
-    /// Until when nothing passes from one to another, for all pairs.
+    /// Until when nothing passes from one host to another, for all pairs.
     cuts: Vec<Duration>,
-    /// Messages by sender and receiver: how many were sent, how many have come.
+    /// Messages by sender and receiver: how many were sent, and how many have come.
     book: BTreeMap<(HostNo, HostNo), (u64, u64)>,
-    /// Who is dead by the controller's word, and why.
+    /// The hosts that the controller has declared dead, and why.
     verdicts: BTreeMap<HostNo, String>,
 }
 
@@ -218,7 +218,7 @@ impl World {
         }
     }
 
-    /// How many hosts there are, the controller among them.
+    /// The number of hosts, including the controller.
     pub(crate) fn hosts(&self) -> u32 {
         self.setup.hosts + 1
     }
@@ -296,19 +296,19 @@ impl World {
         }
     }
 
-    /// A host's process ends at once; its kernel says so where it can.
+    /// A host's process ends at once; its kernel closes its connections.
     pub(crate) fn kill(&mut self, host: HostNo) {
         let node = &mut self.nodes[host as usize];
         (node.alive, node.over) = (false, true);
         self.close_all(host);
     }
 
-    /// All is well again, but for the dead.
+    /// All is well again, except for the dead.
     pub(crate) fn heal(&mut self) {
         self.cuts.fill(Duration::ZERO);
         for host in 0..self.hosts() {
             let node = &mut self.nodes[host as usize];
-            // Who was to sleep for longer has done so for less.
+            // A host that was to sleep longer has slept less.
             node.behind -= node.asleep[1].saturating_sub(node.asleep[0].max(self.now));
             node.asleep[1] = node.asleep[1].min(self.now);
             node.paused_until = node.paused_until.min(self.now);
@@ -316,14 +316,14 @@ impl World {
         }
     }
 
-    /// Every host says something to some others.
+    /// Every host sends messages to some others.
     pub(crate) fn chatter(&mut self, each: u32) {
         for from in 0..self.hosts() {
             for _ in 0..each {
                 let to = self.dice.roll(self.hosts());
                 let node = &self.nodes[from as usize];
                 let speaks = node.begun && !node.over && self.now >= node.paused_until;
-                // Who was never heard of is not known.
+                // A host that has not joined yet is not known.
                 if from != to && speaks && self.nodes[to as usize].begun {
                     self.say(from, to);
                 }
@@ -368,7 +368,7 @@ impl World {
             let Some(Reverse((_, _, host, happening))) = self.heap.pop() else { break };
             let node = &self.nodes[host as usize];
             if self.now < node.paused_until {
-                // It is done when the host goes on; ticks come last, after what has arrived was read.
+                // Postponed until the host goes on; ticks come last, after arrivals have been read.
                 let late = u64::from(happening == Happening::Tick || happening == Happening::Resumes);
                 let at = node.paused_until + Duration::from_micros(late);
                 self.push(at, host, happening);
@@ -423,7 +423,7 @@ impl World {
         Some(self.cuts[self.cut_at(from, to)]).filter(|until| *until > self.now)
     }
 
-    /// Takes what the gateway has put into its connections on the way.
+    /// Puts what the gateway has written to its connections on the way.
     fn after(&mut self, host: HostNo) {
         let touched = self.nodes[host as usize].net.touched.take();
         for end in touched {
@@ -505,7 +505,7 @@ impl World {
         self.push(self.now + late, end.peer, Happening::Arrives { end: there });
     }
 
-    /// Closes an end: the other hears of it behind all that was sent.
+    /// Closes an end: the other end learns of it after all that was sent.
     fn close(&mut self, end: End) {
         let was_open = std::mem::replace(&mut self.lines.borrow_mut()[end.id].side_mut(end.own).is_open, false);
         if was_open {
@@ -519,7 +519,7 @@ impl World {
 
     fn arrives(&mut self, end: End) {
         if let Some(until) = self.is_cut(end.peer, end.own) {
-            // Sent again once it can be, as late as TCP does.
+            // Sent again once possible, as late as TCP does.
             let late = ms(self.dice.roll(1 + self.setup.window / 20));
             return self.push(until + late, end.own, Happening::Arrives { end });
         }
@@ -578,7 +578,7 @@ impl World {
         assert!(number == *come && *come <= *sent, "{}: message {number} where {come} is due at {host}", self.name);
     }
 
-    /// An attempt to connect has reached the other side, if it can.
+    /// An attempt to connect reaches the other side, if it can.
     fn knocks(&mut self, from: HostNo, to: HostNo, until: Duration) {
         let cut = self.is_cut(from, to).into_iter().chain(self.is_cut(to, from)).max();
         let hears_at = cut.unwrap_or(self.now).max(self.nodes[to as usize].paused_until);
@@ -604,7 +604,7 @@ impl World {
             self.nodes[to as usize].begun = true;
             self.nodes[to as usize].reached = self.now;
             self.happens(to, Event::Begun { job: join.job, told: told.into() });
-            // Its first answer, which nothing here depends on but that there was one.
+            // Its first answer; what it says does not matter here.
             self.nodes[0].gateway.introduce(to, 1, || Some(Introduction::default()));
             self.tick_in(to, Duration::ZERO);
         }
@@ -667,10 +667,10 @@ impl World {
         assert!(self.verdicts.is_empty() && over.is_empty(), "{}: {:?}, {over:?}", self.name, self.verdicts);
     }
 
-    /// All is well again: who lives agrees with the controller before long, and has heard everything.
+    /// All is well again: the living agree with the controller before long, and have heard everything.
     pub(crate) fn settles(&mut self) {
-        // What was lost behind a relay is sent again after a quarter of the window, or after twice or four times that.
-        // In a chain of hosts that are dead each counts from the end of the one above it.
+        // Losses behind a relay are sent again after a quarter of the window, or after twice or four times that. In a
+        // chain of dead hosts, each counts from the end of the one above it.
         let holds = u64::from(self.hosts()) * self.setup.hold;
         let end = self.now + ms(30_000 + 3 * self.setup.window + holds);
         while let Err(why) = self.disagreement() {

@@ -1,4 +1,4 @@
-//! What several tests share: frames at random, and the entries that hostile bytes go through.
+//! Shared by several tests: random frames, and the entries for hostile bytes.
 
 #![allow(dead_code, reason = "each test uses its part of it")]
 
@@ -13,7 +13,7 @@ pub(crate) mod dice;
 pub(crate) mod entry;
 pub(crate) mod peer;
 
-/// A fixed seed: the same cases with every run, and no files left behind.
+/// A fixed seed: the same cases in every run, and no files left behind.
 pub(crate) fn config(cases: u32, seed: u64) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, rng_seed: RngSeed::Fixed(seed), ..ProptestConfig::default() }
 }
@@ -63,7 +63,7 @@ pub(crate) fn header() -> impl Strategy<Value = Header> {
         .prop_map(|(kind, src, dst, numbers)| raw(Header::new(kind, src, dst), numbers))
 }
 
-/// A header with these flags, actor, call, index and deadline, whether they mean something or not: as bytes can have it.
+/// A header with these flags, actor, call, index and deadline, valid or not, as bytes may have it.
 pub(crate) fn raw(header: Header, numbers: (u16, u64, u64, u32, u32)) -> Header {
     let mut bytes = header.encode();
     bytes[4..6].copy_from_slice(&numbers.0.to_le_bytes());

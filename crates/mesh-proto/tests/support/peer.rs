@@ -1,5 +1,5 @@
-//! A hostile host that knows the protocol: packets in good form that say what they like, between the honest business
-//! of the host that gets them. Used by the fuzzer and by the mutation test on a stable compiler.
+//! A hostile host that knows the protocol: it sends well-formed packets with arbitrary contents, amid the honest
+//! traffic of the host that gets them. Used by the fuzzer and by the mutation test on a stable compiler.
 
 use super::connection::{decoded, flat};
 use bytes::Bytes;
@@ -11,9 +11,9 @@ use std::time::Duration;
 
 const ME: u32 = 1;
 const WINDOW: u64 = 16 << 10;
-/// Hosts that honest business is with.
+/// The number of hosts with honest traffic.
 const HOSTS: u32 = 48;
-/// Packets that one of its own steps may make a host send, for each step of anybody before.
+/// The most packets that one step of a host may make it send, for each earlier step of anybody.
 const ANSWERS: usize = 8;
 
 /// Lets them talk as the bytes say.
@@ -25,7 +25,7 @@ pub(crate) fn feed(data: &[u8]) {
     table.finish();
 }
 
-/// What the bytes decide.
+/// Decisions taken from the bytes.
 struct Dice<'a>(&'a [u8]);
 
 impl Dice<'_> {
@@ -39,7 +39,7 @@ impl Dice<'_> {
         u32::from(self.byte()) % sides
     }
 
-    /// Most often a small number, else one at an end of what there is.
+    /// Usually a small number, otherwise one at the end of a range.
     fn number(&mut self) -> u64 {
         match self.byte() {
             250 => u64::MAX,
@@ -62,10 +62,10 @@ struct Table<'a> {
     peer_streams: PeerStreams,
     now: Duration,
     steps: usize,
-    /// Numbers delivered of each host.
+    /// The last number delivered from each host.
     delivered: HashMap<u32, u64>,
     ended: HostSet,
-    /// Whether somebody spoke of more hosts than are here.
+    /// Whether somebody spoke of more hosts than exist here.
     wide: bool,
 }
 
@@ -103,17 +103,17 @@ impl<'a> Table<'a> {
                 self.end(host);
             }
         }
-        // Each host may have a window held; a packet that is above goes alone.
+        // Each host may have a window held; a packet above that goes alone.
         assert!(self.peer_streams.held() <= u64::from(MAX_HOSTS) * WINDOW);
     }
 
-    /// A run of hosts that are here.
+    /// A run of hosts that exist here.
     fn hosts(&mut self) -> HostSet {
         let first = 2 + self.dice.below(HOSTS - 2);
         HostSet::range(first, (1 + self.dice.below(8)).min(HOSTS - first))
     }
 
-    /// A packet comes that somebody has made up.
+    /// A made-up packet arrives.
     fn hear(&mut self) {
         let Some(packet) = self.made_up() else { return };
         if packet.sole().is_some_and(|dest| dest != ME) {
@@ -158,7 +158,7 @@ impl<'a> Table<'a> {
         packet.shares = shares.into();
         if kind == PacketKind::Data {
             let body = self.dice.bytes();
-            // The number as the message's, so that it can be told what was delivered.
+            // Use the number as the message's, to see what was delivered.
             (packet.message, packet.offset) = (seq as u32, 0);
             packet.total = body.len() as u64;
             packet.body = if body.is_empty() { Short::new() } else { Short::from_iter([body]) };
@@ -166,7 +166,7 @@ impl<'a> Table<'a> {
         Some(decoded(&packet))
     }
 
-    /// Each number once, in order (STR-1), and nothing of who has ended (STR-6).
+    /// Each number once, in order (STR-1), and nothing from hosts that have ended (STR-6).
     fn deliver(&mut self, arrival: Arrival) {
         match arrival {
             Arrival::Piece { origin, message, .. } => {
@@ -217,7 +217,7 @@ impl<'a> Table<'a> {
         self.ended = self.ended.union(&HostSet::one(host));
     }
 
-    /// Whatever was said: when all others have ended nothing is kept.
+    /// Whatever was said, nothing is kept once all others have ended.
     fn finish(mut self) {
         (0..HOSTS).filter(|host| *host != ME).for_each(|host| self.end(host));
         self.tick();
