@@ -1,5 +1,5 @@
-//! Bytes from a connection: `cargo fuzz run -s none connection`. `crates/mesh-proto/tests/hostile.rs` runs the same entry for a
-//! fixed number of rounds on a stable compiler.
+//! Bytes from a connection: `cargo fuzz run -s none connection`. `crates/mesh-proto/tests/hostile.rs` runs the same
+//! entry for a fixed number of rounds on a stable compiler.
 #![no_main]
 #![allow(dead_code, reason = "the entries share their parts")]
 

@@ -1,10 +1,10 @@
-//! What three processes cost a machine: bytes there and back through one in the middle, and past it, with nothing else done.
+//! Measures what three processes cost a machine: bytes there and back through one in the middle, or past it, only.
 //!
 //! A call to another host goes from the caller over TCP to that host's agent, and from there over a Unix socket to the
-//! process of the actor; one on the same host goes over the Unix socket alone. `chain far BYTES TIMES` sends BYTES from
-//! this process over TCP to a second, which passes them on over a Unix socket to a third, and waits until they are back
-//! the same way; `chain near BYTES TIMES` has no second. All block in `read`. The seconds of each of TIMES round trips,
-//! after some that are not counted, are printed one a line.
+//! actor's process; a call on the same host takes only the Unix socket. `chain far BYTES TIMES` sends BYTES over TCP to
+//! a second process, which passes them over a Unix socket to a third, and waits for them to come back the same way;
+//! `chain near BYTES TIMES` has no second. All block in `read`. Prints the seconds of each of TIMES round trips, one a
+//! line, after a warm-up.
 
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -16,7 +16,7 @@ use std::time::Instant;
 
 type Failure = Box<dyn Error>;
 
-/// Round trips that are not counted.
+/// Round trips of the warm-up.
 const WARM_UP: usize = 50;
 
 fn main() -> Result<(), Failure> {
@@ -51,7 +51,7 @@ impl Process {
         Ok((Self(child), said))
     }
 
-    /// The last process, and the socket that leads to it.
+    /// Starts the last process. Returns it and the socket to it.
     fn with_socket() -> Result<(Self, UnixStream), Failure> {
         let (mine, its) = UnixStream::pair()?;
         let (process, _) = Self::spawn(&["end"], OwnedFd::from(its).into())?;
@@ -102,7 +102,7 @@ fn middle(size: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends back what comes from its stdin, which is the socket, until the other side is gone.
+/// Echoes what comes from stdin, which is the socket, until the other side is gone.
 fn end() -> Result<(), Failure> {
     let mut unix = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut buffer = vec![0_u8; 1 << 16];

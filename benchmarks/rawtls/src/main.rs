@@ -1,9 +1,9 @@
-//! What one rustls stream carries over loopback between two processes: the yardstick for traffic between hosts.
+//! Measures one rustls stream over loopback between two processes: the yardstick for traffic between hosts.
 //!
-//! `rawtls SEND RECEIVE TIMES` starts a server process, sends it SEND bytes in writes of 256 KiB and waits for RECEIVE
-//! bytes, TIMES times after one that is not counted, and prints the seconds of each, one a line. TLS 1.3 with
-//! AES-128-GCM; what arrives is decrypted into a buffer that is used again, and not kept, so nothing that keeps it can
-//! be quicker. `rawtls serve` is the other process: its port and certificate go to its stdout, its key to nobody.
+//! `rawtls SEND RECEIVE TIMES` starts a server process, sends it SEND bytes in writes of 256 KiB, waits for RECEIVE
+//! bytes, and prints the seconds this took, one a line, TIMES times after one warm-up. TLS 1.3 with AES-128-GCM; what
+//! arrives is decrypted into a reused buffer and not kept, so nothing that keeps it can be quicker. `rawtls serve` is
+//! the other process: it writes its port and certificate to stdout, and its key nowhere.
 
 use std::error::Error;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,9 +23,9 @@ use rustls::{
 type Failure = Box<dyn Error>;
 
 const NAME: &str = "rawtls.local";
-/// What is written and read at once.
+/// Bytes per write and read.
 const CHUNK: usize = 256 << 10;
-/// Length of what follows, and of what is to be answered.
+/// Holds the length of what follows, and of the answer.
 const HEAD: usize = 16;
 
 fn main() -> Result<(), Failure> {
@@ -37,7 +37,7 @@ fn main() -> Result<(), Failure> {
     }
 }
 
-/// The server process; ended when it is dropped, however this one ends.
+/// The server process; ends when this is dropped, however this process ends.
 struct Server(Child);
 
 impl Drop for Server {
@@ -72,7 +72,7 @@ fn measure(send: usize, receive: usize, times: usize) -> Result<(), Failure> {
     let connection = ClientConnection::new(Arc::new(config), ServerName::try_from(NAME)?)?;
     let mut stream = open(connection, tcp)?;
 
-    // Written once before, so that no page is touched for the first time while it is sent.
+    // Write it beforehand, so that no page is touched for the first time while it is sent.
     let data = vec![1_u8; HEAD + send];
     let mut buffer = vec![0_u8; CHUNK];
     let mut taken = Vec::with_capacity(times);
@@ -82,7 +82,7 @@ fn measure(send: usize, receive: usize, times: usize) -> Result<(), Failure> {
         head[..8].copy_from_slice(&(send as u64).to_le_bytes());
         head[8..].copy_from_slice(&(receive as u64).to_le_bytes());
         if send <= CHUNK {
-            // One record, as a small message is one.
+            // One record, as for a small message.
             buffer.clear();
             buffer.extend_from_slice(&head);
             buffer.extend_from_slice(&data[..send]);
@@ -154,7 +154,7 @@ where
     S: SideData,
 {
     tcp.set_nodelay(true)?;
-    // A whole write is encrypted before it is sent; by default rustls takes 64 KiB at a time.
+    // Encrypts a whole write before it is sent; by default rustls takes 64 KiB at a time.
     connection.set_buffer_limit(Some(2 * CHUNK));
     Ok(StreamOwned::new(connection, tcp))
 }

@@ -1,4 +1,4 @@
-//! What peer streams cost: `cargo test --release -p mesh-proto --test peer_streams_cost -- --ignored --nocapture`.
+//! The cost of peer streams: `cargo test --release -p mesh-proto --test peer_streams_cost -- --ignored --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 

@@ -1,4 +1,4 @@
-//! A listener in a process that has run out of descriptors; in a process of its own, since it takes them all.
+//! A listener without free descriptors; in a separate process, since it uses them all up.
 
 use mesh_runtime::tls::{Identity, Limits, Listener, ListenerEvent, Role, Store, dial};
 use rustix::process::{Resource, getrlimit, setrlimit};

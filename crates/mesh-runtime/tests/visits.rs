@@ -1,4 +1,4 @@
-//! Who may look into jobs through a host, over real connections (VIS-1, VIS-2). What they see there the Python tests tell.
+//! Who may look into jobs through a host, over real connections (VIS-1, VIS-2). The Python tests cover what they see.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -70,7 +70,7 @@ impl Agent {
         stream
     }
 
-    /// Says something first, and hears the answer; none if the connection ends without one.
+    /// Sends a first message and returns the answer; none if the connection ends without one.
     fn say(&self, identity: &Identity, packet: &Packet) -> Option<Packet> {
         let mut stream = self.dial(identity);
         let mut bytes = packet.encode_head();
@@ -186,7 +186,7 @@ fn who_says_nothing_has_a_bounded_number_of_places() {
     // Places are given in the order in which connections are announced, and these were first.
     let (code, text) = refused(agent.say(&agent.observer, &Look { job: 0 }.packet()));
     assert_eq!(code, Refusal::Busy, "{text}");
-    // Members have places of their own.
+    // Members have separate places.
     let join = Join { job: 5, from: 0, to: 1, incarnation: 7, expected: 1, body: bytes::Bytes::new() };
     let (code, _) = refused(agent.say(&agent.controller, &join.packet()));
     assert_eq!(code, Refusal::NoSuchJob);

@@ -59,7 +59,7 @@ impl Model {
     }
 }
 
-/// The indices a Python slice picks, by walking.
+/// The indices that a Python slice picks, by walking.
 fn python_indices(span: Span, size: usize) -> Vec<usize> {
     let n = isize::try_from(size).unwrap();
     let step = span.step.unwrap_or(1);

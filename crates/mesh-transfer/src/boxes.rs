@@ -1,4 +1,4 @@
-//! Parts of arrays that consist of many short pieces of one memory, copied to other arrays.
+//! Copies parts of arrays, each consisting of many short pieces of one memory, to other arrays.
 //!
 //! GRD-1: nothing outside the given memory and the targets is read or written: both are checked when a part is added.
 
@@ -8,33 +8,33 @@ use crate::error::TransferError;
 use crate::segments::Segments;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a core takes at once.
+/// Bytes that a core takes at once.
 const TURN: u64 = 1 << 20;
-/// Short pieces are put together here, in the first cache, and leave it by streaming stores.
+/// Short pieces are gathered here, in the first-level cache, and leave it by streaming stores.
 const STAGE: usize = 16 << 10;
-/// So many of them, at most.
+/// The most pieces gathered at once.
 const PIECES: usize = 256;
-/// From this length on a piece goes straight to its target.
+/// Pieces of at least this length go straight to their target.
 const LONG: u64 = 4 << 10;
-/// How far ahead of the piece that is read others are fetched, into the second cache: the processor does not foresee where the next one begins.
+/// How far ahead of the reads to prefetch into the second-level cache: the processor cannot predict the next piece.
 const AHEAD: u64 = 48 << 10;
 const CACHE_LINE: u64 = 64;
 
-/// The pieces of one part: `counts` of them in each dimension, so many bytes from one to the next.
+/// The pieces of one part: `counts` of them in each dimension, `steps` bytes apart.
 #[derive(Clone, Debug)]
 pub struct Grid {
-    /// Where in the memory the first one begins.
+    /// Where in the memory the first piece begins.
     pub offset: u64,
-    /// How many there are, the outermost dimension first.
+    /// The number of pieces in each dimension, outermost first.
     pub counts: Vec<u64>,
-    /// From the beginning of one to that of the next, in each dimension.
+    /// The distance in bytes between the starts of neighbouring pieces, in each dimension.
     pub steps: Vec<u64>,
-    /// The length of each.
+    /// The length of each piece.
     pub run: u64,
 }
 
 impl Grid {
-    /// How many bytes it has, and where the last of them ends; none if that is beyond all numbers.
+    /// The number of bytes, and the offset where the last piece ends; none if they overflow.
     fn extent(&self) -> Option<(u64, u64)> {
         let (mut bytes, mut last) = (self.run, self.offset);
         for (count, step) in self.counts.iter().zip(&self.steps) {
@@ -51,21 +51,20 @@ struct Part {
     target: Segments,
 }
 
-/// Such parts, planned once and copied as often as one likes.
+/// Parts that are planned once and can be copied any number of times.
 #[derive(Debug, Default)]
 pub struct Boxes {
     parts: Vec<Part>,
-    /// Where each part ends, counted from the first byte of all.
+    /// Where each part ends, counted from the first byte of all parts.
     ends: Vec<u64>,
-    /// How long the memory must be at least.
+    /// The least length that the memory must have.
     reach: u64,
 }
 
 impl Boxes {
-    /// One more part, which fills the target.
+    /// Adds a part, which fills the target.
     ///
-    /// # Errors
-    /// If it has not as many bytes as the target.
+    /// # Errors If the part and the target differ in length.
     pub fn add(&mut self, grid: Grid, target: Segments) -> Result<(), TransferError> {
         let is_one = grid.counts.len() == grid.steps.len() && grid.run > 0;
         let Some((bytes, end)) = grid.extent().filter(|(bytes, _)| is_one && *bytes == target.len()) else {
@@ -78,12 +77,12 @@ impl Boxes {
         Ok(())
     }
 
-    /// How many bytes all have together.
+    /// The bytes of all parts together.
     pub fn len(&self) -> u64 {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// Whether there is not a byte.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -91,10 +90,10 @@ impl Boxes {
     /// Fills all targets from the memory of `len` bytes at `source`, on several cores where that is faster.
     ///
     /// # Safety
-    /// `source` must be readable, and the targets be this process's and writable, throughout; they must not overlap.
+    /// `source` must be readable, and the targets writable memory of this process, throughout; they must not overlap.
     ///
     /// # Errors
-    /// If the memory is shorter than the parts reach.
+    /// If the parts reach beyond the memory.
     pub unsafe fn copy(&self, source: *const u8, len: u64) -> Result<(), TransferError> {
         if len < self.reach {
             let text = format!("the parts reach to byte {}, beyond memory of {len} bytes", self.reach);
@@ -113,7 +112,7 @@ impl Boxes {
     }
 
     /// # Safety
-    /// As for [`Self::copy`]; the turn lies inside.
+    /// As for [`Self::copy`]; `from..to` must lie inside.
     unsafe fn turn(&self, source: Shared, from: u64, to: u64) {
         let mut stage = Stage { bytes: [0; STAGE], pieces: [(std::ptr::null(), 0); PIECES], count: 0, filled: 0 };
         let mut at = from;
@@ -130,22 +129,22 @@ impl Boxes {
     }
 }
 
-/// The address, for all cores.
+/// The source address, shared by all cores.
 #[derive(Clone, Copy)]
 struct Shared(*const u8);
 
-// SAFETY: it is memory that all threads of the process may read throughout, as `Boxes::copy` is promised.
+// SAFETY: all threads of the process may read the memory throughout, as the caller of `Boxes::copy` promises.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
 
-/// Pieces that are copied together: read first, one line of each cache line, and then copied from the cache. To read and to write
-/// by turns is slower, as the writes hold up the reads that are under way.
+/// Pieces that are copied together: first one word of each cache line is read, then the pieces are copied from the
+/// cache. Alternating reads and writes is slower, because the writes hold up the reads under way.
 struct Stage {
     bytes: [u8; STAGE],
     pieces: [(*const u8, usize); PIECES],
     count: usize,
-    /// The bytes of all of them.
+    /// The bytes of all pieces together.
     filled: usize,
 }
 
@@ -154,13 +153,13 @@ impl Stage {
         self.count < PIECES && self.filled + len as usize <= STAGE
     }
 
-    /// One more, of which each line is read. There must be room.
+    /// Adds a piece and touches each of its lines. There must be room.
     ///
     /// # Safety
     /// The piece must be readable until the stage is emptied.
     unsafe fn add(&mut self, piece: *const u8, len: u64) {
         for at in (0..len).step_by(CACHE_LINE as usize).chain([len - 1]) {
-            // SAFETY: inside of the piece.
+            // SAFETY: inside the piece.
             unsafe { piece.add(at as usize).read_volatile() };
         }
         self.pieces[self.count] = (piece, len as usize);
@@ -168,7 +167,7 @@ impl Stage {
         self.filled += len as usize;
     }
 
-    /// Empties it: all of them, side by side.
+    /// Empties the stage: returns all pieces, side by side.
     ///
     /// # Safety
     /// As for [`Self::add`].
@@ -185,7 +184,7 @@ impl Stage {
 }
 
 impl Part {
-    /// Copies its bytes from the one to the other.
+    /// Copies bytes `from..to` of the part from the source to the target.
     ///
     /// # Safety
     /// As for [`Boxes::copy`].
@@ -199,12 +198,12 @@ impl Part {
             number /= counts[dim];
             place += index[dim] * steps[dim];
         }
-        // Of the innermost dimension, a few pieces on.
+        // A few pieces ahead in the innermost dimension.
         let ahead = steps.last().map_or(0, |step| step * (AHEAD / run).max(1));
         let (mut at, mut flushed) = (from, from);
         while at < to {
             let len = (run - skip).min(to - at);
-            // SAFETY: inside, as `add` and `copy` have checked (GRD-1).
+            // SAFETY: inside, as `add` and `copy` checked (GRD-1).
             let piece = unsafe { source.0.add((place + skip) as usize) };
             if *run >= LONG {
                 // SAFETY: as the caller vouches.
@@ -216,7 +215,7 @@ impl Part {
                     unsafe { self.flush(stage, flushed) };
                     flushed = at;
                 }
-                // SAFETY: as the caller vouches; there is room, as was just seen.
+                // SAFETY: as the caller vouches; `has_room` was checked above.
                 unsafe { stage.add(piece, len) };
             }
             (at, skip) = (at + len, 0);
@@ -234,7 +233,7 @@ impl Part {
         unsafe { self.flush(stage, flushed) };
     }
 
-    /// Puts what is staged at a place of the target.
+    /// Writes the staged bytes to the target at `at`.
     ///
     /// # Safety
     /// As for [`Boxes::copy`].
@@ -246,13 +245,13 @@ impl Part {
         }
     }
 
-    /// Puts bytes at a place of the target.
+    /// Writes bytes to the target at `at`.
     ///
     /// # Safety
     /// As for [`Boxes::copy`]; `from` has `len` bytes.
     unsafe fn put(&self, mut from: *const u8, at: u64, len: u64) {
         for piece in self.target.window(at, len) {
-            // SAFETY: inside of both, as the caller vouches.
+            // SAFETY: inside both, as the caller vouches.
             unsafe {
                 copy(from, piece.addr as *mut u8, piece.len as usize, true);
                 from = from.add(piece.len as usize);
@@ -261,7 +260,7 @@ impl Part {
     }
 }
 
-/// Has the processor fetch what is copied soon; where nothing is, nothing happens.
+/// Prefetches what is copied soon. Addresses that are not mapped do no harm.
 fn fetch(at: *const u8, len: u64) {
     #[cfg(target_arch = "x86_64")]
     for line in (0..len + CACHE_LINE).step_by(CACHE_LINE as usize) {
@@ -278,7 +277,7 @@ mod tests {
     use super::*;
     use crate::segments::Segment;
 
-    /// Every byte of a grid, one by one.
+    /// Every byte of a grid, computed one by one.
     fn bytes_of(grid: &Grid, source: &[u8]) -> Vec<u8> {
         let mut starts = vec![grid.offset];
         for (count, step) in grid.counts.iter().zip(&grid.steps) {
@@ -312,7 +311,7 @@ mod tests {
             let len = bytes_of(grid, &source).len();
             targets.push(vec![0xEE; 2 * len + 200]);
             let base = targets[n].as_mut_ptr() as u64 + 100;
-            // Every second one into pieces that lie apart.
+            // Every second target is two pieces that lie apart.
             let segments = if n % 2 == 0 {
                 Segments::one(base, len as u64)
             } else {
@@ -335,7 +334,7 @@ mod tests {
         }
     }
 
-    /// GRD-1: it is checked as the part is added.
+    /// GRD-1, checked when a part is added.
     #[test]
     fn what_does_not_fit_is_refused() {
         let mut target = vec![0_u8; 100];

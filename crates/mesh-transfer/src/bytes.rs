@@ -3,7 +3,7 @@
 use crate::error::TransferError;
 use std::net::IpAddr;
 
-/// Takes values off the front. `damaged` makes the error where something is missing or makes no sense.
+/// Takes values off the front. `damaged` makes the error for missing bytes or invalid values.
 pub(crate) struct Reader<'a> {
     pub(crate) rest: &'a [u8],
     damaged: fn() -> TransferError,
@@ -42,7 +42,7 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_le_bytes)
     }
 
-    /// An address as [`put_ip`] writes it.
+    /// Reads an address written by [`put_ip`].
     pub(crate) fn ip(&mut self) -> Result<IpAddr, TransferError> {
         match self.u8()? {
             4 => Ok(IpAddr::from(self.array::<4>()?)),
@@ -51,13 +51,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// That nothing follows.
+    /// Fails if bytes are left.
     pub(crate) fn end(&self) -> Result<(), TransferError> {
         if self.rest.is_empty() { Ok(()) } else { Err((self.damaged)()) }
     }
 }
 
-/// The version of an address, and its bytes.
+/// Writes the version of an address, and its bytes.
 pub(crate) fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
     match ip {
         IpAddr::V4(ip) => out.extend([4].into_iter().chain(ip.octets())),
@@ -65,17 +65,17 @@ pub(crate) fn put_ip(out: &mut Vec<u8>, ip: IpAddr) {
     }
 }
 
-/// The `N` bytes of a message from `at` on. Panics if there are fewer: for messages of fixed length.
+/// Returns `N` bytes of a message from `at` on. Panics if there are fewer: for messages of fixed length.
 pub(crate) fn part<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|i| bytes[at + i])
 }
 
-/// The 32-bit number at `at` in a message of fixed length.
+/// Returns the 32-bit number at `at` in a message of fixed length.
 pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(part(bytes, at))
 }
 
-/// The 64-bit number at `at` in a message of fixed length.
+/// Returns the 64-bit number at `at` in a message of fixed length.
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(part(bytes, at))
 }

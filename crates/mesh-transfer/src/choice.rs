@@ -1,7 +1,7 @@
-//! Which transports to try, in which order, and why not the others. A pure function of what both ends say.
+//! Decides which transports to try, in which order, and why not the others. A pure function of what both ends say.
 //!
 //! CHO-1: a transport is tried only if both ends have it, it works here, it can do the work, and it reaches the owner.
-//! CHO-2: of two that are tried, one that leaves the owner's processor alone comes first, then the one the owner named first.
+//! CHO-2: among candidates, those that leave the owner's processor alone come first; ties follow the owner's order.
 
 use crate::transports::Capabilities;
 
@@ -16,7 +16,7 @@ pub enum Distance {
     Elsewhere,
 }
 
-/// What is to be done.
+/// What the transfer needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Need {
     /// Reads or writes.
@@ -32,20 +32,20 @@ pub struct Ours {
     pub name: String,
     /// What it can do.
     pub capabilities: Capabilities,
-    /// Why it does not work here, or for this owner lately; none if it does.
+    /// Why it does not work here, or recently failed for this owner; none if it works.
     pub broken: Option<String>,
 }
 
-/// The order, and what is left out.
+/// The transports to try, and those left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choice {
-    /// To be tried one after the other.
+    /// Transports to try, in order.
     pub candidates: Vec<String>,
-    /// Not tried, with the reason.
+    /// Transports not tried, with the reason.
     pub passed: Vec<(String, String)>,
 }
 
-/// Ranks the transports. `theirs` are those that the owner offers, in its order; `forced` is the only one the user wants.
+/// Ranks the transports. `theirs` are the owner's, in its order; `forced` is the only one that the user allows.
 pub fn choose(ours: &[Ours], theirs: &[&str], distance: Distance, need: Need, forced: Option<&str>) -> Choice {
     let mut choice = Choice::default();
     let mut usable: Vec<(bool, usize, &str)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Copies between processes of one host by the kernel's cross-memory calls.
+//! Copies between processes of one host with the kernel's cross-memory calls.
 
 use crate::cores;
 use crate::error::{ErrorKind, TransferError};
@@ -8,16 +8,16 @@ use crate::watch::Watch;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// What one call moves at most: deadlines and cancellation are looked at in between.
+/// The most that one call moves: deadlines and cancellation are checked in between.
 const STEP: u64 = 8 << 20;
-/// From this length on a second core is worth its waking.
+/// From this length on, waking a second core pays off.
 const SHARE: u64 = 8 << 20;
-/// More cores than this do not make memory faster.
+/// More threads than this do not copy faster.
 const LANES: usize = 4;
-/// What the kernel takes in one call.
+/// The most pieces that the kernel takes in one call.
 const IOV_MAX: usize = 1024;
 
-/// Which way.
+/// The direction of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// From the other process.
@@ -26,7 +26,7 @@ pub(crate) enum Way {
     Write,
 }
 
-/// Another process, as the kernel and its witness page name it.
+/// Another process, identified by its pid and its witness page.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Other {
     pub(crate) pid: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Other {
 }
 
 impl Other {
-    /// Whether it is there, by truly reading its number from its memory.
+    /// Checks that the process is there, by reading its realm from its memory.
     pub(crate) fn check(&self) -> Result<(), TransferError> {
         let mut nothing = [PLACE; 2];
         let (ours, theirs) = nothing.split_at_mut(1);
@@ -64,7 +64,7 @@ impl Other {
             }
             return Ok(());
         }
-        // Each lane takes the next piece, so that one whose core is taken away holds up nobody.
+        // Each lane takes the next piece, so one that loses its core delays nobody.
         let next = AtomicU64::new(0);
         in_lanes(len, || {
             let at = next.fetch_add(STEP / 2, Ordering::Relaxed);
@@ -78,7 +78,7 @@ impl Other {
         })
     }
 
-    /// Moves bytes between two lists of pieces that are equally long together.
+    /// Moves bytes between two lists of pieces of equal total length.
     pub(crate) fn step(
         &self,
         way: Way,
@@ -102,7 +102,7 @@ impl Other {
         }
     }
 
-    /// One call of the kernel; both lists begin with a place for the witness. Returns how many bytes it has moved, at least one if there are any to be.
+    /// One system call; both lists begin with the witness's place. Returns the bytes moved, at least one of `len`.
     fn call(
         &self,
         way: Way,
@@ -110,16 +110,16 @@ impl Other {
         theirs: &mut [libc::iovec],
         len: u64,
     ) -> Result<u64, TransferError> {
-        // WIT-1: first of all. What is written to it are the bytes that it has.
+        // WIT-1: the witness comes first. A write stores the bytes that it already has.
         let mut seen = if way == Way::Read { [0; 16] } else { self.realm };
         let witness = seen.len() as u64;
         ours[0] = iovec(seen.as_mut_ptr() as u64, witness);
         theirs[0] = iovec(self.witness, witness);
         let pid = self.pid.cast_signed();
-        // The kernel writes to it where the pointer says, which the compiler must not overlook.
+        // The kernel writes to it through the pointer, which the compiler cannot see.
         std::hint::black_box(&mut seen);
-        // SAFETY: the local pieces are the caller's to vouch for, and the lists live throughout the call. The remote ones
-        // are checked by the kernel.
+        // SAFETY: the caller vouches for the local pieces, and the lists live throughout the call. The kernel checks
+        // the remote ones.
         let moved = unsafe {
             let (ours, count) = (ours.as_ptr(), ours.len() as libc::c_ulong);
             let (theirs, their_count) = (theirs.as_ptr(), theirs.len() as libc::c_ulong);
@@ -165,10 +165,10 @@ impl Other {
     }
 }
 
-/// For the witness, at the beginning of a list.
+/// The witness's place, at the beginning of a list.
 const PLACE: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
 
-/// Pieces on both sides that are moved by one call: those of many copies together.
+/// The pieces of many copies, moved by one call.
 pub(crate) struct Lists<'a> {
     other: &'a Other,
     way: Way,
@@ -187,7 +187,7 @@ impl<'a> Lists<'a> {
         Self { other, way, ours: list(), theirs: list(), len: 0 }
     }
 
-    /// One more copy, of `len` bytes from that place of each on. What does not fit is moved before.
+    /// Adds a copy of `len` bytes from the given place on each side. Flushes first if there is no room.
     pub(crate) fn add(
         &mut self,
         local: (&Segments, u64),
@@ -207,12 +207,12 @@ impl<'a> Lists<'a> {
         Ok(())
     }
 
-    /// Moves what was added.
+    /// Moves what has been added.
     pub(crate) fn flush(&mut self) -> Result<(), TransferError> {
         if self.len > 0 {
             let moved = self.other.call(self.way, &mut self.ours, &mut self.theirs, self.len)?;
             if moved < self.len {
-                // The kernel ends at what is not there; what it says of the rest is the error.
+                // The kernel stopped at an unmapped piece; retrying the rest yields the error.
                 let rest = |list: &[libc::iovec]| {
                     let mut skip = moved;
                     let pieces = list[1..].iter().map(move |piece| {
@@ -233,12 +233,12 @@ impl<'a> Lists<'a> {
     }
 }
 
-/// How many threads so many bytes are worth just now.
+/// The number of threads worth using for `len` bytes at the moment.
 fn lanes(len: u64) -> usize {
     if len < SHARE { 1 } else { (cores::spare() + 1).min(LANES) }
 }
 
-/// Calls `turn` until it returns false, on several cores where so many bytes are moved sooner that way.
+/// Calls `turn` until it returns false, on several cores where that is faster for `len` bytes.
 pub(crate) fn in_lanes(len: u64, turn: impl Fn() -> Result<bool, TransferError> + Sync) -> Result<(), TransferError> {
     let failed = AtomicBool::new(false);
     let lane = || {
@@ -261,10 +261,10 @@ fn iovec(addr: u64, len: u64) -> libc::iovec {
     libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len as usize }
 }
 
-/// Pieces, of which a part has been moved.
+/// Pieces of which some have been moved.
 struct Pieces<I: Iterator<Item = Segment>> {
     rest: I,
-    /// Taken from `rest`, not moved yet.
+    /// Taken from `rest`, not yet moved.
     ahead: std::collections::VecDeque<Segment>,
 }
 
@@ -273,7 +273,7 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
         Self { rest, ahead: std::collections::VecDeque::new() }
     }
 
-    /// Writes what comes next into `list`, behind the place for the witness, as much as a call takes: how many pieces, and bytes.
+    /// Writes the next pieces into `list`, after the witness's place, up to the limit. Returns their number and bytes.
     fn fill(&mut self, list: &mut Vec<libc::iovec>) -> (usize, u64) {
         let room = (IOV_MAX - 1).saturating_sub(self.ahead.len());
         self.ahead.extend(self.rest.by_ref().take(room));
@@ -298,7 +298,7 @@ impl<I: Iterator<Item = Segment>> Pieces<I> {
     }
 }
 
-/// Cuts a list, its place for the witness apart, to `len` bytes.
+/// Cuts a list to `len` bytes, not counting the witness's place.
 fn shorten(list: &mut Vec<libc::iovec>, count: usize, len: u64) {
     let mut left = len as usize;
     for at in 1..=count {

@@ -1,7 +1,7 @@
-//! An operation under way, as seen by those who wait for it.
+//! An operation under way, as its waiters see it.
 //!
-//! OPR-1: an operation has one outcome, given after the last byte was moved. From then on nobody touches the caller's
-//! memory. Cancelling makes the outcome come soon, but is not itself an outcome.
+//! OPR-1: an operation has one outcome, given after the last byte has moved. From then on nobody touches the caller's
+//! memory. Cancelling brings the outcome sooner, but is not itself an outcome.
 
 use crate::error::TransferError;
 use crate::lock;
@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// What became of it: what each operation has found, in order; 0 for copies.
+/// The result: the value that each operation found, in order; 0 for copies.
 pub type Outcome = Result<Vec<u64>, TransferError>;
 
 type Listener = Box<dyn FnOnce() + Send>;
@@ -40,7 +40,7 @@ impl Operation {
         Arc::new(Self { watch: Watch::new(deadline), ..Self::default() })
     }
 
-    /// Gives the outcome; a second is dropped.
+    /// Sets the outcome; a second one is dropped.
     pub(crate) fn finish(&self, outcome: Outcome) {
         let listeners = {
             let mut state = self.state();
@@ -56,17 +56,17 @@ impl Operation {
         }
     }
 
-    /// Whether the outcome is there.
+    /// Whether there is an outcome.
     pub fn is_done(&self) -> bool {
         self.state().outcome.is_some()
     }
 
-    /// Whether it is done, and nothing went wrong.
+    /// Whether it finished without an error.
     pub fn has_succeeded(&self) -> bool {
         matches!(self.state().outcome, Some(Ok(_)))
     }
 
-    /// Waits for the outcome. It comes, as everything that works on it heeds the deadline.
+    /// Waits for the outcome. It does come, since everything that works on the operation heeds the deadline.
     pub fn wait(&self) -> Outcome {
         let mut state = self.state();
         loop {
@@ -77,12 +77,12 @@ impl Operation {
         }
     }
 
-    /// Has it end soon, if it is under way.
+    /// Makes it end soon, if it is under way.
     pub fn cancel(&self) {
         self.watch.give_up();
     }
 
-    /// Calls `listener` once, when the outcome is there, on whatever thread gives it; now, if it is there already.
+    /// Calls `listener` once, when the outcome is given, on the thread that gives it; at once if there already is one.
     pub fn on_done(&self, listener: impl FnOnce() + Send + 'static) {
         let mut state = self.state();
         if state.outcome.is_none() {

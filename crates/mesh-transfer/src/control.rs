@@ -4,11 +4,11 @@
 //! first writes the lease and then checks whether the export is live; an owner first closes the export and then looks
 //! for leases. Both are in one total order, so at least one of them sees the other.
 //! LSE-4: a lease may name every export at once; its holder checks each export that it copies from or to. It is held
-//! for short copies only, since nothing that is closed meanwhile is released.
-//! LSE-2: a lease names its holder by pid and start time in one word, so that leases of dead processes are found and
+//! only for short copies, because nothing that closes meanwhile is released.
+//! LSE-2: a lease names its holder by pid and start time in one word, so that leases of dead processes can be found and
 //! taken back.
 //!
-//! The owner acts on nothing here except whether leases exist; it never follows what others write.
+//! Of what others write here, the owner only uses whether leases exist; it never follows it.
 
 use crate::error::TransferError;
 use crate::handle::{RealmId, Token};
@@ -27,9 +27,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MXCTRL\0\x02");
-/// How many operations of other processes may be under way at once.
+/// The most operations of other processes under way at once.
 pub(crate) const LEASES: usize = 4096;
-/// How much memory may be offered at once; the file is as long as is used of it.
+/// The most exports offered at once; the file only takes memory for slots in use.
 pub(crate) const SLOTS: usize = 1 << 18;
 const HEAD: usize = 4096;
 const LEASES_AT: usize = HEAD;
@@ -39,15 +39,15 @@ const LEN: usize = ENTRIES_AT + SLOTS * size_of::<Entry>();
 const LIVE: u64 = 1;
 const CLOSING: u64 = 2;
 const WRITABLE: u64 = 1;
-/// The memory is one piece, and the entry itself says where.
+/// The memory is one piece, and `pieces_at` is its address.
 const ONE_PIECE: u64 = 2;
-/// It is in shared memory, and `pool` and `pieces` say where.
+/// The memory is in an arena; `pool` and `pieces` say where.
 const POOLED: u64 = 4;
-/// It is memory of a GPU, and `pieces_at` is where the owner says more of it.
+/// The memory is a GPU's, and the owner keeps a record of it at `pieces_at`.
 const CUDA: u64 = 8;
 /// What a lease of all exports names: no export has generation 0.
 const EVERY: u64 = 1;
-/// How often an owner that waits for leases looks whether their holders are alive.
+/// How often an owner that waits for leases checks whether their holders are alive.
 const LOOK: Duration = Duration::from_millis(100);
 
 #[repr(C)]
@@ -56,9 +56,9 @@ struct Head {
     realm: [AtomicU64; 2],
     witness: AtomicU64,
     pid: AtomicU64,
-    /// One more than the highest lease that was ever taken.
+    /// One more than the highest lease ever taken.
     high: AtomicU64,
-    /// Changes whenever a lease of a closing export is given back.
+    /// Changes whenever a lease of a closing export is returned.
     drained: AtomicU32,
     /// Not 0 while the owner waits for leases of closing exports.
     draining: AtomicU32,
@@ -66,9 +66,9 @@ struct Head {
 
 #[repr(C)]
 struct Lease {
-    /// Who has it: pid and start time. 0 if nobody.
+    /// The pid and start time of the holder; 0 if the lease is free.
     holder: AtomicU64,
-    /// Slot and generation; 0 if none yet.
+    /// Slot and generation; 0 if not set yet.
     what: AtomicU64,
 }
 
@@ -78,15 +78,15 @@ struct Entry {
     word: AtomicU64,
     token: [AtomicU64; 2],
     length: AtomicU64,
-    /// Where in the owner's memory its list of pieces is, or its one piece.
+    /// Address in the owner's memory of its list of pieces, or of its only piece.
     pieces_at: AtomicU64,
     pieces: AtomicU64,
     flags: AtomicU64,
-    /// The owner's descriptor of the arena that it is in, and the arena's number.
+    /// The owner's descriptor of the arena, and the arena's number.
     pool: AtomicU64,
 }
 
-/// What an entry says of an export, for who holds a lease.
+/// What an entry says of an export, for the holder of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offered {
     pub(crate) token: Token,
@@ -94,11 +94,11 @@ pub(crate) struct Offered {
     pub(crate) pieces_at: u64,
     pub(crate) pieces: u64,
     pub(crate) writable: bool,
-    /// `pieces_at` is where the memory itself is, and not its list.
+    /// `pieces_at` is the address of the memory itself, not of a list.
     pub(crate) one_piece: bool,
-    /// Where it can be mapped.
+    /// Where it can be mapped from.
     pub(crate) pooled: Option<Pooled>,
-    /// It is memory of a GPU, of which there is a record at `pieces_at`.
+    /// It is memory of a GPU, described by a record at `pieces_at`.
     pub(crate) cuda: bool,
 }
 
@@ -115,7 +115,7 @@ unsafe impl Send for Control {}
 unsafe impl Sync for Control {}
 
 impl Control {
-    /// A fresh page of this process.
+    /// Creates the page of this process.
     pub(crate) fn create(realm: &Realm, witness: u64) -> Result<Self, TransferError> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = memfd_create("mesh-transfer", flags).map_err(TransferError::os("make shared memory"))?;
@@ -134,11 +134,11 @@ impl Control {
         Ok(made)
     }
 
-    /// Another process's page, if that is what lies under this descriptor of it.
+    /// Maps another process's page, if this descriptor of that process is one.
     pub(crate) fn attach(owner: u32, fd: u32, realm: &RealmId) -> Result<Self, TransferError> {
         let path = format!("/proc/{owner}/fd/{fd}");
         let gone = || TransferError::gone(format!("process {owner} no longer offers this memory"));
-        // Looked at before it is opened: to open a device may have effects.
+        // Check before opening: opening a device may have effects.
         match std::fs::read_link(&path) {
             Ok(name) if name.as_os_str().to_string_lossy().starts_with("/memfd:mesh-transfer") => {}
             Ok(_) => return Err(gone()),
@@ -152,7 +152,7 @@ impl Control {
             Errno::ACCESS | Errno::PERM => denied(owner),
             errno => TransferError::os("open the memory that its owner shares")(errno),
         })?;
-        // Sealed by its owner: it cannot become shorter below a mapping. Nothing but such a file has seals at all.
+        // Sealed by its owner, so it cannot shrink below a mapping. Only such files have seals.
         let sealed = fcntl_get_seals(&fd).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));
         let size = fstat(&fd).map_err(TransferError::os("look at shared memory"))?.st_size;
         if !sealed || u64::try_from(size) != Ok(LEN as u64) {
@@ -207,7 +207,7 @@ impl Control {
 
     // The owner's side.
 
-    /// Has the slot offer this from now on.
+    /// Offers this in the slot from now on.
     pub(crate) fn open(&self, slot: u32, generation: u32, offered: &Offered) -> Result<(), TransferError> {
         let entry = self.entry(slot)?;
         for (word, half) in entry.token.iter().zip(halves(&offered.token)) {
@@ -228,7 +228,7 @@ impl Control {
         Ok(())
     }
 
-    /// No lease begins from now on. Returns whether there is none under way either.
+    /// Lets no new lease begin. Returns whether none is under way either.
     pub(crate) fn close(&self, slot: u32, generation: u32) -> bool {
         if let Ok(entry) = self.entry(slot) {
             entry.word.store(pack(generation, CLOSING), Ordering::SeqCst);
@@ -246,16 +246,16 @@ impl Control {
         })
     }
 
-    /// Says whether this owner waits for leases. To be set before it looks for them.
+    /// Says whether this owner waits for leases. Set before looking for them.
     pub(crate) fn set_draining(&self, is_so: bool) {
         self.head().draining.store(u32::from(is_so), Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Has whoever waits for leases look again.
+    /// Makes those who wait for leases look again.
     pub(crate) fn look_again(&self) {
         self.head().drained.fetch_add(1, Ordering::SeqCst);
-        // Nobody waiting is no error.
+        // It is no error if nobody waits.
         let _ = futex::wake(&self.head().drained, futex::Flags::empty(), i32::MAX.unsigned_abs());
     }
 
@@ -264,25 +264,25 @@ impl Control {
         &self.leases()[..high.min(LEASES)]
     }
 
-    /// How often leases of closing exports were given back, to be taken before looking for leases.
+    /// How often leases of closing exports were returned. Read it before looking for leases.
     pub(crate) fn drained(&self) -> u32 {
         self.head().drained.load(Ordering::SeqCst)
     }
 
-    /// Waits until another is given back, or until it is time to look for the dead.
+    /// Waits until another lease is returned, or it is time to look for dead holders.
     pub(crate) fn await_drain(&self, seen: u32) {
         self.await_change(seen, LOOK);
     }
 
-    /// Waits until an export that is leased is closed, a lease of such a one is given back, or the time is over.
+    /// Waits until a leased export is closed, a lease of a closed one is returned, or the time is over.
     pub(crate) fn await_change(&self, seen: u32, limit: Duration) {
         let seconds = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
         let limit = futex::Timespec { tv_sec: seconds, tv_nsec: i64::from(limit.subsec_nanos()) };
-        // Woken, changed before, or late: all end the wait.
+        // A wake-up, an earlier change and a timeout all end the wait.
         let _ = futex::wait(&self.head().drained, futex::Flags::empty(), seen, Some(&limit));
     }
 
-    /// Takes back the leases of processes that have ended (LSE-2).
+    /// Takes back the leases of dead processes (LSE-2).
     pub(crate) fn bury(&self) -> usize {
         self.used().iter().filter(|lease| Self::bury_one(lease)).count()
     }
@@ -293,7 +293,7 @@ impl Control {
             return false;
         }
         let me = identity(pid(), started(pid()).unwrap_or(0));
-        // Only one of those who look takes it back.
+        // Only one of several processes that find it takes it back.
         if lease.holder.compare_exchange(holder, me, Ordering::SeqCst, Ordering::SeqCst).is_err() {
             return false;
         }
@@ -311,7 +311,7 @@ impl Control {
         Ok((leased, offered))
     }
 
-    /// The same until the lease is dropped, whatever this process does meanwhile.
+    /// Leases an export beyond this call, until the result is dropped.
     pub(crate) fn hold(
         self: &Arc<Self>,
         me: u64,
@@ -368,10 +368,10 @@ pub(crate) struct Leased<'a> {
 }
 
 impl Leased<'_> {
-    /// What is offered there, if it is live. The owner changes it only where no lease names it. The lease must.
+    /// What is offered there, if live. The lease must name it, which keeps the owner from changing the entry.
     pub(crate) fn offered(&self, slot: u32, generation: u32) -> Result<Offered, TransferError> {
         let entry = self.control.entry(slot)?;
-        // LSE-1: after the lease was written.
+        // LSE-1: checked after the lease was written.
         if entry.word.load(Ordering::SeqCst) != pack(generation, LIVE) {
             return Err(TransferError::gone("the buffer was dropped by its owner"));
         }
@@ -406,18 +406,18 @@ impl Drop for Leased<'_> {
     }
 }
 
-/// A lease that outlasts calls, for what is kept open in between. It keeps the page mapped.
+/// A lease that outlasts calls, for what stays open in between. It keeps the page mapped.
 #[derive(Debug)]
 pub(crate) struct Held {
     control: Arc<Control>,
     index: usize,
-    /// Of an export that was live.
+    /// Slot and generation of an export that was live.
     what: (u32, u32),
     pid: u32,
 }
 
 impl Held {
-    /// Whether its export is still offered. If not, its owner is waiting for this lease.
+    /// Whether its export is still offered. If not, the owner is waiting for this lease.
     pub(crate) fn is_offered(&self) -> bool {
         let (slot, generation) = self.what;
         let live = |entry: &Entry| entry.word.load(Ordering::SeqCst) == pack(generation, LIVE);
@@ -427,7 +427,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        // In a forked copy it is the parent's.
+        // In a forked copy, the lease is the parent's.
         if pid() == self.pid
             && let Some(lease) = self.control.leases().get(self.index)
         {
@@ -436,7 +436,7 @@ impl Drop for Held {
     }
 }
 
-/// A process in one word.
+/// Identifies a process in one word.
 pub(crate) fn identity(pid: u32, started: u64) -> u64 {
     u64::from(pid) << 32 | (started & 0xffff_ffff)
 }

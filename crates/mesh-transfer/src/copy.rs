@@ -1,20 +1,20 @@
-//! Copying memory that is mapped here, as fast as the machine's memory allows.
+//! Copies memory that is mapped here, as fast as the machine's memory allows.
 
-/// From this length on stores go past the caches: an ordinary one would first read the line that it is about to overwrite.
+/// From this length on, stores bypass the caches: an ordinary store would first read the line that it overwrites.
 const STREAM: usize = 1 << 20;
-/// The same for one of many copies that are more than a cache holds together.
+/// The same for each of many copies that together exceed a cache.
 const STREAM_AMONG_MANY: usize = 4096;
 
-/// Copies `len` bytes; `is_one_of_many` says that there is much more of the kind.
+/// Copies `len` bytes; `is_one_of_many` says that many more such copies follow.
 ///
 /// # Safety
-/// Both must be memory of this process, `to` writable, and not overlap. Other processes may write to either meanwhile: what is
-/// copied then is some of both, as the users of shared memory are told.
+/// Both must be memory of this process, `to` writable, and not overlap. Other processes may write to either meanwhile:
+/// the copy then mixes old and new bytes, as users of shared memory are told.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize, is_one_of_many: bool) {
     #[cfg(target_arch = "x86_64")]
     if len >= if is_one_of_many { STREAM_AMONG_MANY } else { STREAM } {
         let ahead = to.align_offset(64).min(len);
-        // SAFETY: as the caller vouches; from where they are taken up, the target is aligned to a line.
+        // SAFETY: as the caller vouches; `stream` starts at a line boundary of the target.
         unsafe {
             std::ptr::copy_nonoverlapping(from, to, ahead);
             stream(from.add(ahead), to.add(ahead), len - ahead);
@@ -46,7 +46,7 @@ unsafe fn stream(from: *const u8, to: *mut u8, len: usize) {
         }
         at += 64;
     }
-    // SAFETY: part of SSE; it orders the streaming stores with later ones, which nothing else does.
+    // SAFETY: part of SSE; it alone orders the streaming stores before later ones.
     unsafe { _mm_sfence() };
     // SAFETY: the rest, shorter than a line.
     unsafe { std::ptr::copy_nonoverlapping(from.add(whole), to.add(whole), len - whole) };

@@ -1,21 +1,21 @@
-//! Sharing work among the cores that have nothing to do.
+//! Shares work among idle cores.
 
 use crate::error::TransferError;
 
-/// Cores beside this thread's that are idle just now, as far as the kernel tells.
+/// The number of idle cores besides this thread's, as far as the kernel tells.
 pub(crate) fn spare() -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     if cores == 1 {
         return 0;
     }
-    // The fourth field: threads that can run, this one among them, of all threads.
+    // The fourth field: runnable threads, including this one, out of all threads.
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let running = load.split(' ').nth(3).and_then(|field| field.split('/').next()).and_then(|n| n.parse().ok());
     cores.saturating_sub(running.unwrap_or(cores))
 }
 
-/// Calls `lane` with each of the values, the first on this thread and the others on threads of their own; returns when all
-/// have ended. A value whose thread cannot be started is left out: lanes take their work from a common list.
+/// Calls `lane` with each value, the first on this thread and the others on new threads; returns when all have ended.
+/// Skips values whose thread cannot be started: lanes take their work from a common list.
 pub(crate) fn in_lanes<T: Copy + Send, E: From<TransferError> + Send>(
     values: &[T],
     lane: impl Fn(T) -> Result<(), E> + Sync,

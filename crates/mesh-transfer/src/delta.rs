@@ -1,24 +1,24 @@
-//! What has changed between two versions of the same memory, told in fewer bytes than the memory has.
+//! The changes between two versions of the same memory, encoded in fewer bytes than the memory has.
 //!
-//! DLT-1: what is made of the old version and the changes is the new version, bit by bit, whatever the bytes mean.
-//! DLT-2: changes that do not belong to memory of this length are refused, and nothing outside it is written.
+//! DLT-1: the old version and the changes yield the new version, bit by bit, whatever the bytes mean. DLT-2: changes
+//! that do not belong to memory of this length are refused, and nothing outside it is written.
 //!
-//! Memory is looked at in units of 1, 2, 4 or 8 bytes, the size of its numbers. There are two streams: gaps and units. A gap is
-//! how many units in a row are as they were, before one that is not; 255 stands for 255 of them without one behind. So one bfloat16
-//! in fifty that has changed costs three bytes.
+//! Memory is compared in units of 1, 2, 4 or 8 bytes, the size of its numbers. There are two streams: gaps and units. A
+//! gap is the number of unchanged units before a changed one; 255 stands for 255 unchanged units with no changed one
+//! after them. If one bfloat16 in fifty has changed, each change costs three bytes.
 
 use crate::error::{ErrorKind, TransferError};
 
 const LONG: u8 = 255;
-/// What is compared at once: as long as it is the same, units are not looked at.
+/// Bytes compared at once: units are compared only where a block differs.
 const BLOCK: usize = 64;
 /// The unit, and the lengths of both streams.
 const HEAD: usize = 24;
 
-/// The changes from `old` to `new`; none if they take more than `limit` bytes.
+/// Returns the changes from `old` to `new`; none if they take more than `limit` bytes.
 ///
 /// # Errors
-/// If the lengths differ or are no multiple of `unit`, or if that is no size of a number.
+/// If the lengths differ or are no multiple of `unit`, or if `unit` is not the size of a number.
 pub fn find_changes(old: &[u8], new: &[u8], unit: usize, limit: usize) -> Result<Option<Vec<u8>>, TransferError> {
     if old.len() != new.len() || !old.len().is_multiple_of(unit.max(1)) {
         return Err(refused(format!(
@@ -38,7 +38,7 @@ pub fn find_changes(old: &[u8], new: &[u8], unit: usize, limit: usize) -> Result
 
 fn find_in<const U: usize>(old: &[u8], new: &[u8], limit: usize) -> Option<Vec<u8>> {
     let (mut gaps, mut units) = (Vec::new(), Vec::new());
-    // Units that are as they were, since the last one that is not.
+    // Unchanged units since the last changed one.
     let mut same = 0_usize;
     for (was, is) in old.chunks(BLOCK).zip(new.chunks(BLOCK)) {
         if was == is {
@@ -68,10 +68,10 @@ fn find_in<const U: usize>(old: &[u8], new: &[u8], limit: usize) -> Option<Vec<u
     (made.len() <= limit).then_some(made)
 }
 
-/// Makes the new version of the old one, which `memory` has.
+/// Turns the old version, in `memory`, into the new one.
 ///
 /// # Errors
-/// If these are no changes of memory of this length: it may have been changed in part.
+/// If the changes do not fit memory of this length. It may then have been changed in part.
 pub fn apply_changes(memory: &mut [u8], changes: &[u8]) -> Result<(), TransferError> {
     let (head, rest) = changes.split_at_checked(HEAD).ok_or_else(|| refused("the changes have no beginning"))?;
     let number = |at: usize| head.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes);
@@ -120,7 +120,7 @@ fn refused(why: impl Into<String>) -> TransferError {
 mod tests {
     use super::*;
 
-    /// Numbers that look drawn, and are the same each time.
+    /// Pseudorandom numbers, the same each time.
     fn drawn(seed: u64) -> impl FnMut(usize) -> usize {
         let mut state = seed | 1;
         move |below| {
@@ -192,7 +192,7 @@ mod tests {
                     *byte = dice(256) as u8;
                 }
             }
-            // Whatever comes of it, nothing panics.
+            // Any result will do, as long as nothing panics.
             let _ = apply_changes(&mut [0; 4096], &hostile);
         }
         assert!(find_changes(&old, &new[..2], 2, 99).is_err());

@@ -1,5 +1,5 @@
-//! How the two ends of a connection prove to each other that they know the owner's door key, and how an owner bounds what
-//! strangers cost it. Only the owner's handles carry that key, and neither end reveals it.
+//! How both ends of a connection prove to each other that they know the owner's door key, and how an owner limits what
+//! strangers cost it. Only the owner's handles carry the key, and neither end reveals it.
 
 use crate::bytes::part;
 use crate::handle::{RealmId, Token};
@@ -9,7 +9,7 @@ use ring::hmac;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// The client's first message: the magic, a nonce, and the owner it wants.
+/// The client's first message: the magic, a nonce, and the owner that it wants.
 pub(crate) const HELLO: usize = 4 + 16 + 16;
 /// The owner's answer: its nonce and its proof.
 pub(crate) const WELCOME: usize = 16 + PROOF;
@@ -20,7 +20,7 @@ pub(crate) const SEAL: usize = 16;
 
 type Nonce = [u8; 16];
 
-/// The handshake of one transport. The words keep a proof of one side, or of one transport, from being used for another.
+/// The handshake of one transport. The words keep a proof of one side or transport from being used for another.
 #[derive(Debug)]
 pub(crate) struct Protocol {
     pub(crate) magic: [u8; 4],
@@ -50,7 +50,7 @@ impl Protocol {
         [self.magic.as_slice(), client, realm].concat()
     }
 
-    /// The owner's part: a hello that is meant for it, and what to answer. None for a stranger's words.
+    /// The owner's part: checks that a hello is meant for it and makes the answer. None for a stranger's hello.
     pub(crate) fn answer(
         &'static self,
         hello: &[u8; HELLO],
@@ -85,7 +85,7 @@ impl Talk {
         hmac::Key::new(hmac::HMAC_SHA256, &self.door)
     }
 
-    /// That this side knows the door key.
+    /// Proves that this side knows the door key.
     pub(crate) fn prove(&self, side: Side) -> [u8; PROOF] {
         part(hmac::sign(&self.key(), &self.said(side, &[])).as_ref(), 0)
     }
@@ -100,7 +100,7 @@ impl Talk {
         message
     }
 
-    /// The message, if that side has sealed it for this connection.
+    /// Returns the message if that side sealed it for this connection.
     pub(crate) fn open<'a>(&self, side: Side, sealed: &'a [u8]) -> Option<&'a [u8]> {
         let (message, seal) = sealed.split_at_checked(sealed.len().checked_sub(SEAL)?)?;
         let tag = hmac::sign(&self.key(), &self.said(side, message));
@@ -108,7 +108,7 @@ impl Talk {
     }
 }
 
-/// Counts the connections that have not proved who they are.
+/// Counts connections that have not proved who they are.
 #[derive(Debug, Default)]
 pub(crate) struct Strangers {
     count: Mutex<usize>,
@@ -116,10 +116,10 @@ pub(crate) struct Strangers {
 }
 
 impl Strangers {
-    /// How many there may be at once.
+    /// The most strangers at once.
     const MOST: usize = 16;
 
-    /// Waits until there is room for another one. Each of them is one for a bounded time.
+    /// Waits until there is room for another stranger. Each remains one for a bounded time only.
     pub(crate) fn wait(&self) {
         let waited = self.fewer.wait_while(lock(&self.count), |count| *count >= Self::MOST);
         *waited.unwrap_or_else(PoisonError::into_inner) += 1;
@@ -131,13 +131,13 @@ impl Strangers {
     }
 }
 
-/// One of a limited number of places; given back when this is dropped.
+/// One of a limited number of places; returned when dropped.
 pub(crate) struct Place<'a>(&'a AtomicUsize);
 
 impl<'a> Place<'a> {
     pub(crate) fn take(count: &'a AtomicUsize, limit: usize) -> Option<Self> {
         let place = Self(count);
-        // Dropped, and so given back, if there was none.
+        // If there was none, dropping `place` returns it.
         (count.fetch_add(1, Ordering::SeqCst) < limit).then_some(place)
     }
 }
@@ -148,7 +148,7 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Pauses a loop that accepts connections, which has most likely run out of descriptors. Clients wait meanwhile.
+/// Pauses an accept loop, which has most likely run out of descriptors. Clients wait meanwhile.
 pub(crate) fn pause() {
     std::thread::sleep(std::time::Duration::from_millis(50));
 }

@@ -1,4 +1,4 @@
-//! The whole of one process's part: what it offers, and its transfers to and from the memory of others.
+//! One process's part in transfers: the memory that it offers, and its transfers to and from the memory of others.
 
 use crate::choice::{Choice, Distance, Need, Ours, choose};
 use crate::completion::{Operation, Outcome};
@@ -23,20 +23,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-/// What is shorter is done by the thread that asks, where the transport does not wait for anybody.
+/// Up to this many bytes, the calling thread transfers, if the transport does not wait for anybody.
 pub const QUICK: u64 = 256 * 1024;
-/// The same for so many operations.
+/// The same limit, in operations.
 const QUICK_OPS: usize = 64;
-/// What all transports together may say in a handle.
+/// The most bytes that all transports together may put into a handle.
 const SAID: usize = 3072;
-/// Why a transport does not offer memory of a GPU.
+/// Why a transport does not offer a GPU's memory.
 const NO_CUDA: &str = "it does not transfer GPU memory";
-/// How long a transport that has failed for an owner is passed over, if there is another.
+/// How long a transport that failed for an owner is passed over, if there is another.
 const DISTRUST: Duration = Duration::from_secs(5);
-/// Owners that are remembered; beyond that the unused ones are forgotten.
+/// The most owners remembered; beyond that all are forgotten, and those in use found again.
 const OWNERS: usize = 1024;
 
-/// A transport, as it stands in this process.
+/// A transport's state in this process.
 #[derive(Clone, Debug)]
 pub struct Standing {
     /// Its name.
@@ -47,10 +47,10 @@ pub struct Standing {
     pub broken: Option<String>,
 }
 
-/// Libraries that are opened at run time, where they are not the system's.
+/// Libraries opened at run time, if not the system's.
 #[derive(Clone, Debug, Default)]
 pub struct Libraries {
-    /// Where libucp may be: paths, or a name for the system to find. The first that can be opened is. None to do without UCX.
+    /// Paths of libucp, or names for the system to find; the first that opens is used. None for no UCX.
     pub ucp: Option<Vec<String>>,
     /// CUDA's driver; none for the system's `libcuda.so.1`.
     pub cuda: Option<String>,
@@ -65,17 +65,17 @@ pub struct Engine {
     exports: Arc<Exports>,
     cuda: Arc<Cuda>,
     transports: Vec<Arc<dyn Transport>>,
-    /// Why a transport does not work in this process; asked once.
+    /// Whether each transport works in this process; asked once.
     standing: Vec<Standing>,
     routes: Mutex<HashMap<RealmId, HashMap<String, Route>>>,
     workers: Workers,
     told: Told,
 }
 
-/// Called with what was chosen for an owner's memory.
+/// Called with the choice made for an owner's memory.
 type Listener = Box<dyn Fn(&Handle, &Choice) + Send + Sync>;
 
-/// Who is told what is chosen: the first for each owner, and each other one from then on.
+/// The listener to choices, and the transport last reported to it for each owner.
 #[derive(Default)]
 struct Told {
     listener: OnceLock<Listener>,
@@ -88,7 +88,7 @@ impl std::fmt::Debug for Told {
     }
 }
 
-/// What is known of one owner by one transport.
+/// What one transport knows of one owner.
 #[derive(Clone, Debug)]
 enum Route {
     Open(Arc<dyn Peer>),
@@ -96,12 +96,13 @@ enum Route {
 }
 
 impl Engine {
-    /// The engine of this process, with these transports besides its own; one of the same name stands in the place of its own.
+    /// Creates the engine of this process, with these transports besides the native ones; one replaces a native one of
+    /// its name.
     pub fn new(others: Vec<Arc<dyn Transport>>) -> Result<Arc<Self>, TransferError> {
         Self::new_with(others, Libraries::default())
     }
 
-    /// The same with these libraries.
+    /// The same, with these libraries.
     pub fn new_with(others: Vec<Arc<dyn Transport>>, libraries: Libraries) -> Result<Arc<Self>, TransferError> {
         let realm = Realm::draw()?;
         let cuda = Cuda::new(&realm, libraries.cuda);
@@ -141,8 +142,8 @@ impl Engine {
         Ok(Arc::new(Self { realm, exports, cuda, transports, standing, routes, workers, told }))
     }
 
-    /// Calls `listener` with the transports for an owner's reads and writes, once the first was used, and whenever another one is;
-    /// on the thread that transfers. Only the first listener is called.
+    /// Calls `listener` when a transport is first used for an owner's reads and writes, and whenever another one is, on
+    /// the thread that transfers. Only the first listener counts.
     pub fn on_choice(&self, listener: impl Fn(&Handle, &Choice) + Send + Sync + 'static) {
         let _ = self.told.listener.set(Box::new(listener));
     }
@@ -175,21 +176,21 @@ impl Engine {
     /// The transports, and whether they work here.
     pub fn transports(&self) -> Vec<Standing> {
         let standing = self.transports.iter().zip(&self.standing);
-        // What they can do changes as the process joins a job.
+        // Capabilities change when the process joins a job.
         standing.map(|(each, standing)| Standing { capabilities: each.capabilities(), ..standing.clone() }).collect()
     }
 
-    /// This is a forked copy of the process, which can use nothing of it: it lets go of what others wait for.
+    /// Tells the engine that it is a forked copy, which cannot use it: it lets go of what others wait for.
     pub fn forked(&self) {
         self.transports.iter().for_each(|transport| transport.forked());
     }
 
-    /// This process belongs to a job of several hosts from now on: what is exported later is offered to those, too.
+    /// Joins this process to a job of several hosts: later exports are offered to those hosts, too.
     pub fn join(&self, membership: &Membership) {
         self.transports.iter().for_each(|transport| transport.join(membership));
     }
 
-    /// Offers memory: what keeps it offered, and what others reach it by.
+    /// Offers memory. Returns what keeps it offered, and the handle by which others reach it.
     ///
     /// # Safety
     /// As for [`Exports::open`].
@@ -201,7 +202,7 @@ impl Engine {
     ) -> Result<(Arc<Export>, Handle), TransferError> {
         self.realm.check_fork()?;
         let on_device = self.cuda.offer(&segments)?;
-        // The stream was waited for, once and for all.
+        // The stream has been waited for, once and for all.
         let space = if on_device.is_some() { Space::Cuda { stream: None } } else { Space::Host };
         // SAFETY: as the caller vouches.
         let export = unsafe { self.exports.open_on(segments.within(space), on_device, writable, keep)? };
@@ -223,7 +224,7 @@ impl Engine {
                 }
                 Ok(_) => reasons.push(format!("{}: a handle has no room for it", transport.name())),
                 Err(error) => {
-                    // What works here, and fails for this memory: readers are told why.
+                    // The transport works here but fails for this memory: tell readers why.
                     if standing.broken.is_none() && is_meant {
                         refusals.push_str(&refusal(transport.name(), &error.message));
                     }
@@ -259,7 +260,7 @@ impl Engine {
         Ok((export, handle))
     }
 
-    /// The memory of this process that a handle names. It is kept as long as the export is held (EXP-1).
+    /// Returns the memory of this process that a handle names. It is kept while the export is held (EXP-1).
     pub fn own(&self, handle: &Handle) -> Result<(Arc<Export>, Segments), TransferError> {
         if handle.realm != self.realm.id {
             return Err(TransferError::invalid(format!("the memory belongs to another process, {}", handle.owner())));
@@ -272,8 +273,8 @@ impl Engine {
         Ok((export, segments))
     }
 
-    /// Offers it no longer, by no transport. To do so again has no effect. `wait` until none can reach it any longer; else that
-    /// is soon. The memory is kept until then (EXP-1).
+    /// Stops offering the export, on all transports; a second call has no effect. With `wait`, returns once no
+    /// transport can reach the memory; otherwise that happens soon after. The memory is kept until then (EXP-1).
     pub fn close(self: &Arc<Self>, export: &Arc<Export>, wait: bool) {
         if !self.exports.close(export) || !self.transports.iter().any(|transport| transport.holds_memory()) {
             return;
@@ -283,12 +284,12 @@ impl Engine {
         if wait {
             withdraw();
         } else {
-            // Where no thread can be had it stays in the transport's hands until the process ends.
+            // Without a thread, the transports keep it until the process ends.
             let _ = self.workers.run(withdraw);
         }
     }
 
-    /// Offers nothing any longer, as the process ends.
+    /// Stops offering anything, as the process ends.
     pub fn close_all(self: &Arc<Self>) {
         for export in self.exports.live() {
             self.close(&export, true);
@@ -297,7 +298,7 @@ impl Engine {
         self.exports.end();
     }
 
-    /// What would be tried for a handle now, in which order, and why not the rest.
+    /// Returns what would be tried for a handle now, in which order, and why not the rest.
     pub fn explain(&self, handle: &Handle, need: Need, forced: Option<&str>) -> Choice {
         let distance = if handle.realm == self.realm.id {
             Distance::Process
@@ -318,7 +319,7 @@ impl Engine {
                     _ => None,
                 };
                 let never = || handle.section(&name).and_then(|section| transport.why_not(handle, section));
-                // Processors cannot change it in one step, and their GPU's instructions are not ours to give.
+                // Processors cannot update GPU memory atomically, and the owner's GPU does not take our instructions.
                 let steps = (is_cuda && need.atomics).then(|| "memory of a GPU has no atomic operations".to_owned());
                 let broken = broken.or(steps).or_else(lately).or_else(never);
                 capabilities.atomics |= need.atomics && forced == Some(name.as_str()) && transport.atomics_by_name();
@@ -341,7 +342,7 @@ impl Engine {
         choice
     }
 
-    /// Starts operations. What is short and waits for nobody is done when this returns.
+    /// Starts operations. Short ones that wait for nobody are done when this returns.
     ///
     /// # Safety
     /// The local memory of all operations must be this process's, and writable where it is written to, for as long as
@@ -368,7 +369,7 @@ impl Engine {
             operation.finish(outcome);
             return operation;
         }
-        // A forked copy has none of the threads that it believes to be waiting for work.
+        // A forked copy lacks the threads that it believes to be waiting for work.
         if let Err(error) = self.realm.check_fork() {
             drop(asked);
             operation.finish(Err(error));
@@ -382,7 +383,7 @@ impl Engine {
             drop(noted);
             // SAFETY: as the caller vouches.
             let outcome = ready.and_then(|()| unsafe { engine.run(asked.ops(), watch, forced.as_deref()) });
-            // OPR-1: whoever is told may do with the memory as they like.
+            // OPR-1: once told, the caller may do with the memory as it likes.
             drop(asked);
             at_work.0.finish(outcome);
         });
@@ -392,7 +393,7 @@ impl Engine {
         operation
     }
 
-    /// What has to be done on the user's streams before local memory of GPUs is used.
+    /// Notes what must finish on the user's streams before local GPU memory is used.
     fn note_streams(&self, ops: &[Op]) -> Result<Vec<Ready>, TransferError> {
         if ops.iter().any(|op| op.work.local().is_some_and(Segments::is_cuda)) {
             self.cuda.note(ops)
@@ -414,7 +415,7 @@ impl Engine {
         let routes = self.routes();
         let mut last = None;
         ops.iter().all(|op| {
-            // Of one owner's buffers some may be a GPU's.
+            // Some of an owner's buffers may be a GPU's.
             let of = (op.handle.realm, op.handle.section(cuda::NAME).is_some());
             if last == Some(of) {
                 return true;
@@ -426,7 +427,7 @@ impl Engine {
                 }
                 Route::Failed(..) => false,
             };
-            // An owner that was never reached by it is reached by another thread: that may take a while.
+            // A first connection to an owner may take a while, so another thread makes it.
             routes.get(&op.handle.realm).is_some_and(|routes| routes.iter().any(is_quick))
         })
     }
@@ -440,7 +441,7 @@ impl Engine {
         let Some(first) = ops.first() else { return Ok(found) };
         let kind = |op: &Op| (op.handle.realm, op.work.is_atomic(), op.handle.section(cuda::NAME).is_some());
         let same = |a: &Op, b: &Op| kind(a) == kind(b);
-        // One owner and one kind, as nearly always; else by owner, and what needs atomics by itself.
+        // Nearly always one owner and one kind; otherwise group by owner, with atomics apart.
         if ops.iter().all(|op| same(first, op)) {
             // SAFETY: as the caller vouches.
             unsafe { self.run_group(ops, &mut found, watch, forced)? };
@@ -461,7 +462,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// Operations on one owner, by the first transport that does them.
+    /// Performs operations on one owner, by the first transport that can.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -493,7 +494,7 @@ impl Engine {
                 }
             }
         }
-        // Asked again after each failure, which may have shown that more than one does not work.
+        // Ask again after each failure, which may have ruled out more than one transport.
         loop {
             let mut choice = self.explain(&handle, need, forced);
             if choice.candidates.is_empty() && !has_failed && self.trust_again(&handle) {
@@ -529,7 +530,7 @@ impl Engine {
         }
     }
 
-    /// Operations by one transport, with memory of GPUs staged if it does not take that.
+    /// Performs operations on one transport, staging GPU memory if the transport does not take it.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -548,7 +549,7 @@ impl Engine {
         unsafe { run_staged(&self.cuda, peer, ops, found, watch) }
     }
 
-    /// A transport that was chosen before and leaves the owner's processor alone: none is better.
+    /// Returns a transport that was chosen before and leaves the owner's processor alone: none is better.
     fn open_quick(&self, handle: &Handle, forced: Option<&str>) -> Option<(String, Arc<dyn Peer>)> {
         let routes = self.routes();
         routes.get(&handle.realm)?.iter().find_map(|(name, route)| match route {
@@ -572,7 +573,7 @@ impl Engine {
         Ok(peer)
     }
 
-    /// Forgets an owner that has ended, with all that it holds open here.
+    /// Forgets an owner that has ended, and all that it holds open here.
     fn note_end(&self, handle: &Handle, peer: &dyn Peer, done: Result<(), TransferError>) -> Result<(), TransferError> {
         if matches!(&done, Err(error) if error.kind == ErrorKind::Gone) && !peer.is_alive() {
             self.routes().remove(&handle.realm);
@@ -580,7 +581,7 @@ impl Engine {
         done
     }
 
-    /// Where all others are out of the question, one that has failed lately is better than none.
+    /// With no other left, a transport that failed recently is better than none.
     fn trust_again(&self, handle: &Handle) -> bool {
         let mut routes = self.routes();
         let Some(routes) = routes.get_mut(&handle.realm) else { return false };
@@ -589,7 +590,7 @@ impl Engine {
         routes.len() < before
     }
 
-    /// How many owners are known.
+    /// The number of known owners.
     pub fn owners(&self) -> usize {
         self.routes().len()
     }
@@ -601,7 +602,7 @@ impl Engine {
     fn note(&self, handle: &Handle, name: &str, route: Route) {
         let mut routes = self.routes();
         if routes.len() >= OWNERS && !routes.contains_key(&handle.realm) {
-            // Those that are in use are held by who uses them, and found again.
+            // Routes in use are held by their users, and found again.
             routes.clear();
         }
         routes.entry(handle.realm).or_default().insert(name.to_owned(), route);
@@ -612,7 +613,7 @@ impl Engine {
     }
 }
 
-/// Has whoever waits hear of it if the thread that works on it panics.
+/// Tells waiters if the thread that works on the operation panics.
 struct Unfinished(Arc<Operation>);
 
 impl Drop for Unfinished {

@@ -1,8 +1,8 @@
-//! Errors of transfers, and what they mean for the caller.
+//! Errors of transfers, and what they mean to the caller.
 
 use std::fmt;
 
-/// What an error means for whoever asked for the transfer.
+/// What an error means to the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// A wrong argument: out of bounds, not aligned, not writable, not a handle.
@@ -13,20 +13,20 @@ pub enum ErrorKind {
     Refused,
     /// The deadline has passed.
     TimedOut,
-    /// The caller gave the transfer up.
+    /// The caller cancelled the transfer.
     Cancelled,
-    /// This transport cannot do it now; another one, or the same one later, may.
+    /// This transport cannot do it now; another one, or this one later, may.
     Transport,
     /// The connection ended after an atomic operation was sent: nobody knows whether it was carried out.
     Unknown,
-    /// No transport that both ends have can do it.
+    /// No transport that both ends share can do it.
     NoTransport,
-    /// A copy in a forked child, which transfers nothing.
+    /// In a forked child, which cannot transfer.
     Forked,
 }
 
 impl ErrorKind {
-    /// All kinds, for tables over them.
+    /// All kinds, for tables.
     pub const ALL: [Self; 9] = [
         Self::Invalid,
         Self::Gone,
@@ -39,7 +39,7 @@ impl ErrorKind {
         Self::Forked,
     ];
 
-    /// The word for it.
+    /// The name of the kind.
     pub fn word(self) -> &'static str {
         match self {
             Self::Invalid => "invalid",
@@ -55,11 +55,11 @@ impl ErrorKind {
     }
 }
 
-/// A transfer that did not happen, or not as a whole.
+/// A transfer that failed, as a whole or in part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct TransferError {
-    /// What follows from it.
+    /// What the error means to the caller.
     pub kind: ErrorKind,
     /// What happened to whom, and what to do about it.
     pub message: String,
@@ -79,12 +79,12 @@ impl TransferError {
         Self::new(ErrorKind::Refused, message)
     }
 
-    /// The process that offered the memory is no longer there.
+    /// The process that offered the memory has ended.
     pub(crate) fn ended(pid: u32) -> Self {
         Self::gone(format!("process {pid}, which owned the buffer, has ended"))
     }
 
-    /// An atomic operation was sent, and the connection then failed.
+    /// The connection failed after an atomic operation was sent.
     pub(crate) fn unknown(error: &Self) -> Self {
         Self::new(ErrorKind::Unknown, format!("{error}; nobody knows whether the atomic operation was carried out"))
     }
@@ -97,13 +97,13 @@ impl TransferError {
         Self::new(ErrorKind::Transport, message)
     }
 
-    /// A system call that failed, as a failure of the transport.
+    /// A failed system call, as a failure of the transport.
     pub(crate) fn os(what: &'static str) -> impl Fn(rustix::io::Errno) -> Self {
         move |errno| Self::transport(format!("cannot {what}: {errno}{}", advice(Some(errno.raw_os_error()))))
     }
 }
 
-/// What to do where the system has no more of something to give; nothing for other errors.
+/// What to do when the system runs out of something; nothing for other errors.
 pub(crate) fn advice(code: Option<i32>) -> &'static str {
     match code {
         Some(libc::EMFILE) => ". Raise the limit of open files of this process (ulimit -n), or close some.",
@@ -113,7 +113,7 @@ pub(crate) fn advice(code: Option<i32>) -> &'static str {
     }
 }
 
-/// A number of bytes as people read it.
+/// A number of bytes, for people.
 pub(crate) struct Bytes(pub(crate) u64);
 
 impl fmt::Display for Bytes {

@@ -1,7 +1,7 @@
-//! What this process offers.
+//! The memory that this process offers.
 //!
 //! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody works on it: neither this
-//! process's own threads, which hold the `Export`, nor other processes, which hold leases (LSE-1).
+//! process's threads, which hold the `Export`, nor other processes, which hold leases (LSE-1).
 
 use crate::control::{Control, Offered, SLOTS};
 use crate::cuda::OnDevice;
@@ -17,22 +17,22 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Whatever has to live as long as the memory is used. Dropped on any thread.
+/// Keeps the memory alive while it is in use. Dropped on any thread.
 pub type Keep = Box<dyn Any + Send + Sync>;
 
 /// Memory that this process offers.
 pub struct Export {
-    /// Its place in the table.
+    /// Its slot in the table.
     pub slot: u32,
-    /// How often the place was used.
+    /// How often the slot has been used.
     pub generation: u32,
-    /// What must be shown for each operation.
+    /// Shown for each operation.
     pub token: Token,
-    /// Where it lies in this process.
+    /// Where it is in this process.
     pub segments: Segments,
     /// Whether others may write to it.
     pub writable: bool,
-    /// More of it, if it is memory of a GPU.
+    /// GPU details, if it is a GPU's memory.
     pub(crate) on_device: Option<OnDevice>,
     _keep: Keep,
 }
@@ -59,13 +59,13 @@ pub struct Exports {
 #[derive(Debug, Default)]
 struct Table {
     live: HashMap<u32, Arc<Export>>,
-    /// Places to be used again, with the generation that comes next; the longest unused first.
+    /// Slots to reuse, with their next generation; the longest unused first.
     free: VecDeque<(u32, u32)>,
     fresh: u32,
 }
 
 impl Table {
-    /// Has the place used again; one whose generations are used up is not.
+    /// Lets the slot be used again, unless its generations are used up.
     fn recycle(&mut self, export: &Export) {
         if let Some(next) = export.generation.checked_add(1) {
             self.free.push_back((export.slot, next));
@@ -93,28 +93,28 @@ impl Exports {
         })
     }
 
-    /// The number of the descriptor under which readers find the control page.
+    /// The number of the descriptor by which readers find the control page.
     pub(crate) fn descriptor(&self) -> u32 {
         self.control.descriptor()
     }
 
-    /// Memory that others of this host can map, whatever is in it.
+    /// Allocates uninitialized memory that others of this host can map.
     pub fn allocate(&self, len: u64) -> Result<Block, TransferError> {
         self.realm.check_fork()?;
         self.pool.allocate(len)
     }
 
-    /// In which arena these bytes are, if they are in one.
+    /// Finds the arena that contains these bytes, if any.
     pub fn pooled(&self, addr: u64, len: u64) -> Option<Pooled> {
         self.pool.find(addr, len)
     }
 
-    /// Give no memory of arenas back: the process ends (ARN-1).
+    /// Stops returning arena memory: the process ends (ARN-1).
     pub(crate) fn end(&self) {
         self.pool.end();
     }
 
-    /// In how many pieces of shared memory that is.
+    /// The number of arenas.
     pub fn arenas(&self) -> usize {
         self.pool.arenas()
     }
@@ -122,18 +122,18 @@ impl Exports {
     /// Offers memory.
     ///
     /// # Safety
-    /// The segments must be this process's memory, readable (and writable, if so said) for as long as `keep` lives. That
-    /// others write to it meanwhile must be no surprise to whoever uses it here.
+    /// The segments must be this process's memory, readable (and writable, if so said) for as long as `keep` lives. Its
+    /// users here must expect others to write to it meanwhile.
     pub unsafe fn open(&self, segments: Segments, writable: bool, keep: Keep) -> Result<Arc<Export>, TransferError> {
         segments.check_host()?;
         // SAFETY: as the caller vouches.
         unsafe { self.open_on(segments, None, writable, keep) }
     }
 
-    /// The same for memory of a GPU, of which more is known.
+    /// Offers memory, which may be a GPU's.
     ///
     /// # Safety
-    /// As for [`Self::open`], but for who may read and write it: only CUDA's driver.
+    /// As for [`Self::open`], except that only CUDA's driver need be able to read and write GPU memory.
     pub(crate) unsafe fn open_on(
         &self,
         segments: Segments,
@@ -169,7 +169,7 @@ impl Exports {
             cuda: false,
         };
         if let Some(on) = &export.on_device {
-            // Who does not know of such memory finds more pieces than there can be.
+            // A reader that does not know this flag finds more pieces than there can be.
             offered = Offered { pieces_at: on.record(), pieces: u64::MAX, cuda: true, ..offered };
             offered.one_piece = false;
         } else if let [one] = list {
@@ -180,7 +180,7 @@ impl Exports {
         Ok(export)
     }
 
-    /// What a peer has named, if it is there and the peer may use it.
+    /// Returns the export that a peer names, if it is there and the peer may use it.
     pub fn find(&self, slot: u32, generation: u32, token: &Token) -> Result<Arc<Export>, TransferError> {
         let gone = || TransferError::gone("the buffer was dropped by its owner");
         let export = self.table().live.get(&slot).cloned().ok_or_else(gone)?;
@@ -193,21 +193,21 @@ impl Exports {
         Ok(export)
     }
 
-    /// All that are offered.
+    /// All exports that are offered.
     pub fn live(&self) -> Vec<Arc<Export>> {
         self.table().live.values().cloned().collect()
     }
 
-    /// Offers it no longer. The memory is let go as soon as nobody is at work on it (EXP-1). Does not wait.
-    /// Returns whether it was offered until now.
+    /// Stops offering it. The memory is released once nobody works on it (EXP-1). Does not wait. Returns whether it was
+    /// offered until now.
     pub fn close(&self, export: &Arc<Export>) -> bool {
-        // In a forked copy the page is still the parent's.
+        // In a forked copy, the page is still the parent's.
         if self.realm.check_fork().is_err() {
             return false;
         }
         {
             let mut table = self.table();
-            // Closed before: the place may be another's by now.
+            // If it was closed before, the slot may be another's by now.
             if table.live.get(&export.slot).is_none_or(|live| live.generation != export.generation) {
                 return false;
             }
@@ -219,26 +219,26 @@ impl Exports {
         }
         let mut draining = self.draining();
         draining.exports.push(Arc::clone(export));
-        // Whoever looks for leases from now on does so after this.
+        // Leases looked for from now on are looked for after this.
         self.control.set_draining(true);
         self.control.look_again();
         if !draining.is_watched {
             let control = Arc::clone(&self.control);
             let (list, table) = (Arc::clone(&self.draining), Arc::clone(&self.table));
             let watcher = std::thread::Builder::new().name("mesh-drain".to_owned()).stack_size(64 * 1024);
-            // Without a thread the memory is kept until the next close; it is never freed too early.
+            // Without a thread, the memory is kept until the next close; it is never freed too early.
             draining.is_watched = watcher.spawn(move || drain(&control, &list, &table)).is_ok();
         }
         true
     }
 
-    /// How many are offered, and how many closed ones are still being read by others.
+    /// The number of exports that are offered, and of closed ones that others still use.
     pub fn counts(&self) -> (usize, usize) {
         let live = self.table().live.len();
         (live, self.draining().exports.len())
     }
 
-    /// The incarnation that they belong to.
+    /// The incarnation that owns them.
     pub fn realm(&self) -> &RealmId {
         &self.realm.id
     }
@@ -252,7 +252,7 @@ impl Exports {
     }
 }
 
-/// Lets go of closed exports as their leases end; ends with the last.
+/// Releases closed exports as their leases end; returns after the last.
 fn drain(control: &Control, list: &Mutex<Draining>, table: &Mutex<Table>) {
     loop {
         let seen = control.drained();

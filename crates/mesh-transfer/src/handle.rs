@@ -1,54 +1,54 @@
-//! What travels instead of the memory: a few hundred bytes that say whose it is, which, and by which transports.
+//! What travels instead of the memory: a few hundred bytes that name it, its owner, and the transports that reach it.
 //!
-//! HDL-1: bytes that `encode` would not write are refused, whoever they are from. A handle has no addresses of memory, so that a
-//! forged one names at most what does not exist.
+//! HDL-1: bytes that `encode` would not write are refused, whoever sent them. A handle holds no memory addresses, so a
+//! forged one at most names what does not exist.
 
 use crate::bytes::Reader;
 use crate::error::TransferError;
 
 const MAGIC: [u8; 4] = *b"MXH\x01";
-/// Longer ones are refused unread.
+/// Longer handles are refused unread.
 pub const MAX_HANDLE: usize = 4096;
 /// The most transports that a handle may name.
 pub(crate) const MAX_SECTIONS: usize = 16;
 const MAX_NAME: usize = 64;
-/// The section that is no transport's: why some transports do not offer the memory.
+/// The section that belongs to no transport: why some transports do not offer the memory.
 pub(crate) const REFUSALS: &str = "-";
 /// The longest of those reasons.
 const MAX_REASON: usize = 200;
 const MAX_HOST: usize = 64;
 const WRITABLE: u8 = 1;
 
-/// A random number that stands for one incarnation of one process.
+/// A random number that identifies one incarnation of one process.
 pub type RealmId = [u8; 16];
-/// A random number that must be shown for each operation.
+/// A random number that each operation must show.
 pub type Token = [u8; 16];
 
-/// One transport by which the memory may be reached, with what that transport needs to know.
+/// A transport that may reach the memory, with what it needs to know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     /// The transport's name.
     pub name: String,
-    /// Read by the transport of that name only.
+    /// Read only by the transport of that name.
     pub data: Vec<u8>,
 }
 
-/// Names memory of a process. Whoever has one may use the memory.
+/// Names memory of a process. Anyone who has one may use the memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handle {
     /// The incarnation of the owner.
     pub realm: RealmId,
     /// The owner's machine since its last boot.
     pub boot: [u8; 16],
-    /// The owner, for people.
+    /// The owner's pid, for people.
     pub pid: u32,
     /// The owner's machine, for people.
     pub host: String,
     /// Shown for each operation.
     pub token: Token,
-    /// The place in the owner's table of exports.
+    /// The slot in the owner's table of exports.
     pub slot: u32,
-    /// How often the place was used; never 0.
+    /// How often the slot has been used; never 0.
     pub generation: u32,
     /// The length of the whole export.
     pub length: u64,
@@ -63,7 +63,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The same memory, narrowed to `len` bytes from `start` on, both counted inside this buffer.
+    /// The same memory, narrowed to `len` bytes from `start` on, relative to this buffer.
     pub fn slice(&self, start: u64, len: u64) -> Result<Self, TransferError> {
         self.check(start, len)?;
         Ok(Self { start: self.start + start, len, ..self.clone() })
@@ -85,7 +85,7 @@ impl Handle {
         self.sections.iter().find(|section| section.name == name).map(|section| section.data.as_slice())
     }
 
-    /// Why a transport does not offer the memory, if its owner says so.
+    /// Why a transport does not offer the memory, if the owner says so.
     pub fn refusal(&self, name: &str) -> Option<String> {
         let said = std::str::from_utf8(self.section(REFUSALS)?).ok()?;
         let why = said.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))?;
@@ -97,7 +97,7 @@ impl Handle {
         format!("pid {} on host {}", self.pid, self.host)
     }
 
-    /// As bytes.
+    /// Encodes it as bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(256);
         out.extend_from_slice(&MAGIC);
@@ -124,7 +124,7 @@ impl Handle {
         out
     }
 
-    /// From bytes that anybody may have written.
+    /// Decodes bytes that anybody may have written.
     pub fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         if bytes.len() > MAX_HANDLE {
             return Err(bad(format!("it has {} bytes, more than the limit of {MAX_HANDLE}", bytes.len())));
@@ -164,12 +164,12 @@ impl Handle {
     }
 }
 
-/// Compares in the same time wherever the first difference is, so that nobody guesses a token byte by byte.
+/// Compares in constant time, so that nobody can guess a token byte by byte.
 pub(crate) fn is_same(a: &Token, b: &Token) -> bool {
     std::hint::black_box(a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b))) == 0
 }
 
-/// Whether a transport may be called so.
+/// Whether this may be a transport's name.
 pub fn is_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'_';
     (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(plain)
@@ -205,12 +205,12 @@ fn sections(rest: &mut Reader<'_>) -> Result<Vec<Section>, TransferError> {
     Ok(found)
 }
 
-/// Why a transport does not offer some memory, as a line of the section of refusals.
+/// A line of the section of refusals: why a transport does not offer some memory.
 pub(crate) fn refusal(name: &str, why: &str) -> String {
     format!("{name}: {}\n", cut(&why.replace('\n', " "), MAX_REASON))
 }
 
-/// The beginning of a text, no longer than fits.
+/// Cuts a text to at most `most` bytes.
 fn cut(text: &str, most: usize) -> &str {
     let mut end = text.len().min(most);
     while !text.is_char_boundary(end) {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// The addresses by which other hosts may reach this one, IPv4 first.
+/// Addresses by which other hosts may reach this one, IPv4 first.
 pub(crate) fn host_addresses() -> Vec<IpAddr> {
     let mut first = std::ptr::null_mut();
     // SAFETY: the list is written to a variable of this frame.
@@ -39,7 +39,7 @@ pub(crate) fn host_addresses() -> Vec<IpAddr> {
             found.push(address);
         }
     }
-    // SAFETY: the list that was made above, freed once.
+    // SAFETY: the list made above, freed once.
     unsafe { libc::freeifaddrs(first) };
     found.sort_by_key(IpAddr::is_ipv6);
     found

@@ -52,7 +52,7 @@ pub use segments::{MAX_SEGMENTS, Segment, Segments, Space};
 pub use transports::{Capabilities, Ops, Peer, Transport};
 pub use watch::Watch;
 
-/// Locks, also after a thread has panicked with the lock held: what it worked on is in order between any two statements.
+/// Locks even if a thread panicked while holding the lock: the data is consistent between any two statements.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// What it takes to be let in elsewhere, and to let others in.
+/// What this process needs to be let in elsewhere, and to let others in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Membership {
     /// The folder with the job's authority, its list of revocations, and a member's certificate and key.
@@ -13,6 +13,6 @@ pub struct Membership {
     pub revocations: Option<PathBuf>,
     /// This host's addresses as others reach it, the likeliest first.
     pub addresses: Vec<IpAddr>,
-    /// How long a host may be silent until it counts as dead.
+    /// How long a host may be silent before it counts as dead.
     pub silence: Duration,
 }

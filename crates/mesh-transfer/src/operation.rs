@@ -1,47 +1,47 @@
-//! What is to be done to the memory of another process.
+//! Operations on the memory of another process.
 
 use crate::error::TransferError;
 use crate::handle::Handle;
 use crate::segments::Segments;
 use std::sync::Arc;
 
-/// One thing to be done to the memory of another process.
+/// One operation on the memory of another process.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// Copy from there.
+    /// Copy from the buffer.
     Read {
-        /// To here.
+        /// To this memory.
         local: Segments,
-        /// From here on, inside the buffer.
+        /// From this offset in the buffer.
         offset: u64,
     },
-    /// Copy to there.
+    /// Copy to the buffer.
     Write {
-        /// From here.
+        /// From this memory.
         local: Segments,
-        /// To here, inside the buffer.
+        /// To this offset in the buffer.
         offset: u64,
     },
-    /// Add, and return what was there.
+    /// Add, and return the previous value.
     FetchAdd {
-        /// Where the 8 bytes are, inside the buffer.
+        /// Offset of the 8 bytes in the buffer.
         offset: u64,
         /// What to add, wrapping around.
         value: u64,
     },
-    /// Replace what is expected, and return what was there.
+    /// Replace the value if it is the expected one, and return the previous value.
     CompareAndSwap {
-        /// Where the 8 bytes are, inside the buffer.
+        /// Offset of the 8 bytes in the buffer.
         offset: u64,
-        /// Only if they are this.
+        /// The value to replace.
         expected: u64,
-        /// What they become.
+        /// The new value.
         desired: u64,
     },
 }
 
 impl Work {
-    /// Where in the buffer it is done, and to how many bytes.
+    /// The offset in the buffer, and the number of bytes.
     pub fn span(&self) -> (u64, u64) {
         match self {
             Self::Read { local, offset } | Self::Write { local, offset } => (*offset, local.len()),
@@ -49,7 +49,7 @@ impl Work {
         }
     }
 
-    /// The memory of this process, if there is any.
+    /// The memory of this process, if any.
     pub fn local(&self) -> Option<&Segments> {
         match self {
             Self::Read { local, .. } | Self::Write { local, .. } => Some(local),
@@ -57,18 +57,18 @@ impl Work {
         }
     }
 
-    /// Whether it must be one step for everybody who looks.
+    /// Whether others must see it as a single step.
     pub fn is_atomic(&self) -> bool {
         matches!(self, Self::FetchAdd { .. } | Self::CompareAndSwap { .. })
     }
 
-    /// Whether the memory there is changed.
+    /// Whether it changes the buffer.
     pub fn writes(&self) -> bool {
         !matches!(self, Self::Read { .. })
     }
 }
 
-/// One thing to be done, and to which buffer.
+/// An operation, and its buffer.
 #[derive(Clone, Debug)]
 pub struct Op {
     /// The buffer.
@@ -78,7 +78,7 @@ pub struct Op {
 }
 
 impl Op {
-    /// An operation that lies inside its buffer, is aligned and allowed.
+    /// Checks that the operation lies inside its buffer, is aligned, and is allowed.
     pub fn new(handle: &Arc<Handle>, work: Work) -> Result<Self, TransferError> {
         let (offset, len) = work.span();
         handle.check(offset, len)?;

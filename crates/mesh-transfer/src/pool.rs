@@ -1,10 +1,10 @@
-//! Memory that is shared from the beginning, so that other processes map it instead of having the kernel copy it.
+//! Memory that is shared from the start, so that other processes map it instead of having the kernel copy it.
 //!
-//! An arena is sealed, so it never shrinks below a mapping. Freed memory goes back to the system at once, even if
-//! another process still maps the arena: a process that reads there has no lease, and no right to.
+//! An arena is sealed, so it never shrinks below a mapping. Freed memory returns to the system at once, even while
+//! another process maps the arena: without a lease, that process has no right to read there.
 //!
-//! ARN-1: nothing is given back when the process ends; the kernel does that when the last mapping is gone. A process
-//! that was lent a version of published weights therefore has all of it, although the publisher has ended.
+//! ARN-1: nothing is returned when the process ends; the kernel frees it with the last mapping. So a process that was
+//! lent a version of published weights keeps all of it after the publisher has ended.
 
 use crate::error::TransferError;
 use crate::lock;
@@ -20,12 +20,12 @@ use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// What an arena has at least. Of it only what is used takes memory.
+/// The least size of an arena. Only the parts in use take memory.
 const ARENA: u64 = 64 << 20;
-/// Blocks begin at a multiple of this, so that no two share a line of a cache.
+/// Blocks begin at a multiple of this, so that no two share a cache line.
 const LINE: u64 = 64;
 
-/// Where in an arena something is, as others find it.
+/// A place in an arena, as others find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pooled {
     /// The owner's descriptor of the arena.
@@ -40,7 +40,7 @@ pub struct Pooled {
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     arenas: Mutex<Arenas>,
-    /// The process ends.
+    /// Whether the process is ending.
     ended: AtomicBool,
 }
 
@@ -56,11 +56,11 @@ struct Arena {
     fd: OwnedFd,
     id: u32,
     page: u64,
-    /// Where it is free, and how far; no two touch each other.
+    /// Start and length of each free range; no two touch.
     free: Mutex<BTreeMap<u64, u64>>,
 }
 
-/// Part of an arena, free again when this is dropped.
+/// Part of an arena, freed when dropped.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -71,14 +71,14 @@ pub struct Block {
     pid: u32,
 }
 
-/// Shared memory of a file that never becomes shorter.
+/// Shared memory of a file that never shrinks.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: *mut c_void,
     len: usize,
 }
 
-// SAFETY: only addresses; who reads and writes there says why they may.
+// SAFETY: only addresses; those who read and write there say why they may.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -94,11 +94,11 @@ impl Mapping {
         Ok(Self { base, len })
     }
 
-    /// Another process's arena, if that is what lies under this descriptor of it.
+    /// Maps another process's arena, if this descriptor of that process is one.
     pub(crate) fn attach(owner: u32, pooled: Pooled) -> Result<Self, TransferError> {
         let path = format!("/proc/{owner}/fd/{}", pooled.fd);
         let missing = || TransferError::transport(format!("process {owner} shares no such memory"));
-        // Looked at before it is opened: to open a device may have effects.
+        // Check before opening: opening a device may have effects.
         let name = std::fs::read_link(&path).map_err(|_| missing())?;
         if name.as_os_str().to_string_lossy() != format!("/memfd:{} (deleted)", name_of(pooled.id)) {
             return Err(missing());
@@ -113,7 +113,7 @@ impl Mapping {
         Self::new(&fd, u64::try_from(size).map_err(|_| missing())?)
     }
 
-    /// Where `len` bytes at `offset` are, if they are inside.
+    /// Returns the address of `len` bytes at `offset`, if they are inside.
     pub(crate) fn at(&self, offset: u64, len: u64) -> Option<*mut u8> {
         let end = offset.checked_add(len)?;
         (end <= self.len as u64).then(|| self.base.cast::<u8>().wrapping_add(offset as usize))
@@ -122,7 +122,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new` with this length; who uses it holds this.
+        // SAFETY: mapped by `new` with this length; its users hold this.
         let _ = unsafe { munmap(self.base, self.len) };
     }
 }
@@ -149,7 +149,7 @@ impl Arena {
         lock(&self.free)
     }
 
-    /// The first free place that has room at a multiple of `align`.
+    /// Takes the first free range that has room at a multiple of `align`.
     fn take(&self, room: u64, align: u64) -> Option<u64> {
         let mut free = self.lock();
         let (start, len, at) = free.iter().find_map(|(&start, &len)| {
@@ -166,7 +166,7 @@ impl Arena {
         Some(at)
     }
 
-    /// Has a place free again; returns whether all of it is.
+    /// Frees a range; returns whether the whole arena is free.
     fn give(&self, at: u64, room: u64) -> bool {
         let mut free = self.lock();
         let (mut start, mut end) = (at, at + room);
@@ -178,11 +178,11 @@ impl Arena {
         if let Some(len) = free.remove(&end) {
             end += len;
         }
-        // The pages of the block that nothing else is on.
+        // The block's pages that nothing else is on.
         let from = start.next_multiple_of(self.page).max(at / self.page * self.page);
         let to = (end / self.page * self.page).min((at + room).next_multiple_of(self.page));
         if from < to {
-            // A kernel that cannot gives the memory back with the arena.
+            // A kernel that cannot do this returns the memory with the arena.
             let _ = fallocate(&self.fd, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, from, to - from);
         }
         free.insert(start, end - start);
@@ -191,10 +191,10 @@ impl Arena {
 }
 
 impl Pool {
-    /// Memory for so many bytes, whatever is in it.
+    /// Allocates `len` uninitialized bytes.
     pub(crate) fn allocate(self: &Arc<Self>, len: u64) -> Result<Block, TransferError> {
         let page = rustix::param::page_size() as u64;
-        // What has pages of its own is given back page by page.
+        // Blocks with whole pages are returned page by page.
         let align = if len < page { LINE } else { page };
         let too_long = || TransferError::invalid(format!("{len} bytes are more than a process can have"));
         let room = len.max(1).checked_next_multiple_of(align).ok_or_else(too_long)?;
@@ -213,7 +213,7 @@ impl Pool {
         Ok(Block { arena, pool: Arc::clone(self), at, room, len, pid: pid() })
     }
 
-    /// Where these bytes are in an arena, if they are in one.
+    /// Finds the arena that contains these bytes, if any.
     pub(crate) fn find(&self, addr: u64, len: u64) -> Option<Pooled> {
         self.lock().list.iter().find_map(|arena| {
             let offset = addr.checked_sub(arena.map.base as u64)?;
@@ -222,12 +222,12 @@ impl Pool {
         })
     }
 
-    /// The process ends (ARN-1).
+    /// Notes that the process ends (ARN-1).
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// How many arenas there are.
+    /// The number of arenas.
     pub(crate) fn arenas(&self) -> usize {
         self.lock().list.len()
     }
@@ -248,7 +248,7 @@ impl Block {
         self.len
     }
 
-    /// Whether it has no byte.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -256,7 +256,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // A forked copy shares the arena with its parent, to whom it belongs.
+        // A forked copy shares the arena with its parent, who owns it.
         if pid() != self.pid || self.pool.ended.load(Ordering::SeqCst) {
             return;
         }

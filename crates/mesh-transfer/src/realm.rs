@@ -12,9 +12,9 @@ pub struct Realm {
     pub id: RealmId,
     /// The machine since its last boot: only processes with the same one can share memory.
     pub boot: [u8; 16],
-    /// The process's number.
+    /// The process's pid.
     pub pid: u32,
-    /// When it was started, in ticks since boot; with the number it names a process for good.
+    /// When it started, in ticks since boot; with the pid, it identifies a process for good.
     pub started: u64,
     /// The machine's name, for people.
     pub host: String,

@@ -1,11 +1,10 @@
-//! Memory that is registered with a device for as long as somebody uses it.
+//! Memory that is registered with a device while somebody uses it.
 //!
-//! A device accesses the pages that were registered, whatever the process maps at their addresses later. So:
+//! A device accesses the pages that were registered, whatever the process later maps at their addresses. So:
 //!
 //! REG-1: a new holder shares a region only if each of its bytes has been held, by one holder or another, since the
-//! region was made.
-//! REG-2: a region is released with its last holder. A failure to make one is reported to the caller and not
-//! remembered.
+//! region was made. REG-2: a region is released with its last holder. A failure to make one is reported to the caller
+//! and not remembered.
 
 use crate::error::TransferError;
 use crate::lock;
@@ -13,12 +12,12 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
 use std::sync::{Arc, Mutex};
 
-/// Tells a device of memory.
+/// Registers memory with a device.
 pub(crate) trait Registrar: Debug + Send + Sync {
-    /// What the device knows it by; to drop it is to have the device forget it.
+    /// A registration. Dropping it deregisters the memory.
     type Region: Debug + Send + Sync;
 
-    /// Has the device know the bytes from `start` on, for itself only; for writing too, if it is so said.
+    /// Registers the bytes from `start` on for local access, also for writing if `writable`.
     fn register(&self, start: u64, len: u64, writable: bool) -> Result<Self::Region, TransferError>;
 }
 
@@ -29,7 +28,7 @@ pub(crate) struct Registry<R: Registrar> {
     table: Arc<Mutex<Table<R::Region>>>,
 }
 
-/// Keeps memory known to the device. The memory must stay what it is as long as this lives.
+/// Keeps memory registered. The memory must not be replaced while this lives.
 pub(crate) struct Hold<T> {
     region: Arc<T>,
     holder: Holder,
@@ -42,13 +41,13 @@ struct Table<T> {
     next: u64,
 }
 
-/// Regions are ordered by size first, so that those which reach some place are near each other.
+/// Regions are ordered by size first, so that those that reach some place are close together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
-    /// How many bits the length has.
+    /// The number of bits in the length.
     bits: u32,
     start: u64,
-    /// Tells those apart that begin together.
+    /// Distinguishes regions with the same start.
     number: u64,
 }
 
@@ -61,7 +60,7 @@ struct Entry<T> {
     region: Arc<T>,
     end: u64,
     writable: bool,
-    /// What each holder holds, in the order of their coming.
+    /// What each holder holds, in order of arrival.
     holders: Vec<Holder>,
 }
 
@@ -99,14 +98,14 @@ impl<T> Table<T> {
         self.next
     }
 
-    /// The regions that have bytes in common with these.
+    /// The regions that overlap these bytes.
     fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (&Key, &Entry<T>)> {
         let first = |from: Key| self.regions.range(from..).next().map(|(key, _)| key.bits);
         let sizes = std::iter::successors(first(Key { bits: 0, start: 0, number: 0 }), move |bits| {
             first(Key { bits: bits + 1, start: 0, number: 0 })
         });
         sizes.flat_map(move |bits| {
-            // None of this size is longer.
+            // No region of this size is longer.
             let longest = u64::MAX >> (u64::BITS - bits.clamp(1, u64::BITS));
             let from = Key { bits, start: start.saturating_sub(longest), number: 0 };
             let to = Key { bits, start: end, number: 0 };
@@ -119,7 +118,7 @@ impl<T> Table<T> {
         self.regions.insert(Key { bits: bits(entry.end - start), start, number }, entry);
     }
 
-    /// A region that has all of it, and a place in it.
+    /// Finds a region that has all of it, and adds a holder.
     fn share(&mut self, wanted: Wanted) -> Option<(Arc<T>, Holder)> {
         let fits = |entry: &Entry<T>| (entry.writable || !wanted.writable) && entry.covers(wanted.start, wanted.end);
         let key = self.overlapping(wanted.start, wanted.end).find(|(_, entry)| fits(entry)).map(|(key, _)| *key)?;
@@ -129,7 +128,7 @@ impl<T> Table<T> {
         Some((Arc::clone(&entry.region), holder))
     }
 
-    /// These bytes with all that overlaps them and is held, and who holds it.
+    /// Extends these bytes by all held memory that overlaps them. Returns the range and its holders.
     fn merged(&self, start: u64, end: u64, writable: bool) -> (u64, u64, Vec<Holder>) {
         let (mut from, mut to) = (start, end);
         loop {
@@ -157,7 +156,7 @@ impl<T> Table<T> {
         entries.any(|(_, entry)| entry.holders.contains(holder))
     }
 
-    /// Takes a holder out, and the regions that nobody holds any longer.
+    /// Removes a holder, and the regions that nobody holds any longer.
     fn release(&mut self, holder: &Holder) -> Vec<Entry<T>> {
         let mut keys = Vec::new();
         for (key, entry) in self.overlapping(holder.start, holder.end) {
@@ -186,26 +185,27 @@ struct Wanted {
 }
 
 impl<R: Registrar> Registry<R> {
-    /// Of memory with pages of this size.
+    /// A registry of memory with pages of this size.
     pub(crate) fn new(registrar: R, page: u64) -> Self {
         Self { registrar, page, table: Arc::default() }
     }
 
-    /// Has the device know these bytes; at least one, which end inside the address space.
+    /// Registers these bytes: at least one, ending inside the address space.
     ///
-    /// Whole pages are told of: where one byte of a page is there, all of it is. What overlaps is told of as one.
+    /// Registers whole pages: if one byte of a page exists, all of it does. Overlapping memory is registered as one
+    /// region.
     pub(crate) fn hold(&self, start: u64, len: u64, writable: bool) -> Result<Hold<R::Region>, TransferError> {
         let end = (start + len).checked_next_multiple_of(self.page).unwrap_or(start + len);
         let start = start / self.page * self.page;
-        // Also who shares a region holds whole pages: what is joined with them later has to be of such.
+        // Those who share a region also hold whole pages, so that later merges consist of whole pages.
         if let Some((region, holder)) = lock(&self.table).share(Wanted { start, end, writable }) {
             return Ok(self.held(region, holder));
         }
         let (from, to, mut others) = lock(&self.table).merged(start, end, writable);
-        // Told of while others go on: it may take long.
+        // Registered without the lock, since it may take long.
         let (from, to, region) = match self.registrar.register(from, to - from, writable) {
             Ok(region) => (from, to, region),
-            // What was to be joined may be gone meanwhile, or too much together.
+            // The memory to merge may be gone by now, or too much together.
             Err(_) if (from, to) != (start, end) => {
                 others.clear();
                 (start, end, self.registrar.register(start, end - start, writable)?)
@@ -215,7 +215,7 @@ impl<R: Registrar> Registry<R> {
         let region = Arc::new(region);
         let mut table = lock(&self.table);
         let holder = Holder { id: table.number(), start, end };
-        // REG-1: who has held it throughout; what others held may be something else by now.
+        // REG-1: only those who held throughout; what others held may be something else by now.
         let mut holders: Vec<Holder> = others.into_iter().filter(|other| table.has(other)).collect();
         holders.push(holder);
         table.insert(from, Entry { region: Arc::clone(&region), end: to, writable, holders });
@@ -227,7 +227,7 @@ impl<R: Registrar> Registry<R> {
         Hold { region, holder, table: Arc::clone(&self.table) }
     }
 
-    /// How many regions there are.
+    /// The number of regions.
     pub(crate) fn len(&self) -> usize {
         lock(&self.table).regions.len()
     }
@@ -240,7 +240,7 @@ impl<R: Registrar> Debug for Registry<R> {
 }
 
 impl<T> Hold<T> {
-    /// What the device knows it by.
+    /// The registration.
     pub(crate) fn region(&self) -> &T {
         &self.region
     }
@@ -254,7 +254,7 @@ impl<T> Debug for Hold<T> {
 
 impl<T> Drop for Hold<T> {
     fn drop(&mut self) {
-        // Forgotten by the device outside of the lock.
+        // Deregister outside the lock.
         let freed = lock(&self.table).release(&self.holder);
         drop(freed);
     }
@@ -269,15 +269,15 @@ mod tests {
 
     const PAGE: u64 = 4096;
 
-    /// Remembers what it was told, and in which order.
+    /// Records registrations, in order.
     #[derive(Debug, Default)]
     struct Told {
         made: Mutex<Vec<(u64, u64, bool)>>,
         forgotten: Arc<AtomicUsize>,
         fails: AtomicBool,
-        /// Fails for more than so many bytes.
+        /// Fails for more bytes than this.
         limit: AtomicU64,
-        /// Let go of while the device is told of something.
+        /// Dropped during a registration.
         meanwhile: Mutex<Option<Hold<Region>>>,
     }
 
@@ -351,11 +351,11 @@ mod tests {
         let third = registry.hold(3 * PAGE, 2 * PAGE, true).unwrap();
         let middle = registry.hold(PAGE, 3 * PAGE, true).unwrap();
         assert_eq!(registry.made()[2], (0, 5 * PAGE, true));
-        // All of them are held, and so is what lies across.
+        // All of them are held, and so is memory that spans them.
         let across = registry.hold(0, 5 * PAGE, true).unwrap();
         assert!(std::ptr::eq(across.region(), middle.region()));
         assert_eq!(registry.made().len(), 3);
-        // The first two have their own one until they end.
+        // The first and third keep their own regions until they end.
         assert_eq!((first.region().len, third.region().len), (2 * PAGE, 2 * PAGE));
         drop(first);
         assert_eq!(registry.forgotten(), 1);
@@ -371,7 +371,7 @@ mod tests {
         let second = registry.hold(PAGE, 2 * PAGE, true).unwrap();
         assert_eq!(registry.made()[1], (0, 3 * PAGE, true));
         drop(first);
-        // The pages at 0 may be others now.
+        // The pages at 0 may be different ones now.
         let again = registry.hold(0, PAGE, true).unwrap();
         assert!(!std::ptr::eq(again.region(), second.region()));
         assert_eq!(registry.made()[2], (0, PAGE, true));
@@ -451,11 +451,11 @@ mod tests {
     }
 
     proptest! {
-        /// REG-1, REG-2: against a model that knows since when each page is held without a break.
+        /// REG-1, REG-2: against a model that knows since when each page has been held without a break.
         #[test]
         fn a_region_has_what_its_holders_hold_since_it_was_made(steps in prop::collection::vec(step(), 1..60)) {
             let registry = registry();
-            // What each page is called: another, whenever nobody has held it.
+            // The name of each page; it changes whenever nobody holds the page.
             let mut pages: Vec<(usize, u64)> = vec![(0, 0); 64];
             let mut seen: BTreeMap<*const Region, Vec<u64>> = BTreeMap::new();
             let mut holds: Vec<(Hold<Region>, u64, u64)> = Vec::new();
@@ -489,7 +489,7 @@ mod tests {
                                 page.1 += 1;
                             }
                         }
-                        // Its address may be another region's later.
+                        // Its address may later be another region's.
                         let regions: Vec<*const Region> = {
                             let table = lock(&registry.table);
                             table.regions.values().map(|entry| Arc::as_ptr(&entry.region)).collect()

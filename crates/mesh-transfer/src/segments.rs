@@ -1,12 +1,12 @@
-//! Memory as a list of pieces: one for what is contiguous, several for strided arrays.
+//! Memory as a list of pieces: one for contiguous memory, several for strided arrays.
 
 use crate::error::TransferError;
 use std::sync::Arc;
 
-/// The most pieces that one array may have.
+/// The most pieces that an array may have.
 pub const MAX_SEGMENTS: usize = 1 << 20;
 
-/// One contiguous piece of a process's memory. An address is only a number here: it may be another process's.
+/// One contiguous piece of a process's memory. The address is only a number: it may be another process's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// Where it begins.
@@ -15,7 +15,7 @@ pub struct Segment {
     pub len: u64,
 }
 
-/// What kind of memory an address leads to. CUDA gives each address of a process to one of them only.
+/// The kind of memory at an address. CUDA gives each address of a process to only one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Space {
     /// Memory that the processor reads and writes.
@@ -23,19 +23,19 @@ pub enum Space {
     Host,
     /// Memory of a GPU, which only the CUDA driver copies.
     Cuda {
-        /// The stream whose queued work has to be done before the memory is used; none if there is no such work.
+        /// The stream whose queued work must finish before the memory is used; none if there is no such work.
         stream: Option<u64>,
     },
 }
 
-/// Pieces of memory in the order of their bytes. None is empty, and none continues the one before. Cheap to clone.
+/// Pieces of memory in the order of their bytes. None is empty, and none continues the previous one. Cheap to clone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segments {
     repr: Repr,
     space: Space,
 }
 
-/// One piece, as nearly always, needs no memory of its own.
+/// A single piece, nearly always the case, needs no allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Repr {
     Few(Option<Segment>),
@@ -95,7 +95,7 @@ impl Segments {
         Self { space, ..self }
     }
 
-    /// What kind of memory it is.
+    /// The kind of memory.
     pub fn space(&self) -> Space {
         self.space
     }
@@ -105,7 +105,7 @@ impl Segments {
         matches!(self.space, Space::Cuda { .. })
     }
 
-    /// An error for memory that the processor cannot reach.
+    /// Fails for memory that the processor cannot reach.
     pub fn check_host(&self) -> Result<(), TransferError> {
         if self.is_cuda() {
             return Err(TransferError::invalid(
@@ -121,7 +121,7 @@ impl Segments {
         Self::of(Repr::Few(fits.then_some(Segment { addr, len })))
     }
 
-    /// These pieces, of which neighbours become one.
+    /// Makes segments of these pieces, merging adjacent ones.
     pub fn new(list: impl IntoIterator<Item = Segment>) -> Result<Self, TransferError> {
         let mut made = Many::default();
         for segment in list {
@@ -130,7 +130,7 @@ impl Segments {
         Ok(made.into())
     }
 
-    /// The elements of an array: `shape` and `strides` (in bytes) as the buffer protocol has them, in row-major order.
+    /// The elements of an array, in row-major order; `shape` and `strides` (in bytes) are as in the buffer protocol.
     pub fn strided(addr: u64, shape: &[u64], strides: &[i64], item: u64) -> Result<Self, TransferError> {
         if shape.len() != strides.len() {
             return Err(TransferError::invalid("an array must have as many strides as dimensions"));
@@ -138,7 +138,7 @@ impl Segments {
         if item == 0 || shape.contains(&0) {
             return Ok(Self::default());
         }
-        // The innermost dimensions that lie side by side are one run.
+        // Merge the contiguous innermost dimensions into one run.
         let (mut run, mut outer) = (item, shape.len());
         while outer > 0 && (shape[outer - 1] == 1 || i64::try_from(run).is_ok_and(|run| strides[outer - 1] == run)) {
             run = run.checked_mul(shape[outer - 1]).ok_or_else(too_large)?;
@@ -169,7 +169,7 @@ impl Segments {
         Ok(made.into())
     }
 
-    /// All bytes together.
+    /// The total number of bytes.
     pub fn len(&self) -> u64 {
         match &self.repr {
             Repr::Few(piece) => piece.map_or(0, |piece| piece.len),
@@ -177,7 +177,7 @@ impl Segments {
         }
     }
 
-    /// Whether there is not a byte.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -190,7 +190,7 @@ impl Segments {
         }
     }
 
-    /// The pieces that hold the bytes from `start` on, `len` of them. Must lie inside.
+    /// The pieces that hold `len` bytes from `start` on, which must lie inside.
     pub fn window(&self, start: u64, len: u64) -> impl Iterator<Item = Segment> + '_ {
         debug_assert!(start.checked_add(len).is_some_and(|end| end <= self.len()), "a window lies inside");
         let (list, before) = match &self.repr {
@@ -214,7 +214,7 @@ impl Segments {
         })
     }
 
-    /// Whether any byte is in both.
+    /// Whether they share any byte.
     pub fn overlaps(&self, other: &Self) -> bool {
         let sorted = |segments: &Self| {
             let mut list = segments.list().to_vec();
@@ -235,7 +235,7 @@ impl Segments {
         false
     }
 
-    /// Some of the bytes.
+    /// Returns `len` bytes from `start` on, or an error if they are not inside.
     pub fn part(&self, start: u64, len: u64) -> Result<Self, TransferError> {
         if start.checked_add(len).is_none_or(|end| end > self.len()) {
             let text = format!("{len} bytes from {start} on are not within memory of {} bytes", self.len());
@@ -244,11 +244,11 @@ impl Segments {
         Ok(self.cut(start, len))
     }
 
-    /// A window as segments of its own.
+    /// A window as separate segments.
     pub fn cut(&self, start: u64, len: u64) -> Self {
         let mut made = Many::default();
         for segment in self.window(start, len) {
-            // Part of a list that was added up before.
+            // Cannot overflow: it is part of a list whose sum fits.
             let _ = made.push(segment);
         }
         Self::from(made).within(self.space)

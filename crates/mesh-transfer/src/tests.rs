@@ -1,4 +1,4 @@
-//! Guarantees between an owner and its readers that lie below the public names: leases, the witness page, draining.
+//! Guarantees between an owner and its readers below the public API: leases, the witness page, draining.
 
 use crate::cma::{Other, Way};
 use crate::control::{Control, Leased, Offered, identity};
@@ -36,7 +36,7 @@ fn me() -> u64 {
     identity(pid(), started(pid()).unwrap())
 }
 
-/// A process that has ended.
+/// The identity of a process that has ended.
 fn dead() -> u64 {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let identity = identity(child.id(), started(child.id()).unwrap());
@@ -86,7 +86,7 @@ fn a_lease_of_all_keeps_every_export_and_shows_those_that_are_live() {
     assert!(control.close(4, 1));
 }
 
-/// LSE-1, where both come at the same moment.
+/// LSE-1, when both come at the same moment.
 #[test]
 fn either_the_reader_or_the_owner_sees_the_other() {
     race(|control, generation| control.lease(me(), 0, generation).ok().map(|(lease, _)| lease));
@@ -120,7 +120,7 @@ fn race(lease: impl Fn(&Control, u32) -> Option<Leased<'_>> + Sync) {
             }
         });
         for (at, alive) in alive.iter().enumerate() {
-            // Where there is one core only, the other thread would else find nothing that is live.
+            // With a single core, the other thread would otherwise never find anything live.
             while at % 200 == 0 && read.load(Ordering::Relaxed) == at as u32 / 200 && !reader.is_finished() {
                 std::thread::yield_now();
             }
@@ -172,13 +172,13 @@ fn without_the_witness_not_a_byte_is_moved() {
     let carry = |other: Other, way, here: &mut [u8], there: &mut [u8]| {
         other.step(way, segments(here).window(0, 5), segments(there).window(0, 5))
     };
-    // Where another process has nothing.
+    // An address where another process has nothing.
     let elsewhere = Witness::raise(&realm.id, realm.pid).unwrap().addr();
     for way in [Way::Read, Way::Write] {
         let lost = Other { witness: elsewhere, ..other };
         assert_eq!(carry(lost, way, &mut here, &mut there).unwrap_err().kind, ErrorKind::Gone);
     }
-    // Its number is another.
+    // A process with another realm.
     let stranger = Other { realm: [1; 16], ..other };
     assert_eq!(stranger.check().unwrap_err().kind, ErrorKind::Gone);
     assert_eq!((&here, &there), (b"here!", b"there"));
@@ -201,12 +201,12 @@ fn memory_that_is_not_there_is_an_error_of_its_own() {
     assert_eq!(std::hint::black_box(&mut here), &[0; 5]);
 }
 
-/// Tells when it is dropped.
+/// Sends a message when dropped.
 struct Told(mpsc::Sender<()>);
 
 impl Drop for Told {
     fn drop(&mut self) {
-        // Nobody may be there any more.
+        // The receiver may be gone.
         let _ = self.0.send(());
     }
 }
@@ -284,7 +284,7 @@ fn places_are_used_again_under_another_generation() {
     assert_eq!(forged.kind, ErrorKind::Gone);
 }
 
-/// A transport that works as long as it is told to.
+/// A transport that works only while told to.
 #[derive(Debug)]
 struct Moody {
     name: &'static str,
@@ -377,7 +377,7 @@ fn another_transport_takes_over_in_mid_life_and_a_failed_one_is_tried_where_ther
     moods[1].0.store(true, Ordering::SeqCst);
     read().unwrap();
     assert_eq!(engine.owners(), 1);
-    // What was dropped is gone; who lives is remembered.
+    // A dropped export is gone, but its living owner is remembered.
     engine.close(&export, true);
     assert_eq!(read().unwrap_err().kind, ErrorKind::Gone);
     assert_eq!(engine.owners(), 1);

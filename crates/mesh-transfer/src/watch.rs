@@ -1,4 +1,4 @@
-//! What ends an operation early: its deadline, or that its caller gives it up.
+//! What ends an operation early: its deadline, or cancellation by its caller.
 
 use crate::error::{ErrorKind, TransferError};
 use crate::lock;
@@ -13,7 +13,7 @@ pub(crate) fn timespec(limit: Duration) -> Timespec {
     Timespec { tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: limit.subsec_nanos().into() }
 }
 
-/// Seen by whoever works on an operation.
+/// Seen by those who work on an operation.
 #[derive(Clone, Debug, Default)]
 pub struct Watch(Arc<Shared>);
 
@@ -21,17 +21,17 @@ pub struct Watch(Arc<Shared>);
 struct Shared {
     deadline: Option<Instant>,
     given_up: AtomicBool,
-    /// Connections whose end interrupts who waits on them.
+    /// Connections to shut down on cancellation, which interrupts their waiters.
     streams: Mutex<Vec<Arc<TcpStream>>>,
 }
 
 impl Watch {
-    /// Ends at `deadline`, if there is one.
+    /// Ends at `deadline`, if any.
     pub fn new(deadline: Option<Instant>) -> Self {
         Self(Arc::new(Shared { deadline, ..Shared::default() }))
     }
 
-    /// Has whoever works on it stop soon.
+    /// Makes those who work on it stop soon.
     pub fn give_up(&self) {
         self.0.given_up.store(true, Ordering::SeqCst);
         for stream in self.streams().iter() {
@@ -40,7 +40,7 @@ impl Watch {
         }
     }
 
-    /// An error once the operation is to end.
+    /// Fails once the operation must end.
     pub fn check(&self) -> Result<(), TransferError> {
         if self.0.given_up.load(Ordering::SeqCst) {
             return Err(TransferError::new(ErrorKind::Cancelled, "the transfer was cancelled by its caller"));
@@ -54,19 +54,19 @@ impl Watch {
         }
     }
 
-    /// How long there is to the deadline; none for ever.
+    /// The time to the deadline; none if there is no deadline.
     pub fn left(&self) -> Option<Duration> {
         self.0.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 
-    /// Has the connection end if the operation is given up.
+    /// Shuts the connection down if the operation is given up.
     pub(crate) fn add(&self, stream: &Arc<TcpStream>) -> Result<(), TransferError> {
         self.streams().push(Arc::clone(stream));
-        // Given up meanwhile, perhaps before it was in the list.
+        // It may have been given up before the connection was in the list.
         self.check()
     }
 
-    /// Has the connection end if the operation is given up while the result lives.
+    /// Shuts the connection down if the operation is given up while the result lives.
     pub(crate) fn follow(&self, stream: &Arc<TcpStream>) -> Result<Followed<'_>, TransferError> {
         let followed = Followed(self, Arc::clone(stream));
         self.add(stream)?;

@@ -22,7 +22,7 @@ pub(crate) struct Witness {
     pid: u32,
 }
 
-// SAFETY: written once, before anybody else knows of it; what other processes write there is the same bytes.
+// SAFETY: written once, before anybody else knows of it; other processes only write the same bytes there.
 unsafe impl Send for Witness {}
 // SAFETY: as above.
 unsafe impl Sync for Witness {}
@@ -33,7 +33,7 @@ impl Witness {
         let mut last = rustix::io::Errno::NOMEM;
         for attempt in 0..TRIES {
             let drawn = u64::from_le_bytes(random()?[..8].try_into().unwrap_or_default());
-            // 46 bits of address, or 38 where the machine has less; never in the lowest part, where programs lie.
+            // 46 bits of address, or 38 where the machine has fewer; never in the lowest part, where programs lie.
             let bits = if attempt < TRIES / 2 { 46 } else { 38 };
             let at = ((drawn & ((1 << bits) - 1)) | (1 << (bits - 3))) as usize & !(page - 1);
             // SAFETY: a fresh mapping that replaces none (FIXED_NOREPLACE).
@@ -49,7 +49,7 @@ impl Witness {
                 Ok(base) => {
                     let witness = Self { base, len: page, pid };
                     if base as usize != at {
-                        // A kernel that does not know the flag takes the address for a wish.
+                        // A kernel that does not know the flag takes the address as a hint.
                         last = rustix::io::Errno::EXIST;
                         continue;
                     }

@@ -1,5 +1,4 @@
-//! Threads for work that would block its caller. They start when there is work and end when there has been none for a
-//! while.
+//! Threads for work that would block its caller. They start when there is work and end after being idle for a while.
 
 use crate::error::TransferError;
 use crate::lock;
@@ -7,9 +6,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// More work than this waits for its turn.
+/// The most threads; further work waits for its turn.
 const MOST: usize = 32;
-/// A thread that has had nothing to do for so long ends.
+/// How long a thread stays idle before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -47,7 +46,7 @@ impl Shared {
         loop {
             if let Some(job) = queue.jobs.pop_front() {
                 drop(queue);
-                // A panic ends one job: what it holds is dropped, and whoever waits for it is told there.
+                // A panic ends one job: what it holds is dropped, which tells its waiters.
                 let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(job));
                 queue = self.lock();
                 continue;
@@ -65,7 +64,7 @@ impl Shared {
 }
 
 impl Workers {
-    /// Has a thread do it. Fails only where there is none, and none can be started.
+    /// Runs the job on a thread. Fails only if there is none, and none can be started.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) -> Result<(), TransferError> {
         let mut queue = self.0.lock();
         queue.jobs.push_back(Box::new(job));
@@ -81,7 +80,7 @@ impl Workers {
                 queue.jobs.pop_back();
                 return Err(TransferError::transport(format!("cannot start a thread: {error}")));
             }
-            // Those that there are come to it.
+            // The existing threads will take it.
             Err(_) => {}
         }
         Ok(())

@@ -38,7 +38,7 @@ proptest! {
     ) {
         let need = Need { copies, atomics };
         let choice = choose(&ours, &theirs, distance, need, forced);
-        // Everybody is there once.
+        // Every transport appears exactly once.
         let told: Vec<&str> = choice.candidates.iter().map(String::as_str)
             .chain(choice.passed.iter().map(|(name, _)| name.as_str())).collect();
         let all: BTreeSet<&str> = ours.iter().map(|each| each.name.as_str()).chain(theirs.iter().copied()).collect();

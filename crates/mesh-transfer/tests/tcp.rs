@@ -1,4 +1,4 @@
-//! The owner's end of the TCP transport, towards peers that are strange, silent or rude (TCP-1..3).
+//! The owner's end of the TCP transport, facing peers that are strange, silent or rude (TCP-1..3).
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -21,7 +21,7 @@ fn pair() -> Pair {
     let (owner, reader) = (Engine::new(Vec::new()).unwrap(), Engine::new(Vec::new()).unwrap());
     let data = Arc::new((0..100_000_u32).map(|n| (n % 251) as u8).collect::<Vec<u8>>());
     let segments = Segments::one(data.as_ptr() as u64, data.len() as u64);
-    // SAFETY: kept by what is given; nobody writes to it.
+    // SAFETY: `keep` holds the data; nobody writes to it.
     let (export, handle) = unsafe { owner.export(segments, false, Box::new(Arc::clone(&data))) }.unwrap();
     Pair { reader, handle: Arc::new(handle), data, _owner: owner, _export: export }
 }
@@ -49,10 +49,10 @@ impl Pair {
     }
 }
 
-/// All that the other end says until it closes, or breaks off.
+/// The number of bytes that the other end sends until it closes or breaks off.
 fn rest(mut stream: &TcpStream) -> usize {
     let mut said = Vec::new();
-    // A connection that was reset has ended as well.
+    // A connection that was reset has ended, too.
     let _ = stream.read_to_end(&mut said);
     said.len()
 }
@@ -69,12 +69,12 @@ fn strangers_are_told_nothing_and_hold_nobody_up() {
         stream.write_all(&opening).unwrap();
         assert_eq!(rest(&stream), 0);
     }
-    // Says whom it wants, and cannot prove that it may.
+    // Says whom it wants, but cannot prove that it may.
     let mut stream = pair.dial();
     stream.write_all(&pair.hello()).unwrap();
     stream.write_all(&[0; 32]).unwrap();
     assert_eq!(rest(&stream), 48);
-    // Silent ones, fewer than there are places.
+    // Silent clients, fewer than there are places.
     let silent: Vec<_> = (0..8).map(|_| pair.dial()).collect();
     assert_eq!(pair.read(&pair.handle).unwrap(), *pair.data);
     drop(silent);
@@ -115,14 +115,14 @@ fn an_owner_that_is_not_who_it_says_is_not_believed() {
     let mut section = impostor.local_addr().unwrap().port().to_le_bytes().to_vec();
     section.extend_from_slice(&pair.handle.section("tcp").unwrap()[2..]);
     let mut forged = Handle::clone(&pair.handle);
-    // A process that lives, so that only the proof can tell.
+    // The pid is a living process's, so that only the proof can tell.
     forged.sections.iter_mut().find(|each| each.name == "tcp").unwrap().data = section;
     let listening = std::thread::spawn(move || {
         let (mut stream, _) = impostor.accept().unwrap();
         let mut hello = [0; 36];
         stream.read_exact(&mut hello).unwrap();
         stream.write_all(&[3; 48]).unwrap();
-        // Reset is as good as closed.
+        // A reset is as good as a close.
         stream.read(&mut [0; 1]).unwrap_or(0)
     });
     assert_eq!(pair.read(&Arc::new(forged)), Err(ErrorKind::Gone));
@@ -146,7 +146,7 @@ fn forged_handles_are_refused() {
         change(&|handle| (handle.length, handle.start) = (u64::MAX, u64::MAX - 100_000)),
         Err(ErrorKind::Refused)
     );
-    // And the connection is as good as before.
+    // The connection works as before.
     assert_eq!(pair.read(&pair.handle).unwrap(), *pair.data);
 }
 

@@ -1,4 +1,4 @@
-//! The host agent alone: the test is its fork server, its switch, and whoever hears its frames.
+//! The host agent alone: the test plays its fork server, its switch, and the receivers of its frames.
 
 use super::procs;
 use crate::agent::{FORK_SERVER_TOKENS, HostAgent, SpawnSpec, Surroundings};
@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 const HOST: u32 = 3;
 const ME: ProcAddr = ProcAddr::agent(HOST);
 const MESH: MeshId = 7;
-/// The proc of another host that has spawned what is here, unless a test says otherwise, and its call.
+/// A proc on another host that has spawned everything here, unless a test says otherwise, and its call.
 const SPAWNER: (ProcAddr, u64) = (ProcAddr { mesh: 5, rank: 0, host: 1 }, 99);
 const LONG: Duration = Duration::from_secs(600);
 /// Reports of a fork server, as `fork_server.rs` reads them.
@@ -44,7 +44,7 @@ fn proc(mesh: MeshId, rank: u32) -> ProcAddr {
     ProcAddr { mesh, rank, host: HOST }
 }
 
-/// What the agent has said, to whom.
+/// What the agent said, and to whom.
 #[derive(Debug, PartialEq)]
 enum Said {
     Up(ProcAddr, ProcAddr),
@@ -77,15 +77,15 @@ fn said(frame: &Frame) -> Said {
     }
 }
 
-/// The process that the agent is a part of.
+/// The process that the agent is part of.
 struct Around {
     switch: Switch,
     frames: RefCell<Vec<Frame>>,
     /// Procs whose stdout and stderr are open.
     outputs: RefCell<Vec<ProcAddr>>,
-    /// There is no pipe for this rank.
+    /// The rank for which there is no pipe.
     no_pipe_for: Cell<Option<u32>>,
-    /// What has waited for the next procs, and what was for none of them.
+    /// Messages that waited for the next procs, and those that were for none of them.
     early: RefCell<(Vec<Header>, Vec<Frame>)>,
     refused: Cell<usize>,
     ups: RefCell<Vec<String>>,
@@ -125,10 +125,10 @@ impl Surroundings for Around {
     }
 }
 
-/// A fork server: the test speaks for it, and a process that does nothing is reaped for it.
+/// A fork server: the test speaks for it, and an idle process stands in for it.
 struct Server {
     socket: OwnedFd,
-    /// It lives until this is closed.
+    /// The process lives until this is closed.
     _life: ChildStdin,
 }
 
@@ -143,12 +143,12 @@ impl Server {
         send(&self.socket, &packet, SendFlags::NOSIGNAL).unwrap();
     }
 
-    /// It ends. Another test may be forking just now, so that closing the socket alone would not be seen at once.
+    /// Ends it. Another test may be forking just now, so closing the socket alone might not be noticed at once.
     fn end(self) {
         shutdown(&self.socket, Shutdown::Both).unwrap();
     }
 
-    /// The orders that it has got: what to do with which rank.
+    /// The orders that it has received: what to do with which rank.
     fn orders(&self) -> Vec<(u8, u32)> {
         let mut packet = [0; 64];
         let next = || match recv(&self.socket, &mut packet, RecvFlags::DONTWAIT) {
@@ -193,7 +193,7 @@ impl World {
         Self { agent: HostAgent::new(me, &reactor, &board, &home, Instant::now()), around, reactor, spare }
     }
 
-    /// The next fork server that is started is this one.
+    /// Makes this the next fork server to be started.
     #[allow(clippy::zombie_processes, reason = "the agent waits for it")]
     fn server(&self) -> Server {
         let (ours, theirs) =
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// As a runtime does.
+    /// Handles an event as a runtime does.
     fn on(&self, addr: ProcAddr, event: Event) -> Option<Ended> {
         let ended = Arc::new(self.agent.on_proc(addr, event)?);
         if let Some(link) = self.around.switch.close_route(addr, &ended) {
@@ -247,12 +247,12 @@ impl World {
         self.agent.on_hello(&self.around, &Hello { pid: 40 + addr.rank }.frame(addr, ME).header);
     }
 
-    /// What the agent has said since this was last asked.
+    /// What the agent has said since the last call.
     fn said(&self) -> Vec<Said> {
         self.around.frames.take().iter().map(said).collect()
     }
 
-    /// The reason that the agent has given for each end.
+    /// The reason that the agent gave for each end.
     fn reasons(&self) -> Vec<EndReason> {
         self.around.frames.take().iter().map(|frame| Down::read(frame).unwrap().ended.reason).collect()
     }
@@ -327,7 +327,7 @@ fn orders_for_procs_that_cannot_be_made_are_answered_for_each() {
     world.agent.on_spawn_procs(&world.around, &here, None).unwrap_err();
     assert_eq!(world.said(), [0, 1].map(|rank| Said::Down(proc(MESH, rank), SPAWNER.0)));
     world.assert_empty();
-    // The program is not there: the I/O thread finds out.
+    // The program does not exist, which the I/O thread finds out.
     world.around.no_pipe_for.set(None);
     world.agent.on_spawn_procs(&world.around, &order(&World::spec("/nonexistent/program")), None).unwrap();
     world.around.frames.take();
@@ -365,7 +365,7 @@ fn what_the_dead_owned_is_stopped_before_anybody_is_told() {
     let _server = world.server();
     world.spawn(MESH, 2, SPAWNER);
     world.spawn(8, 1, (proc(MESH, 0), 1));
-    // An actor of rank 0 at rank 1, and a watcher.
+    // An actor of rank 0 on rank 1, and a watcher.
     let spawn = Spawn { actor: 50, call: 0, place: 0, part: SpawnPart::Whole };
     world.agent.overhear(&world.around, &spawn.header(proc(MESH, 0), proc(MESH, 1)));
     world.agent.on_watch(&world.around, &Watch::of(proc(MESH, 0)).frame(proc(8, 0), ME).header);
@@ -375,7 +375,7 @@ fn what_the_dead_owned_is_stopped_before_anybody_is_told() {
     // FAM-4.
     assert_eq!(told[..2], [Said::StopActor(proc(MESH, 1)), Said::Stop(proc(8, 0))]);
     assert_eq!(told[2..], [SPAWNER.0, proc(8, 0)].map(|to| Said::Down(proc(MESH, 0), to)));
-    // Its owner is dead: what it spawns now must not live.
+    // Its owner is dead: what it spawned must not live.
     world.spawn(10, 2, (proc(MESH, 0), 2));
     assert_eq!(world.said(), [Said::Stop(proc(10, 0)), Said::Stop(proc(10, 1))]);
     assert!(world.on(proc(10, 1), Event::Exited(Exit::Code(0))).is_some_and(|ended| ended.orderly));
@@ -389,7 +389,7 @@ fn owners_on_other_hosts_take_their_procs_with_them() {
     world.spawn(MESH, 1, SPAWNER);
     world.spawn(8, 1, (other, 1));
     assert_eq!(world.said(), [Said::Watch(SPAWNER.0), Said::Watch(other)]);
-    // Nobody but the agent itself knows of the ends of its procs.
+    // Only the agent itself knows when its procs end.
     world.agent.owner_died(&world.around, proc(MESH, 0));
     world.agent.owner_died(&world.around, ProcAddr { rank: 1, ..SPAWNER.0 });
     assert_eq!(world.said(), []);
@@ -414,7 +414,7 @@ fn whoever_watches_is_told_once_and_at_once_of_what_has_ended() {
     watch(far, proc(MESH, 0));
     // The agent itself is told without a message.
     watch(ME, proc(MESH, 0));
-    // This one listens to all that this host has.
+    // This one listens for the end of every proc on this host.
     watch(watcher, ME);
     assert_eq!(world.said(), []);
     world.on(proc(MESH, 0), DIED);
@@ -445,7 +445,7 @@ fn a_stop_is_answered_for_those_that_have_ended_and_ends_with_a_kill() {
     };
     stop(MESH);
     assert_eq!(world.said(), [Said::Gone(proc(MESH, 0), SPAWNER.0), Said::Stop(proc(MESH, 1))]);
-    // A mesh that nobody knows.
+    // An unknown mesh.
     stop(77);
     assert_eq!(world.said(), [0, 1].map(|rank| Said::Gone(proc(77, rank), SPAWNER.0)));
     world.turn();
@@ -464,7 +464,7 @@ fn procs_end_with_their_fork_server_and_the_next_spawn_starts_another() {
     let server = world.server();
     world.spawn(MESH, 2, SPAWNER);
     server.report(FORKED, proc(MESH, 0), (40, 0), "");
-    // What nobody sends, or not of these procs.
+    // Reports that nobody sends, or that are not about these procs.
     send(&server.socket, b"\x0bshort", SendFlags::NOSIGNAL).unwrap();
     server.report(200, proc(MESH, 0), (1, 1), "");
     server.report(EXITED, proc(MESH, 9), (1, 1), "");
@@ -481,7 +481,7 @@ fn procs_end_with_their_fork_server_and_the_next_spawn_starts_another() {
     let next = world.server();
     world.spawn(8, 1, SPAWNER);
     assert_eq!(next.orders(), [(1, 0)]);
-    // One that can make none at all says why, and ends.
+    // A fork server that can make no procs says why, and ends.
     world.around.frames.take();
     next.report(REFUSED, proc(0, 0), (0, 0), "no interpreter");
     next.end();
@@ -500,7 +500,7 @@ fn a_spawn_waits_until_its_fork_server_is_started() {
     assert_eq!(server.orders(), []);
     world.turn();
     assert_eq!(server.orders(), [(1, 0), (1, 0)]);
-    // A close ends it, and what would have started later.
+    // A close ends it, and keeps others from starting later.
     world.agent.spawn(&world.around, 9, 0..1, &World::spec("there"), SPAWNER).unwrap();
     world.agent.close(Duration::ZERO);
     let mut byte = [0; 1];

@@ -1,4 +1,4 @@
-//! The agent's table of procs, over schedules at random: processes of this host and of others spawn, ask, stop and die.
+//! The agent's table of procs under random schedules: processes of this host and of others spawn, ask, stop and die.
 
 use crate::agent::{Procs, Spawn};
 use mesh_proto::{Aftermath, EndReason, Ended, Event, Exit, GUEST_MESHES, HostNo, MeshId, Owned, ProcAddr};
@@ -10,7 +10,7 @@ use super::dice::Dice;
 
 const STEPS: u32 = 60;
 
-/// What is known of a proc, beside the table.
+/// What is known of a proc, besides the table.
 #[derive(Debug)]
 struct Known {
     owner: ProcAddr,
@@ -25,21 +25,21 @@ struct World {
     dice: Dice,
     now: Duration,
     title: Arc<str>,
-    /// Meshes are numbered by this.
+    /// Numbers the meshes.
     made: u64,
     live: BTreeMap<ProcAddr, Known>,
     dead: HashSet<ProcAddr>,
     dead_hosts: HashSet<HostNo>,
-    /// Who has asked something of a mesh while it lived.
+    /// Who asked something of a mesh while it lived.
     asked: BTreeMap<MeshId, BTreeSet<ProcAddr>>,
     listeners: BTreeSet<ProcAddr>,
-    /// Procs that are to end with their owners.
+    /// Procs that must end with their owners.
     doomed: HashSet<ProcAddr>,
 }
 
 impl World {
     fn new(seed: u64) -> Self {
-        // Of the controller's host, or of another one.
+        // On the controller's host, or on another.
         let here = if seed.is_multiple_of(2) { 0 } else { 2 };
         Self {
             here,
@@ -66,7 +66,7 @@ impl World {
         self.live.keys().nth(at).copied()
     }
 
-    /// Any process: of this host, the agent itself, or of another host; now and then one that is dead.
+    /// Any process: of this host, the agent itself, or of another host; sometimes a dead one.
     fn someone(&mut self) -> ProcAddr {
         match self.dice.roll(8_u32) {
             0 => self.me(),
@@ -150,7 +150,7 @@ impl World {
             assert!(told.contains(listener) || !self.lives(*listener), "FAM-3: {listener} has not heard of {addr}");
         }
         for listener in told {
-            // An owner that was gone already with its host, or as a guest, is told in vain.
+            // An owner that is gone with its host, or was a guest, is told in vain.
             assert!(
                 self.lives(listener) || listener == owner && (listener.host != self.here || listener.is_guest()),
                 "{listener} is dead, and told"
@@ -160,7 +160,7 @@ impl World {
         self.end(end);
     }
 
-    /// What a dead owner has left ends too, as the agent sees to.
+    /// What a dead owner left ends too, as the agent ensures.
     fn end(&mut self, orphans: Vec<Owned>) {
         for thing in orphans {
             if let Owned::Procs(mesh) = thing {
@@ -228,7 +228,7 @@ impl World {
                 self.dead_hosts.insert(host);
                 self.end(orphans);
             }
-            // One that has ended, or never was.
+            // A proc that has ended, or never existed.
             20 => {
                 let ghost = ProcAddr { mesh: addr.mesh, rank: addr.rank + 40, host: self.here };
                 self.hello(ghost);

@@ -1,4 +1,4 @@
-//! Replies that wait, without a runtime around them: one process that answers callers, some of which stop reading.
+//! Replies that wait, without a runtime: one process answers callers, some of which stop reading.
 
 use super::SOON;
 use super::collector::Collector;
@@ -34,11 +34,11 @@ fn part() -> (Answering, Arc<Standing>) {
     (Answering::new((ME, REPLIES, BUDGET), &reactor, &standing, &memory), standing)
 }
 
-/// A process that calls: what it is owed, and how far it has got.
+/// A calling process: what it is owed, and how far it has got.
 #[derive(Default)]
 struct Caller {
     rank: u32,
-    /// Calls whose replies were given and have neither come nor been dropped, with whether their time is over.
+    /// Calls whose replies were given but have neither come nor been dropped, and whether they are past their deadline.
     owed: VecDeque<(u64, bool)>,
     /// Questions that it has not answered.
     asked: VecDeque<u64>,
@@ -62,7 +62,7 @@ impl World {
         Self { part, standing, way: Collector::default(), callers, ranks: 3, calls: 0, waiting: Vec::new() }
     }
 
-    /// Takes in what was sent: each reply once, and in the order in which they were given (ANS-2).
+    /// Takes in what was sent: each reply once, in the order in which they were given (ANS-2).
     fn absorb(&mut self) {
         for frame in self.way.take() {
             if frame.header.kind == Kind::Watch {
@@ -88,7 +88,7 @@ impl World {
         let one = &mut self.callers[dice.roll(3_usize)];
         let len = [10, 1000, 100_000, 300_000][dice.roll(4_usize)];
         let late = dice.roll(8) == 0;
-        // In the past, so that the next turn drops it, or never.
+        // In the past, so that the next turn drops it; or never.
         let due = late.then(Instant::now).or((dice.roll(4) == 0).then(|| Instant::now() + HOUR));
         one.owed.push_back((call, late));
         let sent = self.part.send(&self.way, reply(call, caller(one.rank), len), due, true);
@@ -133,7 +133,7 @@ impl World {
     fn check_empty(&self, seed: u64) {
         assert_eq!(self.part.size(), (0, 0), "seed {seed}: replies are left");
         assert!(self.waiting.iter().all(|done| done.is_done()), "seed {seed}: an actor waits forever");
-        // Returns at once.
+        // Must return at once.
         let begun = Instant::now();
         self.part.drain(begun + SOON);
         assert!(begun.elapsed() < SOON);
@@ -172,7 +172,7 @@ fn each_reply_is_sent_once_and_in_order_or_dropped_for_a_reason() {
     }
 }
 
-/// ANS-4: what was behind a reply that nobody wants any more goes as soon as that is dropped.
+/// ANS-4: replies behind one that nobody wants any more go as soon as that is dropped.
 #[test]
 fn a_reply_behind_one_whose_time_is_over_goes_when_that_is_dropped() {
     let (part, _standing) = part();
@@ -199,7 +199,7 @@ fn nothing_is_kept_after_the_end() {
     assert_eq!(part.size(), (0, 0));
 }
 
-/// ANS-3: the thread whose reply is beyond the budget waits; its reply's end is the end of the wait.
+/// ANS-3: a thread whose reply exceeds the budget waits until that reply has gone or was dropped.
 #[test]
 fn a_reply_beyond_the_budget_holds_up_its_actor_until_it_has_gone() {
     let (part, _standing) = part();
@@ -278,7 +278,7 @@ fn a_question_that_was_never_asked_is_no_answer() {
         part.send(&way, reply(call, caller(0), 300_000), None, false);
     }
     assert!(part.size().0 > 0);
-    // Garbage lets out no more than there is.
+    // Garbage releases no more than there is.
     part.on_read(&way, caller(0), u64::MAX);
     part.on_read(&way, caller(0), u64::MAX);
     part.on_read(&way, caller(0), u64::MAX);
@@ -287,7 +287,7 @@ fn a_question_that_was_never_asked_is_no_answer() {
     assert_eq!(part.size(), (0, 0));
 }
 
-/// SPW-1: arguments that will never come are found when the agent stops the actor, and only then.
+/// SPW-1: arguments that will never come are noticed when the agent stops the actor, and only then.
 #[test]
 fn only_an_agent_that_cleans_up_finds_an_actor_without_arguments() {
     let (agent, spawner) = (ProcAddr::CONTROLLER, caller(0));

@@ -20,7 +20,7 @@ fn until(what: impl Fn() -> bool) {
     }
 }
 
-/// Calls of the controller to an actor that answers nothing by itself.
+/// Calls from the controller to an actor that answers nothing by itself.
 fn calls(host: &Host, count: usize) -> Vec<Arc<crate::Call>> {
     let quiet = |kind| Outgoing { actor: QUIET, ..out(kind, &THERE, b"", &[]) };
     host.controller.tell(&quiet(Request::Spawn)).unwrap();
@@ -30,7 +30,7 @@ fn calls(host: &Host, count: usize) -> Vec<Arc<crate::Call>> {
     calls
 }
 
-/// Answers all of them; how many replies say that too much waits.
+/// Answers all of them; returns the completions of replies beyond the budget.
 fn answer(worker: &Runtime) -> Vec<Arc<Completion>> {
     let inbox = worker.inbox(QUIET).unwrap();
     let due = |message: &crate::Message| message.due();
@@ -48,7 +48,7 @@ fn replies_wait_for_the_reading_and_leave_with_it() {
     let stall = host.controller.reactor.stall();
     let held = answer(&worker);
     let (waiting, bytes) = worker.counts().replies;
-    // Of 12, as many as fit the window have gone; those that wait are more than the budget of 1 MiB.
+    // Of 12, as many as fit the window have gone; those that wait exceed the budget of 1 MiB.
     assert_eq!(waiting, 12 - (INITIAL_WINDOW as usize) / SIZE);
     assert!(bytes > options().link_budget as u64);
     assert_eq!(held.len(), waiting - options().link_budget / SIZE);
@@ -73,7 +73,7 @@ fn replies_to_cancelled_calls_and_after_their_deadlines_are_dropped() {
     let stall = host.controller.reactor.stall();
     answer(&worker);
     let (before, _) = worker.counts().replies;
-    // The last one's deadline.
+    // The last one reaches its deadline.
     until(|| worker.counts().replies.0 == before - 1);
     for call in &calls[8..] {
         assert!(host.controller.cancel(call, &THERE, QUIET));

@@ -1,4 +1,4 @@
-//! Messages that wait for room, without a runtime around them: one process that sends to several mailboxes.
+//! Messages that wait for room, without a runtime: one process sends to several mailboxes.
 
 use super::collector::Collector;
 use super::dice::Dice;
@@ -23,7 +23,7 @@ const RANKS: usize = 4;
 const BUDGET: usize = 2 << 20;
 const ME: ProcAddr = ProcAddr { mesh: 9, rank: 0, host: 0 };
 
-/// Collects what is sent; its queues are full or not.
+/// Collects what is sent; its queues may be full.
 #[derive(Debug, Default)]
 struct Queues {
     sent: Collector,
@@ -48,17 +48,17 @@ fn proc(rank: u32) -> ProcAddr {
     ProcAddr { mesh: MESH, rank, host: 0 }
 }
 
-/// A mailbox, as its process has it.
+/// A mailbox, as its process sees it.
 struct Mailbox {
     addr: ProcAddr,
     ledger: Ledger,
-    /// Messages that it is still to get, in order.
+    /// Messages that it must still get, in order.
     due: VecDeque<u64>,
-    /// What it has and has not handled.
+    /// Messages that it has not handled.
     unhandled: Vec<u64>,
 }
 
-/// What a message that waits waits as.
+/// How a message waits.
 enum Waits {
     Told(Deferral),
     Called(u64),
@@ -107,7 +107,7 @@ impl World {
         Frame::build_plain(header, matches!(target, Target::Many(..)).then_some(target), b"", &vec![0; len])
     }
 
-    /// As a sender does that may or may not block: at once if nothing is before it and there is room; else later, or not.
+    /// Sends, blocking or not: at once if nothing is ahead and there is room; else later, or not at all.
     fn send(&mut self, dice: &mut Dice) {
         let first = dice.roll(RANKS);
         let count = 1 + dice.roll(RANKS - first);
@@ -177,7 +177,7 @@ impl World {
                 one.ledger.on_arrived(ME, frame.cost(), |_, credit| self.meters.on_credit(addr, ACTOR, credit));
             }
         }
-        // Threads whose turn has come: they give back what was counted, instead of sending.
+        // Threads whose turn has come return what was counted, instead of sending.
         for (_, target, cost, waits) in &self.waiting {
             if let Waits::Turn(turn) = waits
                 && turn.done.fate() == Some(Fate::Status(1))
@@ -222,7 +222,7 @@ impl World {
         self.disown(&target, serial);
     }
 
-    /// The other process ends: its mailboxes let everything through, and what is sent there comes back to nobody.
+    /// The other process ends: its mailboxes let everything through, and nobody gets credits for what is sent there.
     fn check_empty(&self, seed: u64) {
         assert_eq!((self.part.size(), self.part.any()), ((0, 0), false), "seed {seed}: messages are left");
         for (_, _, _, waits) in &self.waiting {
@@ -233,7 +233,7 @@ impl World {
     }
 }
 
-/// BKL-1 to BKL-3: whatever happens, what waits is sent once and in order, or is dropped for a reason; nobody waits forever.
+/// BKL-1 to BKL-3: a waiting message is sent once and in order, or is dropped for a reason; nobody waits for ever.
 #[test]
 fn each_message_is_sent_once_and_in_order_or_taken_back() {
     for seed in 0..400 {
@@ -290,7 +290,7 @@ fn a_message_behind_a_full_queue_has_the_io_thread_look_again() {
     assert_eq!(turn.done.fate(), Some(Fate::Status(0)));
 }
 
-/// FLW-3: a mailbox that ends lets everything through; the answer is its sender's.
+/// FLW-3: a mailbox that ends lets everything through; the sender gets the answer.
 #[test]
 fn what_waits_for_a_process_that_ends_is_let_go() {
     let world = World::new();
@@ -307,7 +307,7 @@ fn what_waits_for_a_process_that_ends_is_let_go() {
     assert_eq!(world.ways.sent.take().len(), 1);
 }
 
-/// A copy of a process sends nothing, and gives up nothing of the original's.
+/// A forked copy sends nothing, and gives up nothing of the original's.
 #[test]
 fn a_forked_copy_leaves_the_backlog_alone() {
     let world = World::new();

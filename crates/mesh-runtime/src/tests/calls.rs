@@ -44,7 +44,7 @@ fn a_call_completes_once_whoever_races() {
                 let (calls, reactor, id) = (&calls, &reactor, call.id);
                 scope.spawn(move || {
                     calls.on_outcome(reactor, id, rank, Outcome::Replied(Arc::new(message(id))));
-                    // Late and hostile ones are dropped.
+                    // Late and hostile outcomes are dropped.
                     calls.on_outcome(reactor, id, rank, Outcome::Lost(ended()));
                     calls.on_outcome(reactor, id, usize::MAX, Outcome::Lost(ended()));
                 });
@@ -71,7 +71,7 @@ fn a_call_completes_once_whoever_races() {
     assert_eq!(calls.len(), 0);
 }
 
-/// GTH-1: a loss is one that the call still waits for.
+/// GTH-1: only a loss that the call still waits for counts.
 #[test]
 fn whoever_has_answered_may_die() {
     let reactor = Reactor::new().unwrap();
@@ -89,7 +89,7 @@ fn whoever_has_answered_may_die() {
     calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(1))));
     let outcomes = call.take_outcomes().unwrap();
     assert!(matches!(outcomes[..], [Outcome::Replied(_), Outcome::Replied(_), Outcome::Lost(_)]));
-    // A call that is complete has no loss, whatever still comes.
+    // A complete call has no further loss, whatever comes.
     calls.on_outcome(&reactor, call.id, 0, Outcome::Lost(died));
     assert!(matches!(call.lost(), Some((2, _))));
 }
@@ -151,7 +151,7 @@ fn an_inbox_keeps_order_and_gives_back_what_is_left() {
 fn a_loop_is_told_once_a_burst_also_where_a_thread_waited_before() {
     let reactor = Reactor::new().unwrap();
     let inbox = Inbox::new(5, crate::Gauge::new(None));
-    // A thread got ready to wait, found something, and left its name behind.
+    // A thread prepared to wait, found something, and left its registration behind.
     inbox.expect();
     let waker = Arc::new(LoopWaker::new().unwrap());
     inbox.attach(&reactor, Arc::clone(&waker), 8);

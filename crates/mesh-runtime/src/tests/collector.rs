@@ -1,4 +1,4 @@
-//! A way for frames that leads nowhere: it collects what a part sends.
+//! A way for frames that leads nowhere: it collects what is sent.
 
 use crate::dispatch::Dispatch;
 use mesh_proto::Frame;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 pub(super) struct Collector(Mutex<Vec<Frame>>);
 
 impl Collector {
-    /// What was sent since the last time.
+    /// What was sent since the last call.
     pub(super) fn take(&self) -> Vec<Frame> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }

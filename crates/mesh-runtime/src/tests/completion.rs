@@ -1,4 +1,4 @@
-//! Completions: one outcome whoever races, also without a runtime; lists, alarms and forked copies.
+//! Completions: one outcome whoever races, with or without a runtime; lists, alarms and forked copies.
 
 use super::{options, soon};
 use crate::loop_waker::LoopWaker;
@@ -175,7 +175,7 @@ fn a_status_in_pieces_comes_by_a_descriptor_and_later_bytes_are_dropped() {
     assert_eq!(completion.fate(), None);
     write_to(&fd, &bytes[3..]);
     assert_eq!(finished(&runtime, &completion), Some(Fate::Status(-5)));
-    // There is still somebody at the other end.
+    // The reading end is still open.
     write_to(&fd, &[7; 64]);
     runtime.close(Duration::ZERO);
     assert_eq!(rustix::io::write(&fd, &[7]), Err(rustix::io::Errno::PIPE));
@@ -190,7 +190,7 @@ fn a_descriptor_closed_too_early_breaks_the_promise() {
         let fd = runtime.finish_by_descriptor(&finisher).unwrap();
         write_to(&fd, &[0; 4][..sent]);
         drop(fd);
-        // Although there is another that could finish it.
+        // Even though another finisher exists.
         assert_eq!(finished(&runtime, &completion), Some(Fate::Broken));
         drop(finisher);
     }

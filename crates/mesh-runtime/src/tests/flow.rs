@@ -17,7 +17,7 @@ use std::time::Duration;
 const ACTOR: u64 = 5;
 const HERE: Target = Target::One(ProcAddr::CONTROLLER);
 
-/// A runtime with one actor in it, whose inbox it gives.
+/// A runtime with one actor in it, and the actor's inbox.
 fn host() -> (Arc<Runtime>, Arc<Inbox>) {
     let runtime = Runtime::controller(options()).unwrap();
     runtime.tell(&out(Request::Spawn, b"")).unwrap();
@@ -29,7 +29,7 @@ fn out(request: Request, payload: &[u8]) -> Outgoing<'_> {
     Outgoing { request, target: &HERE, actor: ACTOR, name: b"echo", body: Body::new(payload, &[]) }
 }
 
-/// Sends as Python does: waits for room, then sends what was counted as such.
+/// Sends as Python does: waits for room, then sends what was counted.
 fn send(runtime: &Runtime, payload: &[u8]) -> bool {
     let meters = [runtime.meter(ProcAddr::CONTROLLER, ACTOR)];
     let message = out(Request::CALL, payload);
@@ -81,7 +81,7 @@ fn senders_and_a_slow_receiver_in_threads() {
             while handled.load(Ordering::Relaxed) < 800 {
                 runtime.wait_inbox(&inbox);
                 kept.extend(inbox.take(1 + dice.roll(20)));
-                // They end in any order, and two at a time stay behind while there are more.
+                // They end in any order, and two stay behind while there are more.
                 while kept.len() > if inbox.is_empty() { 0 } else { 2 } {
                     let message = kept.swap_remove(dice.roll(kept.len()));
                     message.done();
@@ -141,7 +141,7 @@ fn meters_that_nobody_uses_are_forgotten_once_they_are_settled() {
     let (runtime, _inbox) = host();
     let used = runtime.meter(ProcAddr::CONTROLLER, ACTOR);
     for mailbox in 0..100_000 {
-        // Of actors that were never there: the first message says so, and the meter goes.
+        // Of actors that never existed: the first message reveals that, and the meter goes.
         let meter = runtime.meter(ProcAddr::CONTROLLER, 1000 + mailbox);
         if mailbox % 3 == 0 {
             assert_eq!(runtime.admit_all(&[meter], 500), Ok(true));
@@ -152,7 +152,7 @@ fn meters_that_nobody_uses_are_forgotten_once_they_are_settled() {
     runtime.close(Duration::ZERO);
 }
 
-/// An inbox hands out few large messages at a time, and many small ones.
+/// An inbox hands out few large messages at a time, or many small ones.
 #[test]
 fn a_burst_is_bounded_in_bytes() {
     let reactor = Reactor::new().unwrap();
@@ -202,7 +202,7 @@ fn whoever_waits_for_a_call_is_woken_whatever_ends_it() {
                             std::thread::yield_now();
                         }
                     }
-                    // In the end both give up.
+                    // In the end, both give up.
                     calls.cancel(reactor, call);
                 });
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const ACTOR: u64 = 5;
-/// A process that nobody has heard of: it takes nothing, and gives nothing back.
+/// An unknown process: it takes nothing, and returns nothing.
 const SILENT: ProcAddr = ProcAddr { mesh: 99, rank: 0, host: 0 };
 const COST: u64 = INITIAL_WINDOW;
 
@@ -26,7 +26,7 @@ impl Setting {
         Self { runtime, target: Arc::new(Target::One(to)), gate: Gate::new(ACTOR, receivers) }
     }
 
-    /// One with a message under way that fills the mailbox.
+    /// A setting with a message under way that fills the mailbox.
     fn full(to: ProcAddr, receivers: Receivers) -> Self {
         let setting = Self::new(to, receivers);
         assert_eq!(setting.gate.pass(setting.bid()), Some(true));
@@ -46,7 +46,7 @@ impl Setting {
         self.runtime.meter(self.target.place(0).unwrap(), ACTOR).outstanding()
     }
 
-    /// The mailbox has handled all that was sent to it.
+    /// The mailbox has handled everything sent to it.
     fn make_room(&self) {
         let credit = Credit { handled: self.outstanding(), ..Credit::LAST };
         let credit = Credit { last: false, ..credit };
@@ -54,7 +54,7 @@ impl Setting {
         self.runtime.meters.on_credit(at, ACTOR, credit);
     }
 
-    /// Something of a coroutine's waits for room. Nothing is sent: there is nobody to take it.
+    /// A coroutine's message waits for room. Nothing is sent: there is nobody to take it.
     fn defer(&self) -> crate::Deferral {
         let Verdict::Later(later) = self.ask(self.bid(), true) else { panic!("there was room") };
         self.runtime.dispatch_later(Vec::new(), &self.target, ACTOR, later)

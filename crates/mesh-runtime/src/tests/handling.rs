@@ -1,4 +1,4 @@
-//! How far an executor is with a message, as the inbox and the gauge are told.
+//! An executor's progress with a message, as the inbox and the gauge see it.
 
 use super::options;
 use crate::handling::Handling;
@@ -16,7 +16,7 @@ fn send(runtime: &Runtime, request: Request) {
     runtime.tell(&Outgoing { request, target: &target, actor: ACTOR, name: b"echo", body: Body::default() }).unwrap();
 }
 
-/// How many messages wait, run, were handled, and have failed.
+/// The numbers of messages that wait, run, were handled, and failed.
 fn figures(inbox: &Inbox) -> (usize, usize, u64, u64) {
     let reading = inbox.gauge.read();
     (inbox.flow().0, reading.running.len(), reading.handled, reading.failed)
@@ -40,7 +40,7 @@ fn a_message_waits_until_it_is_begun_and_ends_once() {
     all[0].end(&messages[0], false);
     all[0].begin(&messages[0]);
     assert_eq!(figures(&inbox), (2, 0, 1, 1));
-    // One that is refused before it runs no longer waits, and was not handled.
+    // A message refused before it runs no longer waits, and was not handled.
     all[1].end(&messages[1], false);
     assert_eq!(figures(&inbox), (1, 0, 1, 1));
     all[2].begin(&messages[2]);

@@ -1,4 +1,4 @@
-//! A process answers questions about itself without anybody working through its inboxes.
+//! A process answers questions about itself even if nobody works through its inboxes.
 
 use super::outbox::Outbox;
 use super::{options, soon};
@@ -45,7 +45,7 @@ fn close(runtime: &Runtime) {
     runtime.close_inbox(&inbox);
 }
 
-/// GAU-1: whoever asks is answered in the middle of a message.
+/// GAU-1: questions are answered in the middle of a message.
 #[test]
 fn what_waits_and_what_runs_is_told() {
     let (runtime, inbox) = with_actor();
@@ -92,7 +92,7 @@ fn what_an_executor_has_taken_and_not_begun_waits_still() {
     told(r#""queue":3,"#);
     taken[1..].iter().for_each(|message| inbox.begun(message));
     told(r#""queue":1,"#);
-    // What is taken otherwise is nobody's to come to.
+    // Nobody will begin what is taken in any other way.
     inbox.take(9);
     told(r#""queue":0,"queue_bytes":0,"#);
     runtime.close(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Messages whose large parts come past the gateways (DST-1 to DST-3), with a road that the test holds up and breaks.
+//! Messages whose large parts bypass the gateways (DST-1 to DST-3), on a path that the test delays and breaks.
 
 use super::dice::Dice;
 use super::options;
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 const ACTOR: u64 = 5;
 const ME: ProcAddr = ProcAddr::CONTROLLER;
-/// Of the parts that come.
+/// The length of the parts that arrive.
 const LEN: usize = 4096;
-/// Of one that is worth offering.
+/// The length of a part worth offering.
 const LARGE: usize = 1 << 20;
 
 fn sender(rank: u32) -> ProcAddr {
@@ -29,7 +29,7 @@ fn sender(rank: u32) -> ProcAddr {
 type Done = unsafe extern "C" fn(*mut c_void, i32);
 type Freed = unsafe extern "C" fn(*mut c_void);
 
-/// A part that was asked for: by which ticket, where to, and who is told.
+/// A requested part: its ticket, its target, and who is told.
 #[derive(Debug)]
 pub(super) struct Asked {
     ticket: u8,
@@ -41,7 +41,7 @@ pub(super) struct Asked {
 
 impl Asked {
     pub(super) fn come(self) {
-        // SAFETY: as the header has it, this memory is ours until `done` is called, once.
+        // SAFETY: by the header, this memory is ours until `done` is called, once.
         unsafe {
             std::slice::from_raw_parts_mut(self.into as *mut u8, self.len).fill(self.ticket);
             (self.done)(self.arg as *mut c_void, 0);
@@ -59,7 +59,7 @@ impl Asked {
 pub(super) struct Road {
     raw: RawBypass,
     asked: Mutex<Vec<Asked>>,
-    /// What is offered, and who is told that nobody reads it.
+    /// What is offered, and whom to tell that nobody reads it.
     offered: Mutex<Vec<(u64, Freed, usize)>>,
     withdrawn: Mutex<Vec<u64>>,
 }
@@ -74,7 +74,7 @@ unsafe extern "C" fn offer(
     freed: Freed,
     arg: *mut c_void,
 ) -> u32 {
-    // SAFETY: made by `road`; the rest is as the header has it.
+    // SAFETY: made by `road`; the rest is as the header demands.
     unsafe {
         let this = &*this.cast::<Road>();
         assert!(room > 0 && length >= LARGE as u64);
@@ -131,7 +131,7 @@ impl Road {
     }
 }
 
-/// A controller with an actor's inbox that nobody works on.
+/// A controller with an actor's inbox on which nobody works.
 fn receiver() -> (Arc<Runtime>, Arc<Inbox>, &'static Road) {
     let runtime = Runtime::controller(options()).unwrap();
     let here = Target::One(ME);
@@ -143,7 +143,7 @@ fn receiver() -> (Arc<Runtime>, Arc<Inbox>, &'static Road) {
     (runtime, inbox, road)
 }
 
-/// A message with so many distant parts, each of which is filled with `serial`.
+/// A message with `distant` distant parts, each to be filled with `serial`.
 fn message(from: ProcAddr, serial: u8, distant: usize) -> Frame {
     let mut header = Tell { actor: ACTOR, place: 0 }.header(from, ME);
     header.set_distant(distant > 0);
@@ -155,14 +155,14 @@ fn message(from: ProcAddr, serial: u8, distant: usize) -> Frame {
     Frame::build(header, None, b"echo", &parts)
 }
 
-/// What is in an inbox: each message's number, and how many parts it has; all must be filled with that number.
+/// The messages in an inbox: each one's number, and its number of parts, all of which must be filled with that number.
 fn taken(inbox: &Inbox) -> Vec<(u8, usize)> {
     let look = |message: &crate::Message| {
         let (envelope, parts) = message.open().unwrap();
         for part in &parts {
             let bytes = match part {
                 PartData::Inline(bytes) => &bytes[..],
-                // SAFETY: mapped while the part lives, and written by nobody.
+                // SAFETY: mapped while the part lives, and nobody writes to it.
                 PartData::Shared(part) => unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) },
             };
             assert!(bytes.len() == LEN && bytes.iter().all(|byte| *byte == envelope[0]), "another's bytes");
@@ -196,13 +196,13 @@ fn a_message_waits_for_its_parts_and_what_is_behind_for_it() {
     runtime.close(Duration::ZERO);
 }
 
-/// BYP-2: whoever keeps the memory is kept until the other side is done.
+/// BYP-2: what keeps the memory lives until the other side is done.
 #[test]
 fn what_is_being_filled_is_kept_until_the_other_side_is_done() {
     let (road, kept) = (road(), Arc::new(()));
     let bypass = road.bypass();
     let (mut room, keeps) = (vec![0_u8; LEN], Arc::clone(&kept));
-    // SAFETY: the memory is there until the end of the test.
+    // SAFETY: the memory exists until the end of the test.
     unsafe { bypass.fetch(&[1], room.as_mut_ptr(), LEN as u64, Box::new(move |_| drop(keeps))) };
     assert_eq!(Arc::strong_count(&kept), 2);
     road.take(0).come();
@@ -217,7 +217,7 @@ fn what_does_not_come_is_asked_for_and_its_senders_end_is_the_answer() {
     runtime.deliver(message(sender(0), 3, 0));
     runtime.deliver(end_of(sender(0)));
     road.take(0).come();
-    // The controller has no such host: what it asks there comes back at once, as from one that is dead.
+    // The controller has no such host: questions to it come back at once, as from a dead one.
     road.take(0).fail();
     assert_eq!(taken(&inbox), [(1, 0), (3, 0)], "half a message is none");
     assert_eq!((runtime.counts().landing, runtime.counts().refs), (0, 0));
@@ -269,11 +269,11 @@ fn whatever_comes_first_each_sender_is_heard_in_order() {
 /// BYP-1.
 #[test]
 fn what_is_offered_is_kept_until_nobody_reads_it() {
-    // A process of a host: whom it offers to is asked for by way of its agent, which says nothing here.
+    // A process on a host asks through its agent whether its receiver is alive; the agent says nothing here.
     let controller = Runtime::controller(options()).unwrap();
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (up, agent) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-    // A process whose agent is gone ends itself, also where an assertion has failed.
+    // A process whose agent is gone ends itself, even if an assertion has failed.
     std::mem::forget(agent);
     let board = controller.board.fd().try_clone_to_owned().unwrap();
     let runtime = Runtime::worker(ProcAddr { mesh: 8, rank: 0, host: 0 }, up, board, 1, options()).unwrap();
@@ -287,7 +287,7 @@ fn what_is_offered_is_kept_until_nobody_reads_it() {
     let mut header = Tell { actor: ACTOR, place: 0 }.header(runtime.me, sender(0));
     header.set_distant(true);
     let whole = [Part::Inline(Bytes::new()), parts[0].clone().unwrap()];
-    // Whoever drops the message gives it back.
+    // Dropping the message returns the part.
     runtime.memory.let_go(&Frame::build(header, None, b"", &whole));
     assert_eq!(*road.withdrawn.lock().unwrap(), [0]);
     assert!(runtime.counts().kept.1 > 0, "somebody may still read it");
@@ -295,7 +295,7 @@ fn what_is_offered_is_kept_until_nobody_reads_it() {
     // SAFETY: called once, as the header demands.
     unsafe { freed(arg as *mut c_void) };
     assert_eq!(runtime.counts().kept, (0, 0));
-    // On one host, and for many, nothing is offered.
+    // Nothing is offered on one host, or to many.
     let near = Target::One(ProcAddr { mesh: 9, rank: 0, host: 0 });
     assert!(runtime.carry_past(mesh_proto::Kind::Tell, &near, &buffers).is_none());
     runtime.close(Duration::ZERO);

@@ -1,4 +1,4 @@
-//! Messages that land, without a runtime around them: parts come past the gateways, through them, or not at all.
+//! Messages that land, without a runtime: parts bypass the gateways, come through them, or do not come at all.
 
 use super::collector::Collector;
 use super::dice::Dice;
@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 const ME: ProcAddr = ProcAddr { mesh: 8, rank: 0, host: 0 };
-/// One slab of shared memory: what is not given back is missed.
+/// One slab of shared memory, so that leaks are noticed.
 const SHM: usize = 8 << 20;
-/// Of a part: a piece of shared memory each.
+/// The length of a part: each takes a piece of shared memory.
 const LEN: usize = 64 * 1024;
 
 #[derive(Debug)]
@@ -87,7 +87,7 @@ impl Field {
         })
     }
 
-    /// As whatever delivers frames does.
+    /// Delivers a frame as a runtime does.
     fn deliver(&self, frame: Frame) {
         if self.landings.concerns(&frame) {
             self.landings.land(self, frame);
@@ -144,7 +144,7 @@ struct World {
     ranks: u32,
     living: Vec<u32>,
     sent: HashMap<ProcAddr, Vec<u64>>,
-    /// Processes that were given up as a whole host's: what is missing of them is missing for a reason.
+    /// Processes given up with their whole host: their messages may be missing.
     given_up: HashSet<ProcAddr>,
     taken: HashMap<ProcAddr, Vec<u64>>,
     ended: HashSet<ProcAddr>,
@@ -162,7 +162,7 @@ impl World {
                 continue;
             }
             if frame.header.kind == Kind::Reply {
-                continue; // To a question of one that was given up: some call's, for all that anybody knows.
+                continue; // To a question of one that was given up; it might be any call's.
             }
             let who = frame.header.src;
             assert!(!self.ended.contains(&who), "seed {seed}: heard after its end");
@@ -231,7 +231,7 @@ fn each_message_is_taken_in_once_and_in_order_and_nothing_is_left() {
         assert!(field.is_empty(), "seed {seed}: {} land, {}", field.landings.len(), Arc::strong_count(&field.hold));
         let closed = field.standing.is_closed();
         for (who, sent) in &world.sent {
-            // In order, each once; what is missing was lost.
+            // In order, each once; missing ones were lost.
             let taken = world.taken.get(who).map_or(&[][..], |taken| taken);
             let lost = world.lost.get(who).copied().unwrap_or(0);
             if !closed && !world.given_up.contains(who) {
@@ -244,7 +244,7 @@ fn each_message_is_taken_in_once_and_in_order_and_nothing_is_left() {
     }
 }
 
-/// A part that was being filled when its sender was given up: its memory goes back.
+/// A part being filled when its sender was given up: its memory is returned.
 #[test]
 fn a_part_that_comes_after_its_sender_was_given_up_is_given_back() {
     let road = road();
@@ -258,7 +258,7 @@ fn a_part_that_comes_after_its_sender_was_given_up_is_given_back() {
     assert_eq!(field.pieces().len(), room);
 }
 
-/// A part that fails to come after its sender was given up: nobody is asked for it any more.
+/// A part that fails after its sender was given up: nobody is asked for it.
 #[test]
 fn nobody_is_asked_for_parts_of_a_sender_that_was_given_up() {
     let road = road();

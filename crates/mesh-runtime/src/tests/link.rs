@@ -49,7 +49,7 @@ fn pump(reactor: &Reactor, from: &Link, to: &Link, seen: &mut Vec<(u64, usize)>)
 #[test]
 fn what_the_socket_does_not_take_waits_in_order() {
     let (reactor, a, b) = links();
-    // Small ones, ones that go into chunks, ones written from where they lie, and one of many MiB.
+    // Small frames, frames that go into chunks, frames written in place, and one of many MiB.
     let lens = [0, 10, 3000, 5000, 70_000, 1, 9_000_000, 2, 4096, 4095, 200_000, 0];
     let mut sent = Vec::new();
     let mut most = 0;
@@ -64,7 +64,7 @@ fn what_the_socket_does_not_take_waits_in_order() {
     assert_eq!(a.queued(), most);
     let mut seen = Vec::new();
     pump(&reactor, &a, &b, &mut seen);
-    // Read the rest that the socket still holds.
+    // Read what the socket still holds.
     pump(&reactor, &a, &b, &mut seen);
     assert_eq!(seen, sent);
 }
@@ -146,7 +146,7 @@ fn an_end_within_a_message_and_broken_bytes_are_told_apart() {
 fn drain_writes_out_what_waits_or_gives_up_in_time() {
     let (reactor, a, b) = links();
     while a.send(&reactor, &frame(1, 100_000)).unwrap() < 3_000_000 {}
-    // Nobody reads: the limit holds.
+    // Nobody reads, so the limit applies.
     a.drain(&reactor, Duration::from_millis(20));
     assert!(a.queued() > 0);
     std::thread::scope(|scope| {
@@ -185,7 +185,7 @@ fn while_a_link_is_held_everything_is_queued_in_order() {
     assert_eq!(a.queued(), 0);
     a.send(&reactor, &frame(4, 10)).unwrap();
     assert_eq!(read(&mut seen), [1, 2, 3, 4]);
-    // Where the socket is full the rest goes once there is room, as ever.
+    // If the socket is full, the rest goes once there is room, as usual.
     let held = a.hold(&reactor);
     a.send(&reactor, &frame(5, 4_000_000)).unwrap();
     drop(held);

@@ -23,7 +23,7 @@ fn open(logs: &Logs, mesh: u64) -> (ProcAddr, File, File) {
     (addr, out.into(), err.into())
 }
 
-/// Takes what there is until the end, as a thread of its own does.
+/// Takes everything until the end, on a separate thread.
 fn show(logs: &Arc<Logs>) -> std::thread::JoinHandle<Vec<u8>> {
     let logs = Arc::clone(logs);
     std::thread::spawn(move || {
@@ -57,7 +57,7 @@ fn a_flush_waits_until_what_was_written_is_shown() {
 fn the_last_words_are_read_before_the_end_is_told() {
     let logs = started();
     let (addr, out, mut err) = open(&logs, 1);
-    // LOG-5: while a child of it still holds the other pipe open.
+    // LOG-5: even while a child of it still holds the other pipe open.
     err.write_all(b"first\nlast\nwithout an end").unwrap();
     drop(err);
     assert_eq!(logs.ended(addr), ["first", "last", "without an end"]);
@@ -81,10 +81,10 @@ fn those_who_print_wait_when_nobody_looks_and_nothing_is_lost() {
             out.write_all(b"\n").unwrap();
         }
     });
-    // LOG-4: the queue is full, and then the pipe.
+    // LOG-4: first the queue fills, then the pipe.
     while logs.flush(Duration::from_millis(50)) {}
     assert!(!writer.is_finished());
-    // Deaths and options go on meanwhile.
+    // Deaths and options are handled meanwhile.
     let (other, _, mut err) = open(&logs, 2);
     err.write_all(b"bye\n").unwrap();
     assert_eq!(logs.ended(other), ["bye"]);
@@ -128,7 +128,7 @@ fn streams_keep_apart() {
 
 #[test]
 fn a_host_whose_lines_are_not_asked_for_lets_its_printers_wait() {
-    // Nobody takes what it sends: its first batch is under way for ever.
+    // Nobody takes what it sends: its first batch stays under way for ever.
     let logs = Logs::start(Instant::now(), Weak::<crate::Runtime>::new(), true).unwrap();
     let (_, mut out, _err) = open(&logs, 1);
     fcntl_setfl(&out, OFlags::NONBLOCK).unwrap();
@@ -143,7 +143,7 @@ fn a_host_whose_lines_are_not_asked_for_lets_its_printers_wait() {
         if std::mem::replace(&mut before, lines) == lines {
             break;
         }
-        // The reader has had a turn once it has read this.
+        // Once this has been read, the reader has had a turn.
         let (other, _, mut err) = open(&logs, mesh);
         err.write_all(b"bye\n").unwrap();
         assert_eq!(logs.ended(other), ["bye"]);

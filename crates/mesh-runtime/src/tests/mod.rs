@@ -1,4 +1,4 @@
-//! The runtime without Python: two of them in one process, and its pieces alone.
+//! The runtime without Python: two of them in one process, and its parts alone.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
@@ -40,7 +40,7 @@ use crate::Options;
 use mesh_topology::{Extent, Region};
 use std::time::{Duration, Instant};
 
-/// What should be there at once has this long before the test fails instead of hanging.
+/// How long to wait for something immediate before the test fails instead of hanging.
 pub(crate) const SOON: Duration = Duration::from_secs(30);
 
 pub(crate) fn soon() -> Option<Instant> {

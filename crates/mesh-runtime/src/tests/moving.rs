@@ -20,7 +20,7 @@ fn addr(rank: u32) -> ProcAddr {
     ProcAddr { mesh: MESH, rank, host: 0 }
 }
 
-/// Rank 1 is what rank 3 was.
+/// Rank 1 has moved to where rank 3 was.
 fn moved() -> Moved {
     let run = Run { first: 1, count: 1, at: addr(3), incarnation: 1 };
     Moved { mesh: MESH, version: 1, runs: vec![run], left: vec![addr(1)] }
@@ -48,7 +48,7 @@ fn a_call_to_a_repaired_mesh_has_an_answer_for_each_place() {
     for buffers in [&[][..], &[&large[..], b"small"][..]] {
         assert_eq!(sources(&host.controller, &target, b"all", buffers), [addr(0), addr(3), addr(2)]);
     }
-    // Whoever was sent something since has been told before.
+    // A worker that was sent something since has been told before.
     let (worker, _) = &host.workers[0];
     let target = worker.resolve(&three);
     assert_eq!(sources(worker, &target, b"all", &[&large]), [addr(0), addr(3), addr(2)]);
@@ -70,7 +70,7 @@ fn what_an_earlier_life_of_a_rank_has_sent_is_dropped() {
         inbox.take(9).len()
     };
     assert_eq!((send(1), send(3)), (1, 1));
-    // A reference may tell of a repair before the news of it comes, which says who has left.
+    // A reference may tell of a repair before its news comes, which says which processes have left.
     controller.learn(&Moved { left: Vec::new(), ..moved() });
     assert_eq!((send(1), send(3)), (1, 1));
     drop(controller.publish(moved()).unwrap());
@@ -139,7 +139,7 @@ impl Agents {
         self.begin_while(|| {})
     }
 
-    /// A worker begins; `meanwhile` happens after it was told what is known, and before it is found by others.
+    /// Starts a worker; `meanwhile` runs after it was told what is known, and before others find it.
     fn begin_while(&self, meanwhile: impl FnOnce()) -> Told {
         let n = self.links.fetch_add(1, Ordering::Relaxed);
         let who = ProcAddr { mesh: 1000 + u64::from(n), rank: 0, host: self.host() };
@@ -159,7 +159,7 @@ impl Agents {
     }
 }
 
-/// Version `n` of a mesh of one rank: each repair gives it a new process.
+/// The process of a one-rank mesh at that version: each repair gives it a new one.
 fn life(version: u32) -> ProcAddr {
     ProcAddr { mesh: 50 + u64::from(version), rank: 0, host: version % 2 }
 }
@@ -169,7 +169,7 @@ fn repair(version: u32) -> News {
     News { moved: Moved { mesh: 50, version, runs: vec![run], left: vec![life(version - 1)] }, call: 0 }
 }
 
-/// MOV-1, MOV-2: whatever order news comes in, nobody takes what an earlier life of a rank has sent once it knows of its
+/// MOV-1, MOV-2: whatever the order of news, nobody takes messages of a rank's earlier life once it knows of its
 /// successor, and in the end all know the newest.
 #[test]
 fn news_of_repairs_reaches_all_in_any_order() {
@@ -197,7 +197,7 @@ fn news_of_repairs_reaches_all_in_any_order() {
                     workers.push(agent.begin());
                 }
                 5 => {
-                    // A reference that somebody sends says what it knows.
+                    // A reference carries what its sender knows.
                     let (from, to) = (dice.roll(workers.len()), dice.roll(workers.len()));
                     if let Some(known) = workers[from].moving.moved(50) {
                         workers[to].moving.learn(&known);
@@ -245,7 +245,7 @@ fn a_process_that_begins_amid_news_misses_none() {
         agent.begin_while(|| {
             let before = agent.moving.news();
             scope.spawn(|| agent.moving.spread(&repair(1), &agent.switch));
-            // The news is about to be told to those who are there: not before the process that begins is one of them.
+            // The news is about to be told to existing processes; the new one is not among them yet.
             for _ in 0..10_000 {
                 if agent.moving.news() != before {
                     break;

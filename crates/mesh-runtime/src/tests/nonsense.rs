@@ -12,10 +12,10 @@ const ACTOR: u64 = 5;
 const ME: ProcAddr = ProcAddr::CONTROLLER;
 const MORE: u16 = 1 << 8;
 const END: u16 = 1 << 9;
-/// Bits that mean something in one kind or another.
+/// Bits that mean something in some kind of frame.
 const FLAGS: [u16; 9] = [1, 4, MORE, END, 1 << 10, 1 << 11, 1 << 13, 1 << 14, 5];
 
-/// A header with these flags, actor and call, as bytes can have it.
+/// A header with these flags, actor and call, as bytes may have it.
 fn raw(kind: Kind, flags: u16, actor: u64, call: u64) -> Header {
     let mut bytes = Header::new(kind, ME, ME).encode();
     bytes[4..6].copy_from_slice(&flags.to_le_bytes());
@@ -41,13 +41,13 @@ fn frames_that_nobody_makes_reach_nobody() {
     let call = runtime.open(Target::One(ProcAddr { mesh: 7, rank: 0, host: 0 }), false).unwrap();
     for flags in FLAGS {
         for kind in [Kind::Tell, Kind::StopActor, Kind::Spawn, Kind::Failure, Kind::Extend, Kind::Partial] {
-            // Of a spawn there may be an announcement, or the arguments that follow it.
+            // For a spawn these mark an announcement, or the arguments that follow it.
             if !(kind == Kind::Spawn && matches!(flags, MORE | END)) {
                 deliver(&runtime, raw(kind, flags, ACTOR, 0), b"echo");
             }
         }
     }
-    // A call without a number, one that nobody waits for, an answer that is several, a share of nobody's call.
+    // A call without a number, one that nobody waits for, several answers in one, a share of nobody's call.
     deliver(&runtime, raw(Kind::Call, 0, ACTOR, 0), b"echo");
     deliver(&runtime, raw(Kind::Tell, 0, ACTOR, 9), b"echo");
     deliver(&runtime, raw(Kind::Reply, 1 | 1 << 8, ACTOR, call.id), b"");
@@ -57,7 +57,7 @@ fn frames_that_nobody_makes_reach_nobody() {
     deliver(&runtime, raw(Kind::Cancel, 1 << 9, ACTOR, 9), b"");
     assert_eq!((take(&inbox), take(&system), take(&notices)), (0, 0, 0));
     assert!(!call.is_done());
-    // What is in order still arrives.
+    // A proper frame still arrives.
     deliver(&runtime, Tell { actor: ACTOR, place: 0 }.header(ME, ME), b"echo");
     assert_eq!(take(&inbox), 1);
     deliver(&runtime, Reply { actor: ACTOR, call: call.id, place: 0, answer: Answer::Value }.header(ME, ME), b"");

@@ -1,4 +1,4 @@
-//! ORD-1 where sender and receiver share a process, or a host: casts and single messages keep one order.
+//! ORD-1 if sender and receiver share a process, or a host: casts and single messages keep one order.
 
 use super::dice::Dice;
 use super::pair::{ACTOR, Host, MESH, out};
@@ -10,7 +10,7 @@ use mesh_topology::{Region, Slice};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Nobody works on what it is sent: its inboxes are read by the tests.
+/// An actor that handles nothing: the tests read its inboxes.
 const LISTENER: u64 = 6;
 const RANKS: usize = 3;
 const ROUNDS: u64 = 400;
@@ -28,13 +28,13 @@ fn send(from: &Runtime, request: Request, target: &Target, payload: &[u8], buffe
     from.tell(&Outgoing { actor: LISTENER, ..out(request, target, payload, buffers) }).unwrap();
 }
 
-/// Spawns the listener on every rank, and gives its inboxes.
+/// Spawns the listener on every rank, and returns its inboxes.
 fn listeners(host: &Host) -> Vec<Arc<Inbox>> {
     send(&host.controller, Request::Spawn, &many(0, host.workers.len()), b"", &[]);
     host.workers.iter().map(|(worker, _)| soon(|| worker.inbox(LISTENER))).collect()
 }
 
-/// What is there before long.
+/// Waits for something that appears before long.
 fn soon<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
@@ -46,7 +46,7 @@ fn soon<T>(mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// The next message in an inbox: its kind, and what it says.
+/// The next message in an inbox: its kind and payload.
 fn next(inbox: &Inbox) -> (Kind, Vec<u8>) {
     let message = soon(|| inbox.take(1).pop());
     (message.header().kind, message.open().unwrap().0.to_vec())
@@ -71,7 +71,7 @@ fn whatever_the_adverb_each_sender_is_heard_in_order() {
                     let count = 1 + dice.roll(RANKS - first);
                     let target = if dice.roll(2) == 0 { one(first) } else { many(first, count) };
                     let ranks = first..first + target.len();
-                    // Each receiver is told its own count: nothing may be missing, come twice, or out of turn.
+                    // Each receiver has its own count: nothing may be missing, come twice, or out of turn.
                     let mut payload = (sender as u64).to_le_bytes().to_vec();
                     for (rank, sent) in sent.iter_mut().enumerate() {
                         payload.extend_from_slice(&sent.to_le_bytes());
@@ -111,7 +111,7 @@ fn whatever_the_adverb_each_sender_is_heard_in_order() {
 #[test]
 fn a_call_does_not_overtake_the_spawn_nor_a_stop_the_call() {
     let host = Host::new(2, options());
-    // Each thread that serves waits for the first spawn of its process, which is to be its own actor's.
+    // Each serving thread waits for its process's first spawn, which must be its own actor's.
     host.workers.iter().for_each(|(worker, _)| drop(soon(|| worker.inbox(ACTOR))));
     let worker = &host.workers[0].0;
     let mine = one(0);
@@ -132,7 +132,7 @@ fn a_call_does_not_overtake_the_spawn_nor_a_stop_the_call() {
     host.close();
 }
 
-/// What a receiver sends because of a cast comes after that cast, at the sender's process as at any other.
+/// What a receiver sends because of a cast comes after that cast, in the sender's process as in any other.
 #[test]
 fn nobody_on_the_host_sees_the_effect_of_a_cast_before_the_cast() {
     let host = Host::new(2, options());
@@ -171,7 +171,7 @@ fn a_cast_to_its_sender_alone_takes_no_detour() {
     let host = Host::new(2, options());
     let inboxes = listeners(&host);
     let worker = &host.workers[0].0;
-    // Nobody reads the links of the controller, so that nothing could come back from there.
+    // Nobody reads the controller's links, so nothing could come back from there.
     let gate = host.controller.reactor.stall();
     send(worker, Request::CALL, &many(0, 1), b"mine", &[]);
     send(worker, Request::CALL, &many(0, 2), b"ours", &[]);
@@ -184,7 +184,7 @@ fn a_cast_to_its_sender_alone_takes_no_detour() {
     host.close();
 }
 
-/// A call to many, the caller's own process among them: one answer from each, at its place.
+/// A call to many that include the caller's own process: one answer from each, in its place.
 #[test]
 fn a_call_to_many_that_includes_the_caller_has_every_answer_once() {
     let host = Host::new(3, options());

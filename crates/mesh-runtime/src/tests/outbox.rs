@@ -1,4 +1,4 @@
-//! A [`Dispatch`] that keeps what it is given.
+//! A [`Dispatch`] that keeps what it gets.
 
 use crate::dispatch::Dispatch;
 use crate::locks::lock;
@@ -18,7 +18,7 @@ impl Dispatch for Outbox {
 }
 
 impl Outbox {
-    /// What was sent since the last time, in order.
+    /// What was sent since the last call, in order.
     pub(super) fn take(&self) -> Vec<Frame> {
         lock(&self.0).drain(..).collect()
     }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub(super) const MESH: u64 = 77;
 pub(super) const ACTOR: u64 = 5;
 
-/// A worker's thread: serves one actor, which answers with what it got, until its inbox closes.
+/// A worker's thread: serves one actor, which echoes its messages, until its inbox closes.
 fn serve(worker: &Runtime) {
     let system = worker.system_inbox();
     let inbox = loop {
@@ -38,7 +38,7 @@ fn answer(worker: &Runtime, inbox: &Inbox) {
                 .iter()
                 .map(|part| match part {
                     PartData::Inline(bytes) => &bytes[..],
-                    // SAFETY: mapped while the part lives, and written by nobody.
+                    // SAFETY: mapped while the part lives, and nobody writes to it.
                     PartData::Shared(part) => unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) },
                 })
                 .collect();
@@ -84,7 +84,7 @@ impl Host {
         call.take_outcomes().unwrap()
     }
 
-    /// Workers first: one whose controller is gone kills its process, which here is the test.
+    /// Workers first: one whose controller is gone kills its process, which here is the test's.
     pub(super) fn close(self) {
         for (worker, thread) in self.workers {
             worker.close(Duration::ZERO);
@@ -137,7 +137,7 @@ fn large_parts_travel_there_and_back_and_their_memory_is_used_again() {
             let Outcome::Replied(message) = outcome else { panic!("{outcome:?}") };
             let (_, parts) = message.open().unwrap();
             let [PartData::Shared(part), PartData::Inline(small)] = parts.as_slice() else { panic!("{parts:?}") };
-            // SAFETY: mapped while the part lives, and written by nobody.
+            // SAFETY: mapped while the part lives, and nobody writes to it.
             let bytes = unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) };
             assert!(bytes == large && small == &b"small"[..]);
             assert!(message.open().is_err(), "shared parts can be had once");
@@ -147,7 +147,7 @@ fn large_parts_travel_there_and_back_and_their_memory_is_used_again() {
     host.close();
 }
 
-/// LDR-1, LDR-2: threads that wait for different answers at once hand reading duty over, and none is forgotten.
+/// LDR-1, LDR-2: threads that wait for different answers hand over reading duty, and none is forgotten.
 #[test]
 fn many_threads_wait_for_different_answers_and_none_hangs() {
     for spin in [Duration::ZERO, Duration::from_micros(30)] {
@@ -175,7 +175,7 @@ fn many_threads_wait_for_different_answers_and_none_hangs() {
     }
 }
 
-/// Waiting briefly, looking only, and giving up, all at once: whoever stops leading leaves somebody armed.
+/// Brief waits, mere looks and giving up, all at once: a leader that stops leaves another one armed.
 #[test]
 fn leaders_that_give_up_leave_the_links_read() {
     let host = Host::new(2, Options { spin: Duration::from_micros(5), ..options() });
@@ -213,7 +213,7 @@ fn a_worker_calls_another_through_the_controller() {
     let (call, _) = worker.call(&out(Request::CALL, &target, b"hi", &[&large]), false).unwrap();
     assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
     assert_eq!(payload(&call.take_outcomes().unwrap()[0]), b"hi");
-    // Nobody there: the answer is that, at once.
+    // If nobody is there, the answer says so at once.
     for target in [one(9), Target::One(ProcAddr { mesh: 1234, rank: 0, host: 0 })] {
         let (call, _) = worker.call(&out(Request::CALL, &target, b"hi", &[&large]), false).unwrap();
         assert_eq!(worker.wait_call(&call, None, soon(), false, false), Waited::Ready);
@@ -260,7 +260,7 @@ fn closing_while_threads_call_leaves_nobody_waiting() {
                 })
                 .collect();
             host.call(&one(0), b"first", &[]);
-            // The worker must not see its controller go.
+            // The worker must not notice that its controller is gone.
             let (worker, _) = &host.workers[0];
             worker.close(Duration::ZERO);
             host.controller.close(Duration::ZERO);
@@ -306,7 +306,7 @@ fn procs_that_cannot_be_made_are_lost_with_the_reason() {
         let fork_server = ForkServerSpec { argv: vec![program.into()], env: Vec::new(), plan: bytes::Bytes::new() };
         let spec = SpawnSpec { fork_server, exec: false, config: bytes::Bytes::new(), within: SOON, title: "".into() };
         let call = controller.spawn_procs(mesh, &region, &Placement::On(0), &spec).unwrap();
-        // Messages may follow at once; they come to nothing at once, too.
+        // Messages may follow at once; they fail at once, too.
         let target = Target::Many(mesh, region.clone(), Placement::On(0));
         let (early, _) = controller.call(&out(Request::CALL, &target, b"", &[&[1; 100_000]]), false).unwrap();
         for call in [call, early] {

@@ -1,4 +1,4 @@
-//! Ports: values and receives meet once each whoever races (PRT-1), and senders hear of the end (PRT-2).
+//! Ports: values and receives meet once whoever races (PRT-1), and senders learn of the end (PRT-2).
 
 use super::{options, procs};
 use crate::call::Outcome;
@@ -53,7 +53,7 @@ fn values_and_receives_meet_in_order() {
     }
     let late = [mailbox.receive().unwrap(), mailbox.receive().unwrap()];
     assert_eq!(mailbox.len(), 0);
-    // One that nobody looked at is the next one again, before those that came later.
+    // A value that nobody looked at is the next one again, ahead of later ones.
     outlet.send(SAID, Body::new(&4_u64.to_le_bytes(), &[]), Posting::Now(false)).unwrap();
     mailbox.give_up(&late[1]);
     mailbox.give_up(&late[0]);
@@ -186,7 +186,7 @@ fn one_reply_or_one_failure_speaks_for_all_of_a_combined_call() {
     assert_eq!(calls.len(), 0);
 }
 
-/// PRT-3: the caller hears that it was let go of, unless it was handed on.
+/// PRT-3: the caller learns that the port was let go of, unless it was handed on.
 #[test]
 fn a_port_that_an_endpoint_lets_go_of_ends_its_call() {
     let runtime = Runtime::controller(options()).unwrap();
@@ -219,13 +219,13 @@ fn a_closed_notice_that_is_garbage_harms_nobody() {
     }
     runtime.dispatch(Frame::build(Header::new(Kind::Closed, me, me), None, b"", &[]), None);
     assert!(outlet.is_open());
-    // A value for a port that was never opened: refused, not kept.
+    // A value for a port that was never opened is refused, not kept.
     assert!(outlet.send(SAID, Body::new(b"x", &[]), Posting::Now(false)).is_err() && !outlet.is_open());
     drop(outlet);
     runtime.close(Duration::ZERO);
 }
 
-/// Tidings about ports that nobody in their right mind sends: nothing is ended by them, nothing is kept.
+/// Tidings about ports that nobody sends: they end nothing, and nothing is kept.
 #[test]
 fn nonsense_about_holders_does_no_harm() {
     let runtime = Runtime::controller(options()).unwrap();

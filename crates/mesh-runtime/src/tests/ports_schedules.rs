@@ -1,5 +1,5 @@
-//! Ports of calls and of channels in several processes, without a runtime: random schedules of answering, handing on, letting
-//! go and dying.
+//! Ports of calls and of channels in several processes, without a runtime: random schedules of answering, handing on,
+//! letting go and dying.
 
 use super::dice::Dice;
 use super::outbox::Outbox;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 const NODES: usize = 4;
 
-/// The first of them calls, and is told of the others' ends by itself.
+/// Node 0 is the caller, which is told of the others' ends without asking.
 fn addr(node: usize) -> ProcAddr {
     if node == 0 { ProcAddr::CONTROLLER } else { ProcAddr { mesh: 7, rank: node as u32, host: 0 } }
 }
@@ -37,7 +37,7 @@ struct Node {
     dead: bool,
 }
 
-/// Ports on their way: to whom, and the tickets under which they travel, in order with the frames of their sender.
+/// Frames and ports on their way, in the order in which they were sent; a port has a receiver and a ticket.
 enum Sent {
     Frame(Frame),
     Port(usize, Way, Ticket),
@@ -147,14 +147,14 @@ impl World {
     fn die(&mut self, n: usize) {
         self.nodes[n].dead = true;
         self.nodes[n].ends.clear();
-        // Its caller is told behind what it has sent.
+        // Its caller is told after all that it has sent.
         self.ways[n].push_back(Sent::Frame(Down::notice(addr(n), &self.ended).frame(addr(n), addr(0))));
     }
 
     fn deliver(&mut self, n: usize) {
         match self.ways[n].pop_front() {
             None => {}
-            // Nobody lets go of what is sent to the dead: their end says it.
+            // Nobody lets go of what is sent to the dead: their end covers it.
             Some(Sent::Port(to, ..)) if self.nodes[to].dead => {}
             Some(Sent::Port(to, way, ticket)) => self.port(to, way, (false, Some(ticket))),
             Some(Sent::Frame(frame)) => self.take_in(frame),
@@ -170,7 +170,7 @@ impl World {
             }
             Kind::Watch => {
                 let Watch { rank, .. } = Watch::read(&header);
-                // Of the living, and of those whose notice is under way, it will be told.
+                // For the living, and for those whose notice is under way, it will be told.
                 if self.nodes[rank as usize].dead && self.ways[rank as usize].is_empty() {
                     self.calls.on_down(&self.reactor, addr(rank as usize), &self.ended);
                 }
@@ -204,7 +204,7 @@ impl World {
     }
 }
 
-/// One call to node 1, whose port is handed around. True if it had an answer, false if it had an end.
+/// One call to node 1, whose port is handed around. True if it got an answer, false if it got an end.
 fn run(seed: u64, reactor: &Arc<Reactor>) -> bool {
     let mut world = World::new(seed, reactor);
     let call: Arc<Call> = world.calls.open(Target::One(addr(1)), false);
@@ -238,7 +238,7 @@ fn run(seed: u64, reactor: &Arc<Reactor>) -> bool {
     matches!(&outcomes[0], Outcome::Replied(message) if message.header().kind == Kind::Reply)
 }
 
-/// PRT-3, HLD-1: a call ends with the first answer, or once nobody is left that may answer; never with neither or before.
+/// PRT-3, HLD-1: a call ends with the first answer, or once nobody is left to answer; never without either, or earlier.
 #[test]
 fn a_call_whose_port_is_handed_around_has_one_answer_or_one_end() {
     let reactor = Arc::new(Reactor::new().unwrap());
@@ -246,7 +246,7 @@ fn a_call_whose_port_is_handed_around_has_one_answer_or_one_end() {
     assert!((200..1800).contains(&answered), "{answered} of 2000 calls were answered");
 }
 
-/// PRT-1, PRT-2: each value that was sent to a channel is received once and in order, or its sender hears that it was not.
+/// PRT-1, PRT-2: each value sent to a channel is received once and in order, or its sender learns that it was not.
 #[test]
 fn every_value_for_a_channel_is_received_once_or_refused() {
     let reactor = Arc::new(Reactor::new().unwrap());
@@ -309,7 +309,7 @@ fn every_value_for_a_channel_is_received_once_or_refused() {
                 theirs.on_closed(Closed::read(&frame).unwrap());
             }
         }
-        // What is left of the values is received to the end.
+        // The remaining values are received to the end.
         while let Some(receive) = receives.pop_front() {
             if let Some(Outcome::Replied(message)) = receive.call.take_outcomes().and_then(|all| all.into_iter().next())
             {

@@ -16,7 +16,7 @@ const ME: ProcAddr = ProcAddr { mesh: 8, rank: 0, host: 0 };
 const OWNER: ProcAddr = ProcAddr { mesh: 9, rank: 0, host: 0 };
 const RECEIVER: ProcAddr = ProcAddr { mesh: 9, rank: 1, host: 0 };
 
-/// What a process has said to its agent since it was last asked.
+/// What a process has said to its agent since the last call.
 fn said(agent: &OwnedFd, decoder: &mut Decoder) -> Vec<Frame> {
     let mut bytes = [0; 4096];
     while let Ok(length) = read(agent, &mut bytes) {

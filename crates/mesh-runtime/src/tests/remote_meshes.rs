@@ -54,7 +54,7 @@ fn told(remote: &RemoteMeshes, host: u32) -> Vec<ProcAddr> {
 fn ranks_that_are_known_one_at_a_time_end_with_their_own_hosts() {
     let ranks: Vec<ProcAddr> = (0..4).map(|rank| spread().addr(5, rank)).collect();
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
-        // Before any of them, after each, or never: something is sent to the whole mesh.
+        // Something is sent to the whole mesh before any of them, after each, or never.
         for whole_at in 0..=5 {
             let remote = RemoteMeshes::new(0);
             for (place, rank) in order.into_iter().enumerate() {

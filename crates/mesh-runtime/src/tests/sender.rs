@@ -1,4 +1,4 @@
-//! Senders: where their messages go, and what has to happen before.
+//! Senders: where their messages go, and what must happen before.
 
 use super::pair::{ACTOR, Host, MESH};
 use super::{options, procs, soon};
@@ -27,7 +27,7 @@ fn sender(runtime: &Arc<Runtime>, target: &Arc<Target>, request: Request) -> Sen
     Sender::new(runtime, spec(target, request)).unwrap()
 }
 
-/// Rank 1 is what rank 3 was.
+/// Rank 1 has moved to where rank 3 was.
 fn moved() -> Moved {
     let run = Run { first: 1, count: 1, at: addr(3), incarnation: 1 };
     Moved { mesh: MESH, version: 1, runs: vec![run], left: vec![addr(1)] }

@@ -1,4 +1,4 @@
-//! Shared memory: who may write when, and that all of it comes back.
+//! Shared memory: who may write when, and that all of it is returned.
 
 use super::{SOON, procs};
 use crate::shm::{Memory, SharedPart};
@@ -31,7 +31,7 @@ fn a_chunk_is_used_again_once_its_receiver_lets_go() {
     let first = owner.put(&data, &Target::One(TO), 0).unwrap();
     let part = receiver.open(&first, data.len() as u64, true).unwrap();
     assert_eq!(read(&part), data);
-    // SHM-1: while it is held, others get other memory.
+    // SHM-1: while it is held, others get different memory.
     let mut second = Vec::new();
     for _ in 0..200 {
         let at = owner.put(&[9; 100 * KIB], &Target::One(TO), 0).unwrap();
@@ -69,7 +69,7 @@ fn receivers_of_a_cast_do_not_see_each_others_writes() {
     write(&parts[0], 6);
     assert_eq!(read(&parts[1]), data);
     assert_eq!(read(&parts[0]), vec![6; 200 * KIB]);
-    // The last one to let go frees it, not the first.
+    // The last receiver to let go frees it, not the first.
     drop(parts);
     let next = owner.put(&data, &target, 0).unwrap();
     assert_eq!(next.slab, at.slab);
@@ -92,7 +92,7 @@ fn a_message_that_is_never_opened_gives_its_memory_back() {
         header.set_sharing(Sharing { sole: true, shared: true });
         let frame = Frame::build(header, None, b"", &[Part::Shared { at, len: 100 * KIB as u64 }]);
         side.let_go(&frame);
-        // Twice does no harm: the count is that of one use.
+        // A second time does no harm: it counts one use only.
         side.let_go(&frame);
     }
     for _ in 0..63 {
@@ -106,7 +106,7 @@ fn a_late_let_go_of_an_earlier_use_touches_nothing() {
     let (owner, receiver) = memories();
     let old = owner.put(&[1; 8 << 20], &Target::One(TO), 0).unwrap();
     let stale = receiver.open(&old, 8 << 20, true).unwrap();
-    // Its receiver is declared dead, its memory used again for somebody else.
+    // Its receiver is declared dead, and its memory used again for another.
     owner.on_death(TO, None);
     let to = ProcAddr { mesh: 7, rank: 1, host: 0 };
     let new = owner.put(&[2; 8 << 20], &Target::One(to), 0).unwrap();
@@ -145,7 +145,7 @@ fn what_was_lent_to_others_is_free_when_all_have_let_go_or_died() {
     let first = part();
     assert!(owner.lend_to(&first, at_host(0)) && owner.lend_to(&first, at_host(1)));
     assert!(!receiver.lend_to(&first, TO), "it is not the receiver's");
-    // One reads and lets go, one dies, and the last has never mapped it.
+    // One reads and lets go, one dies, and the last never maps it.
     drop(receiver.open(&first, len as u64, false).unwrap());
     owner.on_death(at_host(0), None);
     assert_ne!(part().slab, first.slab, "the last one holds it");
@@ -178,7 +178,7 @@ fn a_used_up_budget_says_so_and_idle_memory_is_found_elsewhere() {
 fn trimming_gives_back_what_is_idle_beyond_what_is_worth_keeping() {
     let owner = Memory::new(usize::MAX, 1);
     let receiver = Memory::new(1 << 20, 2);
-    // Sparse: only the first page of each is ever touched by the data, but they count as long as they are.
+    // Sparse: the data touches only the first page of each, but they count in full.
     let chunks: Vec<SharedRef> =
         (0..5).map(|_| owner.put(&vec![0; (128 << 20) + 1], &Target::One(TO), 0).unwrap()).collect();
     let all = owner.bytes();
@@ -224,9 +224,9 @@ fn hostile_references_are_errors() {
             assert!(receiver.open(&at, len, sole).is_err(), "{at:?} of {len} bytes");
         }
     }
-    // A private mapping begins at a page.
+    // A private mapping must begin at a page.
     assert!(receiver.open(&SharedRef { offset: at.offset + 1, ..at }, 10, false).is_err());
-    // After all of this the true one is still there.
+    // After all this, the real one is still there.
     assert_eq!(read(&receiver.open(&at, len, true).unwrap()), vec![1; 100 * KIB]);
 }
 
@@ -256,17 +256,17 @@ fn many_threads_share_one_pool() {
     assert!(owner.bytes() <= 32 << 20);
 }
 
-// What is not used is given back.
+// Unused memory is given back.
 
 const IDLE: Duration = Duration::from_millis(1);
 
-/// Pages that the system has set aside for a slab, in bytes, as its owner's descriptor shows them.
+/// The bytes that the system has allocated for a slab, as its owner's descriptor shows them.
 fn resident(at: &SharedRef) -> u64 {
     let slab = std::fs::metadata(format!("/proc/self/fd/{}", at.fd)).unwrap();
     std::os::unix::fs::MetadataExt::blocks(&slab) * 512
 }
 
-/// Takes turns until it falls idle; the time of the next look then.
+/// Takes turns until it is idle. Returns the time of the next look.
 fn until_idle(memory: &Memory, idle: impl Fn() -> bool) -> Option<Instant> {
     let end = Instant::now() + SOON;
     while !idle() {
@@ -327,7 +327,7 @@ fn what_is_held_when_its_owner_falls_idle_its_last_holder_gives_back() {
     assert_eq!(read(&first), vec![3; len]);
     drop(first);
     assert!(resident(&one) <= without_one - chunk + 4096);
-    // What is sent next finds fresh pages, and is kept again.
+    // The next message finds fresh pages, which are kept again.
     let at = owner.put(&vec![4; len], &Target::One(TO), 0).unwrap();
     assert_eq!(at.slab, one.slab);
     let part = receiver.open(&at, len as u64, true).unwrap();

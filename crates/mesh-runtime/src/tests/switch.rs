@@ -1,4 +1,4 @@
-//! The switch alone: which way frames go, with parts that only write down what they are handed.
+//! The switch alone: where frames go, with parts that only record what they get.
 
 use crate::call::Outcome;
 use crate::link::Link;
@@ -26,7 +26,7 @@ enum Handed {
     Bounced,
 }
 
-/// Writes down what it is handed.
+/// Records what it gets.
 #[derive(Default)]
 struct Scribe {
     abroad: bool,
@@ -101,7 +101,7 @@ fn link(id: LinkId, peer: ProcAddr) -> (Arc<Link>, OwnedFd) {
     (Arc::new(Link::new(id, peer, ours)), theirs)
 }
 
-/// To whom the frames are that have come over a link.
+/// The receivers of the frames that came over a link.
 fn came(theirs: &OwnedFd) -> Vec<ProcAddr> {
     let (mut bytes, mut decoder) = ([0; 4096], Decoder::default());
     let n = rustix::io::read(theirs, &mut bytes).unwrap_or(0);
@@ -130,7 +130,7 @@ fn what_is_for_nobody_waits_only_where_a_spawn_may_be_under_way() {
     scribe.abroad = true;
     switch.dispatch(&scribe, one(proc(0)), Some(9));
     assert_eq!(scribe.said().pop(), Some(Handed::Awaited(Some(9))));
-    // A mesh that is known has no such rank, and will not have one.
+    // A known mesh without such a rank will not get one.
     switch.add(MESH, 0, &[link(1, proc(0)).0]);
     switch.dispatch(&scribe, one(proc(4)), Some(9));
     assert_eq!(scribe.said().pop(), Some(Handed::Unknown));
@@ -173,7 +173,7 @@ fn an_agent_makes_a_frame_for_each_of_its_ranks_but_the_sender() {
     switch.dispatch(&scribe, cast, Some(2));
     let seen: Vec<_> = theirs.iter().map(came).collect();
     assert_eq!(seen, [vec![proc(0)], vec![], vec![proc(2)]]);
-    // Nobody made a cast to more ranks than there are by the usual road.
+    // A cast to more ranks than exist was not made in the usual way.
     assert_eq!(switch.dispatch(&scribe, to(&whole(4, Placement::On(0))), Some(2)), 0);
     assert!(theirs.iter().all(|fd| came(fd).is_empty()));
 }

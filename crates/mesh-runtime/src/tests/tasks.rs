@@ -61,7 +61,7 @@ fn what_was_sent_ahead_waits_for_its_caller_to_have_the_reply_before() {
     assert_eq!(calls(&inbox.hold_up(CALLER)), [2]);
     assert_eq!(inbox.put(&reactor, ahead(4, CALLER), false), Put::NotAhead);
     assert_eq!(inbox.put(&reactor, ahead(5, OTHER), false), Put::Done);
-    // It has the reply: it sends one that is not ahead.
+    // It has the reply, so it sends one that is not ahead.
     assert_eq!(inbox.put(&reactor, message(Request::TASK, 6, CALLER), false), Put::Done);
     assert_eq!(inbox.put(&reactor, ahead(7, CALLER), false), Put::Done);
     assert!(inbox.close(&reactor).len() == 4);

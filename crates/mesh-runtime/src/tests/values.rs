@@ -1,6 +1,6 @@
 //! Values, references and copies of several processes on three hosts, without a runtime: random schedules of keeping,
-//! sending, fetching, dropping and dying. An agent reads what a process sends in order. Between hosts, only the order of what
-//! one process sends to another is kept; some of these links are much slower than others.
+//! sending, fetching, dropping and dying. An agent reads what a process sends in order. Between hosts, only the order
+//! of one process's messages to another is kept; some of these links are much slower than others.
 
 use super::dice::Dice;
 use super::outbox::Outbox;
@@ -22,19 +22,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// What values of one process may take together.
+/// The budget for all values of a process.
 const BUDGET: u64 = 1 << 20;
 const HOSTS: usize = 3;
 /// Three processes on each host. The first of each is its agent, which does not end.
 const NODES: usize = 3 * HOSTS;
-/// The size of what a reference says, beside its ticket: the value's length, and [`Object::via`].
+/// The size of what a reference says, besides its ticket: the value's length, and [`Known::via`].
 const TEXT: usize = 16;
 
 #[derive(Debug)]
 struct Node {
     me: ProcAddr,
     refs: Refs,
-    /// Used at agents alone.
+    /// Used only by agents.
     copies: RemoteValues,
     memory: Arc<Memory>,
     outbox: Outbox,
@@ -72,19 +72,19 @@ impl Node {
     }
 }
 
-/// What a process has in its variables.
+/// What a process has in a variable.
 #[derive(Clone)]
 struct Object {
     hold: Arc<Hold>,
     value: Known,
 }
 
-/// Who tells the owner of a value about somebody who read a reference to it from another value.
+/// Who tells a value's owner about a process that read a reference to it from another value.
 #[derive(Clone, Copy, PartialEq)]
 enum Word {
-    /// As [`Refs::read`] has it: the keeper of the other value, and the reader.
+    /// As in [`Refs::read`]: the keeper of the other value, and the reader.
     Both,
-    /// The reader alone, which holds the other value as long as this one.
+    /// Only the reader, which holds the other value as long as this one.
     Readers,
 }
 
@@ -99,24 +99,24 @@ struct Known {
 struct World {
     dice: Dice,
     word: Word,
-    /// With [`Word::Readers`]: what was read from another value, and the hold of that.
+    /// With [`Word::Readers`]: what was read from another value, and the hold of that value.
     outer: Vec<(Weak<Hold>, Arc<Hold>)>,
-    /// The process that has got something last: it is likely to act.
+    /// The process that got something last, which is likely to act.
     turn: usize,
-    /// How many objects a process has at most.
+    /// The most objects of a process.
     most: usize,
-    /// How often in four times a process does without what it has used.
+    /// How often, out of four times, a process drops what it has used.
     generous: u32,
     nodes: Vec<Arc<Node>>,
     objects: Vec<Vec<Object>>,
     /// What each process has sent and its agent has not read yet.
     up: Vec<VecDeque<Frame>>,
-    /// What is on its way from one process to one on another host.
+    /// What is on its way between processes on different hosts.
     links: BTreeMap<(usize, usize), VecDeque<Frame>>,
     /// Links that deliver rarely.
     slow: BTreeSet<(usize, usize)>,
     values: BTreeMap<u64, Value>,
-    /// By the process that has ended, or may: who asks to be told.
+    /// The process that has ended, or may, and the one that asks to be told.
     watchers: BTreeSet<(ProcAddr, ProcAddr)>,
     /// Fetches that wait for an answer: by whom, and for which value.
     asked: BTreeMap<(ProcAddr, u64), Object>,
@@ -213,7 +213,7 @@ impl World {
 
     /// Puts what the processes have said on its way.
     fn flush(&mut self) {
-        // What goes may hold others.
+        // Dropping one hold may free others.
         let mut before = usize::MAX;
         while self.outer.len() < before {
             before = self.outer.len();
@@ -224,7 +224,7 @@ impl World {
         }
     }
 
-    /// One of the objects of a process, which it may do without afterwards.
+    /// One of the objects of a process, which it may drop.
     fn any_object(&mut self, n: usize) -> Option<Object> {
         let place = self.dice.roll(self.objects[n].len());
         let goes = self.dice.roll(4) < self.generous;
@@ -281,7 +281,7 @@ impl World {
         self.objects[n].push(Object { hold, value: Known { kept, via: 0 } });
     }
 
-    /// Sends a reference to some process, itself perhaps.
+    /// Sends a reference to some process, perhaps itself.
     fn send(&mut self, n: usize) {
         let to = self.dice.roll(NODES);
         self.send_to(n, to);
@@ -297,7 +297,7 @@ impl World {
         let carried = node.refs.give(&[hold], &Target::One(to), &node.outbox);
         let mut header = Tell { actor: 5, place: 0 }.header(node.me, to);
         header.set_carries_refs();
-        // What a reference says of where its value lies travels beside it.
+        // The reference's note on its value travels beside it.
         let text = [kept.len.to_le_bytes(), via.to_le_bytes()].concat();
         node.outbox.dispatch(Frame::build_plain(header, None, b"take", &Carried::append(&text, &carried)));
     }
@@ -322,7 +322,7 @@ impl World {
         let hold = node.refs.held(&addr).unwrap_or_else(|| {
             let from = match self.word {
                 Word::Both => outer.value.kept.addr,
-                // So the owner is told by the reader alone.
+                // So that the reader alone tells the owner.
                 Word::Readers => addr,
             };
             let hold = node.hold_under(addr, &node.refs.read(addr, from, &node.outbox));
@@ -334,7 +334,7 @@ impl World {
         self.objects[n].push(Object { hold, value: Known { via, ..inner } });
     }
 
-    /// Opens a value, or asks for it where it cannot be mapped.
+    /// Opens a value, or asks for it if it cannot be mapped.
     fn look(&mut self, n: usize) {
         let node = Arc::clone(&self.nodes[n]);
         let Some(object) = self.any_object(n) else { return };
@@ -355,7 +355,7 @@ impl World {
         node.dead.store(true, Ordering::SeqCst);
         self.objects[n].clear();
         self.asked.retain(|(by, _), _| *by != node.me);
-        // The agents have what it held of their memory back at once. The notices come behind what it has sent.
+        // The agents get back at once what it held of their memory. The notices come after what it has sent.
         for agent in 0..HOSTS {
             self.nodes[agent].memory.on_death(node.me, None);
             self.watchers.insert((node.me, addr(agent)));
@@ -363,7 +363,7 @@ impl World {
         self.tell_of(node.me);
     }
 
-    /// Those who watch a process that has ended are told, once each, behind what it has sent.
+    /// The watchers of a process that has ended are told, once each, after what it has sent.
     fn tell_of(&mut self, dead: ProcAddr) {
         let n = self.at(dead);
         let watchers: Vec<ProcAddr> = self.watchers.iter().filter(|one| one.0 == dead).map(|one| one.1).collect();
@@ -374,7 +374,7 @@ impl World {
         }
     }
 
-    /// An agent reads one frame of a process of its host.
+    /// An agent reads one frame of a process on its host.
     fn read_up(&mut self, n: usize) {
         let Some(mut frame) = self.up[n].pop_front() else { return };
         let (from, header) = (addr(n), frame.header);
@@ -392,7 +392,7 @@ impl World {
         self.links.entry(link).or_default().push_back(frame);
     }
 
-    /// Some link delivers one frame; a slow one only one time in `patience`.
+    /// Some link delivers one frame; a slow one only once in `patience` times.
     fn deliver_any(&mut self, patience: u32) {
         let place = self.dice.roll(self.links.len());
         let Some(link) = self.links.keys().nth(place).copied() else { return };
@@ -416,7 +416,7 @@ impl World {
         self.arrive(frame);
     }
 
-    /// A frame has come to its receiver's host.
+    /// A frame has reached its receiver's host.
     fn arrive(&mut self, frame: Frame) {
         let header = frame.header;
         let to = header.dst;
@@ -444,7 +444,7 @@ impl World {
         }
     }
 
-    /// As the agent of a process does that has ended.
+    /// Bounces a frame, as the agent of a process that has ended does.
     fn bounce(&mut self, frame: &Frame) {
         let header = frame.header;
         if header.is_owed() || header.carries_refs() {
@@ -496,7 +496,7 @@ impl World {
                         node.outbox.dispatch(Frame::build(reply, None, b"", &parts));
                         return;
                     }
-                    // SAFETY: mapped while the view lives, and written by nobody.
+                    // SAFETY: mapped while the view lives, and nobody writes to it.
                     Fetched::Mapped(view) => unsafe { std::slice::from_raw_parts(view.as_ptr(), view.len()) }.to_vec(),
                     Fetched::Heap(bytes) => bytes.to_vec(),
                 };
@@ -507,7 +507,7 @@ impl World {
                 let call = Meaning::of(&header).unwrap().call();
                 let message = Message::new(frame, &node.memory);
                 let asked = self.asked.remove(&(node.me, call)).is_some();
-                // The notice of the owner's end, which is an answer too, may be quicker than the agent's.
+                // The notice of the owner's end, also an answer, may be faster than the agent's.
                 assert!(asked || self.is_dead(header.src), "one answer for each question");
                 let (_, parts) = message.open().unwrap();
                 let view = View::of_part(parts.into_iter().next().unwrap()).unwrap();
@@ -529,7 +529,7 @@ impl World {
         let node = Arc::clone(&self.nodes[n]);
         node.refs.on_ends(|one| one == dead, &self.ended);
         for fetch in node.copies.on_ends(|one| one == dead) {
-            // Past its own copies.
+            // Bypasses its own copies.
             let link = (self.at(fetch.header.src), self.at(fetch.header.dst));
             self.links.entry(link).or_default().push_back(fetch);
         }
@@ -539,7 +539,7 @@ impl World {
         lost.into_iter().for_each(|(by, call)| self.lose(by, call, dead));
     }
 
-    /// Its large parts are put into the agent's memory, for its receiver.
+    /// Moves large parts into the agent's memory, for the receiver.
     fn localized(&self, frame: Frame, agent: &Node) -> Frame {
         let parts = frame.parts().unwrap();
         let [_, Part::Inline(bytes)] = parts.as_slice() else { return frame };
@@ -550,7 +550,7 @@ impl World {
         Frame::build(header, None, b"", &[Part::Inline(Bytes::new()), Part::Shared { at, len }])
     }
 
-    /// A reference that was read from a value is lost with that, unless the owner has heard of its reader by then.
+    /// A reference read from a value is lost with that value, unless the owner has heard of its reader by then.
     fn may_be_gone(&self, value: &Known) -> bool {
         self.is_dead(value.kept.addr.owner) || (0..NODES).any(|n| value.via & 1 << n != 0 && self.nodes[n].is_dead())
     }
@@ -570,7 +570,7 @@ impl World {
         }
     }
 
-    /// Delivers everything but what is on some links.
+    /// Delivers everything except what is on some links.
     fn settle_but(&mut self, stuck: &[(usize, usize)]) {
         self.flush();
         while self.up.iter().any(|up| !up.is_empty()) || self.links.keys().any(|link| !stuck.contains(link)) {
@@ -590,14 +590,14 @@ impl World {
     }
 }
 
-/// What came for another host, as that gets it.
+/// What came for another host, as that host gets it.
 fn unshared(frame: Frame, memory: &Memory) -> Frame {
     let mut header = frame.header;
     header.set_sharing(Sharing { sole: true, shared: false });
     let parts = Message::new(frame, memory).open().unwrap().1;
     let view = parts.into_iter().next().unwrap();
     let crate::PartData::Shared(part) = view else { panic!("it was shared") };
-    // SAFETY: mapped while the part lives, and written by nobody.
+    // SAFETY: mapped while the part lives, and nobody writes to it.
     let bytes = unsafe { std::slice::from_raw_parts(part.as_ptr(), part.len()) }.to_vec();
     Frame::build(header, None, b"", &[Part::Inline(Bytes::new()), Part::Inline(bytes.into())])
 }
@@ -633,8 +633,8 @@ fn every_value_is_freed_once_with_its_last_reference_whatever_dies() {
     assert!(answered > 200, "only {answered} fetches were answered");
 }
 
-/// REF-1 breaks where a reader of a reference tells the owner alone: the keeper of the value that it was read from may be
-/// quicker to let go.
+/// REF-1 breaks if only the reader of a reference tells the owner: the keeper of the value that it was read from may
+/// let go sooner.
 #[test]
 #[should_panic(expected = "while process")]
 fn a_readers_word_alone_may_come_too_late() {
@@ -694,14 +694,14 @@ fn a_reference_from_a_host_that_dies_may_be_to_nothing() {
     assert!(world.nodes[a].refs.fetch(id, addr(c)).is_none());
 }
 
-/// The same with values in shared memory, and copies in that of the agents.
+/// The same with values in shared memory, and copies in the agents' memory.
 #[test]
 fn values_in_shared_memory_are_freed_once_whatever_dies() {
     let answered: usize = (0..30).map(|seed| run(seed, true, Word::Both)).sum();
     assert!(answered > 30, "only {answered} fetches were answered");
 }
 
-/// CPY-2: the process dies that a value was fetched for.
+/// CPY-2: the process for which a value was fetched dies.
 #[test]
 fn a_value_is_fetched_again_for_the_next_one_that_waits() {
     let (agent, outbox) = (addr(1), Outbox::default());
@@ -724,7 +724,7 @@ fn a_value_is_fetched_again_for_the_next_one_that_waits() {
     let others = outbox.take();
     let answered: Vec<_> = others.iter().map(|frame| (frame.header.dst, frame.header.src)).collect();
     assert_eq!(answered, [(third, owner)]);
-    // Nothing can stay that is in no memory of this host.
+    // Copies outside this host's memory cannot stay.
     assert_eq!(copies.len(), 0);
     assert!(copies.on_ends(|one| one == owner).is_empty());
 }

@@ -1,12 +1,12 @@
-//! Two lists of pieces as copies for the driver: as few calls as they need.
+//! Turns two lists of pieces into copies for the driver, in as few calls as possible.
 
 use super::driver::Rows;
 use crate::segments::Segment;
 
-/// CUDA takes no longer pitch (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
+/// The longest pitch that CUDA takes (`CU_DEVICE_ATTRIBUTE_MAX_PITCH`).
 const MAX_PITCH: u64 = (1 << 31) - 1;
 
-/// Copies from the pieces of one list to those of another of the same length; none moves more than `most` bytes.
+/// Copies from the pieces of one list to those of another of equal length; no copy moves more than `most` bytes.
 pub(crate) fn rows_of(
     to: impl Iterator<Item = Segment>,
     from: impl Iterator<Item = Segment>,
@@ -29,7 +29,7 @@ pub(crate) fn rows_of(
     })
 }
 
-/// From the last row to this piece, on both sides.
+/// The distance from the last row to this piece, on both sides.
 fn pitches(rows: &Rows, one: &Rows) -> (u64, u64) {
     let last = rows.rows - 1;
     let (to, from) = (rows.to + last * rows.to_pitch, rows.from + last * rows.from_pitch);
@@ -48,7 +48,7 @@ fn joins(rows: &Rows, one: &Rows, most: u64) -> bool {
 
 const NOTHING: Segment = Segment { addr: 0, len: 0 };
 
-/// Pieces that lie together on both sides.
+/// Yields pieces that are contiguous on both sides.
 struct Pairs<T, F> {
     to: T,
     from: F,

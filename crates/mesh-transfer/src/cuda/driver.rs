@@ -1,4 +1,4 @@
-//! What is needed of the CUDA driver, as a trait, so that tests can replace it.
+//! The parts of the CUDA driver that we use, as a trait, so that tests can replace it.
 
 use crate::error::TransferError;
 use std::fmt::Debug;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 
 /// A GPU, by its number in this process.
 pub(crate) type Device = usize;
-/// What names memory to other processes, by `cuIpcGetMemHandle`.
+/// Names memory to other processes, by `cuIpcGetMemHandle`.
 pub(crate) type IpcHandle = [u8; 64];
 
 pub(crate) const INVALID_VALUE: i32 = 1;
@@ -17,14 +17,14 @@ const PEER_ACCESS_UNSUPPORTED: i32 = 217;
 pub(crate) const NOT_READY: i32 = 600;
 const SYSTEM_DRIVER_MISMATCH: i32 = 803;
 
-/// A call that the driver has refused.
+/// A call that the driver refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
-    /// What was to be done.
+    /// What the call should do.
     pub(crate) what: &'static str,
     /// Its `CUresult`.
     pub(crate) code: i32,
-    /// The driver's words for that.
+    /// The driver's text for the code.
     pub(crate) text: String,
 }
 
@@ -41,27 +41,27 @@ impl From<Failure> for TransferError {
     }
 }
 
-/// What the driver says of an address.
+/// What the driver knows of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) device: Device,
-    /// The allocation that it is in.
+    /// The allocation that contains it.
     pub(crate) base: u64,
     pub(crate) len: u64,
-    /// Tells that apart from others of this process that had the same addresses.
+    /// Distinguishes the allocation from others of this process that had the same addresses.
     pub(crate) id: u64,
     /// Whether `cuIpcGetMemHandle` takes it.
     pub(crate) shareable: bool,
 }
 
-/// A copy of equally long and equally spaced pieces.
+/// A copy of pieces of equal length and spacing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rows {
     pub(crate) to: u64,
     pub(crate) from: u64,
     pub(crate) width: u64,
     pub(crate) rows: u64,
-    /// From the beginning of one to that of the next; of any value if there is one only.
+    /// The distance between the starts of neighbouring rows; meaningless for a single row.
     pub(crate) to_pitch: u64,
     pub(crate) from_pitch: u64,
 }
@@ -76,55 +76,55 @@ impl Rows {
     }
 }
 
-/// The driver. All of it may be called on any thread; none of it in a forked copy of the process (CUD-3).
+/// The driver. Its functions may be called on any thread, but never in a forked copy of the process (CUD-3).
 pub(crate) trait Driver: Debug + Send + Sync {
     /// The GPUs that this process may use, by number.
     fn uuids(&self) -> &[[u8; 16]];
 
-    /// What is at an address; an error of [`INVALID_VALUE`] if that is no memory of a GPU.
+    /// Describes an address; fails with [`INVALID_VALUE`] if it is not GPU memory.
     fn about(&self, addr: u64) -> Result<About, Failure>;
 
     /// Names an allocation of this process to others.
     fn share(&self, device: Device, base: u64) -> Result<IpcHandle, Failure>;
 
-    /// Maps another process's allocation: where it begins here, and how long it is.
+    /// Maps another process's allocation. Returns its address here, and its length.
     fn open(&self, device: Device, handle: &IpcHandle) -> Result<(u64, u64), Failure>;
 
-    /// Unmaps it again.
+    /// Unmaps it.
     fn close(&self, device: Device, base: u64);
 
-    /// A stream that waits for no other.
+    /// Makes a stream that waits for no other.
     fn make_stream(&self, device: Device) -> Result<u64, Failure>;
 
     fn end_stream(&self, device: Device, stream: u64);
 
-    /// Waits for all of its work.
+    /// Waits for all its work.
     fn await_stream(&self, device: Device, stream: u64) -> Result<(), Failure>;
 
     fn make_event(&self, device: Device) -> Result<u64, Failure>;
 
     fn end_event(&self, device: Device, event: u64);
 
-    /// Begins a copy.
+    /// Starts a copy.
     ///
     /// # Safety
-    /// Both sides must be memory of this process, mapped memory included, that stays until the stream has done it.
+    /// Both sides must be memory of this process, including mapped memory, that stays until the stream has finished.
     unsafe fn copy(&self, device: Device, stream: u64, rows: &Rows) -> Result<(), Failure>;
 
-    /// Has the event stand for what the stream was given until now.
+    /// Makes the event mark the work that the stream has been given so far.
     fn record(&self, device: Device, event: u64, stream: u64) -> Result<(), Failure>;
 
-    /// Whether what the event stands for is done.
+    /// Whether the work that the event marks is done.
     fn is_reached(&self, device: Device, event: u64) -> Result<bool, Failure>;
 
-    /// Waits for it.
+    /// Waits for the event.
     fn await_event(&self, device: Device, event: u64) -> Result<(), Failure>;
 
-    /// Memory of the processor that GPUs reach by themselves.
+    /// Allocates host memory that GPUs access directly.
     fn allocate_pinned(&self, device: Device, len: u64) -> Result<u64, Failure>;
 
     fn free_pinned(&self, device: Device, addr: u64);
 
-    /// Names whole pages of a GPU's memory to other devices.
+    /// Exports whole pages of a GPU's memory to other devices.
     fn dma_buf(&self, device: Device, addr: u64, len: u64) -> Result<OwnedFd, Failure>;
 }

@@ -1,4 +1,4 @@
-//! Streams of our own, on which copies are made.
+//! Our own streams, on which copies are made.
 
 use super::driver::{Device, Driver, Failure, Rows};
 use crate::error::TransferError;
@@ -6,12 +6,12 @@ use crate::watch::Watch;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How long to look again and again whether a stream is done, before looking less often.
+/// How long to poll a stream before sleeping.
 pub(super) const SOON: Duration = Duration::from_micros(50);
 
-/// What is begun at once: deadlines and cancellation are looked at in between.
+/// The most that one step starts: deadlines and cancellation are checked in between.
 pub(crate) const STEP: u64 = 64 << 20;
-/// Places at which work can be waited for.
+/// The number of events that mark work on a stream.
 pub(crate) const MARKS: usize = 8;
 
 /// A stream, and events on it.
@@ -21,9 +21,9 @@ pub(crate) struct Lane {
     device: Device,
     stream: u64,
     events: Vec<u64>,
-    /// Which of the events stand for work that may not be done.
+    /// Whether each event marks work that may be unfinished.
     marked: [bool; MARKS],
-    /// Work was given that no event stands for yet.
+    /// Whether there is work that no event marks yet.
     is_open: bool,
     is_broken: bool,
     pid: u32,
@@ -56,10 +56,10 @@ impl Lane {
         })
     }
 
-    /// Begins a copy.
+    /// Starts a copy.
     ///
     /// # Safety
-    /// Both sides must be memory of this process, mapped memory included, that stays until the work was waited for.
+    /// Both sides must be memory of this process, including mapped memory, that stays until the work is waited for.
     pub(crate) unsafe fn begin(&mut self, rows: &Rows) -> Result<(), TransferError> {
         self.is_open = true;
         // SAFETY: as the caller vouches.
@@ -67,7 +67,7 @@ impl Lane {
         self.told(begun)
     }
 
-    /// Has a mark stand for all that was begun until now.
+    /// Marks all that has been started so far.
     pub(crate) fn mark(&mut self, at: usize) -> Result<(), TransferError> {
         let recorded = self.driver.record(self.device, self.events[at], self.stream);
         self.told(recorded)?;
@@ -76,12 +76,12 @@ impl Lane {
         Ok(())
     }
 
-    /// Waits for what a mark stands for.
+    /// Waits for the work that a mark stands for.
     pub(crate) fn wait(&mut self, at: usize) -> Result<(), TransferError> {
         if !std::mem::take(&mut self.marked[at]) {
             return Ok(());
         }
-        // What is short is done sooner than a thread wakes up.
+        // A short copy finishes sooner than a thread wakes up.
         let begun = Instant::now();
         while begun.elapsed() < SOON {
             let reached = self.driver.is_reached(self.device, self.events[at]);
@@ -94,21 +94,21 @@ impl Lane {
         self.told(waited)
     }
 
-    /// Waits for everything that was begun (CUD-5).
+    /// Waits for everything that has been started (CUD-5).
     pub(crate) fn finish(&mut self) -> Result<(), TransferError> {
         let marked = if self.is_open { self.mark(0) } else { Ok(()) };
         let done = (0..MARKS).fold(marked, |all, at| all.and(self.wait(at)));
         if self.is_broken {
-            // Marks may be missing. A device that is lost says so at once.
+            // Marks may be missing. A lost device fails at once.
             let _ = self.driver.await_stream(self.device, self.stream);
         }
         done
     }
 
-    /// Carries out copies, with some of them under way at once. When this returns none is.
+    /// Performs copies, several at a time. None is under way when this returns.
     ///
     /// # Safety
-    /// Both sides of all must be memory of this process, mapped memory included.
+    /// Both sides of all copies must be memory of this process, including mapped memory.
     pub(crate) unsafe fn run(
         &mut self,
         copies: impl Iterator<Item = Rows>,
@@ -124,7 +124,7 @@ impl Lane {
                     bytes = 0;
                     self.mark(mark)?;
                     mark ^= 1;
-                    // Of the step before; this one goes on meanwhile.
+                    // Wait for the previous step while this one runs.
                     self.wait(mark)?;
                     watch.check()?;
                 }
@@ -132,7 +132,7 @@ impl Lane {
             Ok(())
         };
         let done = given();
-        // After an error too: what was begun is under way.
+        // Also after an error: copies that were started are still under way.
         let finished = self.finish();
         done.and(finished)
     }

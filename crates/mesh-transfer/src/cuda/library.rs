@@ -1,4 +1,4 @@
-//! libcuda, which comes with the driver, opened at run time: the functions that are used of it.
+//! libcuda, which comes with the driver, opened at run time: the functions that we use.
 
 use super::driver::{About, Device, Driver, Failure, INVALID_CONTEXT, INVALID_VALUE, IpcHandle, NOT_READY, Rows};
 use crate::error::TransferError;
@@ -8,9 +8,9 @@ use std::os::fd::{FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// What the driver installs.
+/// The library that the driver installs.
 pub(super) const NAME: &str = "libcuda.so.1";
-/// One of these is there where a driver is loaded: of Linux, or of Windows' subsystem for it.
+/// One of these exists where a driver is loaded: the first on Linux, the second on Windows' subsystem for Linux.
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 
 const MEMORY_TYPE: c_int = 2;
@@ -59,12 +59,12 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// The library must be libcuda, or one that speaks its interface.
+            /// The library must be libcuda, or have its interface.
             unsafe fn find(library: Pointer) -> Result<Self, TransferError> {
                 Ok(Self {
                     $($field: {
                         let found = symbol(library, concat!($symbol, "\0"))?;
-                        // SAFETY: of this type in libcuda's stable interface.
+                        // SAFETY: it has this type in libcuda's stable interface.
                         unsafe { std::mem::transmute::<Pointer, unsafe extern "C" fn($($argument),*) -> Result_>(found) }
                     },)*
                 })
@@ -103,22 +103,22 @@ functions! {
     host_free: "cuMemFreeHost" fn(Pointer);
 }
 
-/// As `CUipcMemHandle` is passed: a structure, by value.
+/// `CUipcMemHandle` as it is passed: a structure, by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct IpcHandleByValue(IpcHandle);
 
 type DmaBuf = unsafe extern "C" fn(*mut c_void, u64, usize, c_int, u64) -> Result_;
 
-/// The library, not initialised.
+/// The library, not yet initialised.
 pub(super) struct Found {
     call: Functions,
-    /// Of driver 11.7 and later.
+    /// Since driver 11.7.
     dma_buf: Option<DmaBuf>,
 }
 
 impl Found {
-    /// Opens the library at that path, or the system's where there is a driver. Nothing of CUDA begins by that.
+    /// Opens the library at that path, or the system's where there is a driver. Does not initialise CUDA.
     pub(super) fn open(path: Option<&str>) -> Result<Self, TransferError> {
         if path.is_none() && !DEVICES.iter().any(|device| Path::new(device).exists()) {
             return Err(TransferError::transport(
@@ -128,20 +128,20 @@ impl Found {
         let path = path.unwrap_or(NAME);
         let not_opened = |why: String| TransferError::transport(format!("cannot open CUDA's driver, {path}: {why}"));
         let name = CString::new(path).map_err(|_| not_opened("its path contains a NUL byte".to_owned()))?;
-        // SAFETY: to open it runs its initialisation; CUDA itself is initialised by `cuInit` only.
+        // SAFETY: opening it runs its initialisers; only `cuInit` initialises CUDA itself.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(not_opened(last_error()));
         }
-        // SAFETY: what was opened is libcuda, or lacks its functions.
+        // SAFETY: the library is libcuda, or lacks its functions.
         let call = unsafe { Functions::find(library) }.map_err(|error| not_opened(error.message))?;
         let dma_buf = symbol(library, "cuMemGetHandleForAddressRange\0").ok();
-        // SAFETY: of this type in libcuda's stable interface.
+        // SAFETY: it has this type in libcuda's stable interface.
         let dma_buf = dma_buf.map(|found| unsafe { std::mem::transmute::<Pointer, DmaBuf>(found) });
         Ok(Self { call, dma_buf })
     }
 
-    /// Initialises CUDA in this process, and looks which GPUs there are. Makes no context on any.
+    /// Initialises CUDA in this process and lists the GPUs. Makes no context on any of them.
     pub(super) fn start(self) -> Result<Library, Failure> {
         let mut made = Library { call: self.call, dma_buf: self.dma_buf, devices: Vec::new(), uuids: Vec::new() };
         // SAFETY: takes a number that must be 0.
@@ -165,11 +165,11 @@ impl Found {
 #[derive(Debug)]
 struct Gpu {
     device: c_int,
-    /// Its primary context, which PyTorch and others of this process use too; 0 until it is needed.
+    /// Its primary context, which PyTorch and others in this process share; 0 until needed.
     context: Mutex<usize>,
 }
 
-/// The driver, as libcuda has it.
+/// The driver, through libcuda.
 pub(super) struct Library {
     call: Functions,
     dma_buf: Option<DmaBuf>,
@@ -183,7 +183,7 @@ impl std::fmt::Debug for Library {
     }
 }
 
-/// A context that is current on this thread until this is dropped; what was current before is so again then.
+/// Makes a context current on this thread until dropped, which restores the previous one.
 struct Entered<'a>(&'a Library);
 
 impl Drop for Entered<'_> {
@@ -202,12 +202,12 @@ impl Library {
     fn failure(&self, what: &'static str, code: Result_) -> Failure {
         let say = |function: unsafe extern "C" fn(Result_, *mut *const c_char) -> Result_| {
             let mut text = std::ptr::null();
-            // SAFETY: fills in a pointer of this frame, to a text that stays; null if the number is unknown.
+            // SAFETY: fills in a pointer of this frame to a permanent text; null if the code is unknown.
             let _ = unsafe { function(code, &raw mut text) };
             if text.is_null() {
                 return format!("error {code}");
             }
-            // SAFETY: ends with a zero.
+            // SAFETY: it ends with a zero.
             unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
         };
         Failure { what, code, text: format!("{} ({})", say(self.call.error_string), say(self.call.error_name)) }
@@ -232,19 +232,19 @@ impl Library {
             self.check("make a context on the GPU", code)?;
             *context = made as usize;
         }
-        // SAFETY: a context that was retained.
+        // SAFETY: a retained context.
         let code = unsafe { (self.call.push)(*context as Pointer) };
         match self.check("use its context", code) {
             Ok(()) => Ok(Entered(self)),
             Err(failure) => {
-                // Reset by somebody else in this process: made again next time.
+                // Somebody in this process reset it: make it again next time.
                 *context = 0;
                 Err(failure)
             }
         }
     }
 
-    /// What an address is, with whatever context is current on this thread.
+    /// Describes an address, in the context that is current on this thread.
     fn look(&self, addr: u64) -> Result<About, Failure> {
         let ask = |attribute: c_int, into: Pointer| {
             // SAFETY: fills in what `into` points to, a word of this frame or of `look`'s.
@@ -257,7 +257,7 @@ impl Library {
             return Err(self.failure("look at memory", INVALID_VALUE));
         }
         ask(DEVICE_ORDINAL, (&raw mut ordinal).cast())?;
-        // Of memory pools and managed memory some of these are not known; such memory is not shared.
+        // The driver lacks some of these for memory pools and managed memory; such memory is not shared.
         let is_known = ask(BUFFER_ID, (&raw mut id).cast()).is_ok();
         let is_told = ask(IS_IPC_CAPABLE, (&raw mut shareable).cast()).is_ok();
         let (mut base, mut len) = (0, 0);
@@ -278,7 +278,7 @@ impl Driver for Library {
 
     fn about(&self, addr: u64) -> Result<About, Failure> {
         match self.look(addr) {
-            // Some drivers want a context for that, whichever. One that nobody uses yet would cost memory of its GPU.
+            // Some drivers need a context for that, any one. A new one would cost GPU memory, so use an active one.
             Err(failure) if failure.code == INVALID_CONTEXT => {
                 for (number, gpu) in self.devices.iter().enumerate() {
                     let (mut flags, mut is_active) = (0, 0);
@@ -307,7 +307,7 @@ impl Driver for Library {
         let _entered = self.enter(device)?;
         let mut at = 0;
         let handle = IpcHandleByValue(*handle);
-        // SAFETY: fills in a word of this frame; whatever the handle says, the driver checks it.
+        // SAFETY: fills in a word of this frame; the driver checks the handle.
         let code = unsafe { (self.call.ipc_open)(&raw mut at, handle, IPC_LAZY_PEER_ACCESS) };
         self.check("open memory of another process", code)?;
         let (mut base, mut len) = (0, 0);
@@ -318,13 +318,13 @@ impl Driver for Library {
             let _ = unsafe { (self.call.ipc_close)(at) };
             return Err(failure);
         }
-        // CUD-4: what lies beyond is this process's own.
+        // CUD-4: memory beyond is this process's own.
         Ok((at, (base + len as u64).saturating_sub(at)))
     }
 
     fn close(&self, device: Device, base: u64) {
         if let Ok(_entered) = self.enter(device) {
-            // SAFETY: opened by `open`, and closed once. What fails has gone with its context.
+            // SAFETY: opened by `open`, and closed once. If this fails, it has gone with its context.
             let _ = unsafe { (self.call.ipc_close)(base) };
         }
     }
@@ -388,9 +388,9 @@ impl Driver for Library {
                 width: rows.width as usize,
                 height: rows.rows as usize,
             };
-            // SAFETY: as the caller vouches; what describes it is read before the call returns.
+            // SAFETY: as the caller vouches; the description is read before the call returns.
             match unsafe { (self.call.copy_2d)(&raw const copy, stream) } {
-                // Some devices take only pitches of their own choosing.
+                // Some devices take only pitches that they chose.
                 INVALID_VALUE => {}
                 code => return self.check("copy memory in pieces", code),
             }
@@ -452,12 +452,12 @@ impl Driver for Library {
         // SAFETY: fills in a number of this frame.
         let code = unsafe { call((&raw mut fd).cast(), addr, len as usize, DMA_BUF, 0) };
         self.check("name memory to other devices", code)?;
-        // SAFETY: a fresh descriptor, which is ours.
+        // SAFETY: a new descriptor, which is ours.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
 
-/// The name ends with a zero.
+/// The name must end with a zero.
 fn symbol(library: Pointer, name: &str) -> Result<Pointer, TransferError> {
     // SAFETY: an open library, and a text that ends with a zero.
     let found = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
@@ -474,6 +474,6 @@ fn last_error() -> String {
     if text.is_null() {
         return "unknown error".to_owned();
     }
-    // SAFETY: ends with a zero.
+    // SAFETY: it ends with a zero.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

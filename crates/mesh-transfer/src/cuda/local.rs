@@ -1,5 +1,5 @@
-//! Memory of this process's GPUs in operations of transports that take memory of the processor only: it is staged in pinned memory,
-//! in chunks, of which one is copied by the GPU while the other is transferred.
+//! Stages memory of this process's GPUs for transports that take only host memory. It goes through pinned memory in two
+//! chunks: the GPU copies one while the other is transferred.
 
 use super::{Cuda, Lane, Slot, rows_of};
 use crate::error::TransferError;
@@ -9,21 +9,21 @@ use crate::segments::Segments;
 use crate::transports::Peer;
 use crate::watch::Watch;
 
-/// What is staged at once, at most.
+/// The largest chunk.
 const CHUNK: u64 = 8 << 20;
-/// And at least: shorter slots are not worth their number.
+/// The smallest chunk: keeping shorter slots does not pay off.
 const LEAST: u64 = 64 << 10;
-/// Operations that are transferred together at most.
+/// The most operations transferred together.
 const TOGETHER: usize = 1000;
 
-/// Part of an operation on memory of a GPU.
+/// Part of an operation on GPU memory.
 #[derive(Clone, Copy)]
 struct Part {
     op: usize,
-    /// From the operation's first byte.
+    /// Offset from the operation's first byte.
     at: u64,
     len: u64,
-    /// Where in the slot.
+    /// Offset in the slot.
     place: u64,
 }
 
@@ -38,7 +38,7 @@ fn local_of(op: &Op) -> Option<(&Segments, bool)> {
     }
 }
 
-/// Splits the operations on memory of GPUs.
+/// Splits the operations on GPU memory into batches.
 fn batches(ops: &[Op], chunk: u64) -> Vec<Batch> {
     let mut made = Vec::new();
     let (mut batch, mut used) = (Batch::new(), 0);
@@ -53,7 +53,7 @@ fn batches(ops: &[Op], chunk: u64) -> Vec<Batch> {
             let len = (local.len() - at).min(chunk - used);
             batch.push(Part { op, at, len, place: used });
             at += len;
-            // So that no two parts share a line of the cache.
+            // Keep parts from sharing a cache line.
             used = (used + len).next_multiple_of(64).min(chunk);
         }
     }
@@ -70,7 +70,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// Begins to copy between the slot and the GPU: what is written before it is transferred, what is read after.
+    /// Starts copying between the slot and the GPU: before the transfer for writes, after it for reads.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -95,7 +95,7 @@ impl Stage<'_> {
         self.lane.mark(side)
     }
 
-    /// Waits until the slot is free, and has it filled with what is to be written.
+    /// Waits until the slot is free, then starts filling it with the bytes to write.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -121,7 +121,7 @@ impl Stage<'_> {
     }
 }
 
-/// Does what [`Peer::run`] does, for a peer that takes memory of the processor only.
+/// Performs [`Peer::run`] for a peer that takes only host memory.
 ///
 /// # Safety
 /// As for [`Peer::run`].

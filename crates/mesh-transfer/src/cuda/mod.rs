@@ -1,12 +1,12 @@
-//! Memory of GPUs, by CUDA's driver.
+//! GPU memory, through CUDA's driver.
 //!
-//! CUD-1: only the driver touches memory of a GPU. [`Segments`](crate::Segments) say which memory is a GPU's; a transport is given
-//! such memory only if it says that it takes it, and otherwise copies of it in pinned memory of the processor.
-//! CUD-2: while a process has an allocation of another one mapped, it holds a lease (LSE-1) of an export that lies in it. So no owner
+//! CUD-1: only the driver touches a GPU's memory. [`Segments`](crate::Segments) say which memory is a GPU's; a
+//! transport is given such memory only if it says that it takes it, and otherwise copies of it in pinned host memory.
+//! CUD-2: while a process maps another's allocation, it holds a lease (LSE-1) of an export in it. So no owner
 //! frees memory that is mapped elsewhere, which CUDA does not allow.
 //! CUD-3: a forked copy calls nothing of CUDA, destructors included.
-//! CUD-4: addresses that another process tells are used only where they lie inside what the driver says is mapped.
-//! CUD-5: work that was given to a stream has ended before the memory that it is on is let go, also after an error.
+//! CUD-4: addresses from another process are used only inside what the driver says is mapped.
+//! CUD-5: work given to a stream has ended before its memory is released, also after an error.
 
 mod copies;
 mod driver;
@@ -39,18 +39,18 @@ use driver::{About, INVALID_VALUE};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Streams that are kept for later, of all devices together.
+/// The most streams kept for later, on all devices together.
 const LANES: usize = 16;
-/// Pinned memory that is kept for later.
+/// The most pinned memory kept for later.
 const PINNED: u64 = 64 << 20;
-/// Between looks at a stream whose work the user has queued.
+/// The pause between checks of a user's stream.
 const PAUSE: Duration = Duration::from_micros(100);
 
-/// CUDA in this process: opened when memory of a GPU is first used.
+/// CUDA in this process, opened when GPU memory is first used.
 #[derive(Debug)]
 pub(crate) struct Cuda {
     realm: Realm,
-    /// The library, if it is not the system's.
+    /// The path of the library, if not the system's.
     path: Option<String>,
     driver: OnceLock<Result<Arc<dyn Driver>, TransferError>>,
     lanes: Mutex<Vec<Lane>>,
@@ -63,7 +63,7 @@ impl Cuda {
         Arc::new(Self { realm: realm.clone(), path, driver: OnceLock::new(), lanes, slots })
     }
 
-    /// With that driver, whichever it is.
+    /// With the given driver.
     #[cfg(test)]
     pub(crate) fn with(realm: &Realm, driver: Arc<dyn Driver>) -> Arc<Self> {
         let made = Self::new(realm, None);
@@ -71,7 +71,7 @@ impl Cuda {
         made
     }
 
-    /// Whether there is a driver. Begins nothing: a process that is to fork may ask.
+    /// Whether there is a driver. Initialises nothing, so a process may ask before it forks.
     pub(crate) fn probe(&self) -> Result<(), TransferError> {
         match self.driver.get() {
             Some(found) => found.as_ref().map(|_| ()).map_err(Clone::clone),
@@ -79,7 +79,7 @@ impl Cuda {
         }
     }
 
-    /// The driver, which this starts in this process if that was not done before.
+    /// The driver; starts it in this process on first use.
     pub(crate) fn driver(&self) -> Result<&Arc<dyn Driver>, TransferError> {
         // CUD-3
         self.realm.check_fork()?;
@@ -90,12 +90,12 @@ impl Cuda {
         self.driver.get_or_init(start).as_ref().map_err(Clone::clone)
     }
 
-    /// The number of the device with that name in this process, if it may use it.
+    /// The number in this process of the device with that UUID, if this process may use it.
     pub(crate) fn find(&self, uuid: &[u8; 16]) -> Result<Option<Device>, TransferError> {
         Ok(self.driver()?.uuids().iter().position(|each| each == uuid))
     }
 
-    /// What is known of memory that the user says is a GPU's. All of it must be.
+    /// Describes memory that the user says is a GPU's. All of it must be.
     pub(crate) fn about(&self, segments: &Segments) -> Result<Option<About>, TransferError> {
         let list = segments.list();
         let Some(first) = list.first() else { return Ok(None) };
@@ -119,7 +119,7 @@ impl Cuda {
         Ok(Some(about))
     }
 
-    /// Notes what the streams of the operations' local memory have to do, on the thread that asks for them.
+    /// Records events on the streams of the operations' local memory, on the calling thread.
     pub(crate) fn note(&self, ops: &[Op]) -> Result<Vec<Ready>, TransferError> {
         let mut noted: Vec<(Device, u64)> = Vec::new();
         for op in ops {
@@ -143,7 +143,7 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Waits for what the stream of this memory has to do, if it has one.
+    /// Waits for the work on this memory's stream, if it has one.
     pub(crate) fn settle(&self, segments: &Segments) -> Result<(), TransferError> {
         let Space::Cuda { stream: Some(stream) } = segments.space() else { return Ok(()) };
         match self.about(segments)? {
@@ -152,7 +152,7 @@ impl Cuda {
         }
     }
 
-    /// A stream of that device, with a number of events, that nobody else uses.
+    /// A stream on that device, with its events, for the caller's exclusive use.
     pub(crate) fn lane(&self, device: Device) -> Result<Lane, TransferError> {
         let driver = self.driver()?;
         let found = {
@@ -166,7 +166,7 @@ impl Cuda {
         }
     }
 
-    /// Gives a lane back whose work has ended, and ended well.
+    /// Returns a lane whose work has finished without errors.
     pub(crate) fn give_lane(&self, lane: Lane) {
         let mut lanes = lock(&self.lanes);
         if lanes.len() < LANES && lane.is_sound() {
@@ -174,7 +174,7 @@ impl Cuda {
         }
     }
 
-    /// So much memory of the processor that the device reaches; if there is none of that kind, any.
+    /// Host memory of this length that the device can access; pinned if possible.
     pub(crate) fn slot(&self, device: Device, len: u64) -> Result<Slot, TransferError> {
         let found = {
             let mut slots = lock(&self.slots);
@@ -187,7 +187,7 @@ impl Cuda {
         }
     }
 
-    /// Gives it back, when no stream has anything to do with it any more.
+    /// Returns a slot that no stream uses any more.
     pub(crate) fn give_slot(&self, slot: Slot) {
         let mut slots = lock(&self.slots);
         let kept: u64 = slots.iter().map(Slot::len).sum();
@@ -197,7 +197,7 @@ impl Cuda {
     }
 }
 
-/// Work of a stream of the user's, which has to be done before a transfer begins.
+/// Work on a user's stream that must finish before a transfer starts.
 #[derive(Debug)]
 pub(crate) struct Ready {
     driver: Arc<dyn Driver>,
@@ -207,7 +207,7 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
-    /// Waits for it, as long as the transfer has time: what the user has queued may take any.
+    /// Waits for it within the transfer's deadline: the user's work may take any time.
     pub(crate) fn wait(&self, watch: &Watch) -> Result<(), TransferError> {
         let begun = Instant::now();
         while !self.driver.is_reached(self.device, self.event)? {

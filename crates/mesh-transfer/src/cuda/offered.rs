@@ -8,21 +8,21 @@ use std::sync::Arc;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MXCUDA\0\x01");
 
-/// Why others cannot map memory of a GPU, and have it copied by its owner.
+/// Why others cannot map GPU memory, so that its owner copies it for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// It was not made by `cuMemAlloc`.
     Kind = 1,
-    /// It is in more than one allocation.
+    /// It spans several allocations.
     Several = 2,
-    /// The driver has refused to share it.
+    /// The driver refused to share it.
     Refused = 3,
 }
 
 impl Why {
     pub(crate) const ALL: [Self; 3] = [Self::Kind, Self::Several, Self::Refused];
 
-    /// In words.
+    /// The reason in words.
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Kind => {
@@ -37,20 +37,20 @@ impl Why {
     }
 }
 
-/// What others need to map it, in the owner's memory, where they read it under a lease. Only words, so that each content is valid.
+/// What others need to map it; they read it from the owner's memory under a lease. Words only, so any content is valid.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     magic: u64,
     pub(crate) uuid: [u64; 2],
-    /// The allocation, at its owner.
+    /// The allocation, in its owner.
     pub(crate) base: u64,
     pub(crate) len: u64,
     pub(crate) id: u64,
     /// Not 0 if others cannot map it.
     why: u64,
     ipc: [u64; 8],
-    /// Where the list of pieces is, and how many.
+    /// The address of the list of pieces, and their number.
     pub(crate) pieces_at: u64,
     pub(crate) pieces: u64,
 }
@@ -71,7 +71,7 @@ impl Record {
         }
     }
 
-    /// One to be filled in from another process's memory.
+    /// A record to fill in from another process's memory.
     pub(crate) fn empty() -> Self {
         Self { magic: 0, uuid: [0; 2], base: 0, len: 0, id: 0, why: 0, ipc: [0; 8], pieces_at: 0, pieces: 0 }
     }
@@ -80,7 +80,7 @@ impl Record {
         self.magic == MAGIC
     }
 
-    /// What it is mapped by, if it can be.
+    /// The handle to map it by, if that is possible.
     pub(crate) fn ipc(&self) -> Option<IpcHandle> {
         if self.why != 0 {
             return None;
@@ -101,7 +101,7 @@ impl Record {
     }
 }
 
-/// An export of GPU memory, as its owner has it.
+/// An export of GPU memory, on the owner's side.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     pub(crate) cuda: Arc<Cuda>,
@@ -110,23 +110,23 @@ pub(crate) struct OnDevice {
     /// Why others cannot map it.
     pub(crate) why: Option<Why>,
     record: Box<Record>,
-    /// What the record refers to.
+    /// The pieces that the record refers to.
     _pieces: Box<[Segment]>,
 }
 
 impl OnDevice {
-    /// Where the record is.
+    /// The address of the record.
     pub(crate) fn record(&self) -> u64 {
         std::ptr::from_ref::<Record>(&self.record) as u64
     }
 }
 
 impl Cuda {
-    /// Looks at memory that is to be offered; waits for what its stream has to do. None if it is not a GPU's.
+    /// Describes memory to offer, after waiting for its stream. None if it is not a GPU's.
     pub(crate) fn offer(self: &Arc<Self>, segments: &Segments) -> Result<Option<OnDevice>, TransferError> {
         let Space::Cuda { .. } = segments.space() else { return Ok(None) };
         let Some(about) = self.about(segments)? else {
-            // It has not a byte, so that nothing is asked of the driver for it, here or elsewhere.
+            // It has no bytes, so nobody asks the driver about it, here or elsewhere.
             let (cuda, record) = (Arc::clone(self), Box::new(Record::empty()));
             return Ok(Some(OnDevice { cuda, device: 0, uuid: [0; 16], why: None, record, _pieces: Box::default() }));
         };

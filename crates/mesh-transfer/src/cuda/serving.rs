@@ -1,5 +1,5 @@
-//! An owner's GPU memory on its way to or from those who cannot map it: in pinned memory, several pieces at once, so that the GPU
-//! copies one while another is on the wire.
+//! Serves an owner's GPU memory to those who cannot map it: through pinned memory, several pieces at once, so that the
+//! GPU copies one while another is on the wire.
 
 use super::lanes::MARKS;
 use super::{Cuda, Device, Lane, OnDevice, Slot, rows_of};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The longest piece.
 pub(crate) const PIECE: u64 = 1 << 20;
 
-/// Where one connection's pieces are staged.
+/// The staging memory of one connection.
 #[derive(Debug, Default)]
 pub(crate) struct Stages(Vec<Stage>);
 
@@ -18,15 +18,15 @@ pub(crate) struct Stages(Vec<Stage>);
 struct Stage {
     cuda: Arc<Cuda>,
     device: Device,
-    /// None once it is given back.
+    /// None once returned.
     lane: Option<Lane>,
     slots: Vec<Slot>,
-    /// How many slots hold what was not answered yet.
+    /// The number of slots whose pieces have not been answered yet.
     used: usize,
     next: usize,
 }
 
-/// A piece that is staged, until it is waited for.
+/// A piece that is staged, until it has been waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Staged {
     stage: usize,
@@ -50,12 +50,12 @@ impl Stages {
         Ok(self.0.len() - 1)
     }
 
-    /// Whether another piece of that device has a place before those that are staged are answered.
+    /// Whether there is room for another piece of that device before the staged ones are answered.
     pub(crate) fn has_room(&self, on: &OnDevice) -> bool {
         self.0.iter().find(|stage| stage.device == on.device).is_none_or(|stage| stage.used < MARKS)
     }
 
-    /// A place for a piece of that device. There must be room.
+    /// Takes a slot for a piece of that device. There must be room.
     pub(crate) fn take(&mut self, on: &OnDevice) -> Result<Staged, TransferError> {
         let at = self.of(on)?;
         let stage = &mut self.0[at];
@@ -65,20 +65,20 @@ impl Stages {
         let slot = stage.next;
         stage.next = (slot + 1) % MARKS;
         stage.used += 1;
-        // What was written from it before.
+        // Wait for earlier writes from this slot.
         stage.lane()?.wait(slot)?;
         Ok(Staged { stage: at, slot })
     }
 
-    /// Where it is.
+    /// The staged piece's memory.
     pub(crate) fn memory(&self, staged: Staged, len: u64) -> Segments {
         Segments::one(self.0[staged.stage].slots[staged.slot].addr(), len)
     }
 
-    /// Begins to copy from or to the GPU.
+    /// Starts copying from or to the GPU.
     ///
     /// # Safety
-    /// The memory must be of an export that is kept until the piece was waited for, or the stages are dropped.
+    /// The memory must be an export's that is kept until the piece has been waited for, or the stages are dropped.
     pub(crate) unsafe fn begin(
         &mut self,
         staged: Staged,
@@ -92,23 +92,23 @@ impl Stages {
             if is_read { rows_of(here, there, PIECE).collect() } else { rows_of(there, here, PIECE).collect() };
         let lane = self.0[staged.stage].lane()?;
         for rows in &copies {
-            // SAFETY: as the caller vouches; the slot is let go after the lane's work.
+            // SAFETY: as the caller vouches; the slot is released after the lane's work.
             unsafe { lane.begin(rows)? };
         }
         lane.mark(staged.slot)
     }
 
-    /// Waits until the GPU has copied it.
+    /// Waits until the GPU has copied the piece.
     pub(crate) fn wait(&mut self, staged: Staged) -> Result<(), TransferError> {
         self.0[staged.stage].lane()?.wait(staged.slot)
     }
 
-    /// All were answered.
+    /// Notes that all pieces have been answered.
     pub(crate) fn answered(&mut self) {
         self.0.iter_mut().for_each(|stage| stage.used = 0);
     }
 
-    /// Gives everything back, until it is needed again.
+    /// Returns all streams and slots until they are needed again.
     pub(crate) fn rest(&mut self) {
         self.0.clear();
     }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 const PAGE: usize = 4096;
 
-/// A piece of it, pinned where that could be had: GPUs copy from and to pinned memory by themselves, and at full speed.
+/// A piece of host memory, pinned if possible: GPUs access pinned memory directly and at full speed.
 #[derive(Debug)]
 pub(crate) struct Slot {
     driver: Arc<dyn Driver>,
     device: Device,
     addr: u64,
     len: u64,
-    /// Memory of any kind: the driver copies it in pieces, through pinned memory of its own.
+    /// Pageable memory, used if pinning failed: the driver copies it in pieces, through its own pinned memory.
     plain: Option<Box<[u8]>>,
     pid: u32,
 }

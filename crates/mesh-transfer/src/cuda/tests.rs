@@ -1,4 +1,4 @@
-//! Copies and their failures, with a driver that a test controls.
+//! Copies and their failures, with a driver that the test controls.
 
 use super::driver::{About, Device, Driver, Failure, INVALID_VALUE, IpcHandle, Rows};
 use super::lanes::STEP;
@@ -10,11 +10,11 @@ use crate::transports::Peer;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Devices whose memory is `Vec`s of the test. Copies are made when they are waited for, and not before.
+/// Devices whose memory is `Vec`s of the test. Copies happen only when they are waited for.
 #[derive(Debug, Default)]
 struct Fake {
     given: Mutex<Vec<Rows>>,
-    /// Copies that fail, by number.
+    /// The number of the copy that fails.
     fails_at: Mutex<Option<usize>>,
     has_no_events: AtomicBool,
     copies: AtomicUsize,
@@ -141,7 +141,7 @@ fn handle(len: u64) -> Arc<Handle> {
     Arc::new(Handle { realm, boot, pid, host, token, slot, generation, length, start, len, writable, sections })
 }
 
-/// An owner whose memory is this.
+/// An owner with this memory.
 #[derive(Debug)]
 struct There {
     memory: Mutex<Vec<u8>>,
@@ -199,7 +199,7 @@ fn nothing_is_under_way_when_a_copy_is_over_or_has_failed() {
         assert_eq!(lane.is_sound(), fails_at.is_none());
         cuda.give_lane(lane);
     }
-    // The one that has failed is not used again.
+    // The failed lane is not used again.
     assert_eq!(fake.ended.load(Ordering::SeqCst), 1 + super::lanes::MARKS);
     assert_eq!(to, from);
 }

@@ -1,4 +1,4 @@
-//! GPU memory of other processes of this host, mapped by CUDA IPC: the reader's driver copies it, without involving the
+//! GPU memory of other processes on this host, mapped by CUDA IPC: the reader's driver copies it without involving the
 //! owner.
 //!
 //! The handle says where the owner's control page is (see `shm.rs`) and which GPU holds the memory. The data needed to
@@ -25,17 +25,17 @@ use std::time::Duration;
 
 pub(crate) const NAME: &str = "cuda";
 const VERSION: u8 = 1;
-/// Allocations of a peer that are mapped at once.
+/// The most allocations of a peer mapped at once.
 const MAPPED: usize = 64;
-/// Copies that go under one lease together, at most, and about how many bytes.
+/// The most copies under one lease, and roughly the most bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 256 << 20;
-/// From here on a copy has a lease of its own.
+/// A copy of at least this size has its own lease.
 const LARGE: u64 = 8 << 20;
-/// How often to look whether the owner of mapped memory is there.
+/// How often to check that the owner of mapped memory is alive.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// The transport, in this process.
+/// The transport in this process.
 #[derive(Debug)]
 pub(crate) struct CudaIpc {
     here: Here,
@@ -48,7 +48,7 @@ impl CudaIpc {
     }
 }
 
-/// What a handle says.
+/// The contents of a handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Place {
     why: Option<Why>,
@@ -159,9 +159,9 @@ impl Transport for CudaIpc {
 struct CudaPeer {
     cuda: Arc<Cuda>,
     owner: Owner,
-    /// It is this process itself, which needs no mapping.
+    /// The owner is this process, which needs no mapping.
     is_own: bool,
-    /// What the owner says of exports.
+    /// What the owner says of its exports.
     known: Known<Recorded>,
     maps: Arc<Mutex<Maps>>,
 }
@@ -199,7 +199,7 @@ impl Drop for Map {
     }
 }
 
-/// Unmaps what its owner no longer offers, so that the owner can free it. Ends with the last mapping.
+/// Unmaps what the owner no longer offers, so that it can free it. Returns after the last mapping.
 fn watch_over(control: &Control, other: Other, maps: &Weak<Mutex<Maps>>) {
     loop {
         let seen = control.drained();
@@ -213,7 +213,7 @@ fn watch_over(control: &Control, other: Other, maps: &Weak<Mutex<Maps>>) {
             table.is_watched = !table.by_name.is_empty();
             (gone, !table.is_watched)
         };
-        // Not under the lock: to unmap waits for the GPU. What a transfer uses goes with that.
+        // Not under the lock, because unmapping waits for the GPU. A transfer that uses a mapping keeps it.
         drop(gone);
         drop(table);
         if is_last {
@@ -223,15 +223,15 @@ fn watch_over(control: &Control, other: Other, maps: &Weak<Mutex<Maps>>) {
     }
 }
 
-/// Where the bytes of an operation are.
+/// Where an operation's bytes are.
 struct Found {
     device: Device,
-    /// Mapped here, or in this process anyway.
+    /// Mapped here, or this process's own.
     there: Segments,
     map: Option<Arc<Map>>,
 }
 
-/// Where a piece of the owner's allocation is, which begins at `base` there and is mapped here.
+/// Translates a piece of the owner's allocation, which begins at `base` there, to its mapping here.
 fn moved_to(piece: Segment, base: u64, (here, len): (u64, u64)) -> Result<Segment, TransferError> {
     // CUD-4
     let at = piece.addr.checked_sub(base).ok_or_else(damaged)?;
@@ -242,7 +242,7 @@ fn moved_to(piece: Segment, base: u64, (here, len): (u64, u64)) -> Result<Segmen
 }
 
 impl CudaPeer {
-    /// What the owner says of an export; read from its memory the first time. Under a lease.
+    /// What the owner says of an export; read from its memory the first time. Needs a lease.
     fn known(&self, op: &Op, offered: Offered) -> Result<Arc<Recorded>, TransferError> {
         self.known.get(op, offered, || {
             let mut record = Record::empty();
@@ -257,7 +257,7 @@ impl CudaPeer {
         })
     }
 
-    /// The allocation, mapped. Under a lease of the export.
+    /// Maps the allocation. Needs a lease of the export.
     fn map(&self, op: &Op, record: &Record) -> Result<Arc<Map>, TransferError> {
         let name = (record.base, record.id);
         let mut table = lock(&self.maps);
@@ -268,13 +268,13 @@ impl CudaPeer {
         }
         let device = self.cuda.find(&record.uuid())?;
         let device = device.ok_or_else(|| TransferError::transport(not_visible(&record.uuid())))?;
-        // CUD-2: held before it is mapped.
+        // CUD-2: hold it before mapping it.
         let (held, _) = self.owner.control.hold(self.owner.me, op.handle.slot, op.handle.generation)?;
         let driver = Arc::clone(self.cuda.driver()?);
         let refused = || TransferError::refused("the owner does not share this memory of its GPU");
         let (base, len) = driver.open(device, &record.ipc().ok_or_else(refused)?)?;
         let map = Arc::new(Map { driver, device, base, len, held, pid: crate::realm::pid() });
-        // Those that are in use are kept by who uses them.
+        // Mappings in use are kept by their users.
         let full = if table.by_name.len() >= MAPPED { std::mem::take(&mut table.by_name) } else { HashMap::new() };
         let before = table.by_name.insert(name, Arc::clone(&map));
         if !table.is_watched {
@@ -283,7 +283,7 @@ impl CudaPeer {
             let watcher = std::thread::Builder::new().name("mesh-cuda".to_owned()).stack_size(128 * 1024);
             table.is_watched = watcher.spawn(move || watch_over(&control, other, &maps)).is_ok();
             if !table.is_watched {
-                // Nobody would unmap it: it is used this once.
+                // Nobody would unmap it, so use it only this once.
                 table.by_name.remove(&name);
             }
         }
@@ -292,7 +292,7 @@ impl CudaPeer {
         Ok(map)
     }
 
-    /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
+    /// Finds the memory of the operation's export, after all checks that the owner would make. Needs a lease of it.
     fn find(&self, op: &Op, offered: Offered) -> Result<Found, TransferError> {
         check(op, &offered)?;
         let (offset, len) = op.work.span();
@@ -315,7 +315,7 @@ impl CudaPeer {
         Ok(Found { device: map.device, there, map: Some(map) })
     }
 
-    /// Copies, whose leases the caller has.
+    /// Copies under leases that the caller holds.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -346,7 +346,7 @@ impl CudaPeer {
         if self.is_own { Ok(()) } else { self.owner.other.check() }
     }
 
-    /// Unmaps what a copy has failed on: its context may be gone.
+    /// Unmaps memory on which a copy failed: its context may be gone.
     fn forget(&self, ops: &[(&Op, Found)], error: &TransferError) {
         if error.kind != ErrorKind::Transport {
             return;
@@ -426,7 +426,7 @@ impl Peer for CudaPeer {
     unsafe fn run(&self, ops: &[Op], _found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
         // SAFETY: as the caller vouches.
         match unsafe { self.run_all(ops, watch) } {
-            // The driver cannot tell memory of a process that has ended from what was never there.
+            // The driver cannot tell the memory of an ended process from memory that never existed.
             Err(error) if error.kind == ErrorKind::Transport && !self.is_own => Err(match self.owner.other.check() {
                 Err(gone) if gone.kind == ErrorKind::Gone => gone,
                 _ => error,
@@ -469,7 +469,7 @@ mod tests {
             };
             assert_eq!(word(0, 0).kind, ErrorKind::Invalid);
             assert_eq!(word(1, 99).kind, ErrorKind::Invalid);
-            // Of a version to come: others may carry it.
+            // A reason from a later version: other transports may carry it.
             assert_eq!(word(0, 2).kind, ErrorKind::Transport);
         }
     }

@@ -33,12 +33,12 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) op: usize,
-    /// Counted from the operation's first byte.
+    /// Offset from the operation's first byte.
     pub(crate) at: u64,
     pub(crate) len: u64,
 }
 
-/// The operations in pieces of at most `longest` bytes, in their order.
+/// Splits the operations into pieces of at most `longest` bytes, in order.
 pub(crate) fn pieces(ops: &[Op], longest: u64) -> Vec<Piece> {
     let mut pieces = Vec::with_capacity(ops.len());
     for (op, each) in ops.iter().enumerate() {
@@ -53,9 +53,9 @@ pub(crate) fn pieces(ops: &[Op], longest: u64) -> Vec<Piece> {
     pieces
 }
 
-/// Operations that are submitted together, with all that keeps their local memory where it is.
+/// Operations submitted together, with everything that keeps their local memory in place.
 pub trait Ops: Send + Sync {
-    /// The same ones whenever it is called.
+    /// The operations; the same at each call.
     fn ops(&self) -> &[Op];
 }
 
@@ -73,24 +73,24 @@ impl<T: Send + Sync> Ops for ([Op; 1], T) {
 
 /// A way to reach other processes' memory.
 pub trait Transport: Send + Sync + Debug {
-    /// What users select it by.
+    /// The name by which users select it.
     fn name(&self) -> &str;
 
     /// What it can do where it works.
     fn capabilities(&self) -> Capabilities;
 
-    /// Whether it carries out atomic operations where it is asked for by name. They are atomic towards each other, and not towards
-    /// those of other transports, so that nothing else chooses it for them (ATM-1).
+    /// Whether it performs atomic operations if requested by name. They are atomic with respect to each other, but not
+    /// to those of other transports, so nothing else chooses it for them (ATM-1).
     fn atomics_by_name(&self) -> bool {
         false
     }
 
-    /// Whether it offers memory of GPUs too; else that is offered by others only.
+    /// Whether it offers GPU memory too.
     fn takes_cuda(&self) -> bool {
         false
     }
 
-    /// Whether it offers memory of the processor.
+    /// Whether it offers host memory.
     fn takes_host(&self) -> bool {
         true
     }
@@ -101,50 +101,52 @@ pub trait Transport: Send + Sync + Debug {
     /// What others need to know to reach this export. The first call may start what serves them.
     fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError>;
 
-    /// This process belongs to this job of several hosts from now on.
+    /// Tells it that this process now belongs to this job of several hosts.
     fn join(&self, _membership: &Membership) {}
 
-    /// This is a forked copy of the process: who is connected to that must not be kept by it.
+    /// Tells it that this is a forked copy of the process, which must not keep connections of its parent open.
     fn forked(&self) {}
 
-    /// Why it cannot reach the owner of a handle, as far as that can be told without trying.
+    /// Why it cannot reach a handle's owner, as far as is known without trying.
     fn why_not(&self, _handle: &Handle, _section: &[u8]) -> Option<String> {
         None
     }
 
-    /// Whether it has to be told of exports that are closed: it has been given their memory, and does not ask
-    /// [`Exports::find`] for it.
+    /// Whether it must be told of closed exports, because it was given their memory and does not ask [`Exports::find`]
+    /// for it.
     fn holds_memory(&self) -> bool {
         false
     }
 
-    /// The export was closed: when this returns nobody reaches its memory by this transport. Blocks.
+    /// Withdraws a closed export: nobody reaches its memory by this transport afterwards. Blocks.
     fn withdraw(&self, _export: &Export) {}
 
-    /// The process ends: gives up what is under way, if that must not outlive the program, and waits for it.
+    /// Ends what must not outlive the program, as the process ends, and waits for it.
     fn end(&self) {}
 
-    /// Reaches the owner of a handle. Blocks; an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) has others tried.
+    /// Reaches a handle's owner. Blocks; after an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport),
+    /// others are tried.
     fn connect(&self, handle: &Handle, section: &[u8], watch: &Watch) -> Result<Arc<dyn Peer>, TransferError>;
 }
 
 /// A process whose memory can be reached by one transport.
 pub trait Peer: Send + Sync + Debug {
-    /// Does all of it, in any order, and blocks meanwhile; `found` has a place for each operation, which atomic ones fill. After an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport) the whole
-    /// may be tried again, also by another transport.
+    /// Performs all operations, in any order. Blocks. `found` has a place for each operation, which atomic ones fill.
+    /// After an error of kind [`ErrorKind::Transport`](crate::ErrorKind::Transport), all may be tried again, also by
+    /// another transport.
     ///
     /// # Safety
     /// The local memory of all operations must be this process's, and writable where it is written to, throughout.
     unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError>;
 
-    /// Whether the local memory may be a GPU's. If not, it is staged in memory of the processor.
+    /// Whether the local memory may be a GPU's. If not, it is staged in host memory.
     fn takes_cuda(&self) -> bool {
         false
     }
 
-    /// Whether the owner is there, as far as can be told without waiting.
+    /// Whether the owner is alive, as far as is known without waiting.
     fn is_alive(&self) -> bool;
 
-    /// Whether a short operation is sooner done than handed to another thread.
+    /// Whether performing a short operation takes less time than handing it to another thread.
     fn is_quick(&self) -> bool;
 }

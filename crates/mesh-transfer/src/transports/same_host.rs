@@ -1,5 +1,5 @@
-//! What the transports share that reach processes of this host without involving them. They find exports through the
-//! owner's control page, and make the checks that an owner would make if it were asked.
+//! Shared by the transports that reach processes of this host without involving them. They find exports through the
+//! owner's control page, and make the checks that the owner would make.
 
 use crate::bytes::Reader;
 use crate::cma::{Other, Way};
@@ -13,7 +13,7 @@ use crate::segments::{MAX_SEGMENTS, Segment, Segments};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// This process, as far as those of the same host can tell.
+/// This process, as processes of the same host see it.
 #[derive(Debug)]
 pub(super) struct Here {
     pub(super) realm: Realm,
@@ -32,12 +32,12 @@ impl Here {
         Ok(())
     }
 
-    /// Why processes of that pid namespace cannot be reached, if so.
+    /// Why processes of that pid namespace cannot be reached, if they cannot.
     pub(super) fn why_apart(&self, namespace: u64) -> Option<&'static str> {
         (namespace != self.namespace).then_some("its owner is in another pid namespace, such as another container")
     }
 
-    /// The owner of a handle, whose control page is under descriptor `fd` of it.
+    /// Attaches to the owner of a handle, whose control page is its descriptor `fd`.
     pub(super) fn attach(&self, handle: &Handle, (fd, namespace): (u32, u64)) -> Result<Owner, TransferError> {
         if let Some(why) = self.why_apart(namespace) {
             return Err(TransferError::transport(why));
@@ -54,7 +54,7 @@ pub(super) fn page(rest: &mut Reader<'_>) -> Result<(u32, u64), TransferError> {
     Ok((rest.u32()?, rest.u64()?))
 }
 
-/// A process of this host that has offered memory.
+/// A process of this host that offers memory.
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) control: Arc<Control>,
@@ -64,11 +64,11 @@ pub(super) struct Owner {
 }
 
 impl Owner {
-    /// A copy of a list in the owner's memory.
+    /// Copies a list from the owner's memory.
     pub(super) fn read_list(&self, at: u64, count: u64) -> Result<Segments, TransferError> {
         let count = usize::try_from(count).ok().filter(|count| *count <= MAX_SEGMENTS).ok_or_else(damaged)?;
         let mut list = vec![Segment { addr: 0, len: 0 }; count];
-        // SAFETY: the list has as many bytes.
+        // SAFETY: the list has that many bytes.
         unsafe { self.read(at, list.as_mut_ptr() as u64, (count * size_of::<Segment>()) as u64)? };
         Segments::new(std::hint::black_box(list)).map_err(|_| damaged())
     }
@@ -76,14 +76,14 @@ impl Owner {
     /// Copies from the owner's memory.
     ///
     /// # Safety
-    /// `into` must be the address of `len` bytes that may be written to.
+    /// `into` must be the address of `len` writable bytes.
     pub(super) unsafe fn read(&self, at: u64, into: u64, len: u64) -> Result<(), TransferError> {
         let there = Segments::new([Segment { addr: at, len }]).map_err(|_| damaged())?;
         self.other.step(Way::Read, Segments::one(into, len).window(0, len), there.window(0, len))
     }
 }
 
-/// Refuses what the owner would refuse. Under a lease of the export.
+/// Refuses what the owner would refuse. Needs a lease of the export.
 pub(super) fn check(op: &Op, offered: &Offered) -> Result<(), TransferError> {
     if !is_same(&offered.token, &op.handle.token) {
         return Err(TransferError::refused("the owner does not recognise this handle"));
@@ -116,10 +116,10 @@ impl<T> Default for Known<T> {
 }
 
 impl<T> Known<T> {
-    /// Exports that are remembered.
+    /// The most exports remembered.
     const MOST: usize = 1 << 16;
 
-    /// What is known of the export, which is read where nothing is, or the owner offers something else there now.
+    /// What is known of the export; read if nothing is, or if the owner now offers something else there.
     pub(super) fn get(
         &self,
         op: &Op,

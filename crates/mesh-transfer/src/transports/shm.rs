@@ -1,4 +1,4 @@
-//! Memory of other processes of this host, read and written without involving the owner: by cross-memory calls or, if
+//! Memory of other processes on this host, read and written without involving the owner: by cross-memory calls or, if
 //! the memory is from the owner's pool, through a mapping.
 //!
 //! MAP-1: a mapping outlives its owner. After a copy through it, the owner's witness is checked to see that the owner
@@ -26,19 +26,19 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "shm";
-/// Copies that go under one lease together, at most, and about how many bytes.
+/// The most copies under one lease, and roughly the most bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
-/// What is moved in one call.
+/// Copies up to this length are moved in one call.
 const SHORT: u64 = 1 << 20;
-/// Arenas of a peer that are mapped at once.
+/// The most arenas of a peer mapped at once.
 const ARENAS: usize = 64;
-/// How long an arena that could not be mapped is reached by the kernel's calls instead.
+/// How long the kernel's calls replace the mapping of an arena that could not be mapped.
 const AGAIN: Duration = Duration::from_secs(5);
-/// From here on a copy is shared among cores by itself.
+/// A copy of at least this length is shared among cores on its own.
 const LARGE: u64 = 8 << 20;
 
-/// The transport, in this process.
+/// The transport in this process.
 #[derive(Debug)]
 pub(crate) struct Shm(Here);
 
@@ -60,7 +60,7 @@ impl Transport for Shm {
     fn probe(&self) -> Result<(), TransferError> {
         self.0.probe()?;
         let realm = &self.0.realm;
-        // By the same call that transfers use; a sandbox may forbid it.
+        // The call that transfers use; a sandbox may forbid it.
         let witness = crate::witness::Witness::raise(&realm.id, realm.pid)?;
         Other { pid: realm.pid, witness: witness.addr(), realm: realm.id }.check()
     }
@@ -94,26 +94,26 @@ fn place(section: &[u8]) -> Result<(u32, u64), TransferError> {
 #[derive(Debug)]
 struct ShmPeer {
     owner: Owner,
-    /// Where the bytes of exports lie in the owner.
+    /// Where the bytes of exports are in the owner.
     known: Known<Segments>,
-    /// Arenas of the owner that are mapped here, by descriptor and number; or when that failed.
+    /// The owner's arenas that are mapped here, by descriptor and number; or when mapping failed.
     mapped: Mutex<HashMap<(u32, u32), Mapped>>,
 }
 
 type Mapped = Result<Arc<Mapping>, Instant>;
-/// An arena by descriptor and number, mapped.
+/// A mapped arena, by descriptor and number.
 type Last = ((u32, u32), Arc<Mapping>);
 
-/// Where memory of an export is.
+/// Where an export's memory is.
 enum Place {
     /// In the owner's address space.
     There(Segments),
-    /// Mapped here, from this place on.
+    /// Mapped here, at this offset.
     Here(Arc<Mapping>, u64),
 }
 
 impl ShmPeer {
-    /// Where the memory of the operation's export is, after all that the owner would check. Under a lease of it.
+    /// Finds the memory of the operation's export, after all checks that the owner would make. Needs a lease of it.
     fn place(&self, op: &Op, offered: Offered, last: &mut Option<Last>) -> Result<Place, TransferError> {
         check(op, &offered)?;
         // CUD-1
@@ -133,7 +133,7 @@ impl ShmPeer {
         Ok(Place::There(Segments::clone(&*self.known(op, offered)?)))
     }
 
-    /// As `mapping`, which is asked if it is not the last one.
+    /// Like `mapping`, but tries the last one first.
     fn mapping_after(&self, pooled: Pooled, last: &mut Option<Last>) -> Option<Arc<Mapping>> {
         let name = (pooled.fd, pooled.id);
         if let Some((known, map)) = last
@@ -146,7 +146,7 @@ impl ShmPeer {
         Some(map)
     }
 
-    /// The arena, mapped; none if that cannot be done now: the kernel's calls reach the memory as well.
+    /// Maps the arena; none if that is impossible now: the kernel's calls reach the memory, too.
     fn mapping(&self, pooled: Pooled) -> Option<Arc<Mapping>> {
         let mut mapped = lock(&self.mapped);
         match mapped.get(&(pooled.fd, pooled.id)) {
@@ -155,7 +155,7 @@ impl ShmPeer {
             _ => {}
         }
         let made = Mapping::attach(self.owner.other.pid, pooled).map(Arc::new);
-        // Another arena under the same descriptor: that one is gone.
+        // Another arena under the same descriptor no longer exists.
         mapped.retain(|(fd, _), _| *fd != pooled.fd);
         if mapped.len() >= ARENAS {
             mapped.clear();
@@ -168,7 +168,7 @@ impl ShmPeer {
     /// Copies between memory of this process and an arena.
     ///
     /// # Safety
-    /// As for [`Peer::run`]. The window of the arena must lie inside of it.
+    /// As for [`Peer::run`]. The window must lie inside the arena.
     unsafe fn copy(
         way: Way,
         local: (&Segments, u64),
@@ -179,7 +179,7 @@ impl ShmPeer {
         let mut place = map.at(at, len).ok_or_else(damaged)?;
         for piece in local.0.window(local.1, len) {
             let (here, len) = (piece.addr as *mut u8, piece.len as usize);
-            // SAFETY: as the caller vouches, and inside the mapping, as was just checked.
+            // SAFETY: as the caller vouches, and inside the mapping, as checked above.
             unsafe {
                 match way {
                     Way::Read => copy(place, here, len, is_one_of_many),
@@ -215,7 +215,7 @@ impl ShmPeer {
         })
     }
 
-    /// Where the bytes are, asked of the owner's memory the first time. Under a lease.
+    /// Where the bytes are; read from the owner's memory the first time. Needs a lease.
     fn known(&self, op: &Op, offered: Offered) -> Result<Arc<Segments>, TransferError> {
         self.known.get(op, offered, || {
             let segments = self.owner.read_list(offered.pieces_at, offered.pieces)?;
@@ -241,14 +241,14 @@ impl ShmPeer {
                 let mut lists = Lists::new(&self.owner.other, way, 1);
                 lists.add((local, 0), (&there, start), len).and_then(|()| lists.flush())
             }
-            // SAFETY: as the caller vouches; that it is inside the owner's memory was just checked, under the lease.
+            // SAFETY: as the caller vouches; it was checked to be inside the owner's memory, under the lease.
             Place::There(there) => unsafe { self.owner.other.carry(way, (local, 0), (&there, start), len, watch) },
         };
         drop(lease);
         done
     }
 
-    /// Copies of one direction that are not large, in as few calls as they need.
+    /// Copies in one direction, none of them large, in as few calls as possible.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -283,7 +283,7 @@ impl ShmPeer {
         let lease = self.owner.control.lease_every(self.owner.me)?;
         let mut lists = Lists::new(&self.owner.other, way, ops.len());
         let mut is_mapped = false;
-        // Nearly always the next one is in the arena of the one before: others are in line for the table of all.
+        // The next copy is nearly always in the same arena; remembering it avoids contention for the shared table.
         let mut last = None;
         for op in ops {
             let (_, local) = copy_of(&op.work)?;

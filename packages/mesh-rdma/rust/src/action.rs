@@ -1,4 +1,4 @@
-//! Many operations that are submitted together.
+//! Many operations submitted together.
 
 use crate::door::raise;
 use crate::handle::PyHandle;
@@ -7,14 +7,14 @@ use mesh_transfer::{Op, Ops, Work};
 use pyo3::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Operations, and the objects whose memory they are on.
+/// Operations, and the objects that own their memory.
 #[derive(Default)]
 pub(crate) struct List {
     ops: Vec<Op>,
     keep: Vec<Py<PyAny>>,
 }
 
-/// A list as it was when it was submitted.
+/// The list at the time of submission.
 #[derive(Clone)]
 pub(crate) struct Listed(pub(crate) Arc<List>);
 
@@ -24,7 +24,7 @@ impl Ops for Listed {
     }
 }
 
-/// Operations that are submitted together, as often as one likes.
+/// Operations that are submitted together, any number of times.
 #[pyclass(name = "Action", module = "mesh_rdma._native", frozen)]
 #[derive(Default)]
 pub(crate) struct PyAction(Mutex<Arc<List>>);
@@ -38,7 +38,7 @@ impl PyAction {
         let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
         let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if Arc::get_mut(&mut list).is_none() {
-            // Under way: what was submitted stays as it is.
+            // A submission is under way: leave its list unchanged.
             let keep = list.keep.iter().map(|each| each.clone_ref(py)).collect();
             *list = Arc::new(List { ops: list.ops.clone(), keep });
         }
@@ -61,7 +61,7 @@ impl PyAction {
         self.listed().0.ops.len()
     }
 
-    /// `keep` is what keeps the remote memory offered, if that is this process's own.
+    /// `keep` keeps the remote memory offered, if that is this process's own.
     fn read(&self, py: Python<'_>, handle: &PyHandle, memory: &PyMemory, offset: u64, keep: Py<PyAny>) -> PyResult<()> {
         let work = Work::Read { local: memory.segments.clone(), offset };
         self.add(py, handle, work, [Some(&memory.keep), Some(&keep)])

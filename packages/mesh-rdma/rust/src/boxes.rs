@@ -1,14 +1,14 @@
-//! Parts of arrays that lie in many short pieces.
+//! Parts of arrays that consist of many short pieces.
 
 use crate::door::{leave, raise};
 use crate::memory::PyMemory;
 use mesh_transfer::{Boxes, ErrorKind, Grid, TransferError};
 use pyo3::prelude::*;
 
-/// How a part lies: where it begins, how many pieces in each dimension, from one to the next, how long each is; and what it fills.
+/// The layout of a part: offset, counts and steps by dimension, length of a piece; and the memory that it fills.
 type Part<'py> = (u64, Vec<u64>, Vec<u64>, u64, PyRef<'py, PyMemory>);
 
-/// Such parts, and the objects whose memory they fill.
+/// Parts, and the objects whose memory they fill.
 #[pyclass(name = "Boxes", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyBoxes {
     boxes: Boxes,
@@ -29,7 +29,7 @@ impl PyBoxes {
         Ok(Self { boxes, _keep: keep })
     }
 
-    /// Fill all targets from contiguous memory.
+    /// Fills all targets from contiguous memory.
     fn copy(&self, py: Python<'_>, source: &PyMemory) -> PyResult<()> {
         source.segments.check_host().map_err(|error| raise(py, &error))?;
         let (addr, len) = match source.segments.list() {
@@ -37,8 +37,8 @@ impl PyBoxes {
             [one] => (one.addr as usize, one.len),
             _ => return Err(raise(py, &TransferError::new(ErrorKind::Invalid, "the memory must be contiguous"))),
         };
-        // SAFETY: the memory is kept by its object, which the caller refers to, and the targets by theirs; that these are writable,
-        // and apart from each other and from the source, is the caller's promise.
+        // SAFETY: the caller refers to the object that keeps the memory, and the targets are kept by theirs; the caller
+        // promises that these are writable, and apart from each other and from the source.
         leave(py, || unsafe { self.boxes.copy(addr as *const u8, len) })
     }
 }

@@ -1,9 +1,9 @@
-//! Large parts of messages between hosts, by the engine: `mesh_core/bypass.h`. Two wheels share no Rust types.
+//! Moves large parts of messages between hosts, by the engine: `mesh_core/bypass.h`. Two wheels share no Rust types.
 //!
-//! No message waits for a road that nobody has tried: the first part from a process comes through the agents, while a byte
-//! of it is read to see whether its memory can be reached.
+//! No message waits for an untried path: the first part from a process comes through the agents, while one byte of it
+//! is read to see whether its memory can be reached.
 //!
-//! Unless the user allows others, parts take transports that keep what is read from strangers, as the agents do.
+//! Unless the user allows others, parts only take transports that hide them from strangers, as the agents do.
 
 use crate::engine::PyEngine;
 use mesh_transfer::{Engine, ErrorKind, Export, Handle, Need, Op, Operation, Segments, Work};
@@ -17,21 +17,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const VERSION: u32 = 1;
-/// After so long a part is left to the agents.
+/// How long a part may take before it is left to the agents.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// So long may a byte take that a road is tried by.
+/// How long reading the trial byte may take.
 const TRIAL: Duration = Duration::from_secs(10);
-/// A road that failed is left alone for so long, and a little longer than the engine leaves a transport alone.
+/// How long to avoid a path that failed: a little longer than the engine avoids a transport.
 const REST: Duration = Duration::from_secs(6);
-/// More owners are not remembered.
+/// The most owners remembered.
 const MOST_ROADS: usize = 4096;
-/// What needs no leave: memory of the same machine, and connections with TLS.
+/// The transports that need no permission: memory of the same machine, and connections with TLS.
 const PRIVATE: [&str; 2] = ["shm", "tcp"];
 
 type Freed = unsafe extern "C" fn(*mut c_void);
 type Done = unsafe extern "C" fn(*mut c_void, i32);
 
-/// `struct mesh_bypass`, and behind it what is ours.
+/// `struct mesh_bypass`, followed by our own fields.
 #[repr(C)]
 struct Raw {
     version: u32,
@@ -41,9 +41,9 @@ struct Raw {
     engine: Arc<Engine>,
     offers: Mutex<HashMap<u64, Arc<Export>>>,
     next: AtomicU64,
-    /// Whether all transports may be taken.
+    /// Whether all transports may be used.
     every: bool,
-    /// How the owners of parts are reached, by their incarnations.
+    /// How the owners of parts are reached, by incarnation.
     roads: Arc<Mutex<HashMap<[u8; 16], Road>>>,
 }
 
@@ -53,7 +53,7 @@ enum Road {
     /// Being tried.
     Tried,
     Open,
-    /// Not, until then.
+    /// Not reachable; try again at that time.
     Closed(Instant),
 }
 
@@ -61,24 +61,24 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What mesh-core is told once nobody reads its memory any more.
+/// Tells mesh-core, when dropped, that nobody reads its memory any more.
 struct Kept {
     freed: Freed,
     arg: usize,
-    /// Not before it was said that the memory is offered.
+    /// Whether mesh-core knows that the memory is offered; it is not called before.
     is_offered: Arc<AtomicBool>,
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
         if self.is_offered.load(Ordering::SeqCst) {
-            // SAFETY: called once, as the header demands, with what came with it.
+            // SAFETY: called once, as the header demands, with the argument that came with it.
             unsafe { (self.freed)(self.arg as *mut c_void) };
         }
     }
 }
 
-/// The same of memory that is filled.
+/// Tells mesh-core that its memory has been filled, or has not.
 struct Told {
     done: Done,
     arg: usize,
@@ -86,7 +86,7 @@ struct Told {
 
 impl Told {
     fn tell(self, all: bool) {
-        // SAFETY: called once, as it takes itself, with what came with it.
+        // SAFETY: called once, since it takes `self`, with the argument that came with it.
         unsafe { (self.done)(self.arg as *mut c_void, i32::from(!all)) };
     }
 }
@@ -119,7 +119,7 @@ impl Raw {
         }
         let work = Work::Read { local: Segments::one(into, length), offset: 0 };
         let Ok(op) = Op::new(&handle, work) else { return told.tell(false) };
-        // SAFETY: mesh-core keeps the memory for this alone until it is told, which is after the last byte (OPR-1).
+        // SAFETY: mesh-core keeps the memory for this alone until it is told, after the last byte (OPR-1).
         let operation = unsafe { self.engine.submit(([op], ()), Some(PATIENCE), forced) };
         let (outcome, roads) = (Arc::clone(&operation), Arc::clone(&self.roads));
         operation.on_done(move || {
@@ -131,7 +131,7 @@ impl Raw {
         });
     }
 
-    /// By which transport alone an owner's memory is to be read; none of those if by any. None at all if by no such.
+    /// The only transport for an owner's memory; the inner option is none if any will do, the outer if none will.
     fn transport(&self, handle: &Handle) -> Option<Option<&'static str>> {
         if self.every {
             return Some(None);
@@ -140,7 +140,7 @@ impl Raw {
         PRIVATE.into_iter().find(|name| choice.candidates.iter().any(|each| each == name)).map(Some)
     }
 
-    /// Whether an owner's memory is known to be reached. If nobody knows that is found out, by its first byte.
+    /// Whether an owner's memory is known to be reachable. If unknown, tries to read its first byte.
     fn is_open(&self, handle: &Arc<Handle>, forced: Option<&str>) -> bool {
         {
             let mut roads = locked(&self.roads);
@@ -154,14 +154,14 @@ impl Raw {
         let mut byte = Box::new([0_u8; 1]);
         let work = Work::Read { local: Segments::one(byte.as_mut_ptr() as u64, 1), offset: 0 };
         let Ok(op) = Op::new(handle, work) else { return false };
-        // SAFETY: the byte is kept with the operation, and is nobody else's.
+        // SAFETY: the byte is kept with the operation, and nobody else uses it.
         let operation = unsafe { self.engine.submit(([op], byte), Some(TRIAL), forced) };
         let (outcome, roads, realm) = (Arc::clone(&operation), Arc::clone(&self.roads), handle.realm);
         operation.on_done(move || {
             let found = if is_reached(&outcome) { Road::Open } else { Road::Closed(Instant::now() + REST) };
             let mut roads = locked(&roads);
             if roads.len() > MOST_ROADS {
-                // Of owners that have ended, most of them; who is asked for again is tried again.
+                // Mostly owners that have ended; an owner that is needed again is tried again.
                 roads.retain(|_, road| matches!(road, Road::Tried));
             }
             roads.insert(realm, found);
@@ -170,7 +170,7 @@ impl Raw {
     }
 }
 
-/// Whether an owner has answered. That a part is gone, as it has come through the agents by now, is its word too.
+/// Whether an owner has answered. That a part is gone, having come through the agents by now, is an answer, too.
 fn is_reached(outcome: &Operation) -> bool {
     match outcome.wait() {
         Ok(_) => true,
@@ -192,7 +192,7 @@ unsafe extern "C" fn offer(
     // SAFETY: made by `capsule`, and never dropped.
     let this = unsafe { &*this };
     let Some((mine, made)) = this.offer((data as u64, length), kept, room as usize) else { return 0 };
-    // SAFETY: the caller gives room for so many bytes, and for the number.
+    // SAFETY: the caller gives room for that many bytes, and for the number.
     unsafe {
         std::ptr::copy_nonoverlapping(made.as_ptr(), ticket, made.len());
         *number = mine;
@@ -223,7 +223,8 @@ unsafe extern "C" fn fetch(
     this.fetch(ticket, (into as u64, length), Told { done, arg: arg as usize });
 }
 
-/// A capsule with what mesh-core moves large parts of messages by; `every` transport, or those alone that keep them private. What it points to stays until the process ends.
+/// Makes the capsule by which mesh-core moves large parts of messages: by `every` transport, or only by those that keep
+/// them private. It points to memory that is never freed.
 #[pyfunction]
 pub(crate) fn bypass_of<'py>(py: Python<'py>, engine: &PyEngine, every: bool) -> PyResult<Bound<'py, PyCapsule>> {
     let engine = Arc::clone(engine.shared());

@@ -1,4 +1,4 @@
-//! What has changed between two versions.
+//! The changes between two versions of memory.
 
 use crate::door::{leave, raise};
 use crate::memory::PyMemory;
@@ -6,8 +6,8 @@ use mesh_transfer::{ErrorKind, TransferError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-/// The changes from one to the other in units of so many bytes; none if they take more than `limit` bytes. Nobody may write to
-/// either meanwhile.
+/// Returns the changes between the two, in units of `unit` bytes; none if they take more than `limit` bytes. Nobody may
+/// write to either meanwhile.
 #[pyfunction]
 pub(crate) fn find_changes<'py>(
     py: Python<'py>,
@@ -18,23 +18,23 @@ pub(crate) fn find_changes<'py>(
 ) -> PyResult<Option<Bound<'py, PyBytes>>> {
     let (old, new) = (piece(py, old)?, piece(py, new)?);
     let made = leave(py, move || {
-        // SAFETY: the memories are kept by their objects, which the caller refers to, and nobody writes to them, as it vouches.
+        // SAFETY: the caller refers to the objects that keep the memory, and vouches that nobody writes to it.
         unsafe { mesh_transfer::find_changes(old.bytes(), new.bytes(), unit, limit) }
     })?;
     Ok(made.map(|made| PyBytes::new(py, &made)))
 }
 
-/// Makes the new version of the old one that `memory` has. Nobody else may use it meanwhile.
+/// Turns the old version, in `memory`, into the new one. Nobody else may use it meanwhile.
 #[pyfunction]
 pub(crate) fn apply_changes(py: Python<'_>, memory: &PyMemory, changes: &PyMemory) -> PyResult<()> {
     let (memory, changes) = (piece(py, memory)?, piece(py, changes)?);
     leave(py, move || {
-        // SAFETY: as above; the two are not the same memory, and nobody else uses the first, as the caller vouches.
+        // SAFETY: as above; the caller vouches that the two are separate, and that nobody else uses the first.
         unsafe { mesh_transfer::apply_changes(memory.bytes_mut(), changes.bytes()) }
     })
 }
 
-/// Where contiguous memory of this process is.
+/// The address of contiguous memory of this process.
 #[derive(Clone, Copy)]
 struct Piece {
     addr: usize,
@@ -43,7 +43,7 @@ struct Piece {
 
 impl Piece {
     /// # Safety
-    /// The memory must be there, and not be written to, as long as the slice is.
+    /// The memory must exist, and not be written to, while the slice lives.
     unsafe fn bytes<'a>(self) -> &'a [u8] {
         if self.len == 0 {
             return &[];
@@ -53,7 +53,7 @@ impl Piece {
     }
 
     /// # Safety
-    /// The memory must be there, be writable, and be used by nobody else as long as the slice is.
+    /// The memory must exist, be writable, and be used by nobody else, while the slice lives.
     unsafe fn bytes_mut<'a>(self) -> &'a mut [u8] {
         if self.len == 0 {
             return &mut [];

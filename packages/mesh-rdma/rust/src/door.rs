@@ -5,7 +5,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use std::time::Duration;
 
-/// An error as the Python exception that stands for it; Python knows the class by the error's kind.
+/// Turns an error into its Python exception; Python finds the class by the error's kind.
 #[expect(clippy::disallowed_methods, reason = "mesh_rdma is imported in parts, the errors only when there is one")]
 pub(crate) fn raise(py: Python<'_>, error: &TransferError) -> PyErr {
     let made = py
@@ -18,18 +18,18 @@ pub(crate) fn raise(py: Python<'_>, error: &TransferError) -> PyErr {
     }
 }
 
-/// Leaves the interpreter for `body`; the one way out.
+/// Leaves the interpreter for `body`; the only way out.
 #[expect(clippy::disallowed_methods, reason = "this is the door")]
 pub(crate) fn outside<T: Send>(py: Python<'_>, body: impl FnOnce() -> T + Send) -> T {
     py.detach(body)
 }
 
-/// Leaves the interpreter for what may fail.
+/// Leaves the interpreter for work that may fail.
 pub(crate) fn leave<T: Send>(py: Python<'_>, body: impl FnOnce() -> Result<T, TransferError> + Send) -> PyResult<T> {
     outside(py, body).map_err(|error| raise(py, &error))
 }
 
-/// Seconds as Python gives them; none for ever.
+/// Converts a Python timeout in seconds; none for no limit.
 pub(crate) fn timeout(seconds: Option<f64>) -> PyResult<Option<Duration>> {
     match seconds {
         None => Ok(None),

@@ -17,7 +17,7 @@ use std::time::Duration;
 #[pyclass(name = "Engine", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyEngine(Arc<Engine>);
 
-/// What keeps memory offered. To drop it is to close it.
+/// Keeps memory offered. Dropping it closes the export.
 #[pyclass(name = "Export", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyExport {
     engine: Arc<Engine>,
@@ -37,7 +37,7 @@ impl PyExport {
     }
 }
 
-/// Keeps memory that was offered, whether it still is or not.
+/// Keeps memory that was offered, whether or not it still is.
 #[pyclass(frozen)]
 struct PyHeld {
     _export: Arc<Export>,
@@ -48,9 +48,9 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// With these transports besides the native ones, with UCX if there are places to look for it, and with these libraries
-    /// instead of the system's, if they are given: CUDA's driver and libibverbs. `told` is called with an owner, the transports
-    /// for its memory, and those that were passed over, with the reason.
+    /// Makes an engine with these transports besides the native ones, with UCX if there are places to look for it, and
+    /// with these libraries (CUDA's driver and libibverbs) instead of the system's, if given. `told` is called with an
+    /// owner, the transports for its memory, and those that were passed over, with the reason.
     #[new]
     #[pyo3(signature = (others, told, libucp=None, libcuda=None, libibverbs=None))]
     fn new(
@@ -65,7 +65,7 @@ impl PyEngine {
         let libraries = Libraries { ucp: libucp, cuda: libcuda, verbs: libibverbs };
         let engine = leave(py, || Engine::new_with(others, libraries))?;
         engine.on_choice(move |handle, choice| {
-            // Where the interpreter is ending nobody listens; what a listener raises is shown, and no concern of the transfer.
+            // If the interpreter is ending, nobody listens. A listener's exception is shown; the transfer goes on.
             Python::try_attach(|py| {
                 let (candidates, passed) = (choice.candidates.clone(), choice.passed.clone());
                 if let Err(error) = told.call1(py, (handle.owner(), candidates, passed)) {
@@ -76,7 +76,7 @@ impl PyEngine {
         Ok(Self(engine))
     }
 
-    /// Name, the four capabilities, and why it does not work here.
+    /// The name, the four capabilities, and why it does not work here.
     fn transports(&self) -> Vec<Standing> {
         let standing = self.0.transports().into_iter();
         standing
@@ -87,38 +87,38 @@ impl PyEngine {
             .collect()
     }
 
-    /// In a forked copy: let go of what others wait for.
+    /// In a forked copy: lets go of what others wait for.
     fn forked(&self) {
         self.0.forked();
     }
 
-    /// This process belongs to a job of several hosts from now on.
+    /// Joins this process to a job of several hosts.
     fn join(&self, credentials: PathBuf, revocations: Option<PathBuf>, addresses: Vec<IpAddr>, silence: Duration) {
         self.0.join(&Membership { credentials, revocations, addresses, silence });
     }
 
     fn export(&self, py: Python<'_>, memory: &PyMemory) -> PyResult<(PyExport, PyHandle)> {
         let (segments, keep) = (memory.segments.clone(), Box::new(memory.keep.clone_ref(py)));
-        // SAFETY: the memory of the object that `keep` refers to, which an exported buffer keeps in its place; for arrays
-        // that say themselves where they are, their users are told not to move it.
+        // SAFETY: the memory of the object that `keep` refers to, which an exported buffer keeps in place; users of
+        // arrays that state their own address are told not to move them.
         let made = leave(py, || unsafe { self.0.export(segments, memory.writable, keep) })?;
         let (export, handle) = made;
         Ok((PyExport { engine: Arc::clone(&self.0), export }, PyHandle(Arc::new(handle))))
     }
 
-    /// The memory of this process that a handle names. It stays where it is as long as the result is there (EXP-1).
+    /// The memory of this process that a handle names. It stays in place while the result lives (EXP-1).
     fn own(&self, py: Python<'_>, handle: &PyHandle) -> PyResult<PyMemory> {
         let (export, segments) = leave(py, || self.0.own(&handle.0))?;
         let writable = handle.0.writable;
         Ok(PyMemory { segments, writable, keep: Py::new(py, PyHeld { _export: export })?.into_any() })
     }
 
-    /// Memory that other processes of this host can map.
+    /// Allocates memory that other processes of this host can map.
     fn empty(&self, py: Python<'_>, nbytes: u64) -> PyResult<PyBlock> {
         Ok(PyBlock(leave(py, || self.0.exports().allocate(nbytes))?))
     }
 
-    /// In which descriptor, and where in it, memory of `empty` is; none for other memory.
+    /// The descriptor and offset of memory from `empty`; none for other memory.
     fn pooled(&self, memory: &PyMemory) -> Option<(u32, u64)> {
         let [one] = memory.segments.list() else { return None };
         if memory.segments.is_cuda() {
@@ -127,22 +127,22 @@ impl PyEngine {
         self.0.exports().pooled(one.addr, one.len).map(|pooled| (pooled.fd, pooled.offset))
     }
 
-    /// In how many pieces of shared memory that is.
+    /// The number of arenas.
     fn arenas(&self) -> usize {
         self.0.exports().arenas()
     }
 
-    /// How many exports there are, and how many closed ones are still being read.
+    /// The number of exports, and of closed ones that are still being read.
     fn counts(&self) -> (usize, usize) {
         self.0.exports().counts()
     }
 
-    /// How many owners are known, and how they are reached.
+    /// The number of owners for which routes are remembered.
     fn owners(&self) -> usize {
         self.0.owners()
     }
 
-    /// Offer nothing any longer.
+    /// Stops offering anything.
     fn close_all(&self, py: Python<'_>) {
         outside(py, || self.0.close_all());
     }
@@ -158,7 +158,7 @@ impl PyEngine {
         (choice.candidates, choice.passed)
     }
 
-    /// Fill memory of this process. None if that is done already, and well, else the operation.
+    /// Fills memory of this process. Returns none if that has succeeded already, else the operation.
     #[pyo3(signature = (handle, memory, offset, timeout, forced=None))]
     fn read(
         &self,
@@ -173,7 +173,7 @@ impl PyEngine {
         self.copy(py, handle, work, memory, timeout, forced)
     }
 
-    /// Copy memory of this process to the owner's; as `read`.
+    /// Copies memory of this process to the owner's; otherwise as `read`.
     #[pyo3(signature = (handle, memory, offset, timeout, forced=None))]
     fn write(
         &self,
@@ -188,7 +188,7 @@ impl PyEngine {
         self.copy(py, handle, work, memory, timeout, forced)
     }
 
-    /// Many operations together, as they are listed now.
+    /// Submits many operations together, as they are listed now.
     #[pyo3(signature = (action, timeout, forced=None))]
     fn submit(
         &self,
@@ -199,12 +199,12 @@ impl PyEngine {
     ) -> PyResult<PyOperation> {
         let (listed, timeout) = (action.listed(), limit(timeout)?);
         let atomics = listed.ops().iter().map(|op| op.work.is_atomic()).collect();
-        // SAFETY: as for `copy`; the list keeps the objects of all of them.
+        // SAFETY: as for `copy`; the list keeps the objects of all operations.
         let operation = outside(py, || unsafe { self.0.submit(listed, timeout, forced) });
         Ok(PyOperation::new(operation, Some(atomics)))
     }
 
-    /// One atomic operation: add the one number, or replace the first by the second.
+    /// Performs one atomic operation: adds the number, or replaces the first number by the second.
     #[pyo3(signature = (handle, numbers, offset, timeout, forced=None))]
     fn atomic(
         &self,
@@ -221,7 +221,7 @@ impl PyEngine {
         };
         let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
         let timeout = limit(timeout)?;
-        // SAFETY: without memory of this process.
+        // SAFETY: it uses no memory of this process.
         let operation = outside(py, || unsafe { self.0.submit(([op], ()), timeout, forced) });
         Ok(PyOperation::new(operation, None))
     }
@@ -243,7 +243,7 @@ impl PyEngine {
     ) -> PyResult<Option<PyOperation>> {
         let op = Op::new(&handle.0, work).map_err(|error| raise(py, &error))?;
         let (keep, timeout) = (memory.keep.clone_ref(py), limit(timeout)?);
-        // SAFETY: the memory of the object that `keep` refers to; that it is writable for a read, Python has checked.
+        // SAFETY: the memory of the object that `keep` refers to; Python has checked that it is writable for a read.
         let operation = outside(py, || unsafe { self.0.submit(([op], keep), timeout, forced) });
         Ok(if operation.has_succeeded() { None } else { Some(PyOperation::new(operation, None)) })
     }

@@ -1,4 +1,4 @@
-//! Memory of this process, as Python objects have it.
+//! Memory of this process that belongs to Python objects.
 
 use crate::door::raise;
 use mesh_transfer::{Block, Segments, Space};
@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
 
-/// Pieces of memory, and the object that keeps them there.
+/// Pieces of memory, and the object that keeps them in place.
 #[pyclass(name = "Memory", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyMemory {
     pub(crate) segments: Segments,
@@ -18,7 +18,7 @@ pub(crate) struct PyMemory {
 
 #[pymethods]
 impl PyMemory {
-    /// That of an object with a buffer. `view` is a memoryview, which keeps the object from moving it.
+    /// The memory of an object with a buffer. `view` is a memoryview, which keeps the object from moving it.
     #[staticmethod]
     fn of_view(py: Python<'_>, view: &Bound<'_, PyAny>) -> PyResult<Self> {
         let buffer = PyUntypedBuffer::get(view)?;
@@ -33,7 +33,7 @@ impl PyMemory {
         made
     }
 
-    /// That of an array which says itself where it is.
+    /// The memory of an array that states its own address.
     #[staticmethod]
     fn of_array(
         py: Python<'_>,
@@ -47,7 +47,7 @@ impl PyMemory {
         Self::make(py, keep, (address, &shape, &strides, itemsize), writable)
     }
 
-    /// The same of an array in memory of a GPU. `stream` is the one whose queued work comes before a transfer; none if there is no such work.
+    /// The same for an array in GPU memory. A transfer waits for the work queued on `stream`, if there is one.
     #[staticmethod]
     #[pyo3(signature = (address, shape, strides, itemsize, writable, stream, keep))]
     #[expect(clippy::too_many_arguments, reason = "what an array says of itself")]
@@ -65,7 +65,7 @@ impl PyMemory {
         Ok(Self { segments: made.segments.within(Space::Cuda { stream }), ..made })
     }
 
-    /// Whether it is memory of a GPU.
+    /// Whether it is GPU memory.
     #[getter]
     fn on_cuda(&self) -> bool {
         self.segments.is_cuda()
@@ -86,13 +86,13 @@ impl PyMemory {
         self.segments.list().len()
     }
 
-    /// Some of its bytes.
+    /// Part of its bytes.
     fn part(&self, py: Python<'_>, start: u64, length: u64) -> PyResult<Self> {
         let segments = self.segments.part(start, length).map_err(|error| raise(py, &error))?;
         Ok(Self { segments, writable: self.writable, keep: self.keep.clone_ref(py) })
     }
 
-    /// Whether any byte is in both.
+    /// Whether they share any byte.
     fn overlaps(&self, other: &Self) -> bool {
         self.segments.overlaps(&other.segments)
     }
@@ -110,7 +110,7 @@ impl PyMemory {
     }
 }
 
-/// Writable memory that other processes of this host can map. It is there as long as anything refers to it.
+/// Writable memory that other processes of this host can map. It exists as long as anything refers to it.
 #[pyclass(name = "Block", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyBlock(pub(crate) Block);
 

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::sync::Arc;
 
-/// Copies and atomic operations that were submitted together.
+/// Copies and atomic operations submitted together.
 #[pyclass(name = "Operation", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyOperation {
     operation: Arc<Operation>,
-    /// Which of the operations are atomic, if they are several. Not the operations: their memory is let go when they are done.
+    /// Which operations are atomic, if there are several. Not the operations: their memory is released once done.
     atomics: Option<Box<[bool]>>,
 }
 
@@ -27,7 +27,7 @@ impl PyOperation {
         self.operation.is_done()
     }
 
-    /// Wait for the outcome, and return what each atomic operation has found, none for copies, or raise.
+    /// Waits for the outcome. Returns what each atomic operation found, none for copies; or raises.
     fn result(&self, py: Python<'_>) -> PyResult<Vec<Option<u64>>> {
         let found = leave(py, || self.operation.wait())?;
         let Some(atomics) = &self.atomics else { return Ok(found.into_iter().map(Some).collect()) };
@@ -38,7 +38,7 @@ impl PyOperation {
         self.operation.cancel();
     }
 
-    /// Finish a promise of mesh-core when the outcome is there.
+    /// Finishes a promise of mesh-core when there is an outcome.
     fn finishes(&self, capsule: &Bound<'_, PyCapsule>) -> PyResult<()> {
         let promise = NativePromise::of(capsule)?;
         self.operation.on_done(move || promise.finish());

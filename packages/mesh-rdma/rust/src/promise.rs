@@ -16,7 +16,7 @@ struct Raw {
     release: unsafe extern "C" fn(*const Raw),
 }
 
-/// A promise that this process has made. Dropped without an outcome it is broken.
+/// A promise made by this process. Dropped without an outcome, it is broken.
 pub(crate) struct NativePromise(NonNull<Raw>);
 
 // SAFETY: all three functions may be called on any thread, as the header says.
@@ -25,7 +25,7 @@ unsafe impl Send for NativePromise {}
 impl NativePromise {
     pub(crate) fn of(capsule: &Bound<'_, PyCapsule>) -> PyResult<Self> {
         let raw = capsule.pointer_checked(Some(c"mesh_core.promise"))?.cast::<Raw>();
-        // SAFETY: what a capsule of this name points to begins with the version, whatever that is.
+        // SAFETY: a capsule of this name points to a structure that begins with the version, in every version.
         let version = unsafe { raw.cast::<u32>().read() };
         if version != VERSION {
             return Err(PyRuntimeError::new_err(format!(
@@ -39,7 +39,7 @@ impl NativePromise {
     }
 
     pub(crate) fn finish(&self) {
-        // SAFETY: retained, see `of`. That it had an outcome before is no error: it was cancelled.
+        // SAFETY: retained in `of`. An earlier outcome is no error: the promise was cancelled.
         let _ = unsafe { (self.0.as_ref().finish)(self.0.as_ptr(), 0) };
     }
 }

@@ -1,6 +1,6 @@
-//! Transports that are written in Python, as the engine knows them.
+//! Transports written in Python, as the engine sees them.
 //!
-//! They are called on the engine's threads, by `_outside.py`, which turns exceptions into the engine's kinds of errors.
+//! The engine's threads call them through `_outside.py`, which turns exceptions into the engine's kinds of errors.
 
 use crate::door::raise;
 use mesh_transfer::{
@@ -18,16 +18,16 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One piece of memory, for a transport to read from or write to.
+/// One piece of memory for a transport to read or write.
 #[pyclass(name = "Window", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyWindow {
     addr: u64,
     len: u64,
     readonly: bool,
-    /// How many views there are.
+    /// The number of views.
     views: Arc<AtomicUsize>,
     is_closed: Arc<AtomicBool>,
-    /// What keeps memory that is offered.
+    /// Keeps offered memory.
     _export: Option<Arc<Export>>,
 }
 
@@ -42,8 +42,8 @@ impl PyWindow {
         }
         let at = window.addr as *mut c_void;
         let len = isize::try_from(window.len).map_err(|_| PyBufferError::new_err("the memory is too long"))?;
-        // SAFETY: `view` is valid; the memory is there as long as the export that the window keeps, or while the transfer
-        // goes on, and it is an error of the transport if a view is left then, see `Windows`.
+        // SAFETY: `view` is valid; the memory exists as long as the export that the window keeps, or during the
+        // transfer; a transport that keeps a view beyond it is in error, see `Windows`.
         let filled =
             unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), at, len, c_int::from(window.readonly), flags) };
         if filled == -1 {
@@ -60,25 +60,25 @@ impl PyWindow {
     }
 }
 
-/// What ends a transfer early.
+/// Ends a transfer early.
 #[pyclass(name = "Watch", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyWatch(Watch);
 
 #[pymethods]
 impl PyWatch {
-    /// Raise if it is over.
+    /// Raises if it is over.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.0.check().map_err(|error| raise(py, &error))
     }
 
-    /// Seconds to its deadline; none for ever.
+    /// The seconds to its deadline; none if there is none.
     #[getter]
     fn left(&self) -> Option<f64> {
         self.0.left().map(|left| left.as_secs_f64())
     }
 }
 
-/// Windows of one transfer, which are closed with it.
+/// The windows of one transfer, closed with it.
 #[derive(Default)]
 struct Windows {
     views: Arc<AtomicUsize>,
@@ -102,14 +102,14 @@ impl Windows {
         Ok(list)
     }
 
-    /// How many views are left.
+    /// Closes the windows. Returns the number of views left.
     fn close(&self) -> usize {
         self.is_closed.store(true, Ordering::SeqCst);
         self.views.load(Ordering::SeqCst)
     }
 }
 
-/// What `_outside.py` answers: a kind of error and a message, or none and the result.
+/// What `_outside.py` returns: a kind of error and a message, or none and the result.
 type Answer = (Option<String>, Py<PyAny>);
 
 fn answer(py: Python<'_>, answer: PyResult<Bound<'_, PyAny>>) -> Result<Py<PyAny>, TransferError> {
@@ -124,7 +124,7 @@ fn answer(py: Python<'_>, answer: PyResult<Bound<'_, PyAny>>) -> Result<Py<PyAny
     }
 }
 
-/// The one door to the interpreter; closed while that ends.
+/// The only door to the interpreter; closed while that ends.
 fn attach<R>(body: impl FnOnce(Python<'_>) -> Result<R, TransferError>) -> Result<R, TransferError> {
     let ended = || Err(TransferError::new(ErrorKind::Transport, "the interpreter of this process is ending"));
     Python::try_attach(body).unwrap_or_else(ended)
@@ -145,7 +145,7 @@ impl fmt::Debug for PyTransport {
     }
 }
 
-/// Threads that are in Python for a transport: none may be when the interpreter ends, which would end the process with them.
+/// Threads that are in Python for a transport: if one were when the interpreter ends, it would end the process.
 #[derive(Default)]
 struct Inside {
     state: Mutex<State>,
@@ -159,7 +159,7 @@ struct State {
     watches: HashMap<u64, Watch>,
 }
 
-/// How long a transport may take to see that its transfers are given up.
+/// How long a transport may take to notice that its transfers are cancelled.
 const LEAVING: Duration = Duration::from_secs(5);
 
 impl Inside {
@@ -167,7 +167,7 @@ impl Inside {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `body` unless the end has come, which gives up `watch`.
+    /// Calls `body` unless the end has come; the end cancels `watch`.
     fn during<R>(&self, watch: &Watch, body: impl FnOnce() -> Result<R, TransferError>) -> Result<R, TransferError> {
         let number = {
             let mut state = self.state();
@@ -228,7 +228,7 @@ impl Transport for PyTransport {
     fn offer(&self, exports: &Arc<Exports>, export: &Arc<Export>) -> Result<Vec<u8>, TransferError> {
         attach(|py| {
             let pieces = export.segments.list().iter().copied();
-            // They keep the memory: what the transport does with a view that it has kept hurts nobody else.
+            // The windows keep the memory, so a view that the transport keeps harms nobody else.
             let windows = Windows::default().list(py, pieces, !export.writable, Some(export));
             let asked = windows.and_then(|windows| {
                 let whose = (PyBytes::new(py, exports.realm()), PyBytes::new(py, &export.token));
@@ -246,7 +246,7 @@ impl Transport for PyTransport {
     }
 
     fn withdraw(&self, export: &Export) {
-        // Where the interpreter is ending, so is the transport.
+        // If the interpreter is ending, so is the transport.
         let _ = attach(|py| {
             let asked = self.object.bind(py).call_method1("withdraw", (key(export.slot, export.generation),));
             answer(py, asked).map(drop)
@@ -268,7 +268,7 @@ impl Transport for PyTransport {
     }
 }
 
-/// An owner that is reached by it.
+/// An owner reached by it.
 struct PyPeer {
     name: String,
     object: Py<PyAny>,
@@ -282,8 +282,8 @@ impl fmt::Debug for PyPeer {
 }
 
 impl PyPeer {
-    /// What is asked of the transport: whether it is a write, the section of the handle, where in the export, the memory here,
-    /// the owner's realm and the token.
+    /// What the transport is asked for, by operation: whether it is a write, the handle's section, the offset in the
+    /// export, the memory here, and the owner's realm and token.
     fn told<'py>(&self, py: Python<'py>, ops: &[Op], windows: &Windows) -> PyResult<Bound<'py, PyList>> {
         let list = PyList::empty(py);
         for op in ops {

@@ -11,9 +11,9 @@ use mesh_proto::hosts::{Join, PacketDecoder, Refusal, Refuse};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Listens for as many hosts; returns where, once it does.
+/// Listens for `count` hosts. Returns the address once it does, and the call.
 fn listen(controller: &Arc<Member>, job: &Job, count: u32) -> (String, Arc<crate::Call>) {
-    // A port that is free; whoever takes it meanwhile fails the test's call, which says so.
+    // A free port; if somebody takes it meanwhile, the call fails and says so.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let identity = Arc::clone(&job.controller);
     let (_, call) = controller.gateway.attach_dialers(&address, count, move || Ok(identity), options(2)).unwrap();
@@ -48,7 +48,7 @@ fn hosts_that_dial_join_in_order_and_come_back() {
     controller.until("messages", |heard| heard.from(1).len() == 100);
     assert_eq!(sites[0].member.heard(|heard| (heard.from(0), heard.from(2))), (all.clone(), all.clone()));
     assert_eq!(controller.heard(|heard| (heard.from(1), heard.died.len())), (all, 0));
-    // Somebody of another job, and an observer.
+    // A member of another job, and an observer.
     let (_, more) = {
         let identity = Arc::clone(&job.controller);
         controller.gateway.attach_dialers(&address, 1, move || Ok(identity), options(2)).unwrap()

@@ -59,7 +59,7 @@ fn a_host_that_does_not_answer_is_let_go_all_the_same() {
     died.sort_unstable_by_key(|(host, _)| *host);
     assert_eq!(died, [(1, Fate::Released), (2, Fate::Released)]);
     assert_eq!(trio.controller.gateway.live_hosts(), []);
-    // Once more: they are gone already.
+    // Once more, although they are gone already.
     let again = trio.controller.gateway.release(&region(1, 2), Vec::new(), terms(SOON)).unwrap();
     assert_eq!(trio.controller.outcomes(&again).len(), 2);
     trio.sites[0].member.procs.store(0, Ordering::SeqCst);
@@ -91,7 +91,7 @@ fn the_end_of_the_controller_ends_the_job_everywhere() {
     }
 }
 
-/// Whoever attaches may have found the controller open just before it closed.
+/// The controller may have been open when a host was attached, and closed just afterwards.
 #[test]
 fn nothing_is_attached_to_a_gateway_that_is_closed() {
     let job = Job::new();
@@ -109,7 +109,7 @@ fn nothing_is_attached_to_a_gateway_that_is_closed() {
     controller.close();
 }
 
-/// Whoever waits for something comes back, whenever the controller, or a host, closes.
+/// Nobody waits for ever, whenever the controller, or a host, closes.
 #[test]
 fn nobody_waits_forever_when_a_member_closes() {
     for moment in 0..20_u32 {

@@ -1,4 +1,4 @@
-//! What is neither a member nor speaks as one.
+//! Peers that are not members, or do not speak like members.
 
 use super::Trio;
 use super::member::{Job, Member, Site, attach, is_up};
@@ -17,7 +17,7 @@ fn connect(address: &str, identity: &Identity) -> TlsStream {
     stream
 }
 
-/// Says something, and hears what is answered; none if the connection ends.
+/// Sends a packet and returns the answer; none if the connection ends.
 fn answer(address: &str, identity: &Identity, packet: &Packet) -> Option<Packet> {
     let mut stream = connect(address, identity);
     say(&mut stream, packet, Instant::now() + SOON).unwrap();
@@ -42,7 +42,7 @@ fn garbage_at_the_door_disturbs_nobody() {
     let mut stranger = TcpStream::connect(site.address()).unwrap();
     stranger.write_all(&[0; 1000]).unwrap();
     let _ = stranger.read_to_end(&mut Vec::new());
-    // A member whose first words are none.
+    // A member that begins with garbage.
     for identity in [&job.controller, &job.host, &job.observer] {
         let mut stream = connect(&site.address(), identity);
         stream.write(&[IoSlice::new(&[7; 4096])]).unwrap();
@@ -57,7 +57,7 @@ fn garbage_at_the_door_disturbs_nobody() {
             assert_eq!(answer(&site.address(), identity, &packet), None);
         }
     }
-    // Before the job has begun here, and by others than the controller, nothing begins.
+    // Before the job has begun here, nobody but the controller can begin it.
     for (identity, packet) in [(&job.host, join(5, 0, 1, b"")), (&job.controller, join(5, 0, 1, b"no attachment"))] {
         let refused = Refuse::read(&answer(&site.address(), identity, &packet).unwrap()).unwrap();
         assert!(!refused.text.is_empty());
@@ -68,7 +68,7 @@ fn garbage_at_the_door_disturbs_nobody() {
     controller.close();
 }
 
-/// Whoever dials may have found the host open just before it closed.
+/// The host may have been open when it was dialed, and closed just afterwards.
 #[test]
 fn a_gateway_that_is_closed_takes_no_connection() {
     let trio = Trio::plain(2);
@@ -86,7 +86,7 @@ fn a_member_that_claims_to_be_another_is_refused() {
         (&trio.job.host, join(job + 1, 0, 1, b"")),
         (&trio.job.host, join(job, 0, 1, b"")),
         (&trio.job.observer, join(job, 2, 1, b"")),
-        // Another run of the controller than the one that leads the job.
+        // Another run of the controller, not the one that leads the job.
         (&trio.job.controller, join(job, 0, 1, b"")),
     ];
     for (identity, packet) in cases {

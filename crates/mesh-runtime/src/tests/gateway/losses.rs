@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 /// Messages up to this length arrive in the order in which they were sent.
 const SMALL: usize = 20 << 10;
 
-/// A trio whose controller reaches the first host by a road.
+/// A trio whose controller reaches the first host through a road.
 fn by_road(fan_out: u32) -> (Trio, Road) {
     let made = Mutex::new(None);
     let trio = Trio::new(fan_out, |nth, address| {
@@ -53,7 +53,7 @@ fn hosts_that_join_reach_each_other_through_others() {
     trio.all_well();
 }
 
-/// A host that was connected before is dialed again when bytes of a handshake were damaged on their way.
+/// A host that was connected before is dialed again if bytes of a handshake were damaged on the way.
 #[test]
 fn a_damaged_handshake_costs_no_host() {
     let (trio, road) = by_road(2);
@@ -68,7 +68,7 @@ fn a_damaged_handshake_costs_no_host() {
     trio.all_well();
 }
 
-/// An address at which something else answers is wrong, and no host is waited for there.
+/// An address at which something else answers is wrong, and the host is not waited for.
 #[test]
 fn a_host_that_never_was_one_is_not_dialed_again() {
     let job = Job::new();
@@ -103,7 +103,7 @@ fn messages_arrive_once_and_in_order_though_connections_break() {
     trio.all_well();
 }
 
-/// GTW-1: whatever happens to connections within the window, and whatever is put into them.
+/// GTW-1: whatever happens to connections within the window, and whatever is written into them.
 #[test]
 fn random_blocks_breaks_and_garbage_lose_and_reorder_nothing() {
     for seed in 1..=6_u64 {
@@ -118,7 +118,7 @@ fn random_blocks_breaks_and_garbage_lose_and_reorder_nothing() {
             match random % 10 {
                 0 => road.cut(),
                 1 => {
-                    // On a connection that is up: a handshake that is garbled is a host's clear no.
+                    // Only on a connection that is up: a garbled handshake counts as a refusal.
                     road.block(false);
                     trio.controller.tell(1, sent, 10);
                     first.tell(0, sent, 10);
@@ -162,7 +162,7 @@ fn a_host_that_dies_is_dead_for_everybody_and_what_was_sent_to_it_comes_back() {
     let within = Duration::from_secs(9);
     let stop = StopProcs { mesh: 5, call: call.id, first: 0, per_host: 1, within, ranks };
     crate::dispatch::Dispatch::dispatch(&*trio.controller, stop.frame(trio.controller.me, &agents(1, 1)));
-    // Its machine is there, and nobody listens: that is no matter of time.
+    // Its machine is there, and nobody listens, so there is no need to wait.
     drop(road);
     trio.controller.until("the death", |heard| heard.lost == [1]);
     let outcomes = trio.controller.outcomes(&call);
@@ -196,7 +196,7 @@ fn a_sender_waits_for_a_peer_that_does_not_read() {
     }
     assert!(trio.controller.gateway.outstanding_to(&hosts) > budget);
     assert!(!trio.controller.gateway.wait_for_room(&hosts, budget, Instant::now() + Duration::from_millis(1)));
-    // To others there is room.
+    // There is room for others.
     assert!(trio.controller.gateway.wait_for_room(&HostSet::one(2), budget, Instant::now()));
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| trio.controller.gateway.wait_for_room(&hosts, budget, Instant::now() + SOON));

@@ -1,5 +1,5 @@
-//! Members of a job without processes, each with a real gateway, switch and reactor of its own, all in one process. What a
-//! gateway tells its process is written down.
+//! Members of a job without processes, each with its own real gateway, switch and reactor, all in one process. They
+//! record what a gateway tells its process.
 
 use crate::call::Call;
 use crate::call::Outcome;
@@ -31,9 +31,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// So long that nothing is dead for its silence, however busy the machine is.
+/// Long enough that no silence counts as death, however busy the machine is.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
-/// Parts of this length and more go into shared memory.
+/// Parts of at least this length go into shared memory.
 pub(super) const LARGE: usize = 64 << 10;
 
 /// A job's credentials.
@@ -71,9 +71,9 @@ impl Drop for Job {
 /// What a gateway has told its process.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
-    /// Messages: from whom, their numbers, and how many bytes they carry.
+    /// Messages: the sender, their numbers, and how many bytes they carry.
     pub(super) told: Vec<(HostNo, u32, usize)>,
-    /// The same of messages of this process that came back.
+    /// Messages of this process that came back: the receiver, and their numbers.
     pub(super) bounced: Vec<(HostNo, u32)>,
     pub(super) died: Vec<(HostNo, Fate)>,
     pub(super) lost: Vec<HostNo>,
@@ -82,12 +82,12 @@ pub(super) struct Heard {
     pub(super) ended: Vec<String>,
     pub(super) log: Vec<String>,
     pub(super) visitors: usize,
-    /// It was told to end its processes.
+    /// Whether it was told to end its processes.
     pub(super) vacates: bool,
 }
 
 impl Heard {
-    /// The numbers of the messages that have come from a host.
+    /// The numbers of the messages from a host.
     pub(super) fn from(&self, host: HostNo) -> Vec<u32> {
         self.told.iter().filter(|(from, ..)| *from == host).map(|(_, number, _)| *number).collect()
     }
@@ -98,7 +98,7 @@ pub(super) struct Member {
     pub(super) gateway: Arc<Gateway<Self>>,
     pub(super) visits: Arc<Visits<Self>>,
     pub(super) calls: Arc<Calls>,
-    /// Processes that have yet to end when this host is let go.
+    /// Processes that must still end when this host is released.
     pub(super) procs: AtomicUsize,
     reactor: Arc<Reactor>,
     standing: Arc<Standing>,
@@ -165,7 +165,7 @@ impl Member {
         look(&lock(&self.heard))
     }
 
-    /// Waits until this holds of what the gateway has told.
+    /// Waits until this holds for what the gateway has told.
     pub(super) fn until(&self, what: &str, holds: impl Fn(&Heard) -> bool) {
         let heard = lock(&self.heard);
         let (heard, wait) = self.changed.wait_timeout_while(heard, SOON, |heard| !holds(heard)).unwrap();
@@ -178,7 +178,7 @@ impl Member {
         call.take_outcomes().expect("the call is done")
     }
 
-    /// Sends a message with a number to a host.
+    /// Sends a numbered message to a host.
     pub(super) fn tell(&self, host: HostNo, number: u32, len: usize) {
         let header = Tell { actor: 3, place: number }.header(self.me, ProcAddr::agent(host));
         self.dispatch(Frame::build_plain(header, None, b"tell", &vec![7; len]));
@@ -337,7 +337,7 @@ impl Process for Member {
     }
 
     fn wait_for_call(&self, call: &Call, until: Instant) {
-        // Whoever completes it wakes this thread.
+        // The thread that completes it wakes this one.
         call.expect();
         self.reactor.wait(self, &self.board, Duration::ZERO, Some(until), false, &|| call.is_done());
     }
@@ -348,7 +348,7 @@ impl Process for Member {
     }
 }
 
-/// A host that can be dialed, or dials: a listener and the one member that serves the job there.
+/// A host that can be dialed, or dials: a listener and the member that serves the job there.
 pub(super) struct Site {
     pub(super) member: Arc<Member>,
     identity: Arc<Identity>,
@@ -358,7 +358,7 @@ pub(super) struct Site {
 }
 
 impl Site {
-    /// A host that listens, and is going to be this one of the job.
+    /// A host that listens, and will have this number in the job.
     pub(super) fn new(identity: &Arc<Identity>, host: HostNo) -> Arc<Self> {
         let site = Self::silent(identity, host);
         let this = Arc::downgrade(&site);
@@ -420,7 +420,7 @@ impl Site {
         self.member.gateway.admit(join, stream, decoder, facts);
     }
 
-    /// Offers this host to a controller. False if that wants no more.
+    /// Offers this host to a controller. False if it wants no more.
     pub(super) fn offer(&self, address: &str) -> bool {
         let pace = Pace { timeout: SOON, again: Duration::from_millis(500) };
         let Dialed { mut stream, peer, .. } = dial(address, &self.identity, Some(Role::Controller), pace).unwrap();
@@ -439,7 +439,7 @@ impl Site {
         true
     }
 
-    /// The host ends in order.
+    /// Ends the host in order.
     pub(super) fn close(&self) {
         if !self.gone.swap(true, Ordering::SeqCst) {
             if let Some(listener) = self.listener.get() {
@@ -460,7 +460,7 @@ pub(super) fn options(fan_out: u32) -> GatewayOptions {
     GatewayOptions { window: WINDOW, fan_out, patience: Duration::ZERO, hold: Duration::ZERO }
 }
 
-/// Attaches hosts at these addresses; waits until all have answered.
+/// Attaches hosts at these addresses and waits until all have answered.
 pub(super) fn attach(controller: &Member, job: &Job, addresses: &[String], fan_out: u32) -> Vec<Outcome> {
     let addresses: Vec<_> = addresses.iter().cloned().map(Some).collect();
     let identity = Arc::clone(&job.controller);

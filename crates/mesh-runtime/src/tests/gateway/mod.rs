@@ -11,7 +11,7 @@ mod visits;
 use member::{Job, Member, Site, attach, is_up};
 use std::sync::Arc;
 
-/// A controller and two hosts that it is connected to.
+/// A controller and two connected hosts.
 struct Trio {
     job: Job,
     controller: Arc<Member>,
@@ -19,7 +19,7 @@ struct Trio {
 }
 
 impl Trio {
-    /// The hosts' addresses are what `lead` makes of them.
+    /// `lead` turns each host's address into the one to dial.
     fn new(fan_out: u32, lead: impl Fn(usize, String) -> String) -> Self {
         let job = Job::new();
         let controller = Member::controller();
@@ -34,7 +34,7 @@ impl Trio {
         Self::new(fan_out, |_, address| address)
     }
 
-    /// Nobody is missed in a job in which this is called.
+    /// Nobody has died, and no message has come back.
     fn all_well(&self) {
         for member in self.sites.iter().map(|site| &site.member).chain([&self.controller]) {
             assert!(member.heard(|heard| heard.died.is_empty() && heard.bounced.is_empty()));

@@ -1,4 +1,4 @@
-//! A road between two hosts that a test blocks and breaks.
+//! A proxy between two hosts that a test blocks and breaks.
 
 use crate::locks::lock;
 use std::io::{Read, Write};
@@ -9,16 +9,16 @@ use std::thread::JoinHandle;
 
 #[derive(Default)]
 struct State {
-    /// Both ends of the connections that were made.
+    /// Both ends of the connections made so far.
     ends: Mutex<Vec<[TcpStream; 2]>>,
     blocked: Mutex<bool>,
     opened: Condvar,
     closed: AtomicBool,
-    /// Which way the next connection damages what passes.
+    /// The direction in which the next connection is damaged.
     damage: Mutex<Option<Way>>,
 }
 
-/// From whoever dials, or to them.
+/// From the dialer, or to it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     There,
@@ -49,7 +49,7 @@ impl State {
     }
 }
 
-/// Whoever dials its address reaches a host; once it is dropped, connections are refused.
+/// Dialing its address reaches a host; once it is dropped, connections are refused.
 pub(super) struct Road {
     address: SocketAddr,
     state: Arc<State>,
@@ -99,18 +99,18 @@ impl Road {
         self.cut();
     }
 
-    /// Whether the connection that was to be damaged was made.
+    /// Whether the connection that was to be damaged has been made.
     pub(super) fn has_damaged(&self) -> bool {
         lock(&self.state.damage).is_none()
     }
 
-    /// Whether nothing passes from now on.
+    /// Blocks or unblocks all traffic.
     pub(super) fn block(&self, blocked: bool) {
         *lock(&self.state.blocked) = blocked;
         self.state.opened.notify_all();
     }
 
-    /// Puts bytes of nobody's making into all connections.
+    /// Writes garbage into all connections.
     pub(super) fn garble(&self) {
         for end in lock(&self.state.ends).iter_mut().flatten() {
             let _ = end.write_all(&[0x5a; 64]);
@@ -121,9 +121,9 @@ impl Road {
 impl Drop for Road {
     fn drop(&mut self) {
         self.state.closed.store(true, Ordering::SeqCst);
-        // What is held up never arrives.
+        // Blocked bytes never arrive.
         self.cut();
-        // Wakes the thread, which takes no more connections.
+        // Wake the thread, which takes no more connections.
         let _ = TcpStream::connect(self.address);
         self.block(false);
         let _ = self.thread.take().unwrap().join();

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
 impl Trio {
-    /// Somebody looks in through a host; their end, and the controller's.
+    /// Visits through a host. Returns the visitor's end, the controller's, and how the visit ends.
     fn visitor(&self, nth: usize) -> (UnixStream, UnixStream, crate::VisitEnd) {
         let before = self.controller.heard(|heard| heard.visitors);
         let address = self.sites[nth].address();
@@ -67,7 +67,7 @@ fn a_visit_ends_with_the_answerer_the_host_and_the_job() {
     assert_eq!(other.why(), None, "the end of the job is no failure");
     let job = trio.controller.gateway.job();
     let refused = visit(&trio.sites[1].address(), &trio.job.observer, job, SOON);
-    // It is let in no more; who is in time to be let in is sent away.
+    // It is no longer let in; if it was just in time, it is sent away.
     match refused {
         Err(VisitError::Refused { .. } | VisitError::Dial(_) | VisitError::Strange { .. }) => {}
         Ok(Visited { socket, end }) => {

@@ -22,55 +22,55 @@ use std::time::{Duration, Instant};
 
 /// From this length on, all rails share the work.
 const STRIPE: u64 = 4 << 20;
-/// Bytes that are under way on one pair of rails, at most: so much that the network is busy, and so little that a transfer ends soon after it is
-/// given up, and that a slow pair keeps nothing from a fast one.
+/// The most bytes under way on one pair of rails, alone or beside others: enough to keep the network busy, few enough
+/// that a cancelled transfer ends soon and a slow pair does not hold up a fast one.
 const UNDER_WAY: u64 = 8 << 20;
 const UNDER_WAY_EACH: u64 = 2 << 20;
-/// Links of one pair of rails that are kept for later.
+/// The most links kept for later on one pair of rails.
 const IDLE: usize = 4;
-/// How long a pair of rails that does not work is passed over.
+/// How long to avoid a pair of rails that failed.
 const AGAIN: Duration = Duration::from_secs(5);
-/// How long a process may take to end once its connections break off.
+/// How long a process may take to end after its connections break.
 const DYING: Duration = Duration::from_millis(200);
-/// How long to wait before the next look at such a process, in milliseconds.
+/// The pause before looking at such a process again, in milliseconds.
 const BREATH: libc::c_int = 5;
-/// Exports that are known to be the ones their handles mean.
+/// The most exports remembered as confirmed by the owner.
 const VOUCHED: usize = 1 << 16;
 
-/// An owner that is reached by queue pairs.
+/// An owner reached through queue pairs.
 #[derive(Debug)]
 pub(super) struct VerbsPeer {
     door: Door,
-    /// Of this process.
+    /// This process's rails.
     rails: Arc<[Rail]>,
     offers: Arc<Offers>,
-    /// Of the owner.
+    /// The owner's rails.
     theirs: Vec<wire::Rail>,
     pairs: Vec<Pair>,
     vouched: Mutex<HashSet<(u32, u32, Token)>>,
-    /// Whether nobody else can be where it was.
+    /// Whether a refused connection means that the owner has ended.
     is_certain: AtomicBool,
     has_ended: AtomicBool,
     page: u64,
 }
 
-/// A rail of the owner, and the one of this process that goes with it.
+/// A rail of the owner, and its counterpart in this process.
 #[derive(Debug)]
 struct Pair {
     theirs: usize,
     ours: usize,
     idle: Mutex<Vec<Link>>,
-    /// Since when it does not work.
+    /// When it last failed.
     broken: Mutex<Option<Instant>>,
-    /// Transfers that were lost one after the other.
+    /// Consecutive lost transfers.
     losses: AtomicUsize,
 }
 
-/// Why operations were not carried out.
+/// Why operations were not performed.
 enum Trouble {
-    /// As told.
+    /// The error is final.
     Final(TransferError),
-    /// Another try may do it.
+    /// Another attempt may succeed.
     Again(TransferError),
 }
 
@@ -93,14 +93,14 @@ impl Pair {
     }
 }
 
-/// What several rails share of one transfer.
+/// One transfer, shared by several rails.
 struct Job<'a> {
     ops: &'a [Op],
     targets: &'a [Target],
     pieces: Vec<Piece>,
     taken: AtomicUsize,
     has_failed: AtomicBool,
-    /// Bytes under way in each lane, at most.
+    /// The most bytes under way in each lane.
     under_way: u64,
 }
 
@@ -114,7 +114,7 @@ impl Job<'_> {
 }
 
 impl VerbsPeer {
-    /// `is_here` says that it is a process of this host.
+    /// `is_here` says that the owner is on this host.
     pub(super) fn new(
         handle: &Handle,
         section: Section,
@@ -149,7 +149,7 @@ impl VerbsPeer {
         })
     }
 
-    /// Makes sure that it is there, who it says, and that a queue pair reaches it.
+    /// Checks that the owner is there, is who it claims to be, and can be reached by a queue pair.
     pub(super) fn greet(&self, watch: &Watch) -> Result<(), TransferError> {
         let mut last = None;
         for pair in &self.pairs {
@@ -185,9 +185,9 @@ impl VerbsPeer {
                         "nobody listens at {addr}: the owner, {owner}, has ended, or cannot be reached at that address"
                     ))));
                 }
-                // A process that ends closes its connections a moment before nobody listens any more.
+                // A process that ends closes its connections a moment before it stops listening.
                 Err(Shut::BrokeOff(_)) if Instant::now() < until => {
-                    // SAFETY: waits for nothing but time.
+                    // SAFETY: it only sleeps.
                     unsafe { libc::poll(std::ptr::null_mut(), 0, BREATH) };
                 }
                 Err(Shut::BrokeOff(error)) => {
@@ -224,7 +224,7 @@ impl VerbsPeer {
         }
     }
 
-    /// Puts a link back, or ends it and finds out what has gone wrong.
+    /// Returns a link to the pool, or ends it and finds out what went wrong.
     fn settle(
         &self,
         pair: &Pair,
@@ -264,19 +264,19 @@ impl VerbsPeer {
         };
         drop(link);
         watch.check()?;
-        // The others that are idle may be as bad.
+        // The other idle links may be as bad.
         lock(&pair.idle).clear();
         let fresh = self.dial(pair, watch)?;
         let error = TransferError::transport(format!("the transfer by RDMA failed: {why}"));
         if pair.losses.fetch_add(1, Ordering::Relaxed) > 0 {
-            // That of a new queue pair too.
+            // A new queue pair failed as well.
             return Err(self.note_broken(pair, error));
         }
         pair.put_back(fresh);
         Err(Trouble::Again(error))
     }
 
-    /// Has the owner say that the handles are of what it offers, once for each: a key of a device may be another's by now.
+    /// Makes the owner confirm, once for each handle, that it offers the export: its key may be another's by now.
     fn vouch(&self, pair: &Pair, ops: &[Op], watch: &Watch) -> Result<(), Trouble> {
         let mut asked = Vec::new();
         {
@@ -284,7 +284,7 @@ impl VerbsPeer {
             let mut last = None;
             for op in ops {
                 let export = export_of(&op.handle);
-                // Of nothing no request is made that the device could refuse.
+                // An empty operation makes no request that the device could refuse.
                 let is_empty = op.work.span().1 == 0;
                 if last != Some(export) && (is_empty || !vouched.contains(&export)) {
                     asked.push(export);
@@ -315,7 +315,7 @@ impl VerbsPeer {
         Ok(())
     }
 
-    /// Where the operations go to, and which rail is nearest to it.
+    /// The operations' targets, and the rail nearest to them.
     fn targets(&self, ops: &[Op]) -> Result<(Vec<Target>, usize), TransferError> {
         let mut targets = Vec::with_capacity(ops.len());
         let mut read: Option<(&Arc<Handle>, Section)> = None;
@@ -377,7 +377,7 @@ impl VerbsPeer {
         let (taken, has_failed) = (AtomicUsize::new(0), AtomicBool::new(false));
         let job = Job { ops, targets, pieces, taken, has_failed, under_way };
         let lane = |pair: &Pair| {
-            // SAFETY: as the caller vouches: all of them have ended when this returns.
+            // SAFETY: as the caller vouches: all lanes have ended when this returns.
             let done = unsafe { self.run_lane(pair, &job, watch) };
             if done.is_err() {
                 job.has_failed.store(true, Ordering::Relaxed);
@@ -402,12 +402,12 @@ impl VerbsPeer {
         let most = rail.device.limits.pieces as usize;
         let (ops, targets) = (job.ops, job.targets);
         let mut maker = Maker { ops, targets, known: &known, rail: pair.theirs, most, ready: VecDeque::new() };
-        // SAFETY: as the caller vouches. When `settle` has ended a link that has failed, nothing is under way.
+        // SAFETY: as the caller vouches. Once `settle` has ended a failed link, nothing is under way.
         let done = unsafe { exchange(&mut link, &mut || maker.next(|| job.next()), job.under_way, watch) };
         self.settle(pair, link, done, job.ops, watch)
     }
 
-    /// By way of memory that the device knows already: for what is short, and for atomic operations.
+    /// Goes through memory that is already registered: for short operations and for atomic ones.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -432,7 +432,7 @@ impl VerbsPeer {
                 Work::Write { local, .. } => {
                     let mut to = place;
                     for piece in local.list() {
-                        // SAFETY: as the caller vouches; that all of them fit was checked.
+                        // SAFETY: as the caller vouches; it was checked that all pieces fit.
                         unsafe { std::ptr::copy_nonoverlapping(piece.addr as *const u8, to, piece.len as usize) };
                         to = to.wrapping_add(piece.len as usize);
                     }
@@ -458,7 +458,7 @@ impl VerbsPeer {
                     Work::Read { local, .. } => {
                         let mut from = from;
                         for piece in local.list() {
-                            // SAFETY: as the caller vouches, of the stage, which the device has filled.
+                            // SAFETY: as the caller vouches; the device has filled the stage.
                             unsafe { std::ptr::copy_nonoverlapping(from, piece.addr as *mut u8, piece.len as usize) };
                             from = from.wrapping_add(piece.len as usize);
                         }
@@ -479,7 +479,7 @@ fn mixed() -> TransferError {
     TransferError::refused("the parts of the handle do not belong together")
 }
 
-/// What a failure means where an atomic operation may have been carried out.
+/// What a failure means if an atomic operation may have been performed.
 fn unknown(trouble: Trouble) -> Trouble {
     match trouble {
         Trouble::Again(error) => Trouble::Final(TransferError::unknown(&error)),
@@ -487,7 +487,7 @@ fn unknown(trouble: Trouble) -> Trouble {
     }
 }
 
-/// Which of two outcomes is told.
+/// Which of two outcomes to report.
 fn worst(a: Result<(), Trouble>, b: Result<(), Trouble>) -> Result<(), Trouble> {
     match (a, b) {
         (Ok(()), other) | (other, Ok(())) => other,
@@ -508,11 +508,11 @@ fn told(fate: Fate) -> Option<TransferError> {
     }
 }
 
-/// Has a link carry out requests, as many at once as it has room for.
+/// Runs requests on a link, as many at once as it has room for.
 ///
 /// # Safety
-/// The local memory of the requests must be this process's, known to the device, and writable where it is written to, until this
-/// returns well, or the link has ended.
+/// The local memory of the requests must be this process's, registered, and writable where it is written to, until this
+/// succeeds or the link has ended.
 unsafe fn exchange(
     link: &mut Link,
     next: &mut dyn FnMut() -> Result<Option<Request>, TransferError>,
@@ -522,15 +522,15 @@ unsafe fn exchange(
     let stream = Arc::clone(&link.stream);
     let _followed = watch.follow(&stream)?;
     let depth = u64::from(link.depth);
-    // Completions cost: one for some requests, and for the last of those that are given together.
+    // Completions cost time: ask for one every few requests, and for the last of each batch.
     let every = (depth / 4).max(1);
-    // Of each request under way: its operation, and its bytes.
+    // The operation and the bytes of each request under way.
     let mut posted = vec![(0, 0); link.depth as usize];
     let (mut under_way, mut done) = (0, link.next());
     let mut batch = Batch::new();
     let mut ahead = next()?;
     loop {
-        // A device may be done with what it is given before it returns, so that nobody ever waits.
+        // A device may finish requests before `post` returns, so that this never waits.
         watch.check().map_err(Failure::Over)?;
         batch.clear();
         while under_way < most
@@ -568,13 +568,13 @@ impl Peer for VerbsPeer {
     unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
         let (targets, nearest) = self.targets(ops)?;
         let mut last = TransferError::transport("no try");
-        // Two for each pair of rails, as links that were kept may be dead.
+        // Two attempts for each pair of rails, because pooled links may be dead.
         for attempt in 0..2 * self.pairs.len() {
             watch.check()?;
             if attempt > 0 && self.pairs.iter().all(Pair::is_broken) {
                 break;
             }
-            // SAFETY: as the caller vouches. What is tried again are copies, which may be done twice.
+            // SAFETY: as the caller vouches. Only copies are tried again, which may be done twice.
             match unsafe { self.attempt(ops, (&targets, nearest), found, watch) } {
                 Ok(()) => return Ok(()),
                 Err(Trouble::Final(error)) => return Err(error),

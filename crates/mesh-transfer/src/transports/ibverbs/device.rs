@@ -1,6 +1,6 @@
-//! Devices, registered memory and queue pairs, none of which is used after its end.
+//! Devices, registered memory and queue pairs, none of which is used after it ends.
 //!
-//! FRK-1: a fork shares the devices that its parent has opened, and leaves them alone.
+//! FRK-1: a fork shares the devices that its parent opened, and leaves them alone.
 
 use super::scan::{Gid, Link, Port};
 use super::sys::{
@@ -19,19 +19,19 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
-/// Requests that one queue pair may have under way.
+/// The most requests under way on one queue pair.
 const DEPTH: c_int = 64;
-/// Pieces of memory of one request.
+/// The most pieces of memory in one request.
 const PIECES: c_int = 16;
-/// Reads and atomic operations of one queue pair that are under way in the network.
+/// The most reads and atomic operations of one queue pair under way in the network.
 const READS: c_int = 16;
 /// About 0.07 s until a packet is sent again.
 const TIMEOUT: u8 = 14;
-/// How often that is done. Not the 7 that the field has room for: Soft-RoCE takes that for ever.
+/// The number of retries. Not 7, the field's maximum, which Soft-RoCE takes as unlimited.
 const RETRIES: u8 = 6;
 const HOPS: u8 = 64;
 
-/// A device that is open.
+/// An open device.
 pub(super) struct Device {
     library: Arc<Library>,
     context: NonNull<Context>,
@@ -42,19 +42,19 @@ pub(super) struct Device {
     pid: u32,
 }
 
-/// What a device can do, as far as it is used.
+/// A device's limits, as far as we use them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) depth: u32,
     pub(super) pieces: u32,
-    /// Reads that it asks for at once, and serves at once.
+    /// The most reads that it requests at once, and serves at once.
     pub(super) asks: u8,
     pub(super) serves: u8,
-    /// Whether its atomic operations are atomic towards each other.
+    /// Whether its atomic operations are atomic with respect to each other.
     pub(super) atomics: bool,
 }
 
-// SAFETY: the library's functions may be called by any thread, and several at once.
+// SAFETY: any thread may call the library's functions, also several at once.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -65,12 +65,12 @@ impl fmt::Debug for Device {
     }
 }
 
-/// What the last call of this thread that gave no pointer says.
+/// The error of this thread's last call that returned no pointer.
 fn failed(what: &str) -> TransferError {
     told(what, io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
 
-/// What a call says that returns the number of an error, or -1 with it where C has it.
+/// The error of a call that returned an error number, or -1 with the number in `errno`.
 fn told(what: &str, code: c_int) -> TransferError {
     let error = if code < 0 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(code) };
     TransferError::transport(format!("cannot {what}: {error}"))
@@ -81,7 +81,7 @@ fn check(what: &str, code: c_int) -> Result<(), TransferError> {
 }
 
 impl Device {
-    /// Opens those devices that have one of the names.
+    /// Opens the devices with these names.
     pub(super) fn open_all(library: &Arc<Library>, names: &[&str]) -> Result<Vec<Arc<Self>>, TransferError> {
         let mut count = 0;
         // SAFETY: the library is open; `count` is ours.
@@ -100,13 +100,13 @@ impl Device {
             if !names.contains(&name.as_str()) {
                 continue;
             }
-            // SAFETY: of the list, which is freed below.
+            // SAFETY: from the list, which is freed below.
             match unsafe { Self::open(library, device, name) } {
                 Ok(device) => opened.push(Arc::new(device)),
                 Err(error) => last = Some(error),
             }
         }
-        // SAFETY: given by the library, and freed once; opened devices do not need it.
+        // SAFETY: made by the library and freed once; opened devices do not need it.
         unsafe { (library.ibv_free_device_list)(list.as_ptr()) };
         match (opened.is_empty(), last) {
             (true, Some(error)) => Err(error),
@@ -118,7 +118,7 @@ impl Device {
     }
 
     /// # Safety
-    /// `device` must be of a list that is not freed yet.
+    /// `device` must be from a list that has not been freed yet.
     unsafe fn open(library: &Arc<Library>, device: *mut sys::Device, name: String) -> Result<Self, TransferError> {
         // SAFETY: as the caller vouches.
         let context = NonNull::new(unsafe { (library.ibv_open_device)(device) }).ok_or_else(|| {
@@ -126,7 +126,7 @@ impl Device {
             TransferError::transport(format!("{error}. Allow this user, or container, to use /dev/infiniband."))
         })?;
         let close = || {
-            // SAFETY: open, and nothing of it is used afterwards.
+            // SAFETY: open, and not used afterwards.
             unsafe { (library.ibv_close_device)(context.as_ptr()) };
         };
         // SAFETY: open.
@@ -136,7 +136,7 @@ impl Device {
             return Err(error);
         };
         let mut attr = MaybeUninit::<DeviceAttr>::zeroed();
-        // SAFETY: open; filled by the library, and made of numbers, for which zeros are valid too.
+        // SAFETY: open; filled in by the library, and made of numbers, for which zeros are valid too.
         let (code, attr) = unsafe {
             let code = (library.ibv_query_device)(context.as_ptr(), attr.as_mut_ptr());
             (code, attr.assume_init())
@@ -154,31 +154,31 @@ impl Device {
         Ok(made)
     }
 
-    /// The packets and the messages of a port, at most: the first as the library counts them.
+    /// A port's MTU, as the library encodes it, and its longest message.
     pub(super) fn port(&self, number: u8) -> Result<(u8, u32), TransferError> {
         let mut attr = PortAttr::default();
-        // SAFETY: open; filled by the library.
+        // SAFETY: open; filled in by the library.
         let code = unsafe { (self.library.ibv_query_port)(self.context.as_ptr(), number, &raw mut attr) };
         check("ask the device for its port", code)?;
         Ok((attr.active_mtu.clamp(1, 5) as u8, attr.max_msg_sz))
     }
 
-    /// What others may do to an export.
+    /// What others may do with an export.
     pub(super) fn rights(&self, writable: bool) -> c_int {
         let atomics = if self.limits.atomics { access::REMOTE_ATOMIC } else { 0 };
         access::REMOTE_READ | if writable { access::LOCAL_WRITE | access::REMOTE_WRITE | atomics } else { 0 }
     }
 
-    /// Has the device know memory.
+    /// Registers memory with the device.
     pub(super) fn register(self: &Arc<Self>, start: u64, len: u64, access: c_int) -> Result<Region, TransferError> {
         let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
-        // SAFETY: open; the kernel checks that the memory is there, and what may be done to it.
+        // SAFETY: open; the kernel checks that the memory exists and permits this access.
         let mr = unsafe { (self.library.ibv_reg_mr)(self.pd.as_ptr(), start as *mut c_void, bytes, access) };
         self.known(mr, len)
     }
 
-    /// Has the device know memory of a GPU, of which a descriptor names the pages that it is on: `len` bytes, `skip` after their
-    /// beginning, by the address `start`.
+    /// Registers GPU memory through a dma-buf of its pages: `len` bytes, `skip` bytes into the buffer, with address
+    /// `start`.
     pub(super) fn register_dma_buf(
         self: &Arc<Self>,
         buffer: BorrowedFd<'_>,
@@ -189,7 +189,7 @@ impl Device {
             return Err(TransferError::transport("libibverbs is older than version 34, which memory of GPUs needs"));
         };
         let bytes = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
-        // SAFETY: open; the kernel checks that the buffer has so much, and keeps it as long as it is registered.
+        // SAFETY: open; the kernel checks the buffer's size, and keeps the buffer while it is registered.
         let mr = unsafe { register(self.pd.as_ptr(), skip, bytes, start, buffer.as_raw_fd(), access) };
         self.known(mr, len)
     }
@@ -220,7 +220,7 @@ impl Drop for Device {
         if pid() != self.pid {
             return;
         }
-        // SAFETY: what is of it keeps it, so that nothing is any more.
+        // SAFETY: all objects made from it keep it alive, so none is left.
         unsafe {
             (self.library.ibv_dealloc_pd)(self.pd.as_ptr());
             (self.library.ibv_close_device)(self.context.as_ptr());
@@ -228,13 +228,13 @@ impl Drop for Device {
     }
 }
 
-/// Memory that a device knows, until this is dropped.
+/// Memory registered with a device, until dropped.
 pub(super) struct Region {
     device: Arc<Device>,
     mr: NonNull<Mr>,
-    /// For this process.
+    /// The key for this process.
     pub(super) lkey: u32,
-    /// For others.
+    /// The key for others.
     pub(super) rkey: u32,
 }
 
@@ -259,13 +259,13 @@ impl Drop for Region {
     fn drop(&mut self) {
         // FRK-1
         if pid() == self.device.pid {
-            // SAFETY: made by `register`, and forgotten once. When it returns the device touches the memory no more.
+            // SAFETY: made by `register`, and deregistered once. After this the device no longer touches the memory.
             unsafe { (self.device.library.ibv_dereg_mr)(self.mr.as_ptr()) };
         }
     }
 }
 
-/// Has a device know memory of this process for its own transfers.
+/// Registers memory of this process with a device for its own transfers.
 #[derive(Debug)]
 pub(super) struct Local(Arc<Device>);
 
@@ -277,7 +277,7 @@ impl Registrar for Local {
     }
 }
 
-/// A port, its device, and what that knows.
+/// A port, its device, and the memory registered there.
 #[derive(Clone, Debug)]
 pub(super) struct Rail {
     pub(super) device: Arc<Device>,
@@ -289,7 +289,7 @@ pub(super) struct Rail {
 }
 
 impl Rail {
-    /// The ports that can be used, with their devices open; and why others cannot.
+    /// Opens the devices of these ports. Skips ports whose device cannot be opened, unless none can.
     pub(super) fn open_all(library: &Arc<Library>, ports: Vec<Port>) -> Result<Vec<Self>, TransferError> {
         let names: Vec<&str> = ports.iter().map(|port| port.device.as_str()).collect();
         let page = rustix::param::page_size() as u64;
@@ -308,7 +308,7 @@ impl Rail {
     }
 }
 
-/// Where the other end of a queue pair is.
+/// The other end of a queue pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct There {
     pub(super) gid: Gid,
@@ -325,7 +325,7 @@ pub(super) struct Queue {
     unacknowledged: u32,
 }
 
-// SAFETY: the library's functions may be called by any thread.
+// SAFETY: any thread may call the library's functions.
 unsafe impl Send for Queue {}
 
 impl fmt::Debug for Queue {
@@ -335,7 +335,7 @@ impl fmt::Debug for Queue {
 }
 
 impl Queue {
-    /// With room for so many requests.
+    /// Makes one with room for `depth` requests.
     pub(super) fn make(device: &Arc<Device>, depth: u32) -> Result<Self, TransferError> {
         let (library, context) = (&device.library, device.context.as_ptr());
         // SAFETY: open.
@@ -345,7 +345,7 @@ impl Queue {
             // SAFETY: just made, and used by nothing.
             unsafe { (library.ibv_destroy_comp_channel)(channel.as_ptr()) };
         };
-        // One of its own for each request, and for those that fail.
+        // One completion for each request, and one to spare for failures.
         let room = c_int::try_from(depth).unwrap_or(DEPTH) + 1;
         // SAFETY: both are open.
         let cq = unsafe { (library.ibv_create_cq)(context, room, null_mut(), channel.as_ptr(), 0) };
@@ -369,7 +369,7 @@ impl Queue {
             kind: sys::RC,
             all_signalled: 0,
         };
-        // SAFETY: all of it is open; the library writes back what it has granted.
+        // SAFETY: all of it is open; the library writes back what it granted.
         let Some(qp) = NonNull::new(unsafe { (library.ibv_create_qp)(device.pd.as_ptr(), &raw mut init) }) else {
             let error = failed("make a queue pair");
             // SAFETY: just made, and used by nothing.
@@ -395,7 +395,7 @@ impl Queue {
         check(what, code)
     }
 
-    /// Binds it to a port, and says what others may do by it.
+    /// Binds it to a port, and sets what others may do through it.
     pub(super) fn bind(&self, rail: &Rail, serves: bool) -> Result<(), TransferError> {
         let atomics = if self.device.limits.atomics { access::REMOTE_ATOMIC } else { 0 };
         let allowed = if serves { access::REMOTE_READ | access::REMOTE_WRITE | atomics } else { 0 };
@@ -404,7 +404,7 @@ impl Queue {
         self.modify("bind a queue pair to its port", attr, mask::STATE | mask::PKEY | mask::PORT | mask::ACCESS)
     }
 
-    /// Has it take what the other end sends.
+    /// Makes it accept packets from the other end.
     pub(super) fn receive(&self, rail: &Rail, there: &There) -> Result<(), TransferError> {
         let half = |gid: &Gid, at: usize| u64::from_ne_bytes(std::array::from_fn(|i| gid[at + i]));
         let is_near = rail.port.link == Link::InfiniBand && there.lid != 0 && rail.port.gid[..8] == there.gid[..8];
@@ -431,7 +431,7 @@ impl Queue {
         self.modify("connect a queue pair", attr, fields | mask::RNR_TIMER)
     }
 
-    /// Has it send.
+    /// Makes it send.
     pub(super) fn send(&self, first: u32, reads: u8) -> Result<(), TransferError> {
         let attr = QpAttr {
             state: state::RTS,
@@ -446,16 +446,16 @@ impl Queue {
         self.modify("have a queue pair send", attr, fields)
     }
 
-    /// Has it do nothing more: all that is under way completes, as failed.
+    /// Stops it: everything under way completes as failed.
     pub(super) fn fail(&self) -> Result<(), TransferError> {
         self.modify("stop a queue pair", QpAttr { state: state::ERR, ..QpAttr::default() }, mask::STATE)
     }
 
-    /// Gives it requests, of which each names the next.
+    /// Posts a linked list of requests.
     ///
     /// # Safety
-    /// The requests and their lists must be valid during the call; the memory that they name must be this process's, and
-    /// writable where it is written to, until they have completed or the queue pair has ended.
+    /// The requests and their lists must be valid during the call; the memory that they name must be this process's,
+    /// and writable where it is written to, until they have completed or the queue pair has ended.
     pub(super) unsafe fn post(&self, first: *mut SendRequest) -> Result<(), TransferError> {
         // SAFETY: the context lives as long as the device.
         let post = unsafe { self.device.context.as_ref().ops.post_send };
@@ -466,18 +466,18 @@ impl Queue {
         check("give a request to the RDMA device", code)
     }
 
-    /// Takes completions, as many as there are and fit.
+    /// Takes the completions that are there, as many as fit.
     pub(super) fn poll(&self, into: &mut [Completion]) -> Result<usize, TransferError> {
         // SAFETY: as above.
         let poll = unsafe { self.device.context.as_ref().ops.poll_cq };
         let poll = poll.ok_or_else(|| TransferError::transport("the device's driver cannot poll"))?;
         let room = c_int::try_from(into.len()).unwrap_or(c_int::MAX);
-        // SAFETY: room for so many.
+        // SAFETY: there is room for that many.
         let count = unsafe { poll(self.cq.as_ptr(), room, into.as_mut_ptr()) };
         usize::try_from(count).map_err(|_| TransferError::transport("the RDMA device lost completions"))
     }
 
-    /// Has its descriptor become readable with the next completion. Look once more afterwards.
+    /// Makes its descriptor readable on the next completion. Poll once more afterwards.
     pub(super) fn arm(&self) -> Result<(), TransferError> {
         // SAFETY: as above.
         let notify = unsafe { self.device.context.as_ref().ops.req_notify_cq };
@@ -486,7 +486,7 @@ impl Queue {
         check("ask for notice of completions", unsafe { notify(self.cq.as_ptr(), 0) })
     }
 
-    /// Takes the notices that have come.
+    /// Takes the notices that have arrived.
     pub(super) fn hear(&mut self) {
         let (mut cq, mut context) = (null_mut(), null_mut());
         // SAFETY: made by `make`; it does not block.
@@ -512,8 +512,8 @@ impl Drop for Queue {
             return;
         }
         let library = &self.device.library;
-        // SAFETY: all made by `make`, in this order used by one another. When the queue pair is destroyed the device
-        // touches no memory of its requests any more.
+        // SAFETY: all made by `make`, and destroyed users first. Once the queue pair is destroyed, the device no longer
+        // touches its requests' memory.
         unsafe {
             (library.ibv_destroy_qp)(self.qp.as_ptr());
             if self.unacknowledged > 0 {

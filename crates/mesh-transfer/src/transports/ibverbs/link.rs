@@ -1,4 +1,4 @@
-//! A queue pair of this process, with the connection to the owner that made it. That connection also shows when the
+//! A queue pair of this process, with the connection to the owner that made it. The connection also shows when the
 //! owner ends.
 //!
 //! If requests are still under way when a link is given up, the queue pair is stopped and destroyed first, so that the
@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a connection, and for each answer of the owner.
 const CONNECTING: Duration = Duration::from_secs(5);
-/// How long completions are looked for before a thread sleeps until there is one.
+/// How long to poll for completions before sleeping.
 const LOOK: Duration = Duration::from_micros(20);
 /// How long to wait for a queue pair that was stopped.
 const STOPPING: Duration = Duration::from_secs(1);
-/// Memory of its own, for what is too short to have memory registered for it.
+/// The size of the registered buffer for operations too short to register memory for.
 pub(super) const STAGE: usize = 64 * 1024;
-/// Questions that are asked ahead of their answers.
+/// The most questions sent before their answers are read.
 const AHEAD: usize = 64;
 
-/// The owner's door.
+/// Where and how to reach the owner.
 #[derive(Clone, Debug)]
 pub(super) struct Door {
     pub(super) addr: SocketAddr,
@@ -44,21 +44,21 @@ pub(super) struct Door {
 pub(super) enum Shut {
     /// Nobody listens where the owner did.
     Nobody,
-    /// Somebody listens, who is not the owner: that has ended.
+    /// Somebody listens, but it is not the owner, which has therefore ended.
     Another,
-    /// It broke off in the middle, as it does where the owner is about to end.
+    /// The connection broke, as when the owner is about to end.
     BrokeOff(io::Error),
     Failed(TransferError),
 }
 
-/// What a request has come to.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The owner's device has refused it.
+    /// The owner's device refused it.
     Refused(usize),
     /// The queue pair, the device or the owner no longer works.
     Lost(String),
-    /// The transfer is over: given up, or late.
+    /// The transfer is over: cancelled, or late.
     Over(TransferError),
 }
 
@@ -71,20 +71,20 @@ impl From<TransferError> for Failure {
     }
 }
 
-/// In this order it ends.
+/// The fields are dropped in this order.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) queue: Queue,
     pub(super) stage: Stage,
     pub(super) stream: Arc<TcpStream>,
-    /// Requests that were posted, those that have completed well, and those that the device has nothing more to do with.
+    /// Requests posted, requests completed successfully, and requests that the device is finished with.
     posted: u64,
     completed: u64,
     ended: u64,
     pub(super) depth: u32,
 }
 
-/// Memory that the device always knows.
+/// Memory that is always registered.
 #[derive(Debug)]
 pub(super) struct Stage {
     region: Region,
@@ -102,14 +102,14 @@ impl Stage {
         self.region.lkey
     }
 
-    /// Its first byte. The device writes there too, while requests are under way.
+    /// The address at `offset`. The device writes there too, while requests are under way.
     pub(super) fn at(&mut self, offset: usize) -> *mut u8 {
         self.memory.as_mut_ptr().cast::<u8>().wrapping_add(offset)
     }
 }
 
 impl Link {
-    /// Connects a queue pair of `rail` with one of the owner's, on its rail of that number.
+    /// Connects a queue pair of `rail` with one on the owner's rail of that number.
     pub(super) fn make(
         door: &Door,
         rail: &Rail,
@@ -130,7 +130,7 @@ impl Link {
         let until = Instant::now() + limit;
         let followed = watch.follow(&stream).map_err(Shut::Failed);
         let made = followed.and_then(|_followed| Self::greet(door, rail, (number, theirs), &stream, until));
-        // What breaks a connection off is often that the transfer was given up.
+        // The connection often breaks because the transfer was cancelled.
         made.map_err(|shut| match watch.check() {
             Ok(()) => shut,
             Err(error) => Shut::Failed(error),
@@ -170,13 +170,13 @@ impl Link {
         Ok(Self { queue, stage, stream: Arc::clone(stream), depth: limits.depth, posted: 0, completed: 0, ended: 0 })
     }
 
-    /// Whether the owner has kept it, and has said nothing that it was not asked for.
+    /// Whether the owner has kept the connection and has said nothing unasked.
     pub(super) fn is_sound(&self) -> bool {
         let now = timespec(Duration::ZERO);
         matches!(poll(&mut [PollFd::new(&*self.stream, PollFlags::IN)], Some(&now)), Ok(0))
     }
 
-    /// What the owner says of exports, in order.
+    /// Asks the owner about exports; returns the answers in order.
     pub(super) fn ask(&self, exports: &[(u32, u32, Token)], watch: &Watch) -> Result<Vec<Fate>, Failure> {
         let limit = watch.left().unwrap_or(CONNECTING).min(CONNECTING);
         let mut fates = Vec::with_capacity(exports.len());
@@ -198,7 +198,7 @@ impl Link {
         Ok(fates)
     }
 
-    /// How many more requests it takes.
+    /// The number of further requests that it takes.
     pub(super) fn room(&self) -> usize {
         (u64::from(self.depth) - (self.posted - self.completed)) as usize
     }
@@ -208,7 +208,7 @@ impl Link {
         self.posted
     }
 
-    /// How many have completed: all before that number.
+    /// All requests before this number have completed.
     pub(super) fn completed(&self) -> u64 {
         self.completed
     }
@@ -217,18 +217,18 @@ impl Link {
         self.posted == self.completed
     }
 
-    /// Posts requests that are linked, numbered from [`Self::next`] on.
+    /// Posts linked requests, numbered from [`Self::next`] on.
     ///
     /// # Safety
-    /// As for [`Queue::post`]; if this fails, [`Self::stop`] has to be called while the memory is still there.
+    /// As for [`Queue::post`]; if this fails, [`Self::stop`] must be called while the memory still exists.
     pub(super) unsafe fn post(&mut self, first: *mut SendRequest, count: u64) -> Result<(), Failure> {
-        // Counted even where only some of them were taken.
+        // Count all, even if only some were taken.
         self.posted += count;
         // SAFETY: as the caller vouches.
         unsafe { self.queue.post(first) }.map_err(Failure::from)
     }
 
-    /// Waits for completions, and for whatever makes waiting useless; calls `failed` to learn which operation a request was of.
+    /// Waits for completions, or for a reason to stop waiting; `operation` maps a request to its operation.
     pub(super) fn wait(&mut self, watch: &Watch, operation: impl Fn(u64) -> usize) -> Result<(), Failure> {
         let mut list = [Completion::default(); 16];
         let mut until = Some(Instant::now() + LOOK);
@@ -241,14 +241,14 @@ impl Link {
             if count == 0 {
                 until = None;
                 self.queue.arm()?;
-                // One that came before it was armed gives no notice.
+                // A completion that came before arming gives no notice.
                 count = self.queue.poll(&mut list)?;
             }
             if count > 0 {
                 return self.complete(&list[..count], operation);
             }
             if self.sleep(watch)? {
-                // What has completed counts all the same.
+                // Completions that have arrived still count.
                 let count = self.queue.poll(&mut list)?;
                 if count == 0 {
                     return Err(Failure::Lost("the owner has closed the connection of the queue pair".to_owned()));
@@ -272,7 +272,7 @@ impl Link {
         Ok(())
     }
 
-    /// Sleeps until there is something to look at; whether the connection has ended.
+    /// Sleeps until there is something to look at; returns whether the connection has ended.
     fn sleep(&mut self, watch: &Watch) -> Result<bool, Failure> {
         watch.check().map_err(Failure::Over)?;
         let limit = watch.left().map(timespec);
@@ -291,15 +291,15 @@ impl Link {
         Ok(ready[1])
     }
 
-    /// Has nothing more happen, and waits until nothing does (OPR-1). What follows is the end of the link.
+    /// Stops everything, and waits until nothing is under way (OPR-1). The link must not be used afterwards.
     pub(super) fn stop(&mut self) {
         if self.is_idle() || self.queue.fail().is_err() {
             return;
         }
         let until = Instant::now() + STOPPING;
         let mut list = [Completion::default(); 16];
-        // Each request that was taken completes as failed. The last of those that were not is not waited for for ever:
-        // to destroy the queue pair, which comes next, is what the device must obey in any case.
+        // Each request that was taken completes as failed. Do not wait for ever for requests that were not taken: the
+        // queue pair is destroyed next, which the device must obey in any case.
         while self.ended < self.posted && Instant::now() < until {
             match self.queue.poll(&mut list) {
                 Ok(0) => {
@@ -317,13 +317,13 @@ impl Link {
     }
 }
 
-/// A number of 24 bits that nobody guesses.
+/// A 24-bit number that nobody can guess.
 pub(super) fn first_packet() -> Result<u32, TransferError> {
     let drawn = random()?;
     Ok(u32::from_le_bytes([drawn[0], drawn[1], drawn[2], 0]))
 }
 
-/// The host at the other end may go without a word.
+/// Sets options for a peer whose host may vanish without a word.
 pub(super) fn set_up(stream: &TcpStream) -> io::Result<()> {
     use rustix::net::sockopt;
     stream.set_nodelay(true)?;
@@ -351,7 +351,7 @@ fn hear<const N: usize>(stream: &TcpStream, until: Instant, door: &Door) -> Resu
     }
 }
 
-/// Fills `into` in time, however the bytes dribble in.
+/// Fills `into` in time, even if bytes trickle in.
 pub(super) fn fill(stream: &TcpStream, into: &mut [u8], until: Instant) -> io::Result<()> {
     let (mut stream, mut filled) = (stream, 0);
     while filled < into.len() {

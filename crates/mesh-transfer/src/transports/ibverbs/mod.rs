@@ -1,12 +1,12 @@
-//! Memory reached by the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes that do not
-//! involve the owner's processor.
+//! Memory reached through the RDMA devices of both ends, over InfiniBand or RoCE: one-sided reads and writes that do
+//! not involve the owner's processor.
 //!
-//! GPU memory is offered by dma-buf: the devices copy from and to the GPU itself.
+//! GPU memory is offered as dma-buf: the devices copy from and to the GPU directly.
 //!
 //! VRB-2: each export is registered separately with the owner's devices, with exactly its bytes, so its keys open
 //! nothing else.
-//! ATM-1 holds: another transport passes atomic operations to the owner's processor, unless this transport is asked for
-//! by name. Atomic operations of a device are atomic towards each other, but not towards those of processors.
+//! ATM-1 holds: unless this transport is requested by name, atomic operations go by another transport to the owner's
+//! processor. A device's atomic operations are atomic with respect to each other, but not to those of processors.
 
 mod client;
 mod device;
@@ -36,14 +36,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 pub(crate) use wire::NAME;
 use wire::Section;
 
-/// The transport, in this process.
+/// The transport in this process.
 #[derive(Debug)]
 pub(crate) struct Ibverbs {
     realm: Realm,
     devices: PathBuf,
-    /// Where libibverbs is, if it is not the system's.
+    /// The path of libibverbs, if not the system's.
     library: Option<String>,
-    /// Opened when it is first needed, and only where the kernel has devices.
+    /// Opened when first needed, and only if the kernel lists devices.
     rails: OnceLock<Result<Arc<[Rail]>, TransferError>>,
     server: Mutex<Option<server::Server>>,
     offers: Arc<Offers>,
@@ -86,7 +86,7 @@ impl Ibverbs {
         let mut server = lock(&self.server);
         if server.is_none() {
             let rails = self.rails()?;
-            // Where the devices are is where those are that may know of it.
+            // Listen near the devices: only those who reach them need to know.
             let mut addresses: Vec<IpAddr> = rails.iter().filter_map(rail_address).collect();
             addresses.extend(host_addresses().first());
             *server = Some(server::Server::start(exports, Arc::clone(rails), &addresses)?);
@@ -99,11 +99,11 @@ fn rail_address(rail: &Rail) -> Option<IpAddr> {
     if rail.port.link == scan::Link::Ethernet { scan::address(&rail.port.gid) } else { None }
 }
 
-/// Has a device know an export, which may be memory of a GPU.
+/// Registers an export, which may be GPU memory, with a device.
 fn known_to(rail: &Rail, export: &Export, address: u64, length: u64) -> Result<Region, TransferError> {
     let rights = rail.device.rights(export.writable);
     let Some(on) = &export.on_device else { return rail.device.register(address, length, rights) };
-    // CUDA names whole pages; the device is told of the export's own bytes only.
+    // CUDA exports whole pages; register only the export's own bytes.
     let page = rustix::param::page_size() as u64;
     let (first, end) = (address / page * page, (address + length).next_multiple_of(page));
     let buffer = on.cuda.driver()?.dma_buf(on.device, first, end - first)?;
@@ -123,7 +123,7 @@ impl Transport for Ibverbs {
         self.rails().is_ok_and(|rails| rails.iter().all(|rail| rail.device.limits.atomics))
     }
 
-    /// By dma-buf, where the devices, the kernel and CUDA's driver have it; where not, this does not offer it.
+    /// Offers GPU memory as dma-buf, if the devices, the kernel and CUDA's driver support it.
     fn takes_cuda(&self) -> bool {
         true
     }

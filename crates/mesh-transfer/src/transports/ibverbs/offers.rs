@@ -1,4 +1,4 @@
-//! What this process has offered through its devices, and may therefore keep registered for its own transfers too.
+//! What this process has offered through its devices, and may therefore also keep registered for its own transfers.
 
 use super::device::{Local, Region};
 use crate::lock;
@@ -7,10 +7,10 @@ use crate::segments::Segment;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// Offers that begin before some place and are looked at whether they reach beyond it.
+/// How many offers that begin before an address are checked for reaching past it.
 const LOOK: usize = 8;
 
-/// The exports, by their place in the table of those and by their address.
+/// The exports, by their place in the table of exports and by address.
 #[derive(Debug)]
 pub(super) struct Offers<L: Registrar = Local, T = Region>(Mutex<Table<L, T>>);
 
@@ -27,7 +27,7 @@ pub(super) type Place = (u32, u32);
 struct Offer<L: Registrar, T> {
     memory: Segment,
     writable: bool,
-    /// None once it is withdrawn.
+    /// None once withdrawn.
     known: Mutex<Option<Known<L, T>>>,
 }
 
@@ -35,7 +35,7 @@ struct Offer<L: Registrar, T> {
 struct Known<L: Registrar, T> {
     /// What others reach it by (VRB-2).
     _regions: Vec<Arc<T>>,
-    /// What this process's own transfers reach it by, of each device that had any.
+    /// Registrations for this process's own transfers, on each device that had any.
     local: Vec<Held<L>>,
 }
 
@@ -64,7 +64,7 @@ impl<L: Registrar, T> Offers<L, T> {
         table.by_place.insert(place, offer);
     }
 
-    /// When this returns no device knows it any more, but for transfers of this process that are under way.
+    /// Withdraws an export. Afterwards no device has it registered, except for this process's transfers under way.
     pub(super) fn remove(&self, place: Place) {
         let offer = {
             let mut table = self.lock();
@@ -75,13 +75,13 @@ impl<L: Registrar, T> Offers<L, T> {
             offer
         };
         if let Some(offer) = offer {
-            // Who is about to add to it ends first, and who comes later finds that it is over.
+            // A thread that is adding to it finishes first; later ones find it withdrawn.
             let known = lock(&offer.known).take();
             drop(known);
         }
     }
 
-    /// If these bytes are offered, has the device know all of what is offered there, as long as it is.
+    /// If these bytes are offered, registers the whole offer with the device, for as long as it stands.
     pub(super) fn keep(&self, memory: &Arc<Registry<L>>, span: Segment, writable: bool) {
         let end = span.addr + span.len;
         let reaches =
@@ -95,7 +95,7 @@ impl<L: Registrar, T> Offers<L, T> {
         let mut known = lock(&offer.known);
         if let Some(known) = &mut *known
             && !known.local.iter().any(|(other, _)| Arc::ptr_eq(other, memory))
-            // If that is too much, the transfer has its own part known, or says why not.
+            // If that is too much, the transfer registers only its own part, or reports why it cannot.
             && let Ok(hold) = memory.hold(offer.memory.addr, offer.memory.len, offer.writable)
         {
             known.local.push((Arc::clone(memory), hold));
@@ -150,7 +150,7 @@ mod tests {
             offers.keep(&memory, span, writable);
             assert_eq!(memory.len(), 0, "{span:?}");
         }
-        // Another one begins between its own beginning and there.
+        // Another offer begins between the start of the first and this address.
         offers.keep(&memory, at(0x10c00, 8), false);
         assert_eq!(memory.len(), 1);
     }

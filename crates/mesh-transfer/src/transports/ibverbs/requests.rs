@@ -1,4 +1,4 @@
-//! From operations to device requests: what goes into one, and with which keys.
+//! Turns operations into device requests: what goes into one, and with which keys.
 
 use super::device::{Local, Region};
 use super::offers::Offers;
@@ -15,24 +15,24 @@ use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// What one request moves, at most, so that several rails share and nothing is stuck behind it for long.
+/// The most that one request moves, so that several rails share and nothing waits behind it for long.
 pub(super) const CHUNK: u64 = 1 << 20;
-/// Requests that are given to a device together.
+/// The most requests posted to a device together.
 pub(super) const TOGETHER: usize = 16;
 
-/// Where an operation goes to.
+/// The remote end of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// In the owner, of the operation's first byte.
+    /// The owner's address of the operation's first byte.
     pub(super) address: u64,
-    /// By rail of the owner.
+    /// Keys by rail of the owner.
     pub(super) keys: [u32; RAILS],
-    /// Whether this part of the handle names the same export as the rest of it.
+    /// Whether this part of the handle names the same export as the rest.
     pub(super) is_of_handle: bool,
 }
 
 impl Target {
-    /// Of an operation that lies inside what its handle says.
+    /// The target of an operation, which must lie inside what its handle says.
     pub(super) fn of(op: &Op, section: &Section) -> Result<Self, TransferError> {
         let refused = |why| TransferError::refused(why);
         let (offset, len) = op.work.span();
@@ -56,17 +56,17 @@ impl Target {
     }
 }
 
-/// Local memory that a device knows, of some operations.
+/// Registered local memory of some operations.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     holds: Vec<Hold<Region>>,
-    /// Where they begin and end, and the key; in order, apart from each other.
+    /// Start, end and key of each; sorted and disjoint.
     read: Vec<(u64, u64, u32)>,
     written: Vec<(u64, u64, u32)>,
 }
 
 impl Known {
-    /// Has the device know all local memory of these operations. It must stay there as long as what is returned.
+    /// Registers all local memory of these operations. It must stay in place while the result lives.
     pub(super) fn of(
         memory: &Arc<Registry<Local>>,
         offers: &Offers,
@@ -95,8 +95,8 @@ impl Known {
     }
 }
 
-/// The memory here that is written to, or read from, joined where pieces share a page or lie on pages side by side: between
-/// them there is then nothing but their own pages.
+/// The local memory that is written to, or read from. Pieces that share a page or lie on adjacent pages are joined:
+/// between them there is then nothing but their own pages.
 fn spans(ops: &[Op], writable: bool, page: u64) -> Vec<Segment> {
     let mut all: Vec<Segment> = Vec::new();
     for op in ops {
@@ -119,7 +119,7 @@ fn spans(ops: &[Op], writable: bool, page: u64) -> Vec<Segment> {
     spans
 }
 
-/// One request, as it is given to a device.
+/// One request, as posted to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
     pub(super) op: usize,
@@ -127,7 +127,7 @@ pub(super) struct Request {
     pub(super) list: Vec<Sge>,
     pub(super) address: u64,
     pub(super) key: u32,
-    /// For atomic operations: what to add, or to compare with and to put there.
+    /// For atomic operations: the summand, or the expected and the desired value.
     pub(super) numbers: (u64, u64),
 }
 
@@ -137,19 +137,19 @@ impl Request {
     }
 }
 
-/// Makes requests of pieces: one or more of each, as many as its local memory is scattered.
+/// Makes requests of pieces: one or more for each, depending on how scattered its local memory is.
 pub(super) struct Maker<'a> {
     pub(super) ops: &'a [Op],
     pub(super) targets: &'a [Target],
     pub(super) known: &'a Known,
-    /// Of the owner.
+    /// The owner's rail.
     pub(super) rail: usize,
     pub(super) most: usize,
     pub(super) ready: VecDeque<Request>,
 }
 
 impl Maker<'_> {
-    /// The next request; none when there is no next piece.
+    /// Returns the next request; none if there is no further piece.
     pub(super) fn next(&mut self, piece: impl Fn() -> Option<Piece>) -> Result<Option<Request>, TransferError> {
         while self.ready.is_empty() {
             let Some(piece) = piece() else { return Ok(None) };
@@ -198,10 +198,10 @@ impl Maker<'_> {
     }
 }
 
-/// Requests in the form of the library: linked, and numbered.
+/// Requests in the library's form: linked and numbered.
 pub(super) struct Batch {
     list: Vec<SendRequest>,
-    /// What the requests point to.
+    /// The requests whose lists are pointed to.
     requests: Vec<Request>,
 }
 
@@ -223,11 +223,11 @@ impl Batch {
         self.list.len() == TOGETHER
     }
 
-    /// One more; `is_told` has its completion told.
+    /// Adds a request; with `is_told`, its completion is reported.
     pub(super) fn push(&mut self, id: u64, request: Request, is_told: bool) {
         let is_atomic = matches!(request.opcode, opcode::COMPARE_AND_SWAP | opcode::FETCH_ADD);
         let (first, second) = request.numbers;
-        // As C has it: the key takes the first four bytes of the place that it shares.
+        // As in C: the key takes the first four bytes of the field that it shares.
         let shared =
             u64::from_ne_bytes(std::array::from_fn(|at| request.key.to_ne_bytes().get(at).copied().unwrap_or(0)));
         self.list.push(SendRequest {
@@ -247,7 +247,7 @@ impl Batch {
         self.requests.push(request);
     }
 
-    /// The first of them, which names the next; valid until this is changed.
+    /// The first request, which links to the next; valid until the batch changes.
     pub(super) fn linked(&mut self) -> *mut sys::SendRequest {
         let first = self.list.as_mut_ptr();
         for (at, request) in self.requests.iter_mut().enumerate() {
@@ -378,7 +378,7 @@ mod tests {
         assert_eq!((read.id, read.flags, read.count, read.key_or_first.to_ne_bytes()[0]), (7, 0, 1, 0x55));
         assert_eq!((swap.id, swap.flags, swap.key_or_first, swap.second, swap.key), (8, SIGNALLED, 1, 2, 0x55));
         assert!(swap.next.is_null());
-        // SAFETY: points to the list of the request, which the batch keeps.
+        // SAFETY: points to the request's list, which the batch keeps.
         assert_eq!(unsafe { *read.list }, Sge { addr: 1, len: 2, key: 3 });
     }
 }

@@ -1,21 +1,21 @@
-//! Which ports this machine has, as the kernel lists them, and which of them two ends use together.
+//! Finds this machine's ports, as the kernel lists them, and decides which of them two ends use together.
 //!
-//! RAI-1: the rails of a process have one order: the fastest first, then by name and port. Handles and handshakes refer
-//! to rails by their place in it.
+//! RAI-1: a process's rails have a fixed order: the fastest first, then by name and port. Handles and handshakes refer
+//! to rails by their position in it.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
 /// Where the kernel lists devices.
 pub(super) const DEVICES: &str = "/sys/class/infiniband";
-/// Where it lists the distances between nodes of memory.
+/// Where it lists the distances between NUMA nodes.
 const NODES: &str = "/sys/devices/system/node";
 /// The most rails that a process uses.
 pub(super) const RAILS: usize = 4;
 
 pub(super) type Gid = [u8; 16];
 
-/// How a port is addressed.
+/// The link type of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Link {
     InfiniBand,
@@ -33,16 +33,16 @@ pub(super) struct Port {
     pub(super) lid: u16,
     /// In Mb/s.
     pub(super) rate: u32,
-    /// The node of memory that the device is next to.
+    /// The NUMA node nearest to the device.
     pub(super) node: Option<u32>,
 }
 
-/// Whether there is any device at all, whatever it can do.
+/// Whether there is any device at all, usable or not.
 pub(super) fn has_devices(root: &Path) -> bool {
     std::fs::read_dir(root).is_ok_and(|mut entries| entries.next().is_some())
 }
 
-/// The ports to be used, in their order (RAI-1), and what was found out about the others.
+/// The ports to use, in order (RAI-1), and why others are not used.
 pub(super) fn ports(root: &Path) -> (Vec<Port>, Vec<String>) {
     let (mut found, mut passed) = (Vec::new(), Vec::new());
     for device in names(root) {
@@ -87,7 +87,7 @@ fn port(at: &Path, device: &str, number: u8, node: Option<u32>) -> Result<Port, 
     Ok(Port { device: device.to_owned(), number, link, gid, gid_index, lid, rate, node })
 }
 
-/// The address of RoCE version 2 that reaches farthest: IPv4, else global IPv6, else one of the link.
+/// The farthest-reaching address of RoCE version 2: IPv4, else global IPv6, else link-local.
 fn routable(at: &Path) -> Option<(u8, Gid)> {
     let indices = names(&at.join("gids")).into_iter().filter_map(|name| name.parse::<u8>().ok());
     let of_version_2 = |index: &u8| {
@@ -106,7 +106,7 @@ fn reach(gid: &Gid) -> u8 {
     }
 }
 
-/// The address of the network that a GID of RoCE stands for; none for one of the link only.
+/// The network address that a RoCE GID stands for; none for a link-local one.
 pub(super) fn address(gid: &Gid) -> Option<IpAddr> {
     let address = Ipv6Addr::from(*gid);
     if address.is_unicast_link_local() || address.is_unspecified() {
@@ -121,7 +121,7 @@ fn gid(at: &Path, index: u8) -> Option<Gid> {
     (!gid.is_unspecified()).then(|| gid.octets())
 }
 
-/// "100 Gb/sec (4X EDR)"
+/// Parses a rate such as "100 Gb/sec (4X EDR)".
 fn megabits(rate: &str) -> Option<u32> {
     let number: f64 = rate.split(' ').next()?.parse().ok()?;
     Some((number * 1000.0) as u32)
@@ -131,7 +131,7 @@ fn text(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// What is in a folder, in the order of numbers and names.
+/// The entries of a folder, numbers in numeric order.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
@@ -139,14 +139,14 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Which rails of an owner go with which of this process, as pairs of (theirs, ours): those of one kind of link, first those whose
-/// addresses have most in common, each used once.
+/// Pairs the owner's rails with this process's, as (theirs, ours): of the same link type, the longest common address
+/// prefix first, each used once.
 pub(super) fn pair(theirs: &[(Link, Gid)], ours: &[(Link, Gid)]) -> Vec<(usize, usize)> {
     let mut all: Vec<(u32, usize, usize)> = Vec::new();
     for (at, (link, gid)) in theirs.iter().enumerate() {
         for (here, (our_link, our_gid)) in ours.iter().enumerate() {
             let common = (u128::from_be_bytes(*gid) ^ u128::from_be_bytes(*our_gid)).leading_zeros();
-            // Two subnets of InfiniBand need a router that nobody is known to have.
+            // Two InfiniBand subnets would need a router, and we know of none.
             if link == our_link && (*link == Link::Ethernet || common >= 64) {
                 all.push((128 - common, at, here));
             }
@@ -163,7 +163,7 @@ pub(super) fn pair(theirs: &[(Link, Gid)], ours: &[(Link, Gid)]) -> Vec<(usize, 
     pairs
 }
 
-/// Which rail is nearest to memory of a node, of those that are fastest.
+/// Which of the fastest rails is nearest to a NUMA node.
 pub(super) fn nearest(rails: &[(u32, Option<u32>)], node: Option<u32>) -> usize {
     let Some(node) = node else { return 0 };
     let fastest = rails.iter().map(|(rate, _)| *rate).max().unwrap_or(0);
@@ -174,20 +174,20 @@ pub(super) fn nearest(rails: &[(u32, Option<u32>)], node: Option<u32>) -> usize 
     rails.iter().enumerate().filter(|(_, (rate, _))| *rate == fastest).min_by_key(far).map_or(0, |(at, _)| at)
 }
 
-/// From a node to each.
+/// The distances from a node to all nodes.
 fn distances(node: u32) -> Vec<u32> {
     let text = text(&Path::new(NODES).join(format!("node{node}/distance"))).unwrap_or_default();
     text.split_ascii_whitespace().map(|number| number.parse().unwrap_or(u32::MAX)).collect()
 }
 
-/// The node that a page of this process is on; none where it cannot be told, or there is one node only.
+/// The NUMA node of a page of this process; none if unknown, or if there is only one node.
 pub(super) fn node_of(address: u64) -> Option<u32> {
     if !Path::new(NODES).join("node1").exists() {
         return None;
     }
     let page = address as *mut libc::c_void;
     let mut node: libc::c_int = -1;
-    // SAFETY: without a list of nodes it moves nothing and only says where the page is, into `node`.
+    // SAFETY: without a list of nodes it moves nothing and only writes the page's location to `node`.
     let done = unsafe { libc::syscall(libc::SYS_move_pages, 0, 1, &raw const page, 0, &raw mut node, 0) };
     u32::try_from(node).ok().filter(|_| done == 0)
 }
@@ -197,7 +197,7 @@ mod tests {
     use super::*;
     use std::path::PathBuf;
 
-    /// A folder as the kernel would show it, gone with this.
+    /// A folder like the kernel's, removed when dropped.
     struct Tree(PathBuf);
 
     impl Tree {

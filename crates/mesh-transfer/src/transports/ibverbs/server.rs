@@ -17,12 +17,12 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Queue pairs that are kept at once.
+/// The most queue pairs at once.
 const QUEUES: usize = 1024;
-/// How long a stranger may take for each of its messages.
+/// How long a stranger may take for each message.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Who makes queue pairs for others. Ends with the process.
+/// Makes queue pairs for others. Ends with the process.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) addr: SocketAddr,
@@ -30,7 +30,7 @@ pub(super) struct Server {
     sockets: Arc<Sockets>,
 }
 
-/// The sockets by whose end others learn that this process has ended.
+/// Sockets whose closing tells others that this process has ended.
 #[derive(Debug, Default)]
 struct Sockets(Mutex<Vec<RawFd>>);
 
@@ -42,7 +42,7 @@ impl Sockets {
     }
 }
 
-/// A socket that is open as long as this.
+/// A socket that stays open as long as this lives.
 struct Listed<'a>(&'a Sockets, RawFd);
 
 impl Drop for Listed<'_> {
@@ -58,7 +58,7 @@ struct Places {
 }
 
 impl Server {
-    /// At the first of these addresses that there is here.
+    /// Listens at the first of these addresses that exists here.
     pub(super) fn start(
         exports: &Arc<Exports>,
         rails: Arc<[Rail]>,
@@ -77,9 +77,9 @@ impl Server {
         Ok(Self { addr, key, sockets })
     }
 
-    /// Closes what this forked copy of the process would keep open for its parent (FRK-1). To be called by the fork's only thread.
+    /// Closes what this forked copy would keep open for its parent (FRK-1). Call it from the fork's only thread.
     pub(super) fn forked(&self) {
-        // Whoever had the lock is not there any more; then they stay open.
+        // If a thread of the parent held the lock, they stay open.
         if let Ok(mut sockets) = self.sockets.0.try_lock() {
             for fd in sockets.drain(..) {
                 // SAFETY: open sockets, whose owners are threads that this copy does not have.
@@ -108,13 +108,13 @@ fn listen(listener: &TcpListener, host: &Arc<Host>) {
         host.places.strangers.wait();
         let thread = std::thread::Builder::new().name("mesh-verbs".to_owned()).stack_size(256 * 1024);
         let its = Arc::clone(host);
-        // Without a thread, the connection ends, and its other end says so.
+        // Without a thread, the connection ends, and its other end reports that.
         let served = thread.spawn(move || {
             let _listed = its.sockets.list(&stream);
             let made = greet(&its, &stream);
             its.places.strangers.one_fewer();
             if let Ok((queue, _place)) = made {
-                // However it ends, the other end sees that it has; and the queue pair ends with it.
+                // However it ends, the other end notices; and the queue pair ends with it.
                 let _ = serve(&its, &stream);
                 drop(queue);
             }
@@ -159,7 +159,7 @@ fn greet<'a>(host: &'a Host, stream: &TcpStream) -> io::Result<(Queue, Place<'a>
     }
 }
 
-/// A queue pair that serves the client's, and sends nothing itself.
+/// Makes a queue pair that serves the client's, and sends nothing itself.
 fn make(host: &Host, connect: &Connect) -> Result<(Queue, End), TransferError> {
     let rail = host.rails.get(usize::from(connect.rail));
     let rail = rail.ok_or_else(|| TransferError::invalid("there is no such rail"))?;
@@ -204,7 +204,7 @@ mod tests {
     use crate::door::{Talk, WELCOME};
     use crate::realm::Realm;
 
-    /// An owner that has no rail, so that every queue pair is refused, though not everybody is told so.
+    /// An owner without rails, so that every queue pair is refused, though not every client is told.
     struct Owner {
         realm: Realm,
         server: Server,
@@ -240,7 +240,7 @@ mod tests {
         }
     }
 
-    /// How much the other end says until it closes, or breaks off.
+    /// The number of bytes that the other end sends until it closes or breaks off.
     fn rest(mut stream: &TcpStream) -> usize {
         let mut said = Vec::new();
         let _ = stream.read_to_end(&mut said);
@@ -260,7 +260,7 @@ mod tests {
             stream.write_all(&opening).unwrap();
             assert_eq!(rest(&stream), 0);
         }
-        // Silent ones, fewer than there are places.
+        // Silent clients, fewer than there are places.
         let silent: Vec<_> = (0..8).map(|_| owner.dial()).collect();
         owner.greeted();
         drop(silent);
@@ -273,7 +273,7 @@ mod tests {
         let (mut stream, _, theirs) = owner.greeted();
         stream.write_all(&[0; PROOF + CONNECT]).unwrap();
         assert_eq!(rest(&stream), 0);
-        // A proof cannot be sent back.
+        // A proof cannot be replayed to its sender.
         let (mut stream, talk, _) = owner.greeted();
         stream.write_all(&[theirs.as_slice(), &CONNECTS.encode(&talk)].concat()).unwrap();
         assert_eq!(rest(&stream), 0);

@@ -1,6 +1,6 @@
-//! libibverbs as C declares it, opened when it is first needed, so that it need not be present at build time.
+//! libibverbs as C declares it, opened when first needed, so that it need not exist at build time.
 //!
-//! Only what is used is declared, by the stable interface of `libibverbs.so.1` (symbol versions IBVERBS_1.0 and 1.1).
+//! Only what we use is declared, from the stable interface of `libibverbs.so.1` (symbol versions IBVERBS_1.0 and 1.1).
 //! Posting, polling and arming are not symbols: C programs call them through a table in the context, [`ContextOps`].
 
 use crate::error::TransferError;
@@ -95,10 +95,10 @@ pub(super) struct DeviceAttr {
     pub(super) max_cqe: c_int,
     _max_mr: c_int,
     _max_pd: c_int,
-    /// Reads of one peer that are served at once.
+    /// The most reads of one peer served at once.
     pub(super) max_qp_rd_atom: c_int,
     _more: [c_int; 2],
-    /// Reads of one queue pair that are under way at once.
+    /// The most reads of one queue pair under way at once.
     pub(super) max_qp_init_rd_atom: c_int,
     _init: c_int,
     pub(super) atomic_cap: c_int,
@@ -197,7 +197,7 @@ pub(super) struct Sge {
     pub(super) key: u32,
 }
 
-/// `struct ibv_send_wr`; its unions as the operations use them that we post.
+/// `struct ibv_send_wr`; its unions as used by the operations that we post.
 #[repr(C)]
 pub(super) struct SendRequest {
     pub(super) id: u64,
@@ -208,7 +208,7 @@ pub(super) struct SendRequest {
     pub(super) flags: c_uint,
     pub(super) immediate: u32,
     pub(super) remote: u64,
-    /// The key, for reads and writes; what to add or to compare with, for atomic operations.
+    /// The key, for reads and writes; the summand or the expected value, for atomic operations.
     pub(super) key_or_first: u64,
     pub(super) second: u64,
     /// For atomic operations.
@@ -263,7 +263,7 @@ pub(super) mod state {
     pub(crate) const ERR: c_int = 6;
 }
 
-/// Which fields of [`QpAttr`] are meant.
+/// Which fields of [`QpAttr`] are set.
 pub(super) mod mask {
     use super::c_int;
     pub(crate) const STATE: c_int = 1;
@@ -283,7 +283,7 @@ pub(super) mod mask {
     pub(crate) const DEST_QP: c_int = 1 << 20;
 }
 
-/// What became of a request, as far as it is told apart here.
+/// The outcome of a request, as far as we distinguish it.
 pub(super) mod status {
     use super::c_int;
     pub(crate) const SUCCESS: c_int = 0;
@@ -293,7 +293,7 @@ pub(super) mod status {
     pub(crate) const REMOTE_OPERATION: c_int = 11;
     pub(crate) const RETRIES_EXCEEDED: c_int = 12;
 
-    /// In words.
+    /// The status in words.
     pub(crate) fn word(status: c_int) -> String {
         let word = match status {
             SUCCESS => "success",
@@ -313,7 +313,7 @@ pub(super) mod status {
     }
 }
 
-/// The protection domain, where in the buffer, how much, at which address for others, the buffer's descriptor, and what may be done.
+/// Protection domain, offset in the buffer, length, address for others, the buffer's descriptor, and access rights.
 type RegisterDmaBuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int) -> *mut Mr;
 
 macro_rules! library {
@@ -321,12 +321,12 @@ macro_rules! library {
         /// The functions that are symbols.
         pub(super) struct Library {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            /// Of version 34 and later.
+            /// Since version 34.
             pub(super) ibv_reg_dmabuf_mr: Option<RegisterDmaBuf>,
         }
 
         impl Library {
-            /// Opens the library; it stays open, as drivers that it has loaded do not expect otherwise.
+            /// Opens the library; it stays open, because the drivers that it loads expect that.
             pub(super) fn open(path: Option<&str>) -> Result<Self, TransferError> {
                 let not_opened = |why: String| TransferError::transport(format!("libibverbs cannot be opened: {why}"));
                 let path = path.map(CString::new).transpose().map_err(|_| not_opened("its path contains a NUL byte".to_owned()))?;
@@ -393,7 +393,7 @@ impl fmt::Debug for Library {
 }
 
 fn last_error() -> String {
-    // SAFETY: returns null or a text that lives until the next call of this thread.
+    // SAFETY: returns null or a text that lives until this thread's next call.
     let text = unsafe {
         let text = libc::dlerror();
         if text.is_null() { None } else { Some(CStr::from_ptr(text)) }
@@ -401,7 +401,7 @@ fn last_error() -> String {
     text.map_or_else(|| "no reason given".to_owned(), |text| text.to_string_lossy().into_owned())
 }
 
-// The library's headers, on machines of 64 bits.
+// The layout in the library's headers, on 64-bit machines.
 #[cfg(target_pointer_width = "64")]
 const _: () = {
     use std::mem::offset_of;

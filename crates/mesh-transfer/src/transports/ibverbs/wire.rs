@@ -1,7 +1,7 @@
 //! The bytes of the verbs transport: its part of a handle, and the handshake. All messages have a fixed length.
 //!
 //! VRB-1: both ends prove that they know the owner's door key before a queue pair is made. Every message that sets one
-//! up is sealed with that key and with the nonces of its connection.
+//! up is sealed with that key and its connection's nonces.
 
 use super::scan::{Gid, Link, RAILS};
 use crate::bytes::{Reader, part, u32_at};
@@ -10,7 +10,7 @@ use crate::error::TransferError;
 use crate::handle::Token;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-/// The transport, in handles.
+/// The transport's name in handles.
 pub(crate) const NAME: &str = "ibverbs";
 const VERSION: u8 = 1;
 const WRITABLE: u8 = 1;
@@ -18,13 +18,13 @@ const WRITABLE: u8 = 1;
 pub(super) static PROTOCOL: Protocol = Protocol { magic: *b"MXV1", owner: b"server", client: b"client" };
 pub(super) const CONNECT: usize = 29 + SEAL;
 pub(super) const ANSWER: usize = 11 + SEAL;
-/// That the client's queue pair is ready.
+/// Says that the client's queue pair is ready.
 pub(super) const READY: u8 = b'R';
-/// Whether an export is live.
+/// Asks whether an export is live.
 pub(super) const ASK: u8 = b'A';
 pub(super) const QUESTION: usize = 24;
 
-/// One port of the owner, as handles name it.
+/// One port of the owner, as in handles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rail {
     pub(super) gid: Gid,
@@ -35,11 +35,11 @@ pub(super) struct Rail {
     pub(super) key: u32,
 }
 
-/// What a handle says for this transport.
+/// This transport's part of a handle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Section {
     pub(super) writable: bool,
-    /// Which rail is nearest to the memory.
+    /// The rail nearest to the memory.
     pub(super) nearest: usize,
     pub(super) door: SocketAddr,
     pub(super) key: Token,
@@ -78,7 +78,7 @@ impl Section {
         out
     }
 
-    /// From bytes that anybody may have written; those that `encode` would not write are refused.
+    /// Decodes bytes that anybody may have written; refuses those that `encode` would not write.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         let section = Self::read(bytes)?;
         if section.encode() == bytes { Ok(section) } else { Err(damaged()) }
@@ -131,19 +131,19 @@ impl Section {
     }
 }
 
-/// The library counts them: 1 for 256 bytes, 5 for 4096.
+/// The library's encoding: 1 for 256 bytes, 5 for 4096.
 fn is_mtu(mtu: u8) -> bool {
     (1..=5).contains(&mtu)
 }
 
-/// The end of a queue pair, as the other end needs to know it.
+/// One end of a queue pair, as the other end needs to know it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) number: u32,
     /// The number of its first packet.
     pub(super) first: u32,
     pub(super) mtu: u8,
-    /// Reads that may be under way at once.
+    /// The most reads under way at once.
     pub(super) reads: u8,
 }
 
@@ -162,7 +162,7 @@ impl End {
     }
 }
 
-/// What a client asks for: a queue pair on a rail of the owner, for its own one.
+/// A client's request: a queue pair on a rail of the owner, to connect with the client's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Connect {
     pub(super) rail: u8,
@@ -180,7 +180,7 @@ impl Connect {
         talk.seal(Side::Client, out)
     }
 
-    /// None if it is not sealed by who has proved to know the key, or makes no sense.
+    /// None if the sender has not proved that it knows the key, or the values are invalid.
     pub(super) fn decode(talk: &Talk, bytes: &[u8; CONNECT]) -> Option<Self> {
         let mut rest = Reader::new(talk.open(Side::Client, bytes)?, damaged);
         let (rail, gid, lid) = (rest.u8().ok()?, rest.array().ok()?, rest.u16().ok()?);
@@ -188,14 +188,14 @@ impl Connect {
     }
 }
 
-/// What the owner answers: its end, or none if it cannot.
+/// The owner's answer: its end, or none if it cannot.
 pub(super) fn encode_answer(talk: &Talk, end: Option<End>) -> Vec<u8> {
     let mut out = vec![u8::from(end.is_none())];
     end.unwrap_or_default().encode(&mut out);
     talk.seal(Side::Owner, out)
 }
 
-/// The outer one is none if this is not the owner's answer.
+/// The outer option is none if this is not the owner's answer.
 pub(super) fn decode_answer(talk: &Talk, bytes: &[u8; ANSWER]) -> Option<Option<End>> {
     let mut rest = Reader::new(talk.open(Side::Owner, bytes)?, damaged);
     match rest.u8().ok()? {
@@ -222,7 +222,7 @@ pub(super) fn encode_question(slot: u32, generation: u32, token: &Token) -> Vec<
     [[ASK].as_slice(), &slot.to_le_bytes(), &generation.to_le_bytes(), token].concat()
 }
 
-/// What follows the letter.
+/// Decodes what follows the letter.
 pub(super) fn decode_question(bytes: &[u8; QUESTION]) -> (u32, u32, Token) {
     (u32_at(bytes, 0), u32_at(bytes, 4), part(bytes, 8))
 }
@@ -333,7 +333,7 @@ mod tests {
         assert!(!later.proves(Side::Owner, &proof));
     }
 
-    /// Computed by another program, so that both engines agree.
+    /// Computed by another program, to show that both engines agree.
     #[test]
     fn the_proof_is_as_agreed() {
         let hex: String = talk().prove(Side::Client).iter().map(|byte| format!("{byte:02x}")).collect();

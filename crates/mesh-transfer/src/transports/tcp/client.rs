@@ -25,38 +25,38 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Requests that are under way on one connection.
+/// The most requests under way on one connection.
 const WINDOW: usize = 16;
 /// From this length on, several connections share the work.
 const SEVERAL: u64 = 32 << 20;
-/// The same to another host, where it is the network that each of them waits for.
+/// The same for another host, where each connection waits for the network.
 const SEVERAL_REMOTE: u64 = 4 << 20;
-/// More than this do not help.
+/// More connections than this do not help.
 const STREAMS: usize = 4;
-/// Connections that are kept for later.
+/// The most connections kept for later.
 const IDLE: usize = 4;
 /// How long to wait for a connection and the owner's proof.
 pub(super) const CONNECT: Duration = Duration::from_secs(5);
-/// How long a process may take to end once it has closed its connections.
+/// How long a process may take to end after it has closed its connections.
 const DYING: Duration = Duration::from_millis(200);
 
 /// Where an owner is.
 #[derive(Debug)]
 pub(super) enum Way {
-    /// In the network of this process.
+    /// In this process's network.
     Here(SocketAddr),
-    /// On another host, or as good as that.
+    /// On another host, or equivalent to that.
     Remote(Remote),
 }
 
-/// An owner that is reached by TCP.
+/// An owner reached by TCP.
 #[derive(Debug)]
 pub(super) struct TcpPeer {
     way: Way,
     realm: RealmId,
     door: Token,
     pid: u32,
-    /// The owner as a process, where it can be seen: a forked copy of it may keep its connections open.
+    /// The owner's process, if visible: a forked copy of it may keep its connections open.
     process: Option<OwnedFd>,
     idle: Mutex<Vec<Connection>>,
     sockets: Sockets,
@@ -65,7 +65,7 @@ pub(super) struct TcpPeer {
 #[derive(Debug)]
 struct Connection {
     wire: Wire,
-    /// Of an owner on another host.
+    /// The member at the other end, for an owner on another host.
     guard: Option<Guard>,
 }
 
@@ -80,15 +80,15 @@ impl Connection {
 }
 
 impl TcpPeer {
-    /// `is_here` says that its number means the same process here.
+    /// `is_here` says that its pid means the same process here.
     pub(super) fn new(way: Way, (realm, door): (RealmId, Token), pid: u32, is_here: bool, sockets: &Sockets) -> Self {
-        // Opened before the owner proves that it lives, so that this is no later process of the same number.
+        // Opened before the owner proves that it lives, so that it is not a later process with the same pid.
         let process = Pid::from_raw(pid.cast_signed()).filter(|_| is_here);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Self { way, realm, door, pid, process, idle: Mutex::default(), sockets: sockets.clone() }
     }
 
-    /// Makes sure that it is there and who it says.
+    /// Checks that the owner is there and is who it claims to be.
     pub(super) fn greet(&self, watch: &Watch) -> Result<(), TransferError> {
         let connection = self.dial(watch)?;
         self.put_back(connection);
@@ -148,7 +148,7 @@ impl TcpPeer {
         self.prove(&mut connection, hello).map(|()| connection)
     }
 
-    /// All of its addresses at once: which of them lead to it from here nobody can tell.
+    /// Dials all its addresses at once, since nobody can tell which of them lead to it from here.
     fn dial_remote(&self, remote: &Remote, watch: &Watch, hello: &Watch) -> Result<Connection, TransferError> {
         let identity = remote.identity()?;
         let mut failed = Vec::new();
@@ -158,7 +158,7 @@ impl TcpPeer {
                 let (addr, stream) = match dialing.next(hello, &mut failed) {
                     Ok(Some(next)) => next,
                     Ok(None) => break,
-                    // What the others have said tells more.
+                    // The other addresses' errors say more.
                     Err(error) if error.kind == ErrorKind::TimedOut && !failed.is_empty() => {
                         failed.extend(dialing.unanswered());
                         return Err(remote.sum_up(self.pid, failed));
@@ -196,14 +196,14 @@ impl TcpPeer {
         let stream = Arc::clone(wire.socket());
         let wait = |flags| self.wait(&stream, flags, watch);
         let client = random()?;
-        // SAFETY: lives until the end of the statement.
+        // SAFETY: it lives until the end of the statement.
         unsafe { wire.send(&mut [bytes(&PROTOCOL.hello(&client, &self.realm))], &wait) }
             .map_err(|error| self.failed(&error))?;
         let mut welcome = [0; WELCOME];
         wire.exactly(&mut welcome, &wait).map_err(|error| self.failed(&error))?;
         let talk = PROTOCOL.recognise(&welcome, self.door, self.realm, client).ok_or_else(|| self.ended())?;
         let mine = talk.prove(Side::Client);
-        // SAFETY: lives in this frame.
+        // SAFETY: it lives in this frame.
         unsafe { wire.send(&mut [bytes(&mine)], &wait) }.map_err(|error| self.failed(&error))
     }
 
@@ -223,7 +223,7 @@ impl TcpPeer {
         }
     }
 
-    /// Whether the owner has ended, or does within that time.
+    /// Whether the owner has ended, or ends within that time.
     fn has_ended(&self, wait: Duration) -> bool {
         let end = Instant::now() + wait;
         let closes = |what: &dyn AsFd| {
@@ -243,7 +243,7 @@ impl TcpPeer {
         loop {
             match TcpStream::connect_timeout(&addr, CONNECT) {
                 Err(error) => return error.kind() == io::ErrorKind::ConnectionRefused,
-                // A server that lives waits for what a stranger says; one that ends has nobody to wait.
+                // A living server waits for a stranger's message; one that is ending does not.
                 Ok(stream) if closes(&stream) && Instant::now() < end => {}
                 Ok(_) => return false,
             }
@@ -254,7 +254,7 @@ impl TcpPeer {
         TransferError::ended(self.pid)
     }
 
-    /// What an error of a connection means; asks whether the owner lives where that is the question.
+    /// What a connection's error means; asks whether the owner lives where that matters.
     fn failed(&self, error: &io::Error) -> TransferError {
         if let Some(said) = error.get_ref().and_then(|inner| inner.downcast_ref::<TransferError>()) {
             return said.clone();
@@ -305,8 +305,8 @@ impl TcpPeer {
         done
     }
 
-    /// Sends requests and takes answers, `WINDOW` ahead. Whoever leaves early has left the connection in the middle of
-    /// something.
+    /// Sends requests and takes answers, `WINDOW` ahead. After an error, the connection is in the middle of something
+    /// and cannot be used again.
     ///
     /// # Safety
     /// As for [`Peer::run`].
@@ -336,7 +336,7 @@ impl TcpPeer {
             {
                 let op = &ops[piece.op];
                 let is_write = matches!(op.work, Work::Write { .. });
-                // What is read must not fill both directions while neither end reads.
+                // Reads under way must not fill both directions while neither end reads.
                 if is_write && asked.iter().any(|piece| matches!(ops[piece.op].work, Work::Read { .. })) {
                     is_held = true;
                     break;
@@ -347,7 +347,7 @@ impl TcpPeer {
                 if let Work::Write { local, .. } = &op.work {
                     let mut list: Vec<_> = heads.iter().map(|head| bytes(head)).collect();
                     list.extend(local.window(piece.at, piece.len).map(iovec));
-                    // SAFETY: the heads live in this frame, the rest is the caller's to vouch for.
+                    // SAFETY: the heads live in this frame; the caller vouches for the rest.
                     unsafe { wire.send(&mut list, &wait) }.map_err(failed)?;
                     heads.clear();
                 }
@@ -422,7 +422,7 @@ impl Peer for TcpPeer {
     unsafe fn run(&self, ops: &[Op], found: &mut [u64], watch: &Watch) -> Result<(), TransferError> {
         // SAFETY: as the caller vouches.
         match unsafe { self.run_once(ops, found, watch) } {
-            // The network may have ended a connection whose owner lives: between hosts that is worth another one.
+            // The network may have broken the connection to a living owner: between hosts, another one is worth a try.
             Err(error)
                 if error.kind == ErrorKind::Transport
                     && matches!(&self.way, Way::Remote(remote) if remote.answers()) =>
@@ -475,7 +475,7 @@ impl TcpPeer {
             done
         };
         let done: Result<(), TransferError> = in_lanes(&vec![(); streams], |()| one()).into_iter().collect();
-        // What ends connections is often that the operation was given up.
+        // Connections often end because the operation was cancelled.
         let done = done.or_else(|error| watch.check().and(Err(error)));
         let values: Vec<(usize, u64)> = values.into_inner().unwrap_or_else(PoisonError::into_inner);
         for (op, value) in values {
@@ -489,10 +489,10 @@ impl TcpPeer {
         }
     }
 
-    /// What a lost connection means: the owner may have ended, and an atomic operation may have been carried out.
+    /// What a lost connection means: the owner may have ended, and an atomic operation may have been performed.
     fn after_a_loss(&self, error: TransferError, ops: &[Op], watch: &Watch) -> TransferError {
         let is_silent = matches!(&self.way, Way::Remote(remote) if remote.is_silent());
-        // Who is silent would not answer now either.
+        // A silent host would not answer now either.
         let again = if is_silent { Err(error.clone()) } else { self.dial(watch) };
         let error = match again {
             Ok(connection) => {
@@ -502,7 +502,7 @@ impl TcpPeer {
                 self.put_back(connection);
                 error
             }
-            // Why it cannot be made again is why it was lost.
+            // The reason why it cannot be made again is also why it was lost.
             Err(why) if matches!(why.kind, ErrorKind::Gone | ErrorKind::Transport) => why,
             Err(_) => error,
         };

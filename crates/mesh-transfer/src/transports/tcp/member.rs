@@ -1,4 +1,4 @@
-//! This process as a member of its job, and the members it is connected to.
+//! This process as a member of its job, and the members to which it is connected.
 
 use crate::error::TransferError;
 use crate::lock;
@@ -9,16 +9,16 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How often the certificate of who is connected is looked at again.
+/// How often a connected peer's certificate is checked again.
 const LOOK: Duration = Duration::from_secs(1);
-/// Probes of a silent connection, before it counts as dead.
+/// Probes of a silent connection before it counts as dead.
 const PROBES: u32 = 3;
 
 /// This process, as other hosts see it.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) said: Membership,
-    /// Read when it is first needed, and again until that succeeds: certificates may be renewed.
+    /// Read when first needed, and retried until that succeeds: certificates may be renewed.
     identity: Mutex<Option<Arc<Identity>>>,
 }
 
@@ -39,12 +39,12 @@ impl Member {
         Ok(Arc::clone(identity.insert(read)))
     }
 
-    /// Has the kernel end a connection whose other end has been silent for so long: its host is dead, or cannot be reached.
+    /// Makes the kernel end a connection whose other end is silent for too long: its host is dead, or unreachable.
     pub(super) fn limit_silence(&self, socket: impl AsFd) -> rustix::io::Result<()> {
         let silence = self.said.silence.max(Duration::from_millis(100));
         let millis = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&socket, millis)?;
-        // Whole seconds, the least that there is.
+        // In whole seconds, at least one.
         let pause = Duration::from_secs((silence.as_secs() / u64::from(PROBES + 1)).clamp(1, 3600));
         sockopt::set_tcp_keepidle(&socket, pause)?;
         sockopt::set_tcp_keepintvl(&socket, pause)?;
@@ -55,8 +55,8 @@ impl Member {
 
 /// The member at the other end of a connection.
 ///
-/// TCP-4: who has no certificate of this job, an observer's, or one that has expired or was revoked gets no connection; one that
-/// expires or is revoked later serves, and is served, for a second more at most.
+/// TCP-4: a peer without a certificate of this job, or with an observer's, an expired or a revoked one, gets no
+/// connection. If its certificate expires or is revoked later, it serves and is served for at most one more second.
 #[derive(Debug)]
 pub(super) struct Guard {
     identity: Arc<Identity>,

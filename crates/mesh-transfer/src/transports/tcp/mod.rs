@@ -1,7 +1,7 @@
 //! Memory reached by asking its owner over TCP: a native thread there reads and writes it, without the interpreter.
 //!
-//! TCP-1: before anything else both ends prove that they know the owner's door key, which only its handles carry;
-//! neither reveals it. A client that has not proved it is limited in number, bytes and time.
+//! TCP-1: before anything else, both ends prove that they know the owner's door key, which only its handles carry;
+//! neither reveals it. Clients that have not proved it are limited in number, bytes and time.
 //! TCP-2: every request carries the token of its export and is checked against the owner's table.
 //! TCP-3: everything that leaves the loopback interface is encrypted: TLS 1.3, with certificates of one job at both
 //! ends. An owner without certificates listens on the loopback interface only.
@@ -36,28 +36,28 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub(crate) const NAME: &str = "tcp";
-/// When to try again to listen for other hosts where that has failed.
+/// How long to wait before trying again to listen for other hosts.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The transport, in this process.
+/// The transport in this process.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     realm: Realm,
     network: u64,
-    /// In which process numbers mean what they mean here.
+    /// The pid namespace.
     numbers: u64,
     served: Mutex<Served>,
     member: Mutex<Option<Arc<Member>>>,
     sockets: Sockets,
 }
 
-/// What listens here.
+/// The servers in this process.
 #[derive(Debug, Default)]
 struct Served {
     here: Option<server::Server>,
-    /// For other hosts, as which member, and since when.
+    /// The server for other hosts: for which member, and since when.
     remote: Option<(Arc<Member>, Result<server::Remote, Why>, Instant)>,
-    /// The same of before, where handles still name it: this host had other addresses.
+    /// Earlier such servers, kept because handles name them: this host had other addresses.
     before: Vec<server::Remote>,
 }
 
@@ -72,7 +72,7 @@ impl Tcp {
         lock(&self.member)
     }
 
-    /// Where other hosts reach this process; begins to listen there.
+    /// The addresses at which other hosts reach this process; starts to listen there.
     fn listens(&self, served: &mut Served, exports: &Arc<Exports>) -> Result<Vec<SocketAddr>, Why> {
         let Some(member) = self.member().clone() else { return Err(Why::NoJob) };
         let door = served.here.as_ref().map_or([0; 16], |server| server.door);
@@ -83,7 +83,7 @@ impl Tcp {
         if !stands {
             match served.remote.take() {
                 Some((of, Ok(open), _)) if of.said.credentials == member.said.credentials => served.before.push(open),
-                // Of another job: members of that are let in no more.
+                // It was for another job, whose members are no longer let in.
                 Some((_, Ok(_), _)) => served.before.clear(),
                 _ => {}
             }
@@ -185,7 +185,7 @@ impl Transport for Tcp {
         }
         let addr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), place.port);
         match (reach(Way::Here(addr), place.numbers == self.numbers), self.remote_way(&place)) {
-            // Machines that were copied while they ran look like one: the owner may be on the other.
+            // Machines cloned while running look like one: the owner may be on the other one.
             (Err(error), Ok(way)) if error.kind == ErrorKind::Gone => reach(way, false).map_err(|_| error),
             (reached, _) => reached,
         }

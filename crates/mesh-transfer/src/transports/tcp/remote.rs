@@ -15,13 +15,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// How often to look whether the operation was given up while nobody answers.
+/// How often to check for cancellation while nobody answers.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// An address, and why it does not lead to the owner.
 pub(super) type Failed = (SocketAddr, TransferError);
 
-/// Whether an error says that the other host has been silent, and nothing of its processes.
+/// Whether an error says that the other host is silent, rather than something about its processes.
 pub(super) fn is_silence(error: &io::Error) -> bool {
     error.raw_os_error().map(Errno::from_raw_os_error).is_some_and(|errno| {
         matches!(errno, Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NETDOWN | Errno::HOSTDOWN)
@@ -32,11 +32,11 @@ pub(super) fn is_silence(error: &io::Error) -> bool {
 pub(super) struct Remote {
     addrs: Vec<SocketAddr>,
     member: Arc<Member>,
-    /// The one that has led there.
+    /// The address that led to the owner.
     known: Mutex<Option<SocketAddr>>,
-    /// The host was silent when something was last tried.
+    /// The host was silent at the last attempt.
     silent: AtomicBool,
-    /// The owner has answered after a connection was lost.
+    /// The owner answered after a connection was lost.
     answers: AtomicBool,
 }
 
@@ -54,7 +54,7 @@ impl Remote {
         *self.lock()
     }
 
-    /// That address leads to the owner.
+    /// Notes that this address leads to the owner.
     pub(super) fn leads(&self, addr: SocketAddr) {
         *self.lock() = Some(addr);
     }
@@ -63,7 +63,7 @@ impl Remote {
         lock(&self.known)
     }
 
-    /// Which addresses to try, and which after those.
+    /// The addresses to try first, and those to try after them.
     pub(super) fn rounds(&self) -> Vec<Vec<SocketAddr>> {
         match self.known() {
             Some(known) => {
@@ -95,7 +95,7 @@ impl Remote {
         self.answers.load(Ordering::Relaxed)
     }
 
-    /// Begins to connect to all of these.
+    /// Starts connecting to all these addresses.
     pub(super) fn begin<'a>(
         &self,
         addrs: Vec<SocketAddr>,
@@ -127,7 +127,7 @@ impl Remote {
         }
     }
 
-    /// The handshake, as far as both ends have let each other in.
+    /// Performs the handshake; on success, both ends have let each other in.
     pub(super) fn shake(
         &self,
         stream: &TcpStream,
@@ -154,10 +154,10 @@ impl Remote {
         Ok((halves, guard))
     }
 
-    /// What it means that no address has led to the owner.
+    /// The error if no address has led to the owner.
     pub(super) fn sum_up(&self, pid: u32, failed: Vec<Failed>) -> TransferError {
         use crate::error::ErrorKind;
-        // Nobody listens there, or somebody else: so the owner has ended.
+        // Nobody listens there, or somebody else does: the owner has ended.
         if !failed.is_empty() && failed.iter().all(|(_, error)| error.kind == ErrorKind::Gone) {
             return TransferError::ended(pid);
         }
@@ -178,7 +178,7 @@ fn not_connected(addr: SocketAddr, errno: Errno) -> TransferError {
     }
 }
 
-/// Connections on their way.
+/// Connections being set up.
 pub(super) struct Dialing<'a> {
     watch: &'a Watch,
     under_way: Vec<(SocketAddr, Arc<TcpStream>)>,
@@ -186,13 +186,13 @@ pub(super) struct Dialing<'a> {
 }
 
 impl Dialing<'_> {
-    /// Those that have not come up.
+    /// The connections that have not come up.
     pub(super) fn unanswered(&self) -> impl Iterator<Item = Failed> + '_ {
         let told = |addr| (addr, TransferError::transport(format!("{addr} does not answer")));
         self.under_way.iter().map(move |(addr, _)| told(*addr))
     }
 
-    /// The next that has come up; none if no more do.
+    /// The next connection that has come up; none if no more do.
     pub(super) fn next(
         &mut self,
         hello: &Watch,

@@ -1,4 +1,4 @@
-//! What a handle says for the TCP transport: where its owner listens.
+//! The TCP transport's part of a handle: where its owner listens.
 //!
 //! The address in a forged handle may lead to anyone, but only the owner can prove that it knows the door key (TCP-1):
 //! nothing is read from anybody else.
@@ -8,31 +8,31 @@ use crate::error::TransferError;
 use crate::handle::Token;
 use std::net::SocketAddr;
 
-/// More addresses of one host are left out.
+/// The most addresses of one host; further ones are left out.
 pub(super) const MOST: usize = 8;
 
 /// Where an owner can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// On the loopback interface.
+    /// The port on the loopback interface.
     pub(super) port: u16,
-    /// The network that its loopback interface is in.
+    /// The network namespace of its loopback interface.
     pub(super) network: u64,
-    /// In which process numbers mean what they mean there.
+    /// Its pid namespace.
     pub(super) numbers: u64,
     pub(super) door: Token,
-    /// From other hosts, or why not.
+    /// Its addresses for other hosts, or why there are none.
     pub(super) remote: Result<Vec<SocketAddr>, Why>,
 }
 
-/// Why an owner is not reached from other hosts.
+/// Why other hosts cannot reach an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Why {
     /// It has no credentials.
     NoJob,
     /// Its host has no other address.
     Alone,
-    /// No port could be had.
+    /// It could not get a port.
     NoPort,
     /// It cannot use its credentials.
     Credentials,
@@ -41,7 +41,7 @@ pub(super) enum Why {
 impl Why {
     const ALL: [Self; 4] = [Self::NoJob, Self::Alone, Self::NoPort, Self::Credentials];
 
-    /// In words, of the owner.
+    /// The reason in words, said of the owner.
     pub(super) fn words(self) -> &'static str {
         match self {
             Self::NoJob => {
@@ -78,7 +78,7 @@ impl Place {
         out
     }
 
-    /// Of bytes that anybody may have written.
+    /// Decodes bytes that anybody may have written.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         let mut rest = Reader::new(bytes, damaged);
         let (port, network, numbers) = (rest.u16()?, rest.u64()?, rest.u64()?);

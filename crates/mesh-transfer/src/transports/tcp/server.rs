@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Connections that are served at once.
+/// The most connections served at once.
 const CONNECTIONS: usize = 256;
 /// How long a stranger may take for each of its two messages.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long a peer may take no bytes of an answer that it has asked for, or send none of a write that it has begun.
+/// How long a peer may stall while it receives an answer or sends a write.
 const STALLED: Duration = Duration::from_secs(60);
-/// Answers that go out together.
+/// The most answers sent together.
 const TOGETHER: usize = 64;
 
-/// Who serves this process's exports. Ends with the process.
+/// Serves this process's exports. Ends with the process.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) port: u16,
@@ -69,18 +69,18 @@ fn listen(listener: &TcpListener, exports: &Arc<Exports>, door: Token, (places, 
     }
 }
 
-/// Has a thread serve who has connected, as soon as there is a place for a stranger.
+/// Serves a connection on a new thread, once there is a place for a stranger.
 fn admit(wire: Wire, guard: Option<Guard>, exports: &Arc<Exports>, door: Token, places: &Arc<Places>) {
     places.strangers.wait();
     let (exports, places, counted) = (Arc::clone(exports), Arc::clone(places), Arc::clone(places));
     let thread = std::thread::Builder::new().name("mesh-serve".to_owned()).stack_size(256 * 1024);
-    // Without a thread, the connection ends, and its other end says so.
+    // Without a thread, the connection ends, and its other end reports that.
     let served = thread.spawn(move || {
         let mut wire = wire;
         let greeted = greet(&mut wire, &exports, &door);
         places.strangers.one_fewer();
         if let Ok(patience) = greeted {
-            // However it ends, the other end sees that it has.
+            // However it ends, the other end notices.
             let _ = serve(wire, patience, guard, &exports, &places);
         }
     });
@@ -89,11 +89,11 @@ fn admit(wire: Wire, guard: Option<Guard>, exports: &Arc<Exports>, door: Token, 
     }
 }
 
-/// Where processes of other hosts connect, as members of the job. Ends when it is dropped; who is connected stays so.
+/// Where members of the job on other hosts connect. Dropping it stops listening; existing connections stay.
 #[derive(Debug)]
 pub(super) struct Remote {
     pub(super) addrs: Vec<SocketAddr>,
-    /// Before the listener: what is dropped first.
+    /// Before the listener, since fields are dropped in order.
     _listed: Listed,
     _listener: Listener,
 }
@@ -106,15 +106,15 @@ impl Remote {
         sockets: &Sockets,
     ) -> Result<Self, Why> {
         let identity = member.identity().map_err(|_| Why::Credentials)?;
-        // An address that cannot be had, such as one that is still looked for a double, keeps the others from nothing.
+        // Skip addresses that cannot be bound, such as one still checked for duplicates.
         let had = member.said.addresses.iter().filter(|ip| TcpListener::bind((**ip, 0)).is_ok());
         let wanted: Vec<SocketAddr> = had.map(|ip| SocketAddr::new(*ip, 0)).take(MOST).collect();
         let (exports, member, places) = (Arc::clone(exports), Arc::clone(member), Arc::new(Places::default()));
         let (checked, all) = (Arc::clone(&identity), sockets.clone());
-        // Bounds of its own for those who have not shown a certificate (TLS-3).
+        // The listener has its own limits for peers that have not shown a certificate (TLS-3).
         let on_event = move |event| {
             if let ListenerEvent::Joined { stream, peer, .. } = event {
-                // Who is not let in sees the connection end.
+                // A peer that is not let in sees the connection end.
                 let _ = join(stream, peer, (&checked, &member), &exports, door, (&places, &all));
             }
         };
@@ -157,11 +157,11 @@ fn serve(
 
 const _: () = assert!(super::wire::PIECE <= crate::cuda::PIECE, "each piece has room where it is staged");
 
-/// TCP-1. A dribble of single bytes buys no time: each message has to be there as a whole within the limit.
+/// TCP-1. Trickling single bytes buys no time: each whole message must arrive within the limit.
 fn greet(wire: &mut Wire, exports: &Exports, door: &Token) -> io::Result<Patience> {
     wire.socket().set_nodelay(true)?;
     let mut patience = Patience::new(wire, HANDSHAKE)?;
-    // Of a handshake the last words may wait still.
+    // The last bytes of the TLS handshake may still be unsent.
     wire.flush(&|flags| patience.wait(flags))?;
     let refused = || io::Error::from(io::ErrorKind::PermissionDenied);
     let mut hello = [0; HELLO];
@@ -179,7 +179,7 @@ fn whole(wire: &mut Wire, patience: &mut Patience, into: &mut [u8]) -> io::Resul
     for byte in into.chunks_mut(1) {
         if !wire.has(1) {
             let left = end.saturating_duration_since(std::time::Instant::now());
-            // Zero would mean for ever.
+            // Zero would mean no limit.
             patience.set_read(Some(left.max(Duration::from_millis(1))))?;
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
@@ -194,14 +194,14 @@ fn whole(wire: &mut Wire, patience: &mut Patience, into: &mut [u8]) -> io::Resul
 struct Session<'a> {
     wire: Wire,
     patience: Patience,
-    /// Of a member on another host.
+    /// The member at the other end, if on another host.
     guard: Option<Guard>,
     exports: &'a Exports,
     /// Not sent yet.
     answers: Vec<Answer>,
-    /// Where memory of GPUs is staged. Before what it is copied from and to.
+    /// Where GPU memory is staged. Before `kept`, from and to which it is copied.
     stages: Stages,
-    /// What they are read from, and what GPUs are still writing to (EXP-1).
+    /// The exports that answers are read from, and that GPUs are still writing to (EXP-1).
     kept: Vec<Arc<Export>>,
 }
 
@@ -209,7 +209,7 @@ struct Answer {
     response: Response,
     /// What follows its head.
     payload: Vec<libc::iovec>,
-    /// What the GPU has to copy before it is sent.
+    /// What the GPU must copy before it is sent.
     staged: Option<Staged>,
 }
 
@@ -221,7 +221,7 @@ impl Session<'_> {
             }
             let mut next = [0; REQUEST];
             if !self.wire.has(1) {
-                // Between requests it may be silent for as long as it likes.
+                // Between requests, the peer may be silent for as long as it likes.
                 self.stages.rest();
                 self.patience.set_read(None)?;
                 self.wire.exactly(&mut next[..1], &|flags| self.patience.wait(flags))?;
@@ -258,7 +258,7 @@ impl Session<'_> {
                 self.kept.push(export);
             }
             (Ok(export), Verb::Write) => {
-                // SAFETY: the export's memory, kept by it; writable, as was checked.
+                // SAFETY: the export's memory, kept by it; checked to be writable.
                 unsafe {
                     let pieces = export.segments.window(request.offset, request.len);
                     self.wire.pieces(pieces, &|flags| self.patience.wait(flags))?;
@@ -273,7 +273,7 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Of memory of a GPU the driver makes a copy, which is sent, or has one that was received (CUD-1).
+    /// Serves GPU memory, which only the driver copies (CUD-1), through a stage.
     fn answer_staged(&mut self, export: Arc<Export>, request: &Request, mut answer: Answer) -> io::Result<()> {
         let Some(on) = &export.on_device else { return Err(io::ErrorKind::InvalidInput.into()) };
         if !self.stages.has_room(on) {
@@ -313,7 +313,7 @@ impl Session<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         let mut answers = std::mem::take(&mut self.answers);
-        // Up to one that the GPU is still at: it goes on with the next while what is ready is sent.
+        // Send the ready answers while the GPU works on the next one.
         let mut ready = 0;
         for at in 0..answers.len() {
             let Some(staged) = answers[at].staged else { continue };
@@ -358,8 +358,8 @@ fn within(export: &Export, request: &Request) -> Result<(), TransferError> {
     Ok(())
 }
 
-/// ATM-1: all atomic operations on an export, of whatever process and transport, are carried out here: by instructions of
-/// the owner's processor on the owner's memory. So they are atomic towards each other, and towards the owner's own.
+/// ATM-1: atomic operations on an export, from all processes and transports, are performed here, by the owner's
+/// processor on the owner's memory. So they are atomic with respect to each other and to the owner's own.
 fn atomic(export: &Export, request: &Request) -> Option<u64> {
     // CUD-1
     if export.on_device.is_some() {
@@ -367,7 +367,7 @@ fn atomic(export: &Export, request: &Request) -> Option<u64> {
     }
     let mut window = export.segments.window(request.offset, 8);
     let word = window.next().filter(|piece| piece.len == 8 && piece.addr.is_multiple_of(8))?;
-    // SAFETY: aligned, inside the export's memory, which is kept by it, and writable, as was checked.
+    // SAFETY: aligned, inside the export's memory, which is kept by it, and checked to be writable.
     let word = unsafe { AtomicU64::from_ptr(word.addr as *mut u64) };
     Some(match request.verb {
         Verb::CompareAndSwap => {

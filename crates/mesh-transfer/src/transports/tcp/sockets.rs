@@ -9,20 +9,20 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// All of them.
+/// All sockets.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sockets(Arc<Mutex<Vec<Weak<Entry>>>>);
 
 #[derive(Debug)]
 struct Entry(Vec<AtomicI32>);
 
-/// Sockets that are in the list until this is dropped, which must be before they are closed.
+/// Sockets in the list until this is dropped, which must be before they are closed.
 #[derive(Debug)]
 pub(super) struct Listed(Arc<Entry>);
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        // A copy that is made from now on has them open, and nobody reads from what it inherits.
+        // A fork made from now on inherits them open, but nobody uses them there.
         self.0.0.iter().for_each(|fd| fd.store(-1, Ordering::SeqCst));
     }
 }
@@ -36,14 +36,14 @@ impl Sockets {
         Listed(entry)
     }
 
-    /// In a forked copy: puts nothing in their place.
+    /// In a forked copy, replaces the sockets with nothing.
     pub(super) fn let_go(&self) {
-        // Held by a thread that is not there in the copy: then it keeps them.
+        // If the lock was held by a thread that the copy lacks, the copy keeps them.
         let Ok(all) = self.0.try_lock() else { return };
         let Ok(nothing) = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) else { return };
         for entry in all.iter().filter_map(Weak::upgrade) {
             for fd in entry.0.iter().map(|fd| fd.load(Ordering::SeqCst)).filter(|fd| *fd >= 0) {
-                // SAFETY: a number that one of the engine's sockets has, whose owners' threads are not there in the copy.
+                // SAFETY: the number of a socket of the engine; the threads that own it do not exist in the copy.
                 unsafe { libc::dup3(nothing.as_raw_fd(), fd, libc::O_CLOEXEC) };
             }
         }

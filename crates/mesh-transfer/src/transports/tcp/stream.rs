@@ -1,5 +1,5 @@
-//! A connection with reads into, and writes from, lists of pieces. Encrypted or not makes no difference to its users,
-//! except that an encrypted one does not block.
+//! A connection that reads into, and writes from, lists of pieces. Users need not know whether it is encrypted, except
+//! that an encrypted one does not block.
 
 use super::sockets::{Listed, Sockets};
 use crate::segments::Segment;
@@ -13,18 +13,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const AHEAD: usize = 16 * 1024;
-/// Pieces in one call.
+/// The most pieces in one call.
 const BATCH: usize = 256;
 
-/// Called where a socket has nothing to read, or no room to write: waits until it has, or says why not to go on.
+/// Called when a socket has nothing to read, or no room to write: waits until it has, or fails to stop the caller.
 pub(super) type Wait<'a> = &'a dyn Fn(PollFlags) -> io::Result<()>;
 
-/// Of a socket that blocks: the time that it was given is over.
+/// The [`Wait`] of a blocking socket: its time is over.
 pub(super) fn is_late(_: PollFlags) -> io::Result<()> {
     Err(ErrorKind::TimedOut.into())
 }
 
-/// How long the other end may take, of sockets that block and of those that do not.
+/// How long the other end may take, for blocking and non-blocking sockets.
 pub(super) struct Patience {
     socket: Arc<TcpStream>,
     blocks: bool,
@@ -39,13 +39,13 @@ impl Patience {
         Ok(Self { socket, blocks, read: None, write })
     }
 
-    /// For each read from now on; none for ever.
+    /// The limit for each read from now on; none for no limit.
     pub(super) fn set_read(&mut self, limit: Option<Duration>) -> io::Result<()> {
         self.read = limit;
         if self.blocks { self.socket.set_read_timeout(limit) } else { Ok(()) }
     }
 
-    /// The same for writes.
+    /// The limit for each write from now on.
     pub(super) fn set_write(&mut self, limit: Duration) -> io::Result<()> {
         self.write = limit;
         self.socket.set_write_timeout(Some(limit))
@@ -65,10 +65,10 @@ impl Patience {
     }
 }
 
-/// One connection. Reads give exactly as much as is asked for; what comes with it is kept for the next one.
+/// A connection. Reads return exactly as much as was asked for; surplus bytes are kept for the next read.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// First: what is dropped first.
+    /// First, since fields are dropped in order.
     _listed: Listed,
     socket: Arc<TcpStream>,
     tls: Option<Box<(TlsReader, TlsWriter)>>,
@@ -83,7 +83,7 @@ impl Wire {
         Self { _listed, socket, tls: None, ahead: vec![0; AHEAD].into(), at: 0, end: 0 }
     }
 
-    /// `socket` is that of the halves, which does not block.
+    /// `socket` is the halves' socket, which does not block.
     pub(super) fn sealed(socket: Arc<TcpStream>, halves: (TlsReader, TlsWriter), sockets: &Sockets) -> Self {
         let _listed = sockets.list([socket.as_raw_fd(), halves.0.as_fd().as_raw_fd()]);
         Self { _listed, tls: Some(Box::new(halves)), ..Self::plain(socket, sockets) }
@@ -93,12 +93,12 @@ impl Wire {
         &self.socket
     }
 
-    /// Whether so many bytes are here already.
+    /// Whether this many bytes are buffered.
     pub(super) fn has(&self, len: usize) -> bool {
         self.end - self.at >= len
     }
 
-    /// Whether it is open, and nothing has come that nobody has asked for; of a socket that does not block.
+    /// Whether it is open and nothing has arrived unasked; for non-blocking sockets.
     pub(super) fn is_sound(&self) -> bool {
         match self.socket.peek(&mut [0]) {
             Err(error) => error.kind() == ErrorKind::WouldBlock && !self.has(1),
@@ -106,7 +106,7 @@ impl Wire {
         }
     }
 
-    /// Reads what there is, at least a byte.
+    /// Reads what is there, at least one byte.
     fn look_ahead(&mut self, wait: Wait<'_>) -> io::Result<()> {
         (self.at, self.end) = (0, 0);
         let read = match &mut self.tls {
@@ -128,7 +128,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Fills `into`, or says that the connection has ended.
+    /// Fills `into`, or fails if the connection has ended.
     pub(super) fn exactly(&mut self, into: &mut [u8], wait: Wait<'_>) -> io::Result<()> {
         let mut filled = 0;
         while filled < into.len() {
@@ -175,7 +175,7 @@ impl Wire {
         while !rest.is_empty() {
             if let Some(halves) = &mut self.tls {
                 let wanted = rest.iter().map(|piece| piece.iov_len).sum();
-                // Nothing is ahead, or it would have been taken first.
+                // The buffer is empty, or it would have been used first.
                 (self.at, self.end) = (0, 0);
                 let (ahead, end) = (&mut self.ahead, &mut self.end);
                 let read = halves.0.read_with(wanted, |mut bytes| {
@@ -186,7 +186,7 @@ impl Wire {
                         bytes = &bytes[step..];
                         rest = advance(std::mem::take(&mut rest), step);
                     }
-                    // The end of the last record, which is shorter than there is room.
+                    // The rest of the last record, if the pieces have no room for it.
                     ahead[*end..*end + bytes.len()].copy_from_slice(bytes);
                     *end += bytes.len();
                 });
@@ -210,7 +210,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Reads and forgets so many bytes.
+    /// Reads and discards this many bytes.
     pub(super) fn skip(&mut self, mut len: u64, wait: Wait<'_>) -> io::Result<()> {
         let mut dropped = [0; 4096];
         while len > 0 {
@@ -257,7 +257,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Sends what is sealed and was not sent yet.
+    /// Sends what is sealed but not yet sent.
     pub(super) fn flush(&mut self, wait: Wait<'_>) -> io::Result<()> {
         while let Some(halves) = &mut self.tls
             && !halves.1.flush()?
@@ -302,7 +302,7 @@ pub(super) fn iovec(piece: Segment) -> libc::iovec {
     libc::iovec { iov_base: piece.addr as *mut libc::c_void, iov_len: piece.len as usize }
 }
 
-/// Ours, to be sent.
+/// A piece for our own bytes, to send.
 pub(super) fn bytes(bytes: &[u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }

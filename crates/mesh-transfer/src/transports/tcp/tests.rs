@@ -14,7 +14,7 @@ use std::sync::mpsc;
 const WEEK: Duration = Duration::from_secs(7 * 24 * 3600);
 const LONG: Duration = Duration::from_secs(20);
 
-/// A folder that goes with the test.
+/// A folder that is removed with the test.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -41,14 +41,14 @@ fn segments(data: &[u8]) -> crate::segments::Segments {
     crate::segments::Segments::one(data.as_ptr() as u64, data.len() as u64)
 }
 
-/// An owner that only other hosts reach, with its memory.
+/// An owner, with its memory, that only other hosts reach.
 struct Owner {
     data: Vec<u8>,
     exports: Arc<Exports>,
     export: Arc<Export>,
     handle: Arc<Handle>,
     place: Place,
-    /// Listens until it is dropped.
+    /// Listens until dropped.
     _remote: server::Remote,
 }
 
@@ -57,7 +57,7 @@ impl Owner {
         let realm = Realm::draw().unwrap();
         let exports = Arc::new(Exports::new(&realm).unwrap());
         let data: Vec<u8> = (0..size as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-        // SAFETY: `data` lives as long as the owner, and moving a vector does not move what it holds.
+        // SAFETY: `data` lives as long as the owner, and moving a vector does not move its contents.
         let export = unsafe { exports.open(segments(&data), true, Box::new(())) }.unwrap();
         let (door, member) = (random().unwrap(), Arc::new(Member::new(membership(credentials, revocations))));
         let remote = server::Remote::open(&exports, door, &member, &Sockets::default()).unwrap();
@@ -152,7 +152,7 @@ fn each_of_its_addresses_leads_to_it() {
     let job = Job::new();
     let owner = Owner::new(&job.host("owner"), None, 8);
     let user = user(Some(&membership(&job.host("user"), None)));
-    // One, where the machine has no IPv6.
+    // Only one address, if the machine has no IPv6.
     for addr in owner.place.remote.clone().unwrap() {
         let place = Place { remote: Ok(vec![addr]), ..owner.place.clone() };
         let peer = user.connect(&owner.handle, &place.encode(), &Watch::new(Some(Instant::now() + LONG))).unwrap();
@@ -165,7 +165,7 @@ fn pieces_of_memory_end_anywhere_in_records() {
     let job = Job::new();
     let owner = Owner::new(&job.host("owner"), None, 3 << 20);
     let peer = owner.reach(&user(Some(&membership(&job.host("user"), None)))).unwrap();
-    // More pieces than go into one call, of odd lengths, some longer than a record.
+    // More pieces than fit into one call, of odd lengths, some longer than a record.
     let mut copy = vec![0_u8; 2 * owner.data.len()];
     let mut list = Vec::new();
     let (mut at, mut whole) = (0, 0);
@@ -196,7 +196,7 @@ fn pieces_of_memory_end_anywhere_in_records() {
 #[test]
 fn who_joins_again_is_reached_where_it_was_and_who_joins_another_job_is_not() {
     let (job, other) = (Job::new(), Job::new());
-    // Nothing listens there but in this network; what is asked is whether it does.
+    // Only this network can reach it, but the question is whether it listens at all.
     let elsewhere = |dir: &Path, silence| Membership {
         addresses: vec![own_address()],
         silence: Duration::from_secs(silence),
@@ -227,7 +227,7 @@ fn who_joins_again_is_reached_where_it_was_and_who_joins_another_job_is_not() {
     assert!(TcpStream::connect(addr).is_err(), "members of the job that was left are let in");
 }
 
-/// This machine's address on the way to others; that of the loopback interface where it has none.
+/// This machine's address on the way to others; loopback if it has none.
 fn own_address() -> IpAddr {
     let asked = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     // Nothing is sent.
@@ -251,7 +251,7 @@ fn nobody_reaches_it_but_members_of_the_job() {
     assert_eq!(foreign.why_not(&owner.handle, &section), None);
     let error = owner.reach(&foreign).unwrap_err();
     assert!(error.kind == ErrorKind::Transport && error.message.contains("another job"), "{error}");
-    // Nor does an observer, whichever end it is.
+    // Nor does an observer, at either end.
     let observer = job.folder.0.join("observer");
     job.store.issue_observer(&observer, WEEK).unwrap();
     let looks = Identity::load_as(&observer, Role::Observer).unwrap();
@@ -262,7 +262,7 @@ fn nobody_reaches_it_but_members_of_the_job() {
         let fd = tls.as_fd();
         rustix::event::poll(&mut [rustix::event::PollFd::from_borrowed_fd(fd, flags)], None).map(drop).unwrap();
     };
-    // As a member would go on.
+    // Go on as a member would.
     let hello = [b"MXT\x01".as_slice(), &[0; 16], &owner.handle.realm].concat();
     let mut is_told = true;
     let heard = loop {
@@ -284,7 +284,7 @@ fn nobody_reaches_it_but_members_of_the_job() {
         }
     };
     assert_eq!(heard, 0, "an observer was answered");
-    // A member that does not know the door learns nothing either.
+    // A member that does not know the door key learns nothing either.
     let guess = Place { door: [0; 16], ..owner.place.clone() };
     let member = user(Some(&membership(job.store.dir(), None)));
     let watch = Watch::new(Some(Instant::now() + LONG));
@@ -300,7 +300,7 @@ fn in_the_clear_it_says_nothing_but_an_alert() {
     let mut stream = TcpStream::connect(owner.addr()).unwrap();
     stream.write_all(&[b"MXT\x01".as_slice(), &[0; 16], &owner.handle.realm].concat()).unwrap();
     let mut heard = Vec::new();
-    // A reset is as good an end.
+    // A reset will do as well.
     let _ = stream.read_to_end(&mut heard);
     assert!(heard.len() <= 7, "{heard:?}");
 }
@@ -317,7 +317,7 @@ fn addresses_at_which_nobody_listens_mean_that_it_has_ended_unless_another_leads
     let watch = Watch::new(Some(Instant::now() + LONG));
     let error = user(Some(&member)).connect(&owner.handle, &ended.encode(), &watch).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Gone, "{error}");
-    // One of its addresses leads nowhere, and one to it.
+    // One of its addresses leads nowhere, another one to it.
     let several = Place { remote: Ok(vec![addr, owner.addr()]), ..owner.place.clone() };
     let peer = user(Some(&member)).connect(&owner.handle, &several.encode(), &watch).unwrap();
     assert_eq!(owner.read(&peer).unwrap(), owner.data);
@@ -334,7 +334,7 @@ fn a_member_that_is_revoked_loses_its_connections_and_gets_no_others() {
     let peer = owner.reach(&user).unwrap();
     assert_eq!(owner.read(&peer).unwrap(), owner.data);
     job.store.revoke(thief.join("host.pem").to_str().unwrap()).unwrap();
-    // As the agent hands it on: the owner's own folder keeps the old one.
+    // The agent passes the list on like this: the owner's own folder keeps the old one.
     std::fs::write(&list, Identity::load(job.store.dir()).unwrap().revocations().unwrap()).unwrap();
     let end = Instant::now() + LONG;
     let error = loop {

@@ -14,7 +14,7 @@ pub(super) const RESPONSE: usize = 16;
 /// The most that one request moves.
 pub(super) const PIECE: u64 = 1 << 20;
 
-/// What is asked for.
+/// The kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verb {
     Read,
@@ -42,9 +42,9 @@ pub(super) struct Request {
     pub(super) token: Token,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// What to add; what is expected.
+    /// The summand, or the expected value.
     pub(super) first: u64,
-    /// What it becomes.
+    /// The desired value.
     pub(super) second: u64,
 }
 
@@ -61,7 +61,7 @@ impl Request {
         out
     }
 
-    /// None if nobody who speaks this protocol has written it.
+    /// None if no speaker of this protocol wrote it.
     pub(super) fn decode(bytes: &[u8; REQUEST]) -> Option<Self> {
         let verb = match bytes[0] {
             1 => Verb::Read,
@@ -88,11 +88,11 @@ impl Request {
     }
 }
 
-/// The answer to a request; what was read follows it.
+/// The answer to a request, followed by the bytes read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) refused: Option<ErrorKind>,
-    /// What an atomic operation has found.
+    /// What an atomic operation found.
     pub(super) found: u64,
 }
 

@@ -1,8 +1,8 @@
 //! The reader's end: one thread for each owner, which reads and writes for all threads of this process.
 //!
-//! UCX-4: an operation has an outcome only after UCX has ended everything that was begun for it. A cancelled operation
-//! is waited for briefly. Then the endpoint is closed by force, which ends everything that uses it; the other
-//! operations are begun again over a new connection.
+//! UCX-4: an operation gets its outcome only after UCX has ended everything that was started for it. A cancelled
+//! operation is waited for briefly. Then the endpoint is closed by force, which ends everything that uses it; the other
+//! operations are started again over a new connection.
 
 use super::library::{OK, Status};
 use super::objects::{Context, Endpoint, Request, Worker};
@@ -22,21 +22,21 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Requests of UCX that one operation has under way, and bytes.
+/// The most UCX requests, and bytes, that one operation has under way.
 const WINDOW: usize = 64;
 const BYTES: u64 = 64 << 20;
-/// How often an operation that makes no progress is looked at.
+/// How often to check an operation that makes no progress.
 const LOOK: Duration = Duration::from_millis(20);
-/// How long what was given up may take to end by itself.
+/// How long a cancelled operation may take to end by itself.
 const GRACE: Duration = Duration::from_millis(100);
-/// How long a process may take to end once its connections have.
+/// How long a process may take to end after its connections.
 const DYING: Duration = Duration::from_millis(200);
 
-/// How an operation ended. `None`: through no fault of its own, it is to be begun again.
+/// How an operation ended. `None`: it was interrupted through no fault of its own, and must be started again.
 pub(super) type Done = Option<Result<(), TransferError>>;
 
-/// The threads of this process that read and write, those that nobody uses any longer and that are about to end included: none
-/// may be in UCX when the process ends, which takes the library down.
+/// This process's threads that read and write, including unused ones that are about to end. None may be in UCX when the
+/// process ends, which tears the library down.
 #[derive(Debug, Default)]
 pub(super) struct Drivers {
     list: Mutex<Vec<(Arc<Shared>, JoinHandle<()>)>>,
@@ -65,7 +65,7 @@ impl Drivers {
         Ok(())
     }
 
-    /// Ends all of them, with what is under way, and lets no other begin. Blocks.
+    /// Ends all threads, with what is under way, and lets no others start. Blocks.
     pub(super) fn stop(&self) {
         let threads = {
             let mut list = self.list();
@@ -74,7 +74,7 @@ impl Drivers {
         };
         threads.iter().for_each(|(shared, _)| shared.stop());
         for (_, thread) in threads {
-            // One that has panicked has ended as well.
+            // One that panicked has ended, too.
             let _ = thread.join();
         }
     }
@@ -97,7 +97,7 @@ struct Inbox {
     has_ended: bool,
 }
 
-/// UCX-5. A version that does not say by what it reaches the owner is not trusted to keep away from it.
+/// UCX-5. If UCX does not say what it uses to reach the owner, it may be tcp, so it is refused.
 fn refuse_tcp(uses_tcp: Option<bool>) -> Result<(), TransferError> {
     match uses_tcp {
         Some(false) => Ok(()),
@@ -141,7 +141,7 @@ impl Shared {
 }
 
 impl Driver {
-    /// `address` is the owner's worker, `process` the owner, where it can be seen. Blocks until UCX has looked for a way there.
+    /// `address` is the owner's worker, `process` the owner, if visible. Blocks until UCX has looked for a route.
     pub(super) fn start(
         wire: Wire,
         address: Vec<u8>,
@@ -156,7 +156,7 @@ impl Driver {
         let (tell, begun) = mpsc::sync_channel(1);
         drivers.spawn(&shared, move || {
             let _ended = Ended(&theirs);
-            // Whoever waits to hear of it waits for this thread.
+            // The receiver waits for this thread.
             let failed = |error| drop(tell.send(Err(error)));
             let worker = match Worker::new(&context) {
                 Ok(worker) => worker,
@@ -184,7 +184,7 @@ impl Driver {
             };
             let ended = driving.run(&worker);
             drop(driving);
-            // UCX-4: what it still had to send of the memory of writers, it has forgotten.
+            // UCX-4: this drops writes from callers' memory that were still unsent.
             drop(worker);
             for (job, done) in ended {
                 job.finish(done);
@@ -194,7 +194,7 @@ impl Driver {
         Ok(Self(shared))
     }
 
-    /// Does them, and waits until they are done.
+    /// Performs the operations, and waits for them.
     ///
     /// # Safety
     /// As for [`Peer::run`](super::super::Peer::run).
@@ -229,7 +229,7 @@ impl Drop for Driver {
     }
 }
 
-/// Nobody waits for a thread that has ended, whatever has ended it.
+/// Finishes the jobs of a thread that has ended, for whatever reason.
 struct Ended<'a>(&'a Shared);
 
 impl Drop for Ended<'_> {
@@ -247,7 +247,7 @@ impl Drop for Ended<'_> {
 struct Active {
     job: Arc<Job>,
     names: Vec<Name>,
-    /// Whether all exports were shown, and the parts are known.
+    /// Whether all exports have been shown, so that the parts are known.
     is_planned: bool,
     parts: VecDeque<Part>,
     under_way: Vec<(Request, u64)>,
@@ -259,7 +259,7 @@ struct Active {
     given_up: Option<Instant>,
 }
 
-/// What the thread has.
+/// The thread's state.
 struct Driving<'a> {
     endpoint: Option<Endpoint<'a>>,
     wire: Wire,
@@ -273,24 +273,24 @@ struct Driving<'a> {
 
 /// Why the connection ends.
 enum End {
-    /// As it is wanted to.
+    /// On request.
     Wanted,
-    /// It has failed: for all that is under way.
+    /// It failed, for everything under way.
     Failed(TransferError),
-    /// An operation that was given up does not end: for the others through no fault of theirs.
+    /// A cancelled operation does not end; the others are not at fault.
     GivenUp,
 }
 
 impl Driving<'_> {
-    /// How all operations have ended, to be told when the worker has.
+    /// Returns how all operations ended, to report once the worker has ended.
     fn run(&mut self, worker: &Worker) -> Vec<(Arc<Job>, Done)> {
         let end = self.drive(worker);
         self.close(end)
     }
 
-    /// Ends all that is under way (UCX-4).
+    /// Ends everything under way (UCX-4).
     fn close(&mut self, end: End) -> Vec<(Arc<Job>, Done)> {
-        // Nothing more is to be read from here.
+        // Nothing more will be read from here.
         self.wire.close();
         let mut requests = Vec::new();
         for active in &mut self.active {
@@ -300,7 +300,7 @@ impl Driving<'_> {
             endpoint.close(&mut requests);
         }
         self.entries.clear();
-        // From now on nobody else comes.
+        // From now on, no more jobs arrive.
         let left: Vec<Arc<Job>> = {
             let mut inbox = self.shared.inbox();
             inbox.has_ended = true;
@@ -370,12 +370,12 @@ impl Driving<'_> {
             list.push(PollFd::new(process, PollFlags::IN));
         }
         let limit = (!self.active.is_empty()).then(|| timespec(LOOK));
-        // Interrupted or not, all are looked at.
+        // Check everything, whether interrupted or not.
         let _ = poll(&mut list, limit.as_ref());
         self.shared.wake.clear();
     }
 
-    /// What the owner has said, and whether it is there.
+    /// Takes the owner's messages, and checks that it is alive.
     fn listen(&mut self) -> Result<(), TransferError> {
         if self.has_process_ended(Duration::ZERO) {
             return Err(self.ended());
@@ -465,10 +465,10 @@ impl Driving<'_> {
         Ok(())
     }
 
-    /// Goes on with all operations; whether anything has moved.
+    /// Advances all operations; returns whether anything has moved.
     fn step(&mut self) -> Result<bool, End> {
         let mut has_moved = false;
-        // Whether the owner is to say something.
+        // Whether an answer of the owner is missing.
         let mut asks = false;
         let mut at = 0;
         while at < self.active.len() {
@@ -590,8 +590,8 @@ impl Active {
             let Some(Export { state: State::Shown { key: Some(key), .. }, .. }) = entries.get(&part.name) else {
                 break;
             };
-            // SAFETY: the caller's memory, who waits until the job is finished, which is when this list is empty; the
-            // remote addresses are those that the owner has shown for this export, which the job uses.
+            // SAFETY: the memory is the caller's, who waits until the job is finished, which is when this list is
+            // empty; the remote addresses are those that the owner showed for this export, which the job uses.
             let begun = unsafe {
                 match &part.verb {
                     Verb::Get => endpoint.get(part.here, part.there, part.len, key),
@@ -611,7 +611,7 @@ impl Active {
             if !self.has_written {
                 return Ok(Advance::Ended);
             }
-            // What has left this process is not there yet.
+            // Bytes that have left this process may not have arrived yet.
             self.has_written = false;
             if let Some(request) = endpoint.flush()? {
                 self.under_way.push((request, 0));

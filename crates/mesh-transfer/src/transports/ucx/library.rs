@@ -1,4 +1,4 @@
-//! libucp, opened at run time: the functions that are used, and the leading fields of its structures.
+//! libucp, opened at run time: the functions that we use, and the leading fields of its structures.
 //!
 //! One declaration serves 1.13 and later: each structure has a mask that says which fields are set, so fields that
 //! later versions append are ignored.
@@ -11,7 +11,7 @@ pub(super) type Status = i8;
 pub(super) const OK: Status = 0;
 pub(super) const IN_PROGRESS: Status = 1;
 pub(super) const BUSY: Status = -15;
-/// What this declares is the interface of this version.
+/// The version whose interface is declared here.
 const API: (c_uint, c_uint) = (1, 13);
 const FEATURES: u64 = RMA | WAKEUP;
 const RMA: u64 = 1 << 1;
@@ -34,8 +34,8 @@ pub(super) struct Params {
 pub(super) type OnRequest = unsafe extern "C" fn(*mut c_void);
 
 impl Params {
-    /// One-sided operations, several workers on several threads, each with a descriptor to sleep on. `on_request` is called with
-    /// the end of each request when there first is one.
+    /// One-sided operations, several workers on several threads, each with a descriptor to sleep on. UCX calls
+    /// `on_request` with the end of each request when it is made.
     pub(super) fn new(on_request: OnRequest) -> Self {
         Self {
             mask: 1 | 1 << 2 | 1 << 5,
@@ -50,11 +50,11 @@ impl Params {
     }
 }
 
-/// What a context says of itself.
+/// What a context says about itself.
 #[repr(C)]
 pub(super) struct ContextAttributes {
     mask: u64,
-    /// How long a request is.
+    /// The length of a request.
     pub(super) request_size: usize,
     rest: [u64; 16],
 }
@@ -73,7 +73,7 @@ pub(super) struct WorkerParams {
 }
 
 impl WorkerParams {
-    /// Used by one thread after the other.
+    /// Used by one thread at a time.
     pub(super) fn new() -> Self {
         Self { mask: 1, thread_mode: 1, rest: [0; 48] }
     }
@@ -106,7 +106,7 @@ pub(super) struct EndpointParams {
 }
 
 impl EndpointParams {
-    /// To this address; a failure ends what is under way with an error, and is told.
+    /// Connects to this address; on a failure, operations under way end with an error, and `on_error` is called.
     pub(super) fn new(address: *const c_void, on_error: OnError, on_error_argument: *mut c_void) -> Self {
         Self { mask: 0b111, address, error_mode: 1, on_error, on_error_argument, rest: [0; 32] }
     }
@@ -124,7 +124,7 @@ impl RequestParams {
         Self { mask: 0, flags: 0, rest: [0; 24] }
     }
 
-    /// For the end of an endpoint: what is under way ends with an error.
+    /// For closing an endpoint: operations under way end with an error.
     pub(super) fn forced() -> Self {
         Self { mask: 1 << 4, flags: 1, rest: [0; 24] }
     }
@@ -132,7 +132,7 @@ impl RequestParams {
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// Its functions.
+        /// The library's functions.
         #[derive(Debug)]
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -140,12 +140,12 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// Must be libucp.
+            /// The library must be libucp.
             unsafe fn find(library: Handle) -> Result<Self, TransferError> {
                 Ok(Self {
                     $($name: {
                         let found = symbol(library, concat!(stringify!($name), "\0"))?;
-                        // SAFETY: the function of that name, which has been of this type since version 1.13.
+                        // SAFETY: the function of that name, which has had this type since version 1.13.
                         unsafe { std::mem::transmute::<Handle, unsafe extern "C" fn($($argument),*) $(-> $result)?>(found) }
                     },)*
                 })
@@ -193,7 +193,7 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// The first of these that can be opened.
+    /// Opens the first of these that works.
     pub(super) fn open(places: &[String]) -> Result<Self, TransferError> {
         let mut reasons = Vec::new();
         for place in places {
@@ -206,7 +206,7 @@ impl Library {
     }
 
     fn at(place: &str) -> Result<Self, TransferError> {
-        // The libraries that it needs first, from its own folder: others of the same name would not fit to it.
+        // Open its dependencies first, from the same folder: others with these names would not match it.
         let folder = Path::new(place).parent().filter(|folder| !folder.as_os_str().is_empty());
         if let Some(folder) = folder {
             for name in ["libucs.so.0", "libucm.so.0", "libuct.so.0"] {
@@ -217,7 +217,7 @@ impl Library {
             }
         }
         let library = open(place)?;
-        // SAFETY: what was opened is libucp, or lacks its functions.
+        // SAFETY: the library is libucp, or lacks its functions.
         let call = unsafe { Functions::find(library)? };
         let (mut major, mut minor, mut release) = (0, 0, 0);
         // SAFETY: three numbers of this frame.
@@ -227,7 +227,7 @@ impl Library {
                 "it is version {major}.{minor}.{release}; 1.13 or a later 1.x is needed"
             )));
         }
-        // SAFETY: a function of libucs, which libucp needs, of that type in all versions.
+        // SAFETY: a function of libucs, which libucp needs, with this type in all versions.
         let status_string = unsafe {
             std::mem::transmute::<Handle, unsafe extern "C" fn(Status) -> *const c_char>(symbol(
                 library,
@@ -242,18 +242,18 @@ impl Library {
         API
     }
 
-    /// What a status means, in its own words.
+    /// What a status means, in UCX's words.
     pub(super) fn say(&self, status: Status) -> String {
-        // SAFETY: gives a text that stays, whatever the number.
+        // SAFETY: returns a permanent text, whatever the number.
         let text = unsafe { (self.status_string)(status) };
         if text.is_null() {
             return format!("status {status}");
         }
-        // SAFETY: ends with a zero.
+        // SAFETY: it ends with a zero.
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// As a result: what failed, and why.
+    /// Turns a status into a result that says what failed, and why.
     pub(super) fn check(&self, what: &str, status: Status) -> Result<(), TransferError> {
         if status == OK {
             return Ok(());
@@ -262,43 +262,43 @@ impl Library {
     }
 }
 
-/// What a function returns that gives either a request, or a status where there is none.
+/// Splits the result of a function that returns either a request or, if there is none, a status.
 pub(super) fn split(found: Handle) -> Result<Handle, Status> {
     let number = found as isize;
     // Statuses are -100 to 0, as pointers.
     if (-100..=0).contains(&number) { Err(number as Status) } else { Ok(found) }
 }
 
-/// Unless the user has said otherwise: the signal handlers that were there stay in force, and what UCX would print is not
-/// printed, as it goes to the program's standard output. What fails is told by status, and ends up in our errors.
+/// Unless the user has set otherwise, keeps existing signal handlers in force and UCX quiet, since it prints to the
+/// program's standard output. Failures are returned as statuses and end up in our errors.
 fn tame(library: Handle) {
     if std::env::var_os("UCX_HANDLE_ERRORS").is_none()
         && let Ok(found) = symbol(library, "ucs_debug_disable_signals\0")
     {
         // SAFETY: a function without arguments and result.
         let disable = unsafe { std::mem::transmute::<Handle, unsafe extern "C" fn()>(found) };
-        // SAFETY: as its library is open.
+        // SAFETY: its library is open.
         unsafe { disable() };
     }
     if std::env::var_os("UCX_LOG_LEVEL").is_none()
         && let Ok(found) = symbol(library, "ucs_global_opts_set_value\0")
     {
         type Set = unsafe extern "C" fn(*const c_char, *const c_char) -> Status;
-        // SAFETY: of that type in all versions.
+        // SAFETY: it has this type in all versions.
         let set = unsafe { std::mem::transmute::<Handle, Set>(found) };
-        // SAFETY: two constant texts. Where it is refused, UCX prints more than is needed.
+        // SAFETY: two constant texts. If refused, UCX prints more than needed.
         let _ = unsafe { set(c"LOG_LEVEL".as_ptr(), c"fatal".as_ptr()) };
     }
 }
 
 fn open(path: &str) -> Result<Handle, TransferError> {
     let name = CString::new(path).map_err(|_| TransferError::transport("its path contains a NUL byte"))?;
-    // SAFETY: to open a library runs its initialisation, as the user who has switched UCX on wants.
+    // SAFETY: opening a library runs its initialisers, as the user who switched UCX on wants.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_GLOBAL) };
     if library.is_null() { Err(TransferError::transport(last_error())) } else { Ok(library) }
 }
 
-/// The name ends with a zero.
+/// The name must end with a zero.
 fn symbol(library: Handle, name: &str) -> Result<Handle, TransferError> {
     // SAFETY: an open library, and a text that ends with a zero.
     let found = unsafe { libc::dlsym(library, name.as_ptr().cast()) };
@@ -311,6 +311,6 @@ fn last_error() -> String {
     if text.is_null() {
         return "it has no such function".to_owned();
     }
-    // SAFETY: ends with a zero.
+    // SAFETY: it ends with a zero.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }

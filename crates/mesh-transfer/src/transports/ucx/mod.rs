@@ -38,11 +38,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) const NAME: &str = "ucx";
 
-/// The transport, in this process.
+/// The transport in this process.
 #[derive(Debug)]
 pub(crate) struct Ucx {
     realm: Realm,
-    /// Where the library may be; none where UCX is switched off.
+    /// Where the library may be; none if UCX is switched off.
     libraries: Option<Vec<String>>,
     context: OnceLock<Result<Arc<objects::Context>, TransferError>>,
     service: Mutex<Option<Arc<owner::Service>>>,

@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long requests of an endpoint that is being closed may take to end.
+/// How long requests may take to end while their endpoint is closed.
 const CLOSING: Duration = Duration::from_secs(2);
-/// An endpoint that tells of failures takes only transports that can: shared memory does where it is told to, and `cma` where it
-/// says that it can revoke keys, which our leases do for it (LSE-1). Version 1.13 takes the first of these here, later ones the
-/// others.
+/// An endpoint that reports failures accepts only transports that can do so: shared memory if configured to, and `cma`
+/// if it claims that it can revoke keys, which our leases do for it (LSE-1). Version 1.13 knows the first of these
+/// settings, later ones the others.
 const SETTINGS: [&CStr; 4] =
     [c"MM_ERROR_HANDLING", c"POSIX_ERROR_HANDLING", c"SYSV_ERROR_HANDLING", c"CMA_MEMORY_INVALIDATE"];
 
-/// One per process. Used by several threads at once, as UCX was told.
+/// One for each process. Several threads use it at once, as UCX was told.
 #[derive(Debug)]
 pub(super) struct Context {
     library: Arc<Library>,
@@ -33,20 +33,20 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// As the environment (`UCX_*`) and UCX's own files want it.
+    /// Configured by the environment (`UCX_*`) and UCX's own files.
     pub(super) fn new(library: Arc<Library>) -> Result<Self, TransferError> {
         let (mut config, mut raw) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: without prefix and file; the result is of this frame.
         let status = unsafe { (library.call.ucp_config_read)(std::ptr::null(), std::ptr::null(), &raw mut config) };
         library.check("read its settings (UCX_*)", status)?;
         let is_users = |name: &CStr| std::env::var_os(format!("UCX_{}", name.to_string_lossy())).is_some();
-        // Where the user has said something of it, nothing is changed.
+        // What the user has set is not changed.
         for name in SETTINGS.into_iter().filter(|name| !is_users(name)) {
-            // SAFETY: two constant texts. A version that does not know it works without.
+            // SAFETY: two constant texts. A version that does not know the setting works without.
             let _ = unsafe { (library.call.ucp_config_modify)(config, name.as_ptr(), c"y".as_ptr()) };
         }
         if !is_users(c"TLS") {
-            // UCX-5. Where it has nothing else, that is told when an owner is to be reached.
+            // UCX-5. If UCX has nothing else, reaching an owner fails with an error.
             // SAFETY: as above.
             let _ = unsafe { (library.call.ucp_config_modify)(config, c"TLS".as_ptr(), c"^tcp".as_ptr()) };
         }
@@ -72,24 +72,24 @@ impl Context {
     }
 }
 
-/// How long a request of the library is. It is the same for all contexts of one library, and a process opens one.
+/// The length of the library's requests. It is the same for all contexts of a library, and a process opens only one.
 static REQUEST: AtomicUsize = AtomicUsize::new(0);
 
-/// UCX makes a request without setting all of it (UCX-6). Answers to a reader that could not be sent are dropped with the worker,
-/// and UCX then looks at the kind of their data, which nobody has said: left over from what the memory was used for before, it
-/// takes that for pointers and follows them. Of zeros it takes nothing.
+/// UCX makes requests without setting all of their bytes (UCX-6). When a worker is destroyed, UCX drops answers that it
+/// could not send, and looks at their data type, which was never set: it would follow whatever was in that memory
+/// before as pointers. Zeros are harmless.
 ///
 /// # Safety
-/// Called by UCX with the end of a request that it has not begun to use.
+/// UCX calls it with the end of a request that it has not yet used.
 unsafe extern "C" fn clear(end: *mut c_void) {
     let len = REQUEST.load(Ordering::SeqCst);
-    // SAFETY: a request lies before its end, as UCX promises to those who bring requests themselves.
+    // SAFETY: a request lies before its end, as UCX promises to those who allocate their own requests.
     unsafe { std::ptr::write_bytes(end.cast::<u8>().sub(len), 0, len) };
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: all that was made of it holds it.
+        // SAFETY: everything made from it holds it.
         unsafe { (self.library.call.ucp_cleanup)(self.raw) };
     }
 }
@@ -102,7 +102,7 @@ pub(super) struct Worker {
     efd: RawFd,
 }
 
-// SAFETY: made for threads that use it one after the other, which `!Sync` has them do.
+// SAFETY: made for threads that use it in turn, which `!Sync` enforces.
 unsafe impl Send for Worker {}
 
 impl Worker {
@@ -125,20 +125,20 @@ impl Worker {
         // SAFETY: all of this frame.
         let status = unsafe { (library.call.ucp_worker_get_address)(self.raw, &raw mut address, &raw mut len) };
         library.check("tell a worker's address", status)?;
-        // SAFETY: `len` bytes, which are UCX's until they are given back.
+        // SAFETY: `len` bytes, which are UCX's until released.
         let copied = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) }.to_vec();
-        // SAFETY: given back once.
+        // SAFETY: released once.
         unsafe { (library.call.ucp_worker_release_address)(self.raw, address) };
         Ok(copied)
     }
 
-    /// Does what there is to do; whether there was anything.
+    /// Does pending work; returns whether there was any.
     pub(super) fn progress(&self) -> bool {
         // SAFETY: by one thread at a time.
         unsafe { (self.context.library.call.ucp_worker_progress)(self.raw) != 0 }
     }
 
-    /// Whether one may sleep until the descriptor is readable.
+    /// Whether the caller may sleep until the descriptor is readable.
     pub(super) fn arm(&self) -> Result<bool, TransferError> {
         // SAFETY: by one thread at a time.
         let status = unsafe { (self.context.library.call.ucp_worker_arm)(self.raw) };
@@ -150,14 +150,14 @@ impl Worker {
     }
 
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
-        // SAFETY: the worker's own, open as long as that is there.
+        // SAFETY: the worker's own, open as long as the worker.
         unsafe { BorrowedFd::borrow_raw(self.efd) }
     }
 }
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        // SAFETY: endpoints and keys hold a reference to it for their lifetime, or are gone.
+        // SAFETY: endpoints and keys borrow it for their lifetime, or are gone.
         unsafe { (self.context.library.call.ucp_worker_destroy)(self.raw) };
     }
 }
@@ -170,14 +170,14 @@ pub(super) struct Mapped {
     key: Vec<u8>,
 }
 
-// SAFETY: registered with a context that is used by several threads.
+// SAFETY: registered with a context that several threads use.
 unsafe impl Send for Mapped {}
 // SAFETY: as above; nothing changes it.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
     /// # Safety
-    /// Must be memory of this process for as long as this lives.
+    /// It must be memory of this process for as long as this lives.
     unsafe fn new(context: &Arc<Context>, addr: u64, len: u64) -> Result<Self, TransferError> {
         let library = context.library();
         let len = usize::try_from(len).map_err(|_| TransferError::invalid("more than the address space holds"))?;
@@ -190,7 +190,7 @@ impl Mapped {
         // SAFETY: of this frame.
         let status = unsafe { (library.call.ucp_rkey_pack)(context.raw, raw, &raw mut key, &raw mut size) };
         library.check("make a key of the memory", status)?;
-        // SAFETY: `size` bytes, which are UCX's until they are given back, once.
+        // SAFETY: `size` bytes, which are UCX's until released, once.
         unsafe {
             made.key = std::slice::from_raw_parts(key.cast::<u8>(), size).to_vec();
             (library.call.ucp_rkey_buffer_release)(key);
@@ -198,7 +198,7 @@ impl Mapped {
         Ok(made)
     }
 
-    /// All from the first of these pieces to the last, if there are any.
+    /// Registers everything from the first of these pieces to the last, if there are any.
     ///
     /// # Safety
     /// As for `new`.
@@ -218,12 +218,12 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: registered once, given up once.
+        // SAFETY: registered once, unregistered once.
         let _ = unsafe { (self.context.library.call.ucp_mem_unmap)(self.context.raw, self.raw) };
     }
 }
 
-/// The way to another worker. All its keys and requests are of the thread that has it.
+/// A route to another worker. Its keys and requests belong to the thread that has it.
 #[derive(Debug)]
 pub(super) struct Endpoint<'a> {
     worker: &'a Worker,
@@ -231,9 +231,9 @@ pub(super) struct Endpoint<'a> {
     failed: Box<AtomicBool>,
 }
 
-/// UCX says that the other end cannot be reached any longer.
+/// Called by UCX when the other end can no longer be reached.
 unsafe extern "C" fn on_error(argument: *mut c_void, _endpoint: Handle, _status: Status) {
-    // SAFETY: the flag of the endpoint, which outlives it.
+    // SAFETY: the endpoint's flag, which outlives the endpoint.
     unsafe { &*argument.cast::<AtomicBool>() }.store(true, Ordering::SeqCst);
 }
 
@@ -244,7 +244,7 @@ impl<'a> Endpoint<'a> {
         let argument = (&raw const *failed).cast_mut().cast::<c_void>();
         let params = EndpointParams::new(address.as_ptr().cast(), on_error, argument);
         let mut raw = std::ptr::null_mut();
-        // SAFETY: the address is one of this library's, as its owner has proved who it is; the flag lives in a box of its own.
+        // SAFETY: the address is from this library, since its owner has proved who it is; the flag has its own box.
         let status = unsafe { (library.call.ucp_ep_create)(worker.raw, &raw const params, &raw mut raw) };
         library.check("reach the owner's worker with the transports of both (UCX_TLS)", status)?;
         Ok(Self { worker, raw, failed })
@@ -254,7 +254,7 @@ impl<'a> Endpoint<'a> {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// Whether the other end is reached by TCP, were it besides others; none if UCX does not say.
+    /// Whether TCP is among the ways to the other end; none if UCX does not say.
     pub(super) fn uses_tcp(&self) -> Option<bool> {
         let (mut text, mut len) = (std::ptr::null_mut(), 0);
         // SAFETY: two variables of this frame, which outlive the stream.
@@ -267,7 +267,7 @@ impl<'a> Endpoint<'a> {
             (self.worker.context.library.call.ucp_ep_print_info)(self.raw, stream);
             libc::fclose(stream)
         };
-        // SAFETY: what the stream has left there: a text that ends with a zero, or nothing.
+        // SAFETY: what the stream left there: a text that ends with a zero, or nothing.
         let said = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
         // SAFETY: the stream's memory, freed once.
         unsafe { libc::free(text.cast()) };
@@ -280,7 +280,7 @@ impl<'a> Endpoint<'a> {
     pub(super) fn unpack(&self, key: &[u8]) -> Result<Key, TransferError> {
         let library = Arc::clone(self.worker.context.library());
         let mut raw = std::ptr::null_mut();
-        // SAFETY: a key that its owner has packed.
+        // SAFETY: a key packed by its owner.
         let status = unsafe { (library.call.ucp_ep_rkey_unpack)(self.raw, key.as_ptr().cast(), &raw mut raw) };
         library.check("use the key of the owner's memory", status)?;
         Ok(Key { library, raw })
@@ -322,7 +322,7 @@ impl<'a> Endpoint<'a> {
         begun(found)
     }
 
-    /// Ends when all that was written before is in the owner's memory.
+    /// The request ends when all earlier writes are in the owner's memory.
     pub(super) fn flush(&self) -> Result<Option<Request>, Status> {
         let params = RequestParams::new();
         // SAFETY: by one thread at a time.
@@ -330,10 +330,10 @@ impl<'a> Endpoint<'a> {
         begun(found)
     }
 
-    /// How it has ended, if it has.
+    /// How a request ended, if it has.
     pub(super) fn ended(&self, request: &Request) -> Option<Status> {
         let call = &self.worker.context.library.call;
-        // SAFETY: a request of this endpoint that was not freed yet.
+        // SAFETY: a request of this endpoint that has not been freed yet.
         let status = unsafe { (call.ucp_request_check_status)(request.0) };
         if status == IN_PROGRESS {
             return None;
@@ -343,7 +343,7 @@ impl<'a> Endpoint<'a> {
         Some(status)
     }
 
-    /// Ends it with all that is under way, by force: when this returns UCX touches none of the memory.
+    /// Closes it by force, with everything under way: afterwards UCX touches none of the memory.
     pub(super) fn close(self, under_way: &mut Vec<Request>) {
         let params = RequestParams::forced();
         let call = &self.worker.context.library.call;
@@ -376,7 +376,7 @@ fn begun(found: Handle) -> Result<Option<Request>, Status> {
     }
 }
 
-/// What memory of another process is reached with.
+/// Gives access to memory of another process.
 #[derive(Debug)]
 pub(super) struct Key {
     library: Arc<Library>,

@@ -24,23 +24,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Readers at once, those among them that have not proved who they are included.
+/// The most readers at once, including strangers, and the most strangers, who have not proved who they are.
 const READERS: usize = 256;
 const STRANGERS: usize = 16;
 /// How long a stranger may take for its part of the greeting.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// How long a reader may take to say that it has left an export, or is at work on it; and how long, if that is so.
+/// How long a reader may take to say that it has left an export or is busy with it; and how long it may be busy.
 const PATIENCE: Duration = Duration::from_millis(500);
 const BUSY: Duration = Duration::from_secs(30);
-/// How long to wait with the next reader where there is no descriptor for it.
+/// How long to wait before the next reader when descriptors have run out.
 const BREATH: Duration = Duration::from_millis(50);
-/// How long to look for more before sleeping.
+/// How long to poll before sleeping.
 pub(super) const SPIN: Duration = Duration::from_micros(50);
-/// How often UCX is asked for more before anybody else is.
+/// How often UCX is polled before anything else is looked at.
 pub(super) const TURNS: usize = 64;
 pub(super) const STACK: usize = 1 << 20;
 
-/// Who serves this process's exports, until it is stopped.
+/// Serves this process's exports until stopped.
 #[derive(Debug)]
 pub(super) struct Service {
     pub(super) port: u16,
@@ -62,7 +62,7 @@ struct Shared {
     stop: Signal,
 }
 
-/// One connection, as those see it who close exports.
+/// One connection, as seen by those who close exports.
 #[derive(Debug)]
 struct Reader {
     wake: Signal,
@@ -72,11 +72,11 @@ struct Reader {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What it may be reading and writing. Nothing, while it is being looked for.
+    /// What it may be reading and writing. None while it is being looked up.
     opened: HashMap<Name, Option<Opened>>,
-    /// To be told of.
+    /// Revoked exports that the reader has not been told of.
     revoked: Vec<Name>,
-    /// It is to be ended.
+    /// The reader is to be disconnected.
     is_unwanted: bool,
     has_ended: bool,
 }
@@ -121,7 +121,7 @@ impl Service {
         Ok(Self { port, door, shared, listening: Mutex::new(Some(listening)) })
     }
 
-    /// Has no reader use it any longer. Blocks.
+    /// Makes all readers leave the export. Blocks.
     pub(super) fn withdraw(&self, export: &Export) {
         let name = (export.slot, export.generation);
         let readers: Vec<_> = lock(&self.shared.readers).iter().map(|(reader, _)| Arc::clone(reader)).collect();
@@ -153,12 +153,12 @@ impl Service {
         lock(&self.shared.mapped).remove(&name);
     }
 
-    /// Ends all of it. Blocks.
+    /// Ends the service. Blocks.
     pub(super) fn stop(&self) {
         self.shared.stopping.store(true, Ordering::SeqCst);
         self.shared.stop.set();
         let listening = lock(&self.listening).take();
-        // A thread that has panicked has ended as well.
+        // A thread that panicked has ended, too.
         let _ = listening.map(JoinHandle::join);
         for (_, thread) in std::mem::take(&mut *lock(&self.shared.readers)) {
             let _ = thread.join();
@@ -175,18 +175,18 @@ fn listen(listener: &TcpListener, shared: &Arc<Shared>) {
             list.push(PollFd::new(listener, PollFlags::IN));
         }
         let limit = timespec(BREATH);
-        // Whatever ends it, the loop looks.
+        // Whatever ends the wait, the loop checks everything.
         let _ = poll(&mut list, if has_room { None } else { Some(&limit) });
         let stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
             Err(_) => {
-                // Out of descriptors, most likely. Who connects waits meanwhile.
+                // Most likely out of descriptors. New connections wait meanwhile.
                 let _ = poll(&mut [PollFd::new(&shared.stop, PollFlags::IN)], Some(&limit));
                 continue;
             }
         };
-        // Without a thread or a descriptor the connection ends, and its other end says so.
+        // Without a thread or a descriptor, the connection ends, and its other end reports that.
         let _ = admit(stream, shared);
     }
 }
@@ -205,7 +205,7 @@ fn admit(stream: TcpStream, shared: &Arc<Shared>) -> Result<(), TransferError> {
         let _ended = Ended(&theirs);
         let greeted = greet(stream, &whole);
         whole.strangers.fetch_sub(1, Ordering::SeqCst);
-        // However it ends, the other end sees that it has.
+        // However it ends, the other end notices.
         let _ = greeted.and_then(|wire| serve(wire, &theirs, &whole));
     });
     match thread {
@@ -215,7 +215,7 @@ fn admit(stream: TcpStream, shared: &Arc<Shared>) -> Result<(), TransferError> {
     Ok(())
 }
 
-/// Says so when a reader's worker has ended, whatever has ended it.
+/// Notes that a reader's worker has ended, for whatever reason.
 struct Ended<'a>(&'a Reader);
 
 impl Drop for Ended<'_> {
@@ -224,13 +224,13 @@ impl Drop for Ended<'_> {
         state.has_ended = true;
         let opened = std::mem::take(&mut state.opened);
         drop(state);
-        // Memory that Python keeps is let go with no lock held.
+        // Release memory that Python keeps without holding a lock.
         drop(opened);
         self.0.changed.notify_all();
     }
 }
 
-/// Has a reader prove that it knows the door key. A dribble of single bytes buys no time.
+/// Makes a reader prove that it knows the door key. Trickling single bytes buys no time.
 fn greet(stream: TcpStream, shared: &Shared) -> Result<Wire, TransferError> {
     let refused = || TransferError::refused("it has not proved who it is");
     let mut wire = Wire::new(stream).map_err(lost)?;
@@ -271,7 +271,7 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
     loop {
         let mut turns = 0;
         loop {
-            // A reader that dies closes its connection to us before those of UCX. Then nothing more is done for it.
+            // A reader that dies closes its connection to us before those of UCX. Then do nothing more for it.
             if wire.has_closed() {
                 return Ok(());
             }
@@ -296,7 +296,7 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
                 PollFd::from_borrowed_fd(reader.wake.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(shared.stop.as_fd(), PollFlags::IN),
             ];
-            // Interrupted or not, all are looked at.
+            // Check everything, whether interrupted or not.
             let _ = poll(&mut list, None);
         }
         if shared.stopping.load(Ordering::SeqCst) {
@@ -327,7 +327,7 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
                     }
                 }
                 Ask::Leave(name) => {
-                    // Let go with no lock held.
+                    // Release it without holding a lock.
                     let left = reader.state().opened.remove(&name);
                     drop(left);
                     reader.changed.notify_all();
@@ -337,9 +337,9 @@ fn serve(mut wire: Wire, reader: &Reader, shared: &Shared) -> Result<(), Transfe
     }
 }
 
-/// Shows an export to a reader, if it may see it.
+/// Shows an export to a reader, if the reader may see it.
 fn open(name: Name, token: &Token, reader: &Reader, shared: &Shared) -> Answer {
-    // UCX-2: first it is in the list of who closes the export, then it is looked for among those that are offered.
+    // UCX-2: list it first, for those who close the export; then look for it among those that are offered.
     if let Entry::Vacant(place) = reader.state().opened.entry(name) {
         place.insert(None);
     } else {
@@ -363,7 +363,7 @@ fn open(name: Name, token: &Token, reader: &Reader, shared: &Shared) -> Answer {
     }
 }
 
-/// The registration of an export; none of an empty one. Of memory in pieces, all from the first to the last is registered.
+/// Registers an export; none if it is empty. For memory in pieces, registers everything from the first to the last.
 fn map(name: Name, export: &Export, shared: &Shared) -> Result<Option<Arc<Mapped>>, TransferError> {
     let list = export.segments.list();
     if list.len() > PIECES {
@@ -373,8 +373,8 @@ fn map(name: Name, export: &Export, shared: &Shared) -> Result<Option<Arc<Mapped
     if let Some(found) = mapped.get(&name) {
         return Ok(Some(Arc::clone(found)));
     }
-    // SAFETY: memory of the export, which outlives its registration: whoever has that has the export, and `withdraw` takes
-    // it out of this list before the export ends.
+    // SAFETY: memory of the export, which outlives its registration: whoever holds that holds the export, and
+    // `withdraw` takes it out of this list before the export ends.
     let made = unsafe { Mapped::covering(&shared.context, list)? }.map(Arc::new);
     if let Some(made) = &made {
         mapped.insert(name, Arc::clone(made));

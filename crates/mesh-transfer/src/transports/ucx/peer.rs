@@ -1,4 +1,4 @@
-//! An owner that is reached by UCX.
+//! An owner reached by UCX.
 
 use super::super::Peer;
 use super::driver::{Driver, Drivers};
@@ -25,11 +25,11 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for a connection and the owner's proof.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often a wait for the owner looks whether it was given up.
+/// How often a wait for the owner checks for cancellation.
 const LOOK: Duration = Duration::from_millis(50);
-/// How often an operation is begun again that another one has ended.
+/// How often to start an operation again that another one interrupted.
 const TRIES: usize = 4;
-/// Operations that go under one lease together, at most, and about how many bytes.
+/// The most operations under one lease, and roughly the most bytes.
 const GROUP: usize = 1000;
 const TOGETHER: u64 = 4 << 20;
 
@@ -41,11 +41,11 @@ pub(super) struct UcxPeer {
     realm: RealmId,
     door: Token,
     pid: u32,
-    /// The owner as a process, where it can be seen: a forked copy of it may keep its connections open.
+    /// The owner's process, if visible: a forked copy of it may keep its connections open.
     process: Option<OwnedFd>,
-    /// The owner's control page, where it can be had, and who this process is there.
+    /// The owner's control page, if available, and this process's identity there.
     control: Option<Control>,
-    /// The owner as the kernel knows it, where there is a control page.
+    /// The owner as the kernel knows it, if there is a control page.
     other: Option<Other>,
     me: u64,
     driver: Mutex<Option<Arc<Driver>>>,
@@ -61,10 +61,10 @@ impl UcxPeer {
     ) -> Result<Self, TransferError> {
         let is_here = handle.boot == here.boot;
         let is_visible = is_here && places.numbers != 0 && places.numbers == namespace("pid");
-        // Opened before the owner proves that it lives, so that this is no later process of the same number.
+        // Opened before the owner proves that it lives, so that it is not a later process with the same pid.
         let process = Pid::from_raw(handle.pid.cast_signed()).filter(|_| is_visible);
         let process = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        // Who may not look into a process, the kernel does not let write to it either: then nothing has to be leased.
+        // If this process may not look into the owner, the kernel will not write there for it either: nothing to lease.
         let control = match Control::attach(handle.pid, places.page, &handle.realm) {
             _ if !is_visible => None,
             Ok(control) => Some(control),
@@ -88,9 +88,9 @@ impl UcxPeer {
         })
     }
 
-    /// The connection; a new one if there is none that works.
+    /// The connection; a new one if none works.
     pub(super) fn reach(&self, watch: &Watch) -> Result<Arc<Driver>, TransferError> {
-        // Held meanwhile: who comes second uses what the first has made.
+        // Held meanwhile, so that later callers use what the first one made.
         let mut driver = lock(&self.driver);
         if let Some(driver) = driver.as_ref().filter(|driver| !driver.has_ended()) {
             return Ok(Arc::clone(driver));
@@ -176,7 +176,7 @@ impl UcxPeer {
         }
     }
 
-    /// What keeps the memory of these operations where the kernel writes to it for this process (LSE-1).
+    /// Leases the operations' memory while the kernel writes to it for this process (LSE-1).
     fn lease(&self, ops: &[Op]) -> Result<Option<Leased<'_>>, TransferError> {
         let Some(control) = &self.control else { return Ok(None) };
         match ops {
@@ -191,11 +191,11 @@ impl UcxPeer {
         }
     }
 
-    /// Fails if the owner has ended, or become another program. UCX's `cma` knows it by its number alone.
+    /// Fails if the owner has ended, or become another program. UCX's `cma` knows it only by its pid.
     fn is_there(&self) -> Result<(), TransferError> {
         match self.other.map(|other| other.check()) {
             Some(Err(error)) if error.kind == ErrorKind::Gone => Err(error),
-            // Whom the kernel does not let look into the owner, it does not let copy from it either.
+            // If the kernel does not let this process look into the owner, it does not let it copy either.
             _ => Ok(()),
         }
     }
@@ -211,9 +211,9 @@ impl UcxPeer {
             // SAFETY: as the caller vouches.
             match unsafe { driver.carry(ops, watch) } {
                 None => {}
-                // What was read may be of another program since.
+                // What was read may be from another program.
                 Some(Ok(())) => return self.is_there(),
-                // The owner may be there, and the connection old: who makes a new one sees which.
+                // The owner may be alive and only the connection dead: making a new one shows which.
                 Some(Err(error)) if error.kind == ErrorKind::Transport => {
                     return Err(match self.reach(watch) {
                         Err(why) if why.kind == ErrorKind::Gone => why,

@@ -7,27 +7,27 @@ use crate::host_addresses::host_addresses;
 use crate::realm::namespace;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Addresses that a handle has room for.
+/// The most addresses in a handle.
 const ADDRESSES: usize = 4;
 const HEAD: usize = 2 + 8 + 8 + 4 + 16;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Places {
-    /// Where the owner listens for readers.
+    /// The port at which the owner listens for readers.
     pub(super) port: u16,
-    /// In which network it does so.
+    /// The owner's network namespace.
     pub(super) network: u64,
-    /// In which processes have the numbers that they have there.
+    /// The owner's pid namespace.
     pub(super) numbers: u64,
     /// The number of the owner's descriptor of its control page.
     pub(super) page: u32,
     pub(super) door: Token,
-    /// How other hosts reach it.
+    /// Its addresses for other hosts.
     pub(super) addresses: Vec<IpAddr>,
 }
 
 impl Places {
-    /// Of this process.
+    /// Those of this process.
     pub(super) fn here(port: u16, door: Token, page: u32) -> Self {
         let (network, numbers) = (namespace("net"), namespace("pid"));
         let mut addresses = host_addresses();
@@ -46,7 +46,7 @@ impl Places {
         out
     }
 
-    /// Of bytes that anybody may have written.
+    /// Decodes bytes that anybody may have written.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, TransferError> {
         let damaged = || TransferError::invalid("the handle's part for the transport ucx is damaged");
         let mut rest = Reader::new(bytes, damaged);
@@ -62,7 +62,7 @@ impl Places {
         Ok(Self { port, network, numbers, page, door, addresses })
     }
 
-    /// Where to try, one after the other. `is_here`: the owner is a process of this host.
+    /// The addresses to try, in order. `is_here`: the owner is on this host.
     pub(super) fn routes(&self, is_here: bool) -> Vec<SocketAddr> {
         if is_here && self.network == namespace("net") {
             return vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), self.port)];

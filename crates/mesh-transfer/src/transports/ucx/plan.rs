@@ -9,16 +9,16 @@ use crate::operation::Work;
 use crate::segments::Segments;
 use std::collections::{HashMap, VecDeque};
 
-/// What one request of UCX moves at most.
+/// The most that one UCX request moves.
 const PIECE: u64 = 16 << 20;
 
 /// An export of the owner.
 #[derive(Debug)]
 pub(super) struct Export {
     pub(super) state: State,
-    /// Operations that are at work on it.
+    /// The number of operations that use it.
     pub(super) users: usize,
-    /// Closed by its owner: to be left with the last of them.
+    /// Closed by its owner: leave it after the last user.
     pub(super) is_revoked: bool,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn dropped() -> TransferError {
     TransferError::gone("the buffer was dropped by its owner")
 }
 
-/// None while the owner has not shown all exports. All that a hostile handle may say is checked here, by what the owner says.
+/// None until the owner has shown all exports. Checks everything a hostile handle may say against what the owner says.
 pub(super) fn plan(ops: &[Op], entries: &HashMap<Name, Export>) -> Result<Option<VecDeque<Part>>, TransferError> {
     let refused = |why: &str| TransferError::refused(why);
     let is_asked = |op: &Op| entries.get(&name_of(&op.handle)).is_some_and(|entry| matches!(entry.state, State::Asked));

@@ -13,15 +13,15 @@ impl Signal {
         Ok(Self(eventfd(0, flags).map_err(TransferError::os("make a descriptor to wake a thread by"))?))
     }
 
-    /// Has it be readable.
+    /// Makes it readable.
     pub(super) fn set(&self) {
-        // Full is as good as set.
+        // A full counter is set, too.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
-    /// Has it be readable no longer.
+    /// Makes it unreadable again.
     pub(super) fn clear(&self) {
-        // Not set is no error.
+        // It is no error if it was not set.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

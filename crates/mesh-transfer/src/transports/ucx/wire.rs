@@ -9,30 +9,30 @@ use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 
 pub(super) static PROTOCOL: Protocol = Protocol { magic: *b"MXU\x03", owner: b"ucx owner", client: b"ucx reader" };
-/// An owner's worker is reached by so many bytes at most.
+/// The longest address of an owner's worker.
 pub(super) const ADDRESS: usize = 64 * 1024;
-/// An export of more pieces is left to other transports.
+/// The most pieces of an export; those with more are left to other transports.
 pub(super) const PIECES: usize = 4096;
-/// A key has so many bytes at most.
+/// The longest key.
 pub(super) const KEY: usize = 64 * 1024;
 const ASK: usize = 32;
 const ANSWER: usize = 32;
-/// Connections get descriptors from here on.
+/// Connections get descriptors from this number on.
 const HIGH: i32 = 768;
-/// What may wait to be sent.
+/// The most bytes that may wait to be sent.
 const WAITING: usize = 64 << 20;
 
 /// Slot and generation.
 pub(super) type Name = (u32, u32);
 
-/// What a reader says.
+/// A reader's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// It wants to use an export.
     Open(Name, Token),
-    /// It has heard that the export is closed, and is at work on it.
+    /// It has heard that the export is closed, but is busy with it.
     Busy(Name),
-    /// It does not use the export any longer: of all that it wrote there, nothing is on its way.
+    /// It no longer uses the export: nothing that it wrote there is still on its way.
     Leave(Name),
 }
 
@@ -72,7 +72,7 @@ impl Ask {
         (ask.encode() == bytes).then_some(ask)
     }
 
-    /// The next one that has come as a whole.
+    /// The next message, once it has arrived completely.
     pub(super) fn next(wire: &mut Wire) -> Result<Option<Self>, TransferError> {
         let Some(bytes) = wire.peek::<ASK>() else { return Ok(None) };
         let ask = Self::decode(&bytes).ok_or_else(nonsense)?;
@@ -89,12 +89,12 @@ pub(super) struct Shown {
     pub(super) key: Vec<u8>,
 }
 
-/// What an owner says.
+/// An owner's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
     Opened(Name, Shown),
     Refused(Name, ErrorKind),
-    /// The export is closed: no operation on it may begin, and the reader is to say when there is none.
+    /// The export is closed: no operation on it may start, and the reader must report when none is left.
     Revoked(Name),
 }
 
@@ -125,7 +125,7 @@ impl Answer {
         out
     }
 
-    /// The next one that has come as a whole.
+    /// The next message, once it has arrived completely.
     pub(super) fn next(wire: &mut Wire) -> Result<Option<Self>, TransferError> {
         let Some(head) = wire.peek::<ANSWER>() else { return Ok(None) };
         let name = (u32_at(&head, 4), u32_at(&head, 8));
@@ -157,7 +157,7 @@ pub(super) fn nonsense() -> TransferError {
     TransferError::transport("the other end speaks another protocol")
 }
 
-/// A connection that never blocks, with what has come of the next message, and what could not be sent yet.
+/// A connection that never blocks, with what has arrived of the next message, and what could not be sent yet.
 #[derive(Debug)]
 pub(super) struct Wire {
     pub(super) stream: TcpStream,
@@ -167,15 +167,15 @@ pub(super) struct Wire {
 
 impl Wire {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
-        // Of a process that is killed the kernel closes the highest descriptors first: the other end then hears of that here
-        // before it does on the connections of UCX. Without room up there it stays where it is.
+        // When a process is killed, the kernel closes its highest descriptors first: the other end then learns of that
+        // here before it does through UCX. If there is no room up there, the descriptor stays where it is.
         let stream = rustix::io::fcntl_dupfd_cloexec(&stream, HIGH).map_or(stream, TcpStream::from);
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         Ok(Self { stream, incoming: Vec::new(), outgoing: Vec::new() })
     }
 
-    /// Sends it, now or as soon as there is room.
+    /// Sends the bytes, now or once there is room.
     pub(super) fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         if self.outgoing.len() + bytes.len() > WAITING {
             return Err(io::ErrorKind::WouldBlock.into());
@@ -184,7 +184,7 @@ impl Wire {
         self.flush()
     }
 
-    /// Whether the other end has closed it, or is no longer there; what it has said before is lost.
+    /// Whether the other end has closed it, or is gone; its earlier messages are lost.
     pub(super) fn has_closed(&self) -> bool {
         match self.stream.peek(&mut [0]) {
             Ok(count) => count == 0,
@@ -192,13 +192,13 @@ impl Wire {
         }
     }
 
-    /// Says nothing more. The other end hears of it.
+    /// Shuts the connection down. The other end notices.
     pub(super) fn close(&self) {
-        // One that is closed already is as wanted.
+        // If it is closed already, that will do.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 
-    /// Whether something waits to be sent.
+    /// Whether bytes wait to be sent.
     pub(super) fn has_outgoing(&self) -> bool {
         !self.outgoing.is_empty()
     }
@@ -216,7 +216,7 @@ impl Wire {
         Ok(())
     }
 
-    /// Takes what has come. An error once the other end has closed.
+    /// Takes what has arrived. Fails once the other end has closed.
     pub(super) fn receive(&mut self) -> io::Result<()> {
         let mut some = [0; 16 * 1024];
         loop {
@@ -227,19 +227,19 @@ impl Wire {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
-            // The rest when this was looked at.
+            // Read the rest after this has been looked at.
             if self.incoming.len() > ADDRESS {
                 return Ok(());
             }
         }
     }
 
-    /// The next bytes, if they are all there.
+    /// The next bytes, if all are there.
     pub(super) fn peek<const N: usize>(&self) -> Option<[u8; N]> {
         self.incoming.get(..N)?.try_into().ok()
     }
 
-    /// The next `len` bytes, if they are all there.
+    /// Takes the next `len` bytes, if all are there.
     pub(super) fn take(&mut self, len: usize) -> Option<Vec<u8>> {
         let taken = self.incoming.get(..len)?.to_vec();
         self.skip(len);
