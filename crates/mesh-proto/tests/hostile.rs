@@ -148,7 +148,7 @@ fn thousands_of_mutations() {
 fn connection_seeds() -> Vec<Vec<u8>> {
     let (caller, now) = (ProcAddr::CONTROLLER, Duration::ZERO);
     let mut packets = Vec::new();
-    // Of each pair, some answers are equal, or none.
+    // Hosts 2 and 3 give equal answers, hosts 4 and 5 do not.
     for (host, kinds) in [(2, 2), (3, 2), (4, 9), (5, 9)] {
         let mut merge = HostMerge::new(host, ProcAddr::agent(host));
         let mut frames = merge.expect(caller, 1, 3);
