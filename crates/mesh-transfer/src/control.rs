@@ -8,7 +8,7 @@
 //! LSE-2: a lease names its holder by pid and start time in one word, so that leases of dead processes can be found and
 //! taken back.
 //!
-//! Of what others write here, the owner only uses whether leases exist; it never follows it.
+//! The owner acts only on whether leases exist; it never follows what others write here.
 
 use crate::error::TransferError;
 use crate::handle::{RealmId, Token};

@@ -1,7 +1,7 @@
 //! The changes between two versions of the same memory, encoded in fewer bytes than the memory has.
 //!
-//! DLT-1: the old version and the changes yield the new version, bit by bit, whatever the bytes mean. DLT-2: changes
-//! that do not belong to memory of this length are refused, and nothing outside it is written.
+//! DLT-1: the old version and the changes yield the new version, bit by bit, whatever the bytes mean.
+//! DLT-2: changes that do not belong to memory of this length are refused, and nothing outside it is written.
 //!
 //! Memory is compared in units of 1, 2, 4 or 8 bytes, the size of its numbers. There are two streams: gaps and units. A
 //! gap is the number of unchanged units before a changed one; 255 stands for 255 unchanged units with no changed one

@@ -3,8 +3,9 @@
 //! A device accesses the pages that were registered, whatever the process later maps at their addresses. So:
 //!
 //! REG-1: a new holder shares a region only if each of its bytes has been held, by one holder or another, since the
-//! region was made. REG-2: a region is released with its last holder. A failure to make one is reported to the caller
-//! and not remembered.
+//! region was made.
+//! REG-2: a region is released with its last holder. A failure to make one is reported to the caller and not
+//! remembered.
 
 use crate::error::TransferError;
 use crate::lock;

@@ -269,7 +269,7 @@ fn whatever_comes_first_each_sender_is_heard_in_order() {
 /// BYP-1.
 #[test]
 fn what_is_offered_is_kept_until_nobody_reads_it() {
-    // A process on a host asks through its agent whether its receiver is alive; the agent says nothing here.
+    // A worker asks through its agent to be told of the receiver's end; the agent says nothing here.
     let controller = Runtime::controller(options()).unwrap();
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (up, agent) = socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();

@@ -170,7 +170,7 @@ impl World {
             }
             Kind::Watch => {
                 let Watch { rank, .. } = Watch::read(&header);
-                // For the living, and for those whose notice is under way, it will be told.
+                // If it lives, or its notice is under way, that will come by itself.
                 if self.nodes[rank as usize].dead && self.ways[rank as usize].is_empty() {
                     self.calls.on_down(&self.reactor, addr(rank as usize), &self.ended);
                 }

@@ -29,7 +29,7 @@ impl PyBoxes {
         Ok(Self { boxes, _keep: keep })
     }
 
-    /// Fills all targets from contiguous memory.
+    /// Fill all targets from contiguous memory.
     fn copy(&self, py: Python<'_>, source: &PyMemory) -> PyResult<()> {
         source.segments.check_host().map_err(|error| raise(py, &error))?;
         let (addr, len) = match source.segments.list() {

@@ -189,7 +189,7 @@ unsafe extern "C" fn offer(
     arg: *mut c_void,
 ) -> u32 {
     let kept = Kept { freed, arg: arg as usize, is_offered: Arc::default() };
-    // SAFETY: made by `capsule`, and never dropped.
+    // SAFETY: made by `bypass_of`, and never dropped.
     let this = unsafe { &*this };
     let Some((mine, made)) = this.offer((data as u64, length), kept, room as usize) else { return 0 };
     // SAFETY: the caller gives room for that many bytes, and for the number.

@@ -48,7 +48,7 @@ type Candidates = (Vec<String>, Vec<(String, String)>);
 
 #[pymethods]
 impl PyEngine {
-    /// Makes an engine with these transports besides the native ones, with UCX if there are places to look for it, and
+    /// Make an engine with these transports besides the native ones, with UCX if there are places to look for it, and
     /// with these libraries (CUDA's driver and libibverbs) instead of the system's, if given. `told` is called with an
     /// owner, the transports for its memory, and those that were passed over, with the reason.
     #[new]
@@ -87,12 +87,12 @@ impl PyEngine {
             .collect()
     }
 
-    /// In a forked copy: lets go of what others wait for.
+    /// In a forked copy: let go of what others wait for.
     fn forked(&self) {
         self.0.forked();
     }
 
-    /// Joins this process to a job of several hosts.
+    /// Join this process to a job of several hosts.
     fn join(&self, credentials: PathBuf, revocations: Option<PathBuf>, addresses: Vec<IpAddr>, silence: Duration) {
         self.0.join(&Membership { credentials, revocations, addresses, silence });
     }
@@ -113,7 +113,7 @@ impl PyEngine {
         Ok(PyMemory { segments, writable, keep: Py::new(py, PyHeld { _export: export })?.into_any() })
     }
 
-    /// Allocates memory that other processes of this host can map.
+    /// Allocate memory that other processes of this host can map.
     fn empty(&self, py: Python<'_>, nbytes: u64) -> PyResult<PyBlock> {
         Ok(PyBlock(leave(py, || self.0.exports().allocate(nbytes))?))
     }
@@ -142,7 +142,7 @@ impl PyEngine {
         self.0.owners()
     }
 
-    /// Stops offering anything.
+    /// Stop offering anything.
     fn close_all(&self, py: Python<'_>) {
         outside(py, || self.0.close_all());
     }
@@ -158,7 +158,7 @@ impl PyEngine {
         (choice.candidates, choice.passed)
     }
 
-    /// Fills memory of this process. Returns none if that has succeeded already, else the operation.
+    /// Fill memory of this process. Return none if that has succeeded already, else the operation.
     #[pyo3(signature = (handle, memory, offset, timeout, forced=None))]
     fn read(
         &self,
@@ -173,7 +173,7 @@ impl PyEngine {
         self.copy(py, handle, work, memory, timeout, forced)
     }
 
-    /// Copies memory of this process to the owner's; otherwise as `read`.
+    /// Copy memory of this process to the owner's; otherwise as `read`.
     #[pyo3(signature = (handle, memory, offset, timeout, forced=None))]
     fn write(
         &self,
@@ -188,7 +188,7 @@ impl PyEngine {
         self.copy(py, handle, work, memory, timeout, forced)
     }
 
-    /// Submits many operations together, as they are listed now.
+    /// Submit many operations together, as they are listed now.
     #[pyo3(signature = (action, timeout, forced=None))]
     fn submit(
         &self,
@@ -204,7 +204,7 @@ impl PyEngine {
         Ok(PyOperation::new(operation, Some(atomics)))
     }
 
-    /// Performs one atomic operation: adds the number, or replaces the first number by the second.
+    /// Perform one atomic operation: add the number, or replace the first number by the second.
     #[pyo3(signature = (handle, numbers, offset, timeout, forced=None))]
     fn atomic(
         &self,

@@ -27,7 +27,7 @@ impl PyOperation {
         self.operation.is_done()
     }
 
-    /// Waits for the outcome. Returns what each atomic operation found, none for copies; or raises.
+    /// Wait for the outcome. Return what each atomic operation found, none for copies; or raise.
     fn result(&self, py: Python<'_>) -> PyResult<Vec<Option<u64>>> {
         let found = leave(py, || self.operation.wait())?;
         let Some(atomics) = &self.atomics else { return Ok(found.into_iter().map(Some).collect()) };
@@ -38,7 +38,7 @@ impl PyOperation {
         self.operation.cancel();
     }
 
-    /// Finishes a promise of mesh-core when there is an outcome.
+    /// Finish a promise of mesh-core when there is an outcome.
     fn finishes(&self, capsule: &Bound<'_, PyCapsule>) -> PyResult<()> {
         let promise = NativePromise::of(capsule)?;
         self.operation.on_done(move || promise.finish());

@@ -66,7 +66,7 @@ pub(crate) struct PyWatch(Watch);
 
 #[pymethods]
 impl PyWatch {
-    /// Raises if it is over.
+    /// Raise if it is over.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         self.0.check().map_err(|error| raise(py, &error))
     }
