@@ -231,7 +231,7 @@ def test_a_mesh_that_a_later_script_cannot_repair_says_why(tmp_path: Path) -> No
     with taken_over() as job:
         held: Any = job.actors["held"]
         assert held.length.call().get(timeout=LIMIT).values() == [70 << 20] * 2
-        with pytest.raises(MeshError, match=r"arguments of \d+ bytes, of which at most 67108864 are kept"):
+        with pytest.raises(MeshError, match=r"arguments of \d+ bytes; at most 67108864 are kept"):
             held.respawn([0])
         # Others can be.
         job.actors["counters"].slice(hosts=0).stop().get(timeout=LIMIT)
