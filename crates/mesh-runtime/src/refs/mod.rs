@@ -208,7 +208,7 @@ impl Refs {
         }
     }
 
-    /// Closes with the runtime: nobody gets room any more.
+    /// The runtime closes: nobody gets room any more.
     pub(crate) fn close(&self) {
         self.budget.close();
     }

@@ -217,7 +217,7 @@ impl<P: Answerer> Visits<P> {
         through.for_each(|(_, tunnel)| tunnel.end(Over::Left));
     }
 
-    /// Closes with the process: gives visitors a moment to learn of it.
+    /// The process closes: gives visitors a moment to learn of it.
     pub(crate) fn close(&self) {
         self.end(Parting::JobOver, "");
         let open = lock(&self.open);
