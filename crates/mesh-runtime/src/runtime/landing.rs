@@ -72,7 +72,7 @@ struct Coming<H> {
     /// None for those that have not arrived.
     parts: Vec<Option<Part>>,
     left: usize,
-    /// Whether what has arrived is shared with nobody.
+    /// Whether nothing that has arrived is shared.
     sole: bool,
     lost: bool,
     /// Keeps the parts at their sender.

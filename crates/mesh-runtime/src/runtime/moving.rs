@@ -123,7 +123,7 @@ impl Moving {
     }
 
     /// Whether this process believes news from another one: a process believes its agent, an agent the controller, and
-    /// the controller anyone who owns the mesh.
+    /// the controller everyone, since only owners send it news.
     pub(crate) fn believes(&self, src: ProcAddr) -> bool {
         self.me == ProcAddr::CONTROLLER || !self.me.is_agent() || src == ProcAddr::CONTROLLER
     }

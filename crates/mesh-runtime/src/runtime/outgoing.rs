@@ -21,7 +21,7 @@ pub struct Body<'a> {
     pub payload: &'a [u8],
     /// Out-of-band buffers.
     pub buffers: &'a [&'a [u8]],
-    /// Holds on the values that references in it are to; none if it has no references.
+    /// The holds on the values that it references; none if it has no references.
     pub refs: Option<&'a [Arc<Hold>]>,
 }
 
