@@ -101,7 +101,7 @@ pub enum DialError {
 pub struct Dialed {
     /// The connection, after its handshake.
     pub stream: TlsStream,
-    /// Who is at the other end.
+    /// The peer.
     pub peer: PeerFacts,
     /// Its address.
     pub addr: SocketAddr,

@@ -9,7 +9,7 @@ pub enum Role {
     Controller,
     /// May join an existing job.
     Host,
-    /// May only look into jobs: it is no member, and nobody dials it.
+    /// May only look into jobs: it is not a member, and nobody dials it.
     Observer,
 }
 

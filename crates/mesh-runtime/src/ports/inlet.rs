@@ -11,22 +11,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-/// One wait for one value.
+/// A wait for one value.
 #[derive(Debug)]
 pub struct Receive {
-    /// Completes with the value. It is cancelled if none can come any more.
+    /// Completes with the value. It is cancelled if no more can come.
     pub call: Arc<Call>,
-    /// The value's place in the order of arrival, once it is there.
+    /// The value's place in order of arrival, once it is here.
     place: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Values that nobody waits for, by their place in the order of arrival.
+    /// Values that nobody waits for, by their place in order of arrival.
     values: BTreeMap<u64, Arc<Message>>,
     waiting: VecDeque<Arc<Receive>>,
     next: u64,
-    /// No more is taken in. What is there can still be received.
+    /// No more is taken in. Values already here can still be received.
     shut: bool,
 }
 
@@ -71,7 +71,7 @@ impl Inlet {
         if self.once { Taken::Last } else { Taken::In }
     }
 
-    /// Has `call` completed by the next value.
+    /// Makes the next value complete `call`.
     pub(crate) fn receive(&self, reactor: &Reactor, calls: &Calls, call: Arc<Call>) -> Arc<Receive> {
         let receive = Arc::new(Receive { call, place: AtomicU64::new(0) });
         let mut queue = lock(&self.queue);
@@ -80,7 +80,7 @@ impl Inlet {
         receive
     }
 
-    /// Nobody waits for `receive` any more. If its value had come, that is the next one again (PRT-1).
+    /// Gives up `receive`. If its value had come, that is the next one again (PRT-1).
     pub(crate) fn give_up(&self, reactor: &Reactor, calls: &Calls, receive: &Arc<Receive>) {
         calls.cancel(reactor, &receive.call);
         let mut queue = lock(&self.queue);
@@ -106,7 +106,7 @@ impl Inlet {
         queue.shut && queue.values.is_empty()
     }
 
-    /// How many values have come that nobody has received.
+    /// How many values have arrived that nobody has received.
     pub(crate) fn len(&self) -> usize {
         lock(&self.queue).values.len()
     }
@@ -119,7 +119,7 @@ fn settle(mut queue: MutexGuard<'_, Queue>, reactor: &Reactor, calls: &Calls) {
     given.iter().for_each(|message| message.done());
 }
 
-/// Hands values to those who wait, and returns them. The queue's lock is held, so that both sides keep their order.
+/// Hands values to those who wait, and returns them. The queue's lock is held, so both sides keep their order.
 fn match_up(queue: &mut Queue, reactor: &Reactor, calls: &Calls) -> Vec<Arc<Message>> {
     let mut given = Vec::new();
     while let Some(receive) = queue.waiting.pop_front() {

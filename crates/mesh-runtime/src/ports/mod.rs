@@ -1,11 +1,12 @@
-//! Ports: where values for one receiver arrive, and what their senders hold.
+//! Ports: where values for one receiver arrive, and their sending ends.
 //!
-//! PRT-1: a value that has arrived is handed out once, in the order of arrival. One that nobody looked at, because the
+//! PRT-1: a value that has arrived is handed out once, in order of arrival. One that nobody looked at, because the
 //! receive was given up, is the next one again.
-//! PRT-2: a sender whose receiver is gone is told: at once if that is known, else with the answer to what it sent.
-//! PRT-3: whoever sends the port of a call on tells the caller to whom, and whoever lets go of one that came tells it that.
-//! PRT-4: values that have come and that nobody has asked for are within the port's budget. Their senders count them, and
-//! hear of each once a receive has it. Values that were handed out are counted by nobody.
+//! PRT-2: a sender whose receiver is gone is told: at once if that is known, else in answer to what it sent.
+//! PRT-3: a process that hands on the port of a call tells the caller to whom, and a process that lets go of one that
+//! came tells the caller that.
+//! PRT-4: values that nobody has asked for yet are within the port's budget. Their senders count them, and hear of each
+//! once a receive has it. Values that were handed out are not counted.
 
 mod inlet;
 mod sending;
@@ -29,7 +30,7 @@ use mesh_proto::{Header, Holders, HostNo, PortEnd, ProcAddr, Ticket};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
-/// A port that is sent to more processes than this at once is not followed any more.
+/// A port handed on to more processes than this at once is no longer tracked.
 pub(crate) const MOST_HOLDERS: usize = 1024;
 
 /// All ports of a process: those it receives at, and those it sends to.
@@ -58,7 +59,7 @@ impl Ports {
         Self { me, reactor, standing, inlets: Mutex::default(), outlets: Mutex::default() }
     }
 
-    /// How many there are.
+    /// The number of ports.
     pub(crate) fn len(&self) -> usize {
         let inlets = lock(&self.inlets).len();
         inlets + lock(&self.outlets).len()
@@ -66,7 +67,7 @@ impl Ports {
 
     // Ports that this process receives at.
 
-    /// Values can arrive at a port from now on.
+    /// From now on values can arrive at a port.
     pub(crate) fn open(&self, inlet: &Arc<Inlet>) {
         lock(&self.inlets).insert(inlet.id, Arc::clone(inlet));
     }
@@ -75,7 +76,7 @@ impl Ports {
         lock(&self.inlets).get(&id).cloned()
     }
 
-    /// A value has come for a port. False if nobody receives there (any more).
+    /// Takes a value for a port. False if nobody receives there, or no longer.
     pub(crate) fn take(&self, port: u64, message: Message, calls: &Calls) -> bool {
         let inlet = self.inlet(port);
         match inlet.map_or(Taken::Refused, |inlet| inlet.push(&self.reactor, calls, message)) {
@@ -88,7 +89,7 @@ impl Ports {
         }
     }
 
-    /// Nothing is received at a port any more. The senders of values that nobody has received are told.
+    /// Closes a port, and tells the senders of values that nobody has received.
     pub(crate) fn close(&self, inlet: &Inlet, calls: &Calls, out: &impl Dispatch) {
         lock(&self.inlets).remove(&inlet.id);
         let left = inlet.close(&self.reactor, calls);
@@ -96,7 +97,7 @@ impl Ports {
             for message in left {
                 self.refuse(message.header(), PortEnd::ClosedBefore, out);
             }
-            // Last: a sender that waits for room is to know by then that the port is closed.
+            // Last: a sender that waits for room must know by then that the port is closed.
             inlet.account.close();
         }
     }
@@ -112,7 +113,7 @@ impl Ports {
         }
     }
 
-    /// Somebody tells who holds the port of a call of this process.
+    /// Handles news from `src` of who holds the port of a call of this process.
     pub(crate) fn on_held(&self, held: Held, src: ProcAddr, calls: &Calls, out: &impl Dispatch) {
         let Held { call, place, news } = held;
         let change = |change: &mut dyn FnMut(&mut Holders)| {
@@ -123,7 +124,7 @@ impl Ports {
             Holding::LetGo(tickets) => {
                 return change(&mut |holders| tickets.iter().for_each(|ticket| holders.let_go(src, *ticket)));
             }
-            // Only said of references.
+            // Only sent for references.
             Holding::Unsent { .. } | Holding::Read(_) => return,
             Holding::Given { ticket, to, name } => (ticket, to, Arc::<str>::from(name)),
         };
@@ -142,7 +143,7 @@ impl Ports {
 
     // Ports that this process sends to.
 
-    /// What all sending ends of a port in this process share.
+    /// The state that all sending ends of a port in this process share.
     pub(crate) fn state(&self, address: PortAddr) -> Arc<PortState> {
         let mut outlets = lock(&self.outlets);
         if let Some(state) = outlets.get(&address).and_then(Weak::upgrade) {
@@ -153,7 +154,7 @@ impl Ports {
         state
     }
 
-    /// A sending end is dropped. If it was the last in this process: the tickets under which the port had come.
+    /// Lets go of a sending end. If it was the last in this process, returns the tickets under which the port came.
     fn let_go(&self, address: &PortAddr, state: &Arc<PortState>) -> Vec<Ticket> {
         let mut outlets = lock(&self.outlets);
         // Nobody else can get hold of it while the lock is held.
@@ -164,7 +165,7 @@ impl Ports {
         state.take_tickets()
     }
 
-    /// A port takes no more.
+    /// Notes that a port takes no more.
     pub(crate) fn on_closed(&self, closed: Closed) {
         let state = lock(&self.outlets).get(&closed.port).and_then(Weak::upgrade);
         if let Some(state) = state {
@@ -172,7 +173,7 @@ impl Ports {
         }
     }
 
-    /// A process has ended, and with it the ports that it received at.
+    /// A process has ended, and with it the ports at which it received.
     pub(crate) fn on_down(&self, addr: ProcAddr) {
         self.close_those(|owner| owner == addr);
     }

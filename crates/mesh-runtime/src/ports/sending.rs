@@ -1,4 +1,4 @@
-//! The sending end of a port: what it may still say, and what its end means.
+//! The sending end of a port: what it may still send, and what its end means.
 
 use super::state::PortState;
 use super::{MOST_HOLDERS, Ports};
@@ -8,7 +8,7 @@ use mesh_proto::{ActorId, CallId, Frame, PortEnd, ProcAddr, Target, Ticket, Unde
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// Tells the ids under which values of streamed calls are counted from the ids of mailboxes.
+/// Distinguishes the ids under which values of streamed calls are counted from the ids of mailboxes.
 pub(crate) const STREAM: ActorId = 1 << 63;
 
 /// Where a port leads.
@@ -18,7 +18,7 @@ pub enum Way {
     Channel {
         /// The port's id.
         id: u64,
-        /// Whether it takes one message only.
+        /// Whether it takes only one message.
         once: bool,
     },
     /// To whoever waits for a call; 0 for nobody.
@@ -29,7 +29,7 @@ pub enum Way {
         actor: ActorId,
         /// The answering rank's place in the target.
         index: u32,
-        /// Whether the caller takes as many values as come.
+        /// Whether the caller takes any number of values.
         stream: bool,
     },
 }
@@ -43,19 +43,19 @@ impl Way {
     }
 }
 
-/// One sending end. It says what is to be sent; its holder sends it.
+/// One sending end. It composes what to send; its holder sends it.
 #[derive(Debug)]
 pub(crate) struct SendingEnd {
     me: ProcAddr,
     owner: ProcAddr,
     way: Way,
     state: Arc<PortState>,
-    /// Made for the endpoint that was called. If it goes and nobody else has got the port, the call ends.
+    /// Made for the endpoint that was called. If it goes and nobody else has the port, the call ends.
     first: bool,
 }
 
 impl SendingEnd {
-    /// An end in the process `me` of the port that `owner` receives at. It came under `ticket`, or was made here.
+    /// An end, in the process `me`, of a port at which `owner` receives. It came under `ticket`, or was made here.
     pub(crate) fn new(
         ports: &Ports,
         me: ProcAddr,
@@ -73,7 +73,7 @@ impl SendingEnd {
         Self { me, owner, way, state, first }
     }
 
-    /// The process that receives.
+    /// The receiving process.
     pub(crate) fn owner(&self) -> ProcAddr {
         self.owner
     }
@@ -83,7 +83,7 @@ impl SendingEnd {
         self.way
     }
 
-    /// Whether it takes one value only.
+    /// Whether it takes only one value.
     fn is_single(&self) -> bool {
         match self.way {
             Way::Channel { once, .. } => once,
@@ -91,7 +91,7 @@ impl SendingEnd {
         }
     }
 
-    /// The id under which the receiver's process counts what comes, if it does: if many values may come.
+    /// The id under which the receiver's process counts values, if any number may come.
     pub(crate) fn counted(&self) -> Option<ActorId> {
         match self.way {
             Way::Channel { id, once: false } => Some(id),
@@ -120,7 +120,7 @@ impl SendingEnd {
         self.is_open() && !self.state.ended.load(Ordering::SeqCst)
     }
 
-    /// A value is about to be sent, or an exception. Of a port that takes one, this is it. False if nobody waits for it.
+    /// A value or an exception is about to be sent: the only one, if the port takes one. False if nobody waits for it.
     pub(crate) fn begin(&self, error: bool) -> Result<bool, PortEnd> {
         if let Way::Response { call: 0, .. } = self.way {
             return Ok(false);
@@ -160,7 +160,7 @@ impl SendingEnd {
         }
     }
 
-    /// It goes where nobody can follow it: from now on another process may send too.
+    /// It is handed on in a way that cannot be tracked: from now on another process may send too.
     pub(crate) fn hand_on(&self) -> Option<Frame> {
         self.state.handed_on.fetch_add(1, Ordering::SeqCst);
         self.held(Holding::Loose)
@@ -184,7 +184,7 @@ impl SendingEnd {
         self.held(Holding::Given { ticket, to: to.procs().collect(), name: who.to_owned() })
     }
 
-    /// It is dropped. Returns what its receiver is to be told: that no more comes, or that this process has let go of it.
+    /// It was dropped. Returns the message for its receiver: that no more comes, or that this process has let go of it.
     pub(crate) fn on_dropped(&self, ports: &Ports) -> Option<Frame> {
         let end = if self.first && self.state.handed_on.load(Ordering::SeqCst) == 0 { self.end() } else { None };
         let tickets = ports.let_go(&self.way.address(self.owner), &self.state);

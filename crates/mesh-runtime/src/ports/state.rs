@@ -9,13 +9,13 @@ use std::sync::{Mutex, OnceLock};
 #[derive(Debug, Default)]
 pub(crate) struct PortState {
     pub(super) closed: OnceLock<PortEnd>,
-    /// A port that takes one value has had it.
+    /// The only value of a single-value port was sent.
     pub(super) used: AtomicBool,
-    /// How often it was sent on: somebody else may answer too.
+    /// How often it was handed on: other processes may answer too.
     pub(super) handed_on: AtomicUsize,
     /// The tickets under which the port of a call came here, each once, however often it is unpickled.
     pub(super) tickets: Mutex<Vec<Ticket>>,
-    /// The receiver has been told that no more comes.
+    /// The receiver was told that no more comes.
     pub(super) ended: AtomicBool,
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug, Default)]
 struct State {
     used: u64,
-    /// Those who wait for room, and the bytes that each wants.
+    /// The waiters for room, and the bytes that each wants.
     waiting: VecDeque<(u64, Arc<Completion>)>,
 }
 
@@ -29,7 +29,7 @@ impl Budget {
         self.bytes
     }
 
-    /// How many are counted.
+    /// How many bytes are counted.
     pub(crate) fn used(&self) -> u64 {
         lock(&self.state).used
     }
@@ -38,7 +38,7 @@ impl Budget {
         state.used.saturating_add(bytes) <= self.bytes
     }
 
-    /// Counts bytes if there is room for them at once.
+    /// Counts bytes if there is room for them now. Returns whether there is.
     pub(crate) fn reserve_now(&self, bytes: u64) -> bool {
         let mut state = lock(&self.state);
         let fits = state.waiting.is_empty() && self.fits(&state, bytes);
@@ -48,7 +48,7 @@ impl Budget {
         fits
     }
 
-    /// Counts bytes now, or else when the returned completion is finished.
+    /// Counts bytes now, or else when the returned completion finishes.
     pub(crate) fn reserve(&self, bytes: u64, wait: impl FnOnce() -> Arc<Completion>) -> Option<Arc<Completion>> {
         let mut state = lock(&self.state);
         if state.waiting.is_empty() && self.fits(&state, bytes) {
@@ -60,7 +60,7 @@ impl Budget {
         Some(done)
     }
 
-    /// Frees bytes, and lets those go on for whom there is room now, in the order of their arrival.
+    /// Frees bytes, and lets waiters proceed for whom there is room now, in order of arrival.
     pub(crate) fn free(&self, bytes: u64) {
         let mut ready = Vec::new();
         let mut state = lock(&self.state);
@@ -79,7 +79,7 @@ impl Budget {
         ready.iter().for_each(|done| done.end());
     }
 
-    /// Whoever has waited for room does not want it any more.
+    /// Stops waiting for room, or frees it if it was just granted.
     pub(crate) fn give_up(&self, bytes: u64, done: &Arc<Completion>) {
         if done.finish(Fate::Cancelled) {
             self.free(0);
@@ -88,7 +88,7 @@ impl Budget {
         }
     }
 
-    /// There will be no room any more: those who wait are told.
+    /// Tells all waiters that there will be no more room.
     pub(crate) fn close(&self) {
         let waiting = std::mem::take(&mut lock(&self.state).waiting);
         waiting.iter().for_each(|(_, done)| {

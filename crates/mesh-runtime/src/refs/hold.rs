@@ -1,20 +1,20 @@
-//! What holds a value on behalf of a process, and who is told when it goes.
+//! What holds a value on behalf of a process, and what is told when it goes.
 
 use crate::locks::lock;
 use mesh_proto::{Ended, Frame, ProcAddr, Ticket};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-/// Keeps account of references that come to this process and leave it.
+/// Counts references that come to this process and leave it.
 pub(crate) trait RefCounter: std::fmt::Debug + Send + Sync {
     /// Nothing in this process holds a value any more that came here under these tickets.
     fn dropped(&self, hold: &Hold, tickets: Vec<Ticket>);
-    /// A message has arrived. The references in it are held from here on.
+    /// A message has arrived. The references in it are held from now on.
     fn came(&self, frame: &Frame) -> Vec<Arc<Hold>>;
-    /// A message will never reach its receivers, nor will the references in it.
+    /// A message will never reach its receivers, and neither will the references in it.
     fn unsent(&self, frame: &Frame);
 }
 
-/// Which value a reference is to.
+/// The value that a reference is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RefAddr {
     /// The process that keeps it.
@@ -23,7 +23,7 @@ pub struct RefAddr {
     pub id: u64,
 }
 
-/// Holds a value on behalf of a process: one for each value, however many references the process has.
+/// Holds a value on behalf of a process: one hold per value, however many references the process has.
 #[derive(Debug)]
 pub struct Hold {
     counter: Weak<dyn RefCounter>,
@@ -41,12 +41,12 @@ impl Hold {
         Self { counter, addr, tickets, lost, pid }
     }
 
-    /// Which value it is.
+    /// The value that is held.
     pub fn addr(&self) -> RefAddr {
         self.addr
     }
 
-    /// How its owner has ended, if it has (REF-4).
+    /// How its owner ended, if it has (REF-4).
     pub fn lost(&self) -> Option<&Arc<Ended>> {
         self.lost.get()
     }

@@ -1,21 +1,22 @@
 //! Values that stay in the process where they were made, and references to them.
 //!
 //! A process keeps the bytes of a value once, in memory that its host's other processes map. It counts the holders by
-//! tickets, as the ports of calls do ([`Holders`], HLD-1): each message with a reference in it travels under a ticket.
+//! tickets, as for the ports of calls ([`Holders`], HLD-1): each message with a reference in it travels under a ticket.
 //!
-//! REF-1: a value is kept as long as somebody alive holds a reference to it: an object, a message on its way, another kept
-//! value, or a view of its bytes. It is freed when the last of these is gone, whether it was dropped or its process died.
-//! REF-2: a process that hands a reference on tells the owner of the new holder first, before the message leaves.
-//! REF-3: all kept values together take no more than the budget. Those who find no room wait, in the order of arrival.
+//! REF-1: a value is kept as long as any living process holds a reference to it: an object, a message on its way,
+//! another kept value, or a view of its bytes. It is freed when the last of these is gone, whether dropped or lost with
+//! its process.
+//! REF-2: a process that hands on a reference tells the owner of the new holder before the message leaves.
+//! REF-3: all kept values together take no more than the budget. Those that find no room wait, in order of arrival.
 //! REF-4: once its owner has died, every holder knows. What a holder has mapped by then stays readable.
 //!
-//! REF-1 needs no answers from the owner, although links between hosts are independent: only the frames of one process to
-//! another arrive in order, followed by the notice of its death. A process that hands a reference on tells the owner first,
-//! on the link on which it lets go later. So in the chain of processes by which a reference came to its holder, the last one
-//! that the owner knows of still counts as a holder: its let-go comes behind the announcement of the next one. For a reference
-//! that is read from a kept value, the next one is the reader and the last one is the value's keeper. So the reader asks the
-//! keeper to announce it ([`Holding::Read`]), on the link on which the reader lets go of the value. The reader also announces
-//! itself, in case the keeper dies first.
+//! REF-1 needs no answers from the owner, although links between hosts are independent: only the frames of one process
+//! to another arrive in order, followed by the notice of its death. A process that hands on a reference tells the owner
+//! first, on the link on which it lets go later. So in the chain of processes by which a reference came to its holder,
+//! the last one that the owner knows of still counts as a holder: its let-go comes after the announcement of the next
+//! one. For a reference that is read from a kept value, the next one is the reader and the last one is the value's
+//! keeper. So the reader asks the keeper to announce it ([`Holding::Read`]), on the link on which the reader lets go of
+//! the value. The reader also announces itself, in case the keeper dies first.
 //!
 //! Two deaths can cut such a chain, and the owner may then free a value that somebody holds:
 //!
@@ -53,47 +54,47 @@ use std::sync::{Arc, Mutex, Weak};
 const MOST_NAMED: usize = 1024;
 const PAGE: u64 = 4096;
 
-/// A value that has just been kept, or came by a reference: where it lies.
+/// A value that was just kept, or came by a reference, and where it is.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// Which one.
+    /// The value.
     pub addr: RefAddr,
-    /// Where, for processes of its host; none where memory cannot be shared.
+    /// Where it is, for processes of its host; none if memory cannot be shared.
     pub at: Option<SharedRef>,
     /// How many bytes it takes, packed.
     pub len: u64,
 }
 
-/// What came of opening a value.
+/// The result of opening a value.
 #[derive(Debug)]
 pub enum Opened {
-    /// Here it is.
+    /// The value.
     Here(View),
-    /// It has to be fetched from its owner.
+    /// It must be fetched from its owner.
     Remote,
     /// Its owner has ended.
     Lost(Arc<Ended>),
 }
 
-/// How a value gets to a process that has asked for it.
+/// How a value reaches a process that has asked for it.
 #[derive(Debug)]
 pub(crate) enum Fetched {
-    /// The shared memory that it lies in was lent to the answer, with its length.
+    /// The shared memory that it is in was lent to the answer, with its length.
     Lent(SharedRef, u64),
-    /// Its bytes are to be copied from where they are mapped.
+    /// Its bytes must be copied from where they are mapped.
     Mapped(shm::View),
-    /// Its bytes are to be copied.
+    /// Its bytes must be copied.
     Heap(Bytes),
 }
 
-/// Where a kept value lies.
+/// Where a kept value is.
 #[derive(Clone, Debug)]
 enum Place {
     Shared(SharedRef),
     Heap(Bytes),
 }
 
-/// A part of a message that is offered to its receiver past the gateways, and where it is mapped for that.
+/// A part of a message that is offered to its receiver by a bypass, and where it is mapped for that.
 type Offered = (Offer, shm::Place);
 
 /// A value that this process keeps.
@@ -101,7 +102,7 @@ type Offered = (Offer, shm::Place);
 struct Entry {
     place: Place,
     len: u64,
-    /// What it counts against the budget.
+    /// What it costs of the budget.
     cost: u64,
     holders: Holders,
     /// The values that references in this one are to.
@@ -113,19 +114,19 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Own {
     entries: HashMap<u64, Entry>,
-    /// Holders whose ends this process is told of.
+    /// Holders whose ends are reported to this process.
     watched: HashSet<ProcAddr>,
 }
 
-/// The values that this process holds, its own among them.
+/// The values that this process holds, including its own.
 #[derive(Debug, Default)]
 struct References {
     holds: HashMap<RefAddr, Weak<Hold>>,
-    /// Owners whose ends this process is told of.
+    /// Owners whose ends are reported to this process.
     watched: HashSet<ProcAddr>,
 }
 
-/// What values and references need of the process that they are in.
+/// What values and references need of their process.
 #[derive(Debug)]
 pub(crate) struct Around {
     pub(crate) me: ProcAddr,
@@ -145,12 +146,12 @@ pub struct Refs {
     budget: Arc<Budget>,
     own: Mutex<Own>,
     held: Mutex<References>,
-    /// How often this process was asked for the bytes of a value of its own.
+    /// How often this process was asked for the bytes of one of its values.
     fetched: AtomicU64,
 }
 
 impl Refs {
-    /// Those of a process that may keep `budget` bytes of values.
+    /// For a process that may keep `budget` bytes of values.
     pub(crate) fn new(around: Around, budget: u64) -> Self {
         let budget = Arc::new(Budget::new(budget));
         Self { around, budget, own: Mutex::default(), held: Mutex::default(), fetched: AtomicU64::new(0) }
@@ -158,17 +159,17 @@ impl Refs {
 
     // Figures.
 
-    /// How many values are kept here, and the bytes that are counted for them.
+    /// How many values are kept here, and the bytes counted for them.
     pub(crate) fn kept(&self) -> (usize, u64) {
         (lock(&self.own).entries.len(), self.budget.used())
     }
 
-    /// How many values of others are held here.
+    /// How many values of other processes are held here.
     pub(crate) fn foreign(&self) -> usize {
         lock(&self.held).holds.keys().filter(|addr| addr.owner != self.around.me).count()
     }
 
-    /// How often this process was asked for the bytes of a value of its own.
+    /// How often this process was asked for the bytes of one of its values.
     pub(crate) fn fetches(&self) -> u64 {
         self.fetched.load(Ordering::Relaxed)
     }
@@ -180,12 +181,12 @@ impl Refs {
         self.budget.bytes()
     }
 
-    /// What a value with parts of these lengths counts against the budget.
+    /// What a value with parts of these lengths costs of the budget.
     pub fn cost(parts: &[usize]) -> u64 {
         (Layout::of(parts.iter().copied()).len as u64).next_multiple_of(PAGE)
     }
 
-    /// Counts a value that is about to be kept. Returns what to wait for if there is no room.
+    /// Counts a value about to be kept. Returns what to wait for if there is no room.
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -194,7 +195,7 @@ impl Refs {
         Ok(self.budget.reserve(cost, || Completion::new(&self.around.reactor, &self.around.standing)))
     }
 
-    /// As [`Self::reserve`], but only if there is room at once.
+    /// Like [`Self::reserve`], but only if there is room at once.
     pub(crate) fn reserve_now(&self, cost: u64) -> bool {
         self.budget.reserve_now(cost)
     }
@@ -253,7 +254,7 @@ impl Refs {
         Ok((Kept { addr, at, len }, hold))
     }
 
-    /// Keeps a part of a message to `to` that was counted, and is offered past the gateways. Only its receiver holds it.
+    /// Keeps a part of a message to `to` that was counted and is offered by a bypass. Only its receiver holds it.
     /// Returns its number and the receiver's ticket.
     pub(crate) fn keep_offered(
         &self,
@@ -273,7 +274,7 @@ impl Refs {
         (id, ticket)
     }
 
-    /// `src` tells who holds a value of this process.
+    /// Handles news from `src` of who holds a value of this process.
     pub(crate) fn on_held(&self, id: u64, src: ProcAddr, news: Holding, out: &impl Dispatch) {
         let (mut fresh, mut read) = (Vec::new(), None);
         let gone = self.change(id, |holders| match news {
@@ -302,7 +303,7 @@ impl Refs {
         self.free(gone);
     }
 
-    /// Changes who holds a value. Returns the value if nobody does any more (REF-1).
+    /// Changes the holders of a value. Returns the value if nobody holds it any more (REF-1).
     fn change(&self, id: u64, change: impl FnOnce(&mut Holders)) -> Option<Entry> {
         let mut own = lock(&self.own);
         let entry = own.entries.get_mut(&id)?;
@@ -311,7 +312,7 @@ impl Refs {
         own.entries.remove(&id)
     }
 
-    /// Nobody holds these values any more. No lock is held here: a value may be the last holder of others.
+    /// Frees values that nobody holds any more. No lock is held here: a value may be the last holder of others.
     fn free(&self, gone: impl IntoIterator<Item = Entry>) {
         for entry in gone {
             let Entry { place, cost, inner, offer, .. } = entry;
@@ -339,7 +340,7 @@ impl Refs {
         }
     }
 
-    /// A process asks for the bytes of a value. None if it is not kept here (any more).
+    /// Answers a process that asks for the bytes of a value. None if it is not, or no longer, kept here.
     pub(crate) fn fetch(&self, id: u64, to: ProcAddr) -> Option<Fetched> {
         self.fetched.fetch_add(1, Ordering::Relaxed);
         let memory = &self.around.memory;
@@ -354,7 +355,7 @@ impl Refs {
 
     // References.
 
-    /// What this process holds a value by, if it does.
+    /// This process's hold on a value, if it has one.
     pub(crate) fn held(&self, addr: &RefAddr) -> Option<Arc<Hold>> {
         lock(&self.held).holds.get(addr).and_then(Weak::upgrade)
     }
@@ -378,7 +379,7 @@ impl Refs {
         let (me, RefAddr { owner, id }) = (self.around.me, addr);
         let mut tickets = vec![self.around.ids.next()];
         self.tell_given(addr, tickets[0], vec![me], out);
-        // Nothing can overtake that within this process, or on the way to a process that keeps both values.
+        // Nothing can overtake this within this process, or on the way to a process that keeps both values.
         if owner != me && owner != outer.owner {
             let ticket = self.around.ids.next();
             self.tell(outer, Holding::Read(Carried { owner, id, ticket }), out);
@@ -387,7 +388,7 @@ impl Refs {
         tickets
     }
 
-    /// References are about to travel to `target`: their owners are told first (REF-2).
+    /// Tells the owners of references that they are about to travel to `target` (REF-2).
     pub(crate) fn give(&self, refs: &[Arc<Hold>], target: &Target, out: &impl Dispatch) -> Vec<Carried> {
         let to: Vec<ProcAddr> = target.procs().collect();
         let give = |hold: &Arc<Hold>| {
@@ -400,7 +401,7 @@ impl Refs {
         refs.iter().map(give).collect()
     }
 
-    /// A message will never arrive: its receivers do not hold the references in it after all.
+    /// A message will never arrive, so its receivers do not hold the references in it after all.
     pub(crate) fn unsent(&self, frame: &Frame, out: &impl Dispatch) {
         if self.around.standing.usable().is_err() {
             return;
@@ -442,7 +443,7 @@ impl Refs {
         }
     }
 
-    /// Looks at a value without a copy.
+    /// Opens a value without copying it.
     ///
     /// # Errors
     /// If this is a forked copy, or the memory cannot be mapped.
@@ -456,11 +457,11 @@ impl Refs {
         if let Some(at) = kept.at.filter(|_| kept.addr.owner.host == me.host) {
             return match memory.view(&at, kept.len) {
                 Ok(view) => View::mapped(view, hold).map(Opened::Here).ok_or_else(odd),
-                // Its owner has just ended. The answer to a question will say how.
+                // Its owner has just ended. The answer to a fetch will say how.
                 Err(RuntimeError::Os { errno: Errno::NOENT | Errno::SRCH | Errno::NXIO, .. }) => {
                     Ok(hold.lost().map_or(Opened::Remote, |ended| Opened::Lost(Arc::clone(ended))))
                 }
-                // This process may not map it: it runs as another user, say.
+                // This process may not map it, for example because it runs as another user.
                 Err(RuntimeError::Os { errno: Errno::ACCESS | Errno::PERM, .. }) => Ok(Opened::Remote),
                 Err(error) => Err(error),
             };
@@ -482,7 +483,7 @@ impl Refs {
             theirs.filter_map(|(_, hold)| hold.upgrade()).collect()
         };
         lost.iter().for_each(|hold| hold.lose(ended));
-        // One of them may be the last: that wants the lock.
+        // One of them may be the last, and dropping that takes the lock.
         drop(lost);
         let gone: Vec<Entry> = {
             let mut own = lock(&self.own);

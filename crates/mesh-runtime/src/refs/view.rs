@@ -1,4 +1,4 @@
-//! The bytes of a kept value: how many parts there are, how long each is, then the parts. The first is the envelope.
+//! The bytes of a kept value: the number of parts, their lengths, then the parts. The first is the envelope.
 
 use super::Hold;
 use crate::PartData;
@@ -8,10 +8,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 const WORD: usize = 8;
-/// Parts begin at multiples of this, the length of a cache line: code that computes with them may rely on it.
+/// Parts begin at multiples of this, the length of a cache line, which numerical code may rely on.
 const ALIGN: usize = 64;
 
-/// Where a value's parts lie.
+/// Where a value's parts are.
 #[derive(Debug)]
 pub(crate) struct Layout {
     pub(crate) head: Vec<u8>,
@@ -33,7 +33,7 @@ impl Layout {
         Self { head, starts, len: at }
     }
 
-    /// Where the parts of a packed value are; none if these bytes are no such value.
+    /// Where the parts of a packed value are; none if these bytes are not one.
     fn read(raw: &[u8]) -> Option<Vec<Range<usize>>> {
         let word = |at: usize| {
             let bytes = raw.get(at..)?.first_chunk::<WORD>()?;
@@ -72,7 +72,7 @@ enum Data {
     Bytes(Bytes),
 }
 
-/// A value's bytes as its reader has them. As long as this lives, so do the bytes and the value (REF-1).
+/// A value's bytes as its reader has them. They, and the value, stay as long as this lives (REF-1).
 #[derive(Debug)]
 pub struct View {
     data: Data,
@@ -91,12 +91,12 @@ impl View {
         Some(Self { data, parts, _hold: hold })
     }
 
-    /// A value that is mapped.
+    /// A mapped value.
     pub(crate) fn mapped(view: Mapped, hold: &Arc<Hold>) -> Option<Self> {
         Self::new(Data::Mapped(view), Some(Arc::clone(hold)))
     }
 
-    /// A value that [`pack`] has made, or that came in a message.
+    /// A value made by [`pack`], or one that came in a message.
     pub fn of_bytes(bytes: Bytes) -> Option<Self> {
         Self::new(Data::Bytes(bytes), None)
     }
@@ -109,7 +109,7 @@ impl View {
         }
     }
 
-    /// How many parts there are, the envelope included.
+    /// The number of parts, including the envelope.
     pub fn parts(&self) -> usize {
         self.parts.len()
     }
@@ -120,7 +120,7 @@ impl View {
         &self.bytes()[start..end]
     }
 
-    /// One part, if its reader may write into it: then what it writes is its own.
+    /// One part, if its reader may write into it. Its writes are private.
     pub fn writable(&self, part: usize) -> Option<(*mut u8, usize)> {
         let range = self.parts.get(part)?.clone();
         let base = match &self.data {
@@ -146,6 +146,6 @@ impl View {
 }
 
 fn raw<'a>(data: *mut u8, len: usize) -> &'a [u8] {
-    // SAFETY: callers pass memory that stays mapped as long as the object that they borrow it from.
+    // SAFETY: callers pass memory that stays mapped as long as the object from which they borrow it.
     unsafe { std::slice::from_raw_parts(data, len) }
 }

@@ -1,4 +1,4 @@
-//! What everybody who waits in this process is to be told: a failure that has come to the script.
+//! What everybody who waits in this process must be told: a failure that has reached the script.
 
 use crate::locks::lock;
 use crate::reactor::Reactor;
@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 #[derive(Debug, Default)]
 pub struct Alarms {
     count: AtomicU64,
-    /// Whether somebody is still to be told.
+    /// Whether anyone is still to be told.
     on: AtomicBool,
-    /// Threads that wait for something that is no call, and are to hear of alarms.
+    /// Threads that wait for something other than a call, and must hear of alarms.
     watchers: Mutex<Vec<Arc<Waiter>>>,
 }
 
@@ -30,30 +30,30 @@ impl Drop for Watching<'_> {
 }
 
 impl Alarms {
-    /// Counts another one. Whoever waits is to be woken after this.
+    /// Counts another alarm. Wake the waiters after this.
     pub(super) fn begin(&self) {
-        // Before it is counted: who counts it already sees that it is on.
+        // Before it is counted, so that whoever sees the count also sees that it is on.
         self.on.store(true, Ordering::SeqCst);
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Everybody has been told: alarms end no waits that begin from now on.
+    /// Everybody was told: alarms end no waits that begin from now on.
     pub fn calm(&self) {
         self.on.store(false, Ordering::SeqCst);
     }
 
-    /// What to take for heard at the beginning of a wait: no alarm that is still on.
+    /// Which alarms count as heard at the beginning of a wait: all but the last one, if that is still on.
     pub(crate) fn heard(&self) -> u64 {
         let alarms = self.count();
         if self.on.load(Ordering::SeqCst) { alarms.wrapping_sub(1) } else { alarms }
     }
 
-    /// How many there were.
+    /// How many alarms there were.
     pub(super) fn count(&self) -> u64 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// The calling thread is about to wait for something that is no call.
+    /// The calling thread is about to wait for something other than a call.
     pub(super) fn watch(&self) -> Watching<'_> {
         let me = Waiter::current();
         lock(&self.watchers).push(Arc::clone(&me));

@@ -1,4 +1,4 @@
-//! Actors whose arguments have not come yet (SPW-1, [`super::arguments`]).
+//! Actors whose arguments have not arrived yet (SPW-1, [`super::arguments`]).
 
 use crate::locks::lock;
 use mesh_proto::messages::StopActor;
@@ -6,23 +6,23 @@ use mesh_proto::{ActorId, ProcAddr};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Actors of this process whose arguments have not come yet, and their spawners.
+/// Actors of this process whose arguments have not arrived yet, and their spawners.
 #[derive(Debug, Default)]
 pub(crate) struct Announced(Mutex<HashMap<ActorId, ProcAddr>>);
 
 impl Announced {
-    /// An actor is announced, and its arguments follow.
+    /// An actor was announced; its arguments follow.
     pub(crate) fn add(&self, actor: ActorId, spawner: ProcAddr) {
         lock(&self.0).insert(actor, spawner);
     }
 
-    /// The arguments of an actor have come.
+    /// The arguments of an actor have arrived.
     pub(crate) fn complete(&self, actor: ActorId) {
         lock(&self.0).remove(&actor);
     }
 
-    /// An actor is to stop. True if its arguments will never come: an agent stops what a process has left behind that has
-    /// ended, so what has not come by now never will.
+    /// An actor must stop. True if its arguments will never come: an agent stops what an ended process left behind, so
+    /// what has not arrived by then never will.
     pub(crate) fn is_orphan(&self, stop: StopActor, from: ProcAddr) -> bool {
         if stop.call != 0 || !from.is_agent() {
             return false;

@@ -1,11 +1,11 @@
-//! Frames that wait in this process until the processes that they are for read again: replies, and the arguments of spawns.
+//! Frames that wait in this process until their receivers read again: replies, and the arguments of spawns.
 //!
-//! `mesh_proto::Answers` decides what waits (ANS-1 to ANS-4). What may go at once is sent by the thread that has it. The rest
-//! is kept, and sent by the thread that reads how far the receiver has come. It holds the lock while it sends, so that no later
-//! frame overtakes the kept ones (ANS-2).
+//! `mesh_proto::Answers` decides what waits (ANS-1 to ANS-4). What may go at once is sent by the thread that has it.
+//! The rest is kept, and sent by the thread that learns how far the receiver has read. That thread holds the lock while
+//! it sends, so no later frame overtakes the kept ones (ANS-2).
 //!
-//! The lock is taken before those of links and of the router. No thread takes it while it holds one of these, but for the
-//! reading end of a link. Questions are sent without it.
+//! The lock is taken before those of links and of the router. No thread takes it while it holds one of these, except
+//! the reading end of a link. Questions are sent without it.
 
 use crate::completion::{Completion, Fate};
 use crate::dispatch::Dispatch;
@@ -20,32 +20,32 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A frame that waits, and what is finished when it no longer does.
+/// A frame that waits, and what to finish when it no longer does.
 #[derive(Debug)]
 struct Held {
     frame: Frame,
     done: Option<Arc<Completion>>,
 }
 
-/// What became of a frame that was to be sent.
+/// The result of sending a frame.
 #[derive(Debug)]
 pub(crate) struct Sent {
-    /// Whether the frame is out of this process's hands.
+    /// Whether the frame has left this process.
     pub(crate) is_out: bool,
-    /// If more waits than may: finished when this frame no longer does. Its sender is to send nothing before (ANS-3).
+    /// If more waits than may: finished when this frame no longer waits. Its sender must send nothing before (ANS-3).
     pub(crate) full: Option<Arc<Completion>>,
 }
 
-/// What [`Answering::admit`] says.
+/// The result of [`Answering::admit`].
 #[derive(Debug)]
 pub(crate) struct Admitted {
-    /// The receivers for which the frame has to wait.
+    /// The receivers for which the frame must wait.
     pub(crate) late: Vec<ProcAddr>,
-    /// Questions to send behind it, by [`Answering::ask`].
+    /// Questions to send after it, by [`Answering::ask`].
     pub(crate) questions: Vec<(ProcAddr, u64)>,
 }
 
-/// The replies of this process, or the arguments of what it spawns. See the module.
+/// The replies of this process, or the arguments of its spawns. See the module.
 #[derive(Debug)]
 pub(crate) struct Answering {
     me: ProcAddr,
@@ -55,7 +55,7 @@ pub(crate) struct Answering {
     reactor: Arc<Reactor>,
     standing: Arc<Standing>,
     memory: Arc<Memory>,
-    /// How many wait. Mostly none does, and then nobody has to take the lock.
+    /// How many wait. Usually none, and then the lock need not be taken.
     count: AtomicUsize,
     state: Mutex<Answers<Held>>,
     /// Notified when nothing waits any more.
@@ -94,7 +94,7 @@ impl Answering {
         (state.len(), state.bytes())
     }
 
-    /// How many bytes wait, and how many may, if more wait than may.
+    /// How many bytes wait, and how many may, if that is exceeded.
     pub(crate) fn excess(&self) -> Option<(u64, u64)> {
         if !self.any() {
             return None;
@@ -112,8 +112,8 @@ impl Answering {
 
     // Sending.
 
-    /// Sends a frame, or keeps it until its receiver reads; nobody wants it after `due`. `waits` says whether its sender can
-    /// wait ([`Sent::full`]).
+    /// Sends a frame, or keeps it until its receiver reads; nobody wants it after `due`. `waits` says whether its
+    /// sender can wait ([`Sent::full`]).
     pub(crate) fn send(&self, way: &impl Dispatch, frame: Frame, due: Option<Instant>, waits: bool) -> Sent {
         let to = frame.header.dst;
         if to == self.me {
@@ -142,7 +142,7 @@ impl Answering {
         due: Option<Instant>,
         waits: bool,
     ) -> Option<Arc<Completion>> {
-        // Under the lock: whoever closes takes it afterwards, and drops what is kept by then.
+        // Under the lock: a closing thread takes it afterwards, and drops what is kept by then.
         if self.standing.is_closed() {
             drop(state);
             self.memory.let_go(&frame);
@@ -156,7 +156,7 @@ impl Answering {
         self.note(&state);
         drop(state);
         if first && !(self.me.is_agent() && to.host == self.me.host) {
-            // Nobody else would tell this process of the receiver's end.
+            // Nothing else would tell this process of the receiver's end.
             way.dispatch(Watch::of(to).frame(self.me, ProcAddr::agent(to.host)));
         }
         if due.is_some() {
@@ -165,8 +165,8 @@ impl Answering {
         done.filter(|_| over)
     }
 
-    /// Counts a frame of `cost` bytes for each of these receivers that it may be sent to now. Its sender sends it to them,
-    /// and asks the questions behind it.
+    /// Counts a frame of `cost` bytes for each of these receivers to which it may be sent now. Its sender sends it to
+    /// them, and asks the questions after it.
     pub(crate) fn admit(&self, to: impl Iterator<Item = ProcAddr>, cost: u64) -> Admitted {
         let mut admitted = Admitted { late: Vec::new(), questions: Vec::new() };
         let mut state = lock(&self.state);
@@ -186,7 +186,7 @@ impl Answering {
         }
     }
 
-    // What ends the waiting.
+    // What ends the wait.
 
     /// Changes what waits, and sends what may go because of that.
     fn change(
@@ -223,7 +223,7 @@ impl Answering {
         }
     }
 
-    /// A receiver has read so many of the bytes that were sent to it.
+    /// A receiver has read this many of the bytes sent to it.
     pub(crate) fn on_read(&self, way: &impl Dispatch, from: ProcAddr, count: u64) {
         self.change(way, from, |state, go| (Vec::new(), state.on_read(from, count, go)));
     }
@@ -244,7 +244,7 @@ impl Answering {
         self.drop_all(gone);
     }
 
-    /// Drops frames whose time is over: the I/O thread's turn. Returns when it wants another one.
+    /// Drops expired frames, on the I/O thread's turn. Returns when it wants another one.
     pub(crate) fn turn(&self, way: &impl Dispatch) -> Option<Instant> {
         if !self.any() {
             return None;
@@ -268,7 +268,7 @@ impl Answering {
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The runtime closes: what waits is dropped.
+    /// The runtime closes: drops what waits.
     pub(crate) fn close(&self) {
         self.end(|_| true);
     }

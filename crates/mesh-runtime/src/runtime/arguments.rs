@@ -1,8 +1,8 @@
-//! Spawns whose arguments arrive later than the news of the actor.
+//! Spawns whose arguments arrive later than the announcement of the actor.
 //!
-//! SPW-1: an actor is announced at once, without its arguments, so that its inbox exists: whatever anybody sends to it later
-//! waits there. The arguments follow when its process reads ([`super::answers`]). If they never come, because the spawner has
-//! ended, the inbox is closed when the spawner's agent stops what the spawner has left behind.
+//! SPW-1: an actor is announced at once, without its arguments, so that its inbox exists: whatever is sent to it later
+//! waits there. The arguments follow when its process reads ([`super::answers`]). If they never come, because the
+//! spawner has ended, the inbox is closed when the spawner's agent stops what the spawner left behind.
 
 use super::answers::Admitted;
 use super::{Outgoing, Runtime, Terms};
@@ -13,17 +13,17 @@ use mesh_proto::messages::{Spawn, SpawnPart};
 use mesh_proto::{Frame, ProcAddr};
 use std::sync::Arc;
 
-/// The call of a spawn; how many bytes wait on the way to its slowest receiver; and, where too much waits, what is finished
-/// when its arguments no longer do.
+/// The call of a spawn; how many bytes wait for its slowest receiver; and, if too much waits, what is finished when its
+/// arguments no longer do.
 pub type Spawned = (Arc<Call>, usize, Option<Arc<Completion>>);
 
 impl Runtime {
-    /// If more waits to be spawned than may, because processes do not read: how much waits, and how much may.
+    /// If more arguments wait for processes that do not read than may: how much waits, and how much may.
     pub fn spawns_wait(&self) -> Option<(u64, u64)> {
         self.spawning.excess()
     }
 
-    /// As [`Runtime::call_on`], for a spawn.
+    /// Like [`Runtime::call_on`], for a spawn.
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -42,7 +42,7 @@ impl Runtime {
         Ok((call, queued, full))
     }
 
-    /// Sends a spawn to each of its receivers by itself; to those that do not read, its announcement (SPW-1).
+    /// Sends a spawn to each of its receivers separately; those that do not read get its announcement (SPW-1).
     #[cold]
     fn announce(&self, out: &Outgoing<'_>, call: &Call, terms: Terms, late: &[ProcAddr]) -> Option<Arc<Completion>> {
         let pieces = out.target.pieces();

@@ -1,15 +1,16 @@
-//! Messages that wait in this process until their receivers have room, while their senders go on.
+//! Messages that wait in this process until their receivers have room, while their senders continue.
 //!
-//! A sender that may not block puts its message here (`mesh_proto::Backlog`, BKL-1, BKL-2). The I/O thread sends it once the
-//! meters of its mailboxes let it through and the queues on the way are within budget. What any thread sends to the same
-//! mailboxes later waits behind it. A thread that may block waits here for its turn, and then sends by itself.
+//! A sender that may not block puts its message here (`mesh_proto::Backlog`, BKL-1, BKL-2). The I/O thread sends it
+//! once the meters of its mailboxes let it through and the queues on the way are within budget. Whatever any thread
+//! sends to the same mailboxes later waits behind it. A thread that may block waits here for its turn, and then sends
+//! by itself.
 //!
-//! BKL-3: a message that waits is looked at again whenever the reason for its waiting may have gone. It marks the full meter,
+//! BKL-3: a waiting message is examined again whenever the reason for its waiting may be gone. It marks the full meter,
 //! under that meter's lock, and the next change of a marked meter wakes the I/O thread.
 //!
-//! The lock is held while a message is sent, so that a sender that finds nothing before its own message is right. It is taken
-//! before all other locks, and by no thread that holds one. What is left to do for a message that has gone is done without it,
-//! because ports in that message may have something to say that has to wait here.
+//! The lock is held while a message is sent, so a sender that finds nothing ahead of its own message is right. It is
+//! taken before all other locks, and by no thread that holds one. Whatever is left to do for a sent message is done
+//! without it, because ports in that message may have to send something that must wait here.
 
 use crate::completion::{Completion, Fate};
 use crate::dispatch::Dispatch;
@@ -24,27 +25,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// When to look again at a message that waits for a queue on its way: nothing tells when that has room.
+/// When to look again at a message that waits for a queue on its way: nothing reports when that has room.
 const QUEUE_PAUSE: Duration = Duration::from_millis(10);
 
-/// A port of a call in a message that waits.
+/// A port of a call in a waiting message.
 pub(crate) trait Enclosed {
-    /// The message was sent to `to`; `who` is what people call them.
+    /// The message was sent to `to`, which people call `who`.
     fn sent(&self, to: &Target, who: &str);
     /// The message was not sent.
     fn unsent(&self);
 }
 
-/// With what a message is sent later.
+/// What a message needs to be sent later.
 #[derive(Debug)]
 pub struct Later<E> {
-    /// The meters of its mailboxes; none of a message that is not counted.
+    /// The meters of its mailboxes; none for a message that is not counted.
     pub meters: Option<Arc<[Arc<Meter>]>>,
-    /// What it counts there, and has been reserved for it.
+    /// What it costs there, and what was reserved for it.
     pub cost: u64,
     /// When nobody wants the answer any more.
     pub until: Option<Instant>,
-    /// The ports of calls that are in it.
+    /// The ports of calls in it.
     pub ports: Vec<E>,
     /// What people call its receivers, if there are such ports.
     pub who: String,
@@ -56,10 +57,10 @@ impl<E> Default for Later<E> {
     }
 }
 
-/// A message that waits for its turn. It is finished with [`crate::Fate::Status`] once it has had it: 1 if meters count it.
+/// A message that waits for its turn. Finished with [`crate::Fate::Status`] once it has had it: 1 if meters count it.
 #[derive(Clone, Debug)]
 pub struct Deferral {
-    /// None of a reply, which nobody but its caller gives up.
+    /// None for a reply, which only its caller can give up.
     number: Option<u64>,
     /// Finished when it no longer waits.
     pub done: Arc<Completion>,
@@ -73,7 +74,7 @@ impl Deferral {
     }
 }
 
-/// Where messages that wait go to.
+/// The way out for waiting messages.
 pub(crate) trait Ways: Dispatch {
     /// The ports of calls that messages carry.
     type Enclosed: Enclosed;
@@ -82,12 +83,12 @@ pub(crate) trait Ways: Dispatch {
     fn is_clear(&self, target: &Target) -> bool;
 }
 
-/// A message that waits, or a thread's turn.
+/// A waiting message, or a thread's turn.
 #[derive(Debug)]
 pub(crate) struct Delayed<E> {
     pub(crate) target: Arc<Target>,
     pub(crate) later: Later<E>,
-    /// One for each piece of joined receivers; none of a thread that waits, and sends by itself.
+    /// One per piece of joined receivers; none for a waiting thread, which sends by itself.
     pub(crate) frames: Vec<Frame>,
     /// 0 if nobody waits for an answer.
     pub(crate) call: CallId,
@@ -98,7 +99,7 @@ pub(crate) struct Delayed<E> {
 struct State<E> {
     backlog: Backlog<Delayed<E>>,
     calls: HashMap<CallId, u64>,
-    /// They are first everywhere, and wait for the queues on their way.
+    /// First everywhere, but waiting for the queues on their way.
     on_queues: Vec<u64>,
     left: Vec<Left<E>>,
 }
@@ -132,20 +133,20 @@ enum Stuck {
     OnQueue,
 }
 
-/// All that waits in a process. See the module.
+/// Everything that waits in a process. See the module.
 #[derive(Debug)]
 pub(crate) struct Deferred<E> {
     reactor: Arc<Reactor>,
     standing: Arc<Standing>,
     memory: Arc<Memory>,
     meters: Arc<Meters>,
-    /// How many wait. As long as none does, nobody has to take the lock.
+    /// How many wait. While none does, the lock need not be taken.
     count: AtomicUsize,
     state: Mutex<State<E>>,
 }
 
 impl<E: Enclosed> Deferred<E> {
-    /// `budget` bytes may wait.
+    /// For at most `budget` waiting bytes.
     pub(crate) fn new(
         budget: usize,
         reactor: &Arc<Reactor>,
@@ -189,16 +190,16 @@ impl<E: Enclosed> Deferred<E> {
         self.any() && !self.standing.is_forked() && lock(&self.state).calls.contains_key(&call)
     }
 
-    /// Reserves room for a message of `cost` bytes; even if there is none, where `surely`.
+    /// Reserves room for a message of `cost` bytes; with `surely` even if there is none.
     ///
     /// # Errors
-    /// How many bytes wait, and how many may, where there is no room.
+    /// How many bytes wait, and how many may, if there is no room.
     pub(crate) fn reserve(&self, cost: u64, surely: bool) -> Result<(), (u64, u64)> {
         let backlog = &mut lock(&self.state).backlog;
         if backlog.reserve(cost, surely) { Ok(()) } else { Err((backlog.bytes(), backlog.budget())) }
     }
 
-    /// What was reserved is not needed.
+    /// Releases an unneeded reservation.
     pub(crate) fn release(&self, cost: u64) {
         lock(&self.state).backlog.release(cost);
     }
@@ -218,7 +219,7 @@ impl<E: Enclosed> Deferred<E> {
         out
     }
 
-    /// Sends frames once there is room in these mailboxes. There must be a reservation for them, unless they are not counted.
+    /// Sends frames once there is room in these mailboxes. Requires a reservation, unless they are not counted.
     pub(crate) fn send(
         &self,
         ways: &impl Ways<Enclosed = E>,
@@ -233,10 +234,10 @@ impl<E: Enclosed> Deferred<E> {
         Deferral { number: Some(self.add(ways, mailbox, delayed)), done }
     }
 
-    /// Has something wait. Returns its number.
+    /// Makes something wait. Returns its number.
     pub(crate) fn add(&self, ways: &impl Ways<Enclosed = E>, mailbox: ActorId, delayed: Delayed<E>) -> u64 {
         let to = delayed.target.mailboxes(mailbox).collect();
-        // A thread that waits keeps its message itself.
+        // A waiting thread keeps its message itself.
         let held = if delayed.frames.is_empty() { 0 } else { delayed.later.cost };
         let call = delayed.call;
         let number = self.change(|state| {
@@ -244,11 +245,11 @@ impl<E: Enclosed> Deferred<E> {
             if call != 0 {
                 state.calls.insert(call, number);
             }
-            // Before its first attempt: from here on other senders are to see it.
+            // Before its first attempt: from here on other senders must see it.
             self.note(state);
             // There may be room by now. If not, a meter is marked from here on.
             self.send_ready(ways, state, vec![number]);
-            // Whoever closes may have passed over it.
+            // A closing thread may have passed over it.
             if self.standing.is_closed() {
                 self.drop_all(state);
             }
@@ -285,7 +286,7 @@ impl<E: Enclosed> Deferred<E> {
         })
     }
 
-    /// A message is not sent after all.
+    /// Gives up a message that is not sent after all.
     fn forget(&self, state: &mut State<E>, delayed: Delayed<E>, fate: Fate) {
         let Delayed { target, later, frames, call, done } = delayed;
         state.calls.remove(&call);
@@ -295,7 +296,7 @@ impl<E: Enclosed> Deferred<E> {
         state.left.push(Left { target, later, done, fate });
     }
 
-    /// Sends what meters that have changed let through: the I/O thread's turn. Returns when it wants another one.
+    /// Sends what changed meters let through, on the I/O thread's turn. Returns when it wants another one.
     pub(crate) fn turn(&self, ways: &impl Ways<Enclosed = E>) -> Option<Instant> {
         let changed = self.meters.take_changed();
         if !self.any() {
@@ -310,7 +311,7 @@ impl<E: Enclosed> Deferred<E> {
         (on_queues > 0).then(|| Instant::now() + QUEUE_PAUSE)
     }
 
-    /// Sends those of these that may go, and then those that were behind them.
+    /// Sends those of these that may go, and then those behind them.
     fn send_ready(&self, ways: &impl Ways<Enclosed = E>, state: &mut State<E>, mut ready: Vec<u64>) {
         while let Some(number) = ready.pop() {
             let Some(delayed) = state.backlog.ready(number) else { continue };
@@ -340,7 +341,7 @@ impl<E: Enclosed> Deferred<E> {
         }
     }
 
-    /// The runtime closes: what waits is dropped.
+    /// The runtime closes: drops what waits.
     pub(crate) fn close(&self) {
         self.change(|state| self.drop_all(state));
     }

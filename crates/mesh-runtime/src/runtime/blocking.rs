@@ -1,4 +1,4 @@
-//! Blocking until something comes: [`Waiting`](super::waiting::Waiting) knows how, and the runtime takes what arrives
+//! Blocking until something arrives: [`Waiting`](super::waiting::Waiting) knows how, and the runtime takes what arrives
 //! meanwhile.
 
 use super::alarms::Alarms;
@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A thread's wait for a call or a completion. It takes several steps where signals and alarms interrupt it; each alarm
-/// does so once.
+/// A thread's wait for a call or a completion. It takes several steps if signals and alarms interrupt it; each alarm
+/// interrupts it once.
 #[derive(Debug)]
 #[must_use]
 pub struct Wait<'a, T> {
@@ -33,8 +33,8 @@ pub struct Wait<'a, T> {
 }
 
 impl<T: Awaited> Wait<'_, T> {
-    /// Waits until what is awaited has come, something else ends the wait or the deadline passes. With `look` it returns
-    /// before it would block. Only the main thread is `interruptible`.
+    /// Waits until the awaited thing is there, something else ends the wait or the deadline passes. With `look` it
+    /// returns instead of blocking. Only the main thread is `interruptible`.
     pub fn step(&self, look: bool, interruptible: bool) -> Waited {
         let Self { runtime, awaited, seen, deadline, heard, .. } = self;
         let alarms = runtime.waiting.alarms.count();
@@ -44,7 +44,7 @@ impl<T: Awaited> Wait<'_, T> {
         if waited == Waited::Alarm
             && let Some(heard) = heard
         {
-            // Not an alarm that has come since: that one ends the next step at once.
+            // Not an alarm that came since: it ends the next step at once.
             heard.store(alarms, Ordering::Relaxed);
         }
         waited
@@ -52,8 +52,8 @@ impl<T: Awaited> Wait<'_, T> {
 }
 
 impl Runtime {
-    /// The calling thread is about to wait for a call or a completion: until it is done, or has more than `seen` outcomes or
-    /// tokens. With `heed`, alarms end the wait.
+    /// Begins the calling thread's wait for a call or a completion: until it is done, or has more than `seen` outcomes
+    /// or tokens. With `heed`, alarms end the wait.
     pub fn wait_for<'a, T: Awaited>(
         &'a self,
         awaited: &'a T,
@@ -66,9 +66,9 @@ impl Runtime {
         Wait { runtime: self, awaited, seen, deadline, heard, _blocked: blocked }
     }
 
-    /// Waits for a call: until it is complete, or, for a stream, has more than `seen` outcomes.
+    /// Waits for a call: until it is complete or, for a stream, has more than `seen` outcomes.
     ///
-    /// With `look` it returns before it would block. Only the main thread is `interruptible`.
+    /// With `look` it returns instead of blocking. Only the main thread is `interruptible`.
     pub fn wait_call(
         &self,
         call: &Call,
@@ -80,8 +80,8 @@ impl Runtime {
         self.waiting.for_progress(self, call, seen, Patience { deadline, look, interruptible, heard: None })
     }
 
-    /// Waits for a completion: until it is finished, or has more than `seen` tokens. With `heard`, an alarm later than that
-    /// ends the wait too; otherwise as [`Runtime::wait_call`].
+    /// Waits for a completion: until it is finished, or has more than `seen` tokens. With `heard`, a later alarm ends
+    /// the wait too; otherwise like [`Runtime::wait_call`].
     pub fn wait_completion(
         &self,
         completion: &Completion,
@@ -94,12 +94,12 @@ impl Runtime {
         self.waiting.for_completion(self, completion, seen, Patience { deadline, look, interruptible, heard })
     }
 
-    /// Waits until a message of `cost` bytes is let through by a meter, or the meter has ended; as [`Runtime::wait_call`].
+    /// Waits until a meter lets a message of `cost` bytes through, or has ended; like [`Runtime::wait_call`].
     pub fn wait_meter(&self, meter: &Meter, cost: u64, deadline: Option<Instant>, interruptible: bool) -> Waited {
         self.waiting.for_room(self, meter, cost, Patience { deadline, interruptible, ..Patience::default() })
     }
 
-    /// Waits until there are more than `seen` events, or no more will come; as [`Runtime::wait_call`].
+    /// Waits until there are more than `seen` events, or no more will come; like [`Runtime::wait_call`].
     pub fn wait_events(&self, seen: u64, deadline: Option<Instant>, look: bool, interruptible: bool) -> Waited {
         let patience = Patience { deadline, look, interruptible, heard: None };
         self.waiting.for_events(self, &self.inspector.journal, seen, patience)
@@ -110,8 +110,8 @@ impl Runtime {
         self.waiting.for_message(self, inbox);
     }
 
-    /// What the event loop of this process's actors does instead of sleeping on its own descriptors: waits until `waker` has
-    /// something, one of the loop's descriptors is ready (`watched` is the set that they are in), or the deadline passes.
+    /// Replaces the sleep of the event loop of this process's actors on its own descriptors: waits until `waker` has
+    /// something, one of the loop's descriptors is ready (`watched` is the set that they are in), or the deadline.
     pub fn wait_loop(&self, waker: &LoopWaker, watched: BorrowedFd<'_>, deadline: Option<Instant>) {
         self.waiting.for_loop(self, TOKEN_LOOP, waker, watched, deadline);
     }

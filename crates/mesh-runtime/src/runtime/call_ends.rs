@@ -9,7 +9,7 @@ use mesh_proto::{Header, ProcAddr, Target};
 use std::sync::Arc;
 
 impl Runtime {
-    /// Calls with combined replies have failed: their receivers drop what they have gathered for them.
+    /// Tells the receivers of failed calls with combined replies to drop what they have gathered for them.
     pub(crate) fn forget_fallen(&self) {
         for call in self.calls.take_fallen() {
             let Some((target, actor)) = call.reduced() else { continue };
@@ -18,7 +18,7 @@ impl Runtime {
         }
     }
 
-    /// Nobody can look at the call any more. A stream, which may go on forever, ends here, and its senders are told. The
+    /// Nobody can look at the call any more. A stream, which may never end, ends here, and its senders are told. The
     /// failure of any other call is reported even if it comes later (UNS-1).
     pub fn abandon(&self, call: &Call) {
         if call.is_done() {
@@ -32,13 +32,13 @@ impl Runtime {
         }
     }
 
-    /// Notices of calls that have failed and that nobody has looked at, though somebody holds them.
+    /// Notices of failed calls that are still held, and that nobody has looked at.
     pub fn unseen(&self) -> Vec<Message> {
         self.calls.unseen()
     }
 
-    /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is the
-    /// call that it answers.
+    /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is
+    /// the call that it answers.
     pub fn pass_on(&self, to: &Header, parent: ProcAddr, body: Body<'_>) -> Option<Arc<Completion>> {
         let Asked { by, actor, call, place } = Asked::of(to)?;
         let header = Partial { actor, call, place }.header(self.me, parent);

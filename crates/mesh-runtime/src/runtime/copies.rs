@@ -1,4 +1,4 @@
-//! Values of other hosts that this host's agent keeps a copy of, for all processes of its host; see [`mesh_proto::Copies`].
+//! Copies of other hosts' values, which an agent keeps for all processes of its host; see [`mesh_proto::Copies`].
 
 use crate::dispatch::Dispatch;
 use crate::locks::lock;
@@ -8,7 +8,7 @@ use mesh_proto::messages::{Answer, Meaning, Reply};
 use mesh_proto::{Asker, Copies, Frame, Header, Kind, Part, ProcAddr, SharedRef, Sharing, ValueKey, Wanted};
 use std::sync::{Arc, Mutex};
 
-/// Where a copy lies, and how long it is.
+/// Where a copy is, and its length.
 type Place = (SharedRef, u64);
 
 /// See the module.
@@ -24,12 +24,12 @@ impl RemoteValues {
         Self { me, memory: Arc::clone(memory), copies: Mutex::default() }
     }
 
-    /// How many copies are here.
+    /// The number of copies here.
     pub(crate) fn len(&self) -> usize {
         lock(&self.copies).len()
     }
 
-    /// References are about to reach a process of this host. Returns the owners whose ends are to be asked for.
+    /// References are about to reach a process of this host. Returns the owners whose ends must be asked for.
     pub(crate) fn note_carried(&self, frame: &Frame) -> Vec<ProcAddr> {
         let mut owners = Vec::new();
         let mut copies = lock(&self.copies);
@@ -41,7 +41,7 @@ impl RemoteValues {
         owners
     }
 
-    /// A frame of a process of this host is on its way to another host. True if it asks for a value and is answered here.
+    /// A frame of a process of this host is on its way to another host. True if it asks for a value answered here.
     pub(crate) fn answers(&self, frame: &Frame, out: &impl Dispatch) -> bool {
         if !self.me.is_agent() || frame.header.src.host != self.me.host {
             return false;
@@ -65,7 +65,7 @@ impl RemoteValues {
             match copies.ask(value, asker) {
                 Wanted::Fetch => return false,
                 Wanted::Wait => return true,
-                // It stays until this process has let go, whatever becomes of the copy.
+                // It stays until this process lets go, whatever becomes of the copy.
                 Wanted::Here((at, len)) if self.memory.lend_to(&at, asker.proc) => (at, len),
                 Wanted::Here(_) => return false,
             }
@@ -77,7 +77,7 @@ impl RemoteValues {
         true
     }
 
-    /// A process of this host tells the owner of a value who does not hold it any more.
+    /// A process of this host tells a value's owner which processes no longer hold it.
     fn let_go(&self, frame: &Frame) {
         let (owner, src) = (frame.header.dst, frame.header.src);
         if lock(&self.copies).is_empty() {
@@ -96,7 +96,7 @@ impl RemoteValues {
         self.drop_copies(&dropped);
     }
 
-    /// Whether this is the answer to a fetch in the name of all processes of this host.
+    /// Whether this answers a fetch made on behalf of all processes of this host.
     pub(crate) fn awaits(&self, header: &Header) -> bool {
         let Ok(said) = Meaning::of(header) else { return false };
         lock(&self.copies).is_coming(Asker { proc: header.dst, call: said.call() })
@@ -106,8 +106,8 @@ impl RemoteValues {
         dropped.iter().for_each(|(at, _)| self.memory.take_back(at, self.me));
     }
 
-    /// An answer of another host has come. If its value was fetched in the name of all processes of this host, the others
-    /// that wait for it are answered as well. Returns the answer as its own receiver is to have it.
+    /// An answer from another host has arrived. If its value was fetched on behalf of all processes of this host, the
+    /// others that wait for it are answered as well. Returns the answer for its own receiver.
     pub(crate) fn share(&self, frame: Frame, out: &impl Dispatch) -> Frame {
         let header = frame.header;
         let Ok(said) = Meaning::of(&header) else { return frame };
@@ -126,7 +126,7 @@ impl RemoteValues {
                 }
             }
             shared = Some(many);
-            // Only what lies in this process's own memory can stay.
+            // Only what is in this process's own memory can stay.
             place.filter(|(at, _)| wanted && header.kind == Kind::Reply && self.memory.lend_to(at, self.me))
         });
         for other in others {
@@ -135,8 +135,8 @@ impl RemoteValues {
         shared.unwrap_or(frame)
     }
 
-    /// Processes have ended. Returns what is to be fetched again from other hosts, for those that still wait: past this
-    /// part, which would take it for a second question (CPY-2).
+    /// Processes have ended. Returns fetches to send again to other hosts for those that still wait: not through this
+    /// module, which would take each for a second question (CPY-2).
     pub(crate) fn on_ends(&self, dead: impl Fn(ProcAddr) -> bool) -> Vec<Frame> {
         let after = {
             let mut copies = lock(&self.copies);
@@ -151,7 +151,7 @@ impl RemoteValues {
     }
 }
 
-/// The same answer, for one more process that waits for the value.
+/// The same answer, for another process that waits for the value.
 fn answer(value: ValueKey, to: Asker, share: &Frame) -> Frame {
     if let Some(refusal) = Undeliverable::read(share) {
         return Undeliverable { call: to.call, ..refusal }.frame(value.0, to.proc);

@@ -8,13 +8,13 @@ use std::sync::atomic::Ordering;
 pub struct Counts {
     /// Live links.
     pub links: usize,
-    /// Calls that wait.
+    /// Waiting calls.
     pub calls: usize,
     /// Actors of this process.
     pub actors: usize,
     /// Procs of this host.
     pub procs: usize,
-    /// Ports that this process receives at, and ports that it holds to send to.
+    /// Ports at which this process receives, and ports to which it can send.
     pub ports: usize,
     /// Bytes of shared memory that this process owns.
     pub shm_bytes: usize,
@@ -24,17 +24,17 @@ pub struct Counts {
     pub deferred: (usize, u64),
     /// Replies that wait here until their callers' processes read, and their bytes.
     pub replies: (usize, u64),
-    /// The same of arguments of spawns.
+    /// The same for arguments of spawns.
     pub spawns: (usize, u64),
-    /// Bytes of large replies that have come and that nobody has looked at.
+    /// Bytes of large replies that have arrived and that nobody has looked at.
     pub held: u64,
-    /// Values that are kept here for references, and their bytes.
+    /// Values kept here for references, and their bytes.
     pub kept: (usize, u64),
-    /// Values of others that this process holds references to.
+    /// Values of other processes that this process holds references to.
     pub refs: usize,
-    /// How often values of this process were fetched, and how many copies are here of those of other hosts.
+    /// How often values of this process were fetched, and how many copies of other hosts' values are here.
     pub fetched: (u64, usize),
-    /// How many parts of messages were offered past the gateways, and how many have come so.
+    /// How many parts of messages were offered by a bypass, and how many arrived that way.
     pub bypassed: (u64, u64),
     /// Messages whose parts are still to come.
     pub landing: usize,

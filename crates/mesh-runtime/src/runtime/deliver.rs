@@ -1,4 +1,4 @@
-//! What the switch hands frames to, and whose part each kind of frame is.
+//! The parts to which the switch hands frames, by their kind.
 
 use super::Runtime;
 use super::early::NotEarly;
@@ -23,7 +23,7 @@ impl Parts for Runtime {
         }
     }
 
-    /// Behind what its sender has sent before.
+    /// Behind what its sender sent before.
     fn deliver(&self, frame: Frame) {
         if self.landings.concerns(&frame) {
             self.landings.land(self, frame);
@@ -60,17 +60,17 @@ impl Parts for Runtime {
 }
 
 impl Runtime {
-    /// For whoever has a frame that is for this process.
+    /// For code that has a frame for this process.
     pub(crate) fn deliver(&self, frame: Frame) {
         Parts::deliver(self, frame);
     }
 
-    /// Hands a frame to the part of this process that it is for.
+    /// Hands a frame to the responsible part of this process.
     pub(super) fn take_in(&self, frame: Frame) {
         let header = frame.header;
         let said = if self.moving.is_outdated(header.src) { None } else { Meaning::read(&frame).ok() };
         let Some(said) = said else {
-            // Of a process whose rank another one has (MOV-2); or no process of Mesh has made it (MSG-1).
+            // From a process whose rank another one has (MOV-2), or not made by a process of Mesh (MSG-1).
             return self.memory.let_go(&frame);
         };
         match said {
@@ -100,7 +100,7 @@ impl Runtime {
             Meaning::Control(Kind::Moved) => self.on_news(&frame),
             Meaning::Control(Kind::Lines) => self.logs.on_lines(&frame),
             Meaning::Control(_) => self.on_gateway_frame(frame),
-            // Taken apart where it arrives; and what a process tells itself does not come this way.
+            // Split where it arrives; and a process's notices to itself do not come this way.
             Meaning::Gathered(_) | Meaning::Unseen(_) => {}
         }
     }

@@ -1,9 +1,9 @@
-//! Promises that are finished by a descriptor: the write end of a pipe, for whoever can do no more than write to one.
+//! Promises that are finished by a descriptor: the write end of a pipe, for code that can only write to one.
 //!
-//! The read end is in the links' set, so that it costs no thread, and whoever reads the links hears it (CMP-2). Four bytes are
-//! a status in the machine's byte order; the end of the file before them breaks the promise. What is written after the
-//! status stays in the pipe, and the read end stays open until the last copy of the write end is closed: nobody who writes
-//! late is killed by SIGPIPE.
+//! The read end is in the links' set, so it costs no thread, and whichever thread reads the links reads it (CMP-2).
+//! Four bytes are a status in native byte order; the end of the file before them breaks the promise. What is written
+//! after the status stays in the pipe, and the read end stays open until the last copy of the write end is closed: no
+//! late writer is killed by SIGPIPE.
 
 use crate::completion::{Fate, Finisher};
 use crate::error::RuntimeError;
@@ -17,7 +17,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// Above those of fork servers and of the runtime's own descriptors, below those of connections.
+/// Above the tokens of fork servers and of the runtime's own descriptors, below those of connections.
 pub(super) const DESCRIPTOR_TOKENS: u64 = 1 << 36;
 
 /// The read ends of a process.
@@ -32,14 +32,14 @@ pub(super) struct Descriptors {
 #[derive(Debug)]
 struct Reading {
     pipe: OwnedFd,
-    /// None once the status has come.
+    /// None once the status has arrived.
     finisher: Option<Arc<Finisher>>,
     status: [u8; 4],
     filled: usize,
 }
 
 impl Reading {
-    /// What became of the promise; none if that is still to come.
+    /// The outcome of the promise; none if it is still to come.
     fn read(&mut self) -> Option<Fate> {
         while self.filled < self.status.len() {
             match rustix::io::read(&self.pipe, &mut self.status[self.filled..]) {
@@ -60,11 +60,11 @@ impl Descriptors {
         Self { reactor, standing, next: AtomicU64::new(DESCRIPTOR_TOKENS), open: Mutex::default() }
     }
 
-    /// Makes a descriptor to finish a promise by. It belongs to the caller, and the promise is kept until it is closed.
+    /// Makes a descriptor to finish a promise by. The caller owns it, and the promise is kept until it is closed.
     pub(super) fn open(&self, finisher: &Arc<Finisher>) -> Result<OwnedFd, RuntimeError> {
         self.standing.usable()?;
         let (pipe, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(RuntimeError::os("pipe"))?;
-        // Theirs blocks, as most who write expect.
+        // The caller's end blocks, as most writers expect.
         rustix::io::ioctl_fionbio(&pipe, true).map_err(RuntimeError::os("ioctl"))?;
         {
             let mut open = lock(&self.open);
@@ -97,7 +97,7 @@ impl Descriptors {
         }
     }
 
-    /// Nobody reads any more: what was not written by now never comes.
+    /// Stops reading: what was not written by now never comes.
     pub(super) fn close(&self) {
         let open = std::mem::take(&mut *lock(&self.open));
         for mut reading in open.into_values() {

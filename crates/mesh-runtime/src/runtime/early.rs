@@ -1,8 +1,8 @@
-//! At an agent: messages that are quicker than the spawn of the procs that they are for. Between hosts there is more than one
-//! way.
+//! At an agent: messages that overtake the spawn of the procs that they are for, since there are several paths between
+//! hosts.
 //!
-//! Whoever makes the procs hands them over under the lock under which they were put aside, so that none is forgotten, and
-//! nothing that comes later is before them (ERL-1). What waits for actors waits in [`super::inboxes`].
+//! The code that makes the procs hands them over under the lock under which they were put aside, so that none is
+//! forgotten, and nothing later gets ahead of them (ERL-1). What waits for actors waits in [`super::inboxes`].
 
 use super::switch::Switch;
 use crate::link::Link;
@@ -13,17 +13,17 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-/// How long a message waits for a spawn. Where that is on its way at all it comes within a few round trips, unless a
-/// connection was lost meanwhile.
+/// How long a message waits for a spawn. A spawn under way arrives within a few round trips, unless a connection was
+/// lost meanwhile.
 pub(super) const WITHIN: Duration = Duration::from_secs(5);
-/// Bytes that may wait so, in each process.
+/// How many bytes may wait like this, in each process.
 pub(super) const MOST_BYTES: usize = 64 << 20;
-/// Of so many meshes that could not be made the reason is known; of older ones, that they are not there.
+/// The reason is known for this many meshes that could not be made; older ones are merely unknown.
 const MOST_FAILED: usize = 64;
 
 /// Why a message does not wait.
 pub(super) enum NotEarly {
-    /// The procs have come just now.
+    /// The procs have just appeared.
     Known(Frame),
     /// There is no room.
     Refused(Frame),
@@ -33,7 +33,7 @@ pub(super) enum NotEarly {
 #[derive(Debug)]
 pub(super) struct EarlyFrames {
     frames: Mutex<Early<MeshId, Frame>>,
-    /// Why procs could not be made, the oldest first: messages for them may be under way for a while.
+    /// Why procs could not be made, oldest first: messages for them may be under way for a while.
     failed: Mutex<VecDeque<(MeshId, Arc<Ended>)>>,
 }
 
@@ -44,7 +44,7 @@ impl Default for EarlyFrames {
 }
 
 impl EarlyFrames {
-    /// A message has come for a mesh of procs that is not known here.
+    /// Puts aside a message for an unknown mesh of procs.
     pub(super) fn keep(&self, switch: &Switch, frame: Frame, now: Duration) -> Result<(), NotEarly> {
         let header = frame.header;
         let mut frames = lock(&self.frames);
@@ -54,8 +54,8 @@ impl EarlyFrames {
         frames.keep(header.dst.mesh, frame, header.body_len as usize, header.deadline(), now).map_err(NotEarly::Refused)
     }
 
-    /// Makes these links the procs of a mesh, and gives them what has waited for them. Returns what it was about, and what
-    /// was for ranks that are not among them.
+    /// Makes these links the procs of a mesh, and sends them what waited for them. Returns the headers of what was
+    /// sent, and frames for ranks that are not among them.
     pub(super) fn open(
         &self,
         switch: &Switch,
@@ -80,7 +80,7 @@ impl EarlyFrames {
         (heard, strays)
     }
 
-    /// These procs could not be made. Returns what has waited for them.
+    /// Notes that these procs could not be made. Returns what waited for them.
     pub(super) fn fail(&self, mesh: MeshId, ended: &Arc<Ended>) -> Vec<Frame> {
         {
             let mut failed = lock(&self.failed);
@@ -97,7 +97,7 @@ impl EarlyFrames {
         lock(&self.failed).iter().find(|one| one.0 == mesh).map(|one| Arc::clone(&one.1))
     }
 
-    /// What has waited long enough goes back; and when that is next.
+    /// Returns what has waited long enough, and when that is next the case.
     pub(super) fn turn(&self, now: Duration) -> (Vec<Frame>, Option<Duration>) {
         let mut frames = lock(&self.frames);
         (frames.on_tick(now), frames.next_deadline())

@@ -1,4 +1,4 @@
-//! Which processes have ended, as far as this one was told.
+//! Processes that have ended, as far as this one was told.
 
 use crate::locks::lock;
 use mesh_proto::ProcAddr;

@@ -1,4 +1,4 @@
-//! The event loop of this process's actors, as the reactor sees it: a thread that waits for its own descriptors here.
+//! The event loop of this process's actors, as the reactor sees it: a thread that waits here for its own descriptors.
 
 use crate::locks::lock;
 use crate::loop_waker::LoopWaker;
@@ -12,10 +12,10 @@ use std::thread::ThreadId;
 /// See the module.
 #[derive(Debug)]
 pub struct EventLoop {
-    /// The set of its descriptors that the reactor knows; -1 before there is one.
+    /// The set of its descriptors known to the reactor; -1 before there is one.
     watched: AtomicI32,
     ready: AtomicBool,
-    /// Its thread, while that waits.
+    /// Its thread, while it waits.
     waiter: Mutex<Option<Arc<Waiter>>>,
     thread: Mutex<Option<ThreadId>>,
 }
@@ -28,7 +28,8 @@ impl Default for EventLoop {
 }
 
 impl EventLoop {
-    /// The calling thread is the loop's, and waits by `wait`, with the set `watched` announced to `reactor` under `token`.
+    /// The calling thread is the loop's. It waits by `wait`, with the set `watched` announced to `reactor` under
+    /// `token`.
     pub(super) fn wait(
         &self,
         reactor: &Reactor,
@@ -53,13 +54,13 @@ impl EventLoop {
         self.ready.load(Ordering::SeqCst)
     }
 
-    /// One of its descriptors is ready. It is not looked at again until the loop waits again.
+    /// Notes that one of its descriptors is ready. It is not polled again until the loop waits again.
     pub(super) fn on_ready(&self, reactor: &Reactor) {
         self.ready.store(true, Ordering::SeqCst);
         self.wake(reactor);
     }
 
-    /// Has its thread look again at what it waits for.
+    /// Makes its thread check again what it waits for.
     pub(super) fn wake(&self, reactor: &Reactor) {
         if let Some(waiter) = lock(&self.waiter).clone() {
             waiter.notify(reactor);

@@ -1,4 +1,4 @@
-//! Flow control as the runtime ties it together: meters, mailboxes, and the frames about them.
+//! How the runtime connects flow control: meters, mailboxes, and the frames about them.
 
 use super::Runtime;
 use crate::meter::{CreditPost, Meter};
@@ -32,7 +32,7 @@ impl Runtime {
         meter
     }
 
-    /// Processes have ended: nothing that is for them waits any more.
+    /// Processes have ended: nothing for them waits any more.
     pub(crate) fn answers_end(&self, ended: impl Fn(ProcAddr) -> bool) {
         self.answering.end(&ended);
         self.spawning.end(&ended);
@@ -45,8 +45,8 @@ impl Runtime {
         self.spawning.drain(end);
     }
 
-    /// Lets a message of `cost` bytes through to all of these mailboxes, or to none: then the one that is full is
-    /// returned. True if the message is counted, and so has to be sent as such ([`crate::Terms::charged`]).
+    /// Lets a message of `cost` bytes through to all of these mailboxes, or to none. True if the message is counted,
+    /// and must be sent as such ([`crate::Terms::charged`]).
     ///
     /// # Errors
     /// The index of a meter that is full.
@@ -54,7 +54,7 @@ impl Runtime {
         self.meters.admit_all(meters, cost)
     }
 
-    /// A message that was counted by these is not sent after all.
+    /// Gives back what these have counted for a message that is not sent after all.
     pub fn refund_all(&self, meters: &[Arc<Meter>], cost: u64) {
         self.meters.refund_all(meters, cost);
     }
@@ -77,11 +77,11 @@ impl Runtime {
         }
     }
 
-    /// A process asks or tells how much of something was read or handled.
+    /// A process asks or reports how much of something was read or handled.
     pub(super) fn on_credit(&self, flow: Flow, src: ProcAddr) {
         match flow {
             Flow::Asks(progress) => {
-                // What came before the question has been read.
+                // What came before the question was read.
                 self.dispatch(progress.answer(self.me, src), None);
             }
             Flow::HasRead(Progress { what: SPAWNS, count }) => self.spawning.on_read(self, src, count),
@@ -92,7 +92,7 @@ impl Runtime {
         }
     }
 
-    /// A sender asks how much of what it has sent to a mailbox was handled.
+    /// A sender asks how much of what it sent to a mailbox was handled.
     fn on_question(&self, mailbox: ActorId, src: ProcAddr) {
         if mailbox == 0 {
             self.inboxes.own().mailbox().on_question(src);

@@ -1,10 +1,11 @@
-//! Scripts that join the job of a controller which outlives them, and leave it again.
+//! Scripts that join the job of a controller that outlives them, and leave it again.
 //!
-//! A guest is a process of the controller's host that nobody has forked: it has connected by itself, and its link is that
-//! connection. It has an address of its own, so that nothing that was meant for an earlier guest reaches it, and nothing that an
-//! earlier one still says is taken (MOV-2): all guests are lives of one rank.
+//! A guest is a process of the controller's host that was not forked: it connected by itself, and its link is that
+//! connection. Each has its own address, so nothing meant for an earlier guest reaches it, and nothing that an earlier
+//! one still sends is accepted (MOV-2): all guests are incarnations of one rank.
 //!
-//! GST-1: a guest that has lost its link is no part of the job any more, and every use of its runtime says so; its process lives on.
+//! GST-1: a guest that has lost its link is no longer part of the job, and every use of its runtime says so; its
+//! process lives on.
 //! GST-2: what a guest has spawned stays when it goes (FAM-5).
 
 use super::Runtime;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Runtime {
-    /// Takes a script into the job, as the `number`th that comes: the process `pid`, at the other end of `link`. The one before
-    /// it, if there was one, has no part in the job from here on. Returns its seat on the host's board.
+    /// Admits a script to the job as guest `number`: the process `pid`, at the other end of `link`. The previous guest,
+    /// if any, is no longer part of the job. Returns the new one's seat on the host's board.
     ///
     /// # Errors
     /// If the runtime is closed, is not the controller's, or the connection cannot be used.
@@ -40,7 +41,7 @@ impl Runtime {
         format!("/proc/{}/fd/{}", std::process::id(), self.board.fd().as_raw_fd())
     }
 
-    /// Everybody learns that this guest has the rank of those before it (MOV-2).
+    /// Tells everybody that this guest has the rank of those before it (MOV-2).
     fn hand_over(&self, number: u32) -> Result<(), RuntimeError> {
         let run = Run { first: 0, count: 1, at: guest(number), incarnation: number };
         let moved = Moved { mesh: GUEST_MESHES, version: number, runs: vec![run], left: vec![guest(number - 1)] };
@@ -53,19 +54,19 @@ impl Runtime {
         if let Some(link) = self.switch.link_of(addr) {
             link.close(&self.reactor);
         }
-        // What it wanted is not known any more.
+        // What it wanted can no longer be learnt.
         self.on_proc(addr, Event::Goodbye(EndReason::Unstated));
         self.on_proc(addr, Event::Exited(Exit::Unknown));
     }
 
-    /// Leaves the job, as a script that has joined it: what it has said arrives, and what it has spawned stays (GST-2).
+    /// Leaves the job, as a script that has joined it: what it sent arrives, and what it spawned stays (GST-2).
     pub fn leave(&self, limit: Duration) {
         if let Some(up) = self.switch.links().into_iter().find(|_| self.me.is_guest() && !self.is_closed()) {
             self.drain_answers(limit);
             self.standing.leave();
             up.send(&self.reactor, &Goodbye { reason: EndReason::Unstated }.frame(self.me, up.peer));
             up.drain(&self.reactor, limit);
-            // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
+            // What it shares lives as long as this process: the agent hangs up once it has read and mapped all of it.
             up.wait_end(limit);
         }
         self.close(Duration::ZERO);
@@ -76,7 +77,7 @@ impl Runtime {
         self.standing.is_lost()
     }
 
-    /// This script's link has ended, and it has not said goodbye: it has no part in the job any more (GST-1).
+    /// This script's link has ended without a goodbye: it is no longer part of the job (GST-1).
     pub(crate) fn lose_job(&self) {
         if !self.standing.lose() {
             return;

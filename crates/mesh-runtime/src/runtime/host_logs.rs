@@ -7,10 +7,10 @@ use mesh_proto::{Frame, HostNo, ProcAddr};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-/// At the end of a job, how long it waits for lines of other hosts.
+/// How long the end of a job waits for lines of other hosts.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 
-/// The logs of a host. They are started with its first process, or the first request for them.
+/// The logs of a host, started with its first process or the first request for them.
 #[derive(Debug)]
 pub(crate) struct HostLogs {
     me: ProcAddr,
@@ -30,17 +30,17 @@ impl HostLogs {
             return Ok(Arc::clone(logs));
         }
         let made = Logs::start(self.begun, Weak::clone(&self.peers), self.me != ProcAddr::CONTROLLER)?;
-        // Another thread may have been first. Then this one ends unused.
+        // Another thread may have been first. Then these end unused.
         Ok(Arc::clone(self.logs.get_or_init(|| made)))
     }
 
-    /// The last lines that a process which has ended wrote to stderr.
+    /// The last lines that an ended process wrote to stderr.
     pub(crate) fn last_words(&self, addr: ProcAddr) -> Vec<String> {
         self.logs.get().map(|logs| logs.ended(addr)).unwrap_or_default()
     }
 
-    /// Another host says something about lines. The controller takes lines from the agents, and orders from nobody; the
-    /// agents take orders from the controller.
+    /// Handles what another host says about lines. The controller takes lines from the agents, and orders from nobody;
+    /// the agents take orders from the controller.
     pub(crate) fn on_lines(&self, frame: &Frame) {
         let (me, src) = (self.me, frame.header.src);
         if !src.is_agent() || !me.is_agent() || src == me {
@@ -58,7 +58,7 @@ impl HostLogs {
         }
     }
 
-    /// A host is dead: nothing of it is waited for.
+    /// A host is dead: waits for nothing from it.
     pub(crate) fn forget_host(&self, host: HostNo) {
         if let Some(logs) = self.logs.get() {
             logs.order(Order::Dead(host));

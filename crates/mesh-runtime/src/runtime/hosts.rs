@@ -1,4 +1,4 @@
-//! What ties the gateway to the other parts of its process: what it needs of them, what they and Python ask of it.
+//! Connects the gateway to the other parts of its process, and to Python.
 
 use super::{GATEWAY, Runtime};
 use crate::call::Call;
@@ -107,7 +107,7 @@ impl Runtime {
         }
     }
 
-    /// A frame that concerns hosts: at an agent for its gateway, at a worker the news of a dead host.
+    /// A frame that concerns hosts: for the gateway at an agent; at a worker, the news of a dead host.
     pub(crate) fn on_gateway_frame(&self, frame: Frame) {
         if self.me.is_agent() {
             return self.gateway.on_frame(frame);
@@ -139,7 +139,7 @@ impl Runtime {
 
     // For the host that serves this job.
 
-    /// This host is to be taken away in `grace`: an event, for the controller.
+    /// Announces to the controller, by an event, that this host will be taken away in `grace`.
     pub(crate) fn announce_leaving(&self, grace: Duration, why: &str) {
         let note = Note::new("host_leaving", self.me).text("host", &self.host_name()).text("text", why);
         self.note(note.number("grace_ms", i128::try_from(grace.as_millis()).unwrap_or(i128::MAX)), false);
@@ -153,9 +153,9 @@ impl Runtime {
 
     // For Python.
 
-    /// Attaches hosts that agents run on, at these addresses; an address that is not known yet is told later, by
-    /// [`Runtime::place_host`]. Returns the number of the first, and the call that completes as they come up: each answers
-    /// with its introduction. Credentials are read on another thread; the call tells what is wrong with them.
+    /// Attaches hosts on which agents run, at these addresses; a missing address is told later by
+    /// [`Runtime::place_host`]. Returns the number of the first, and the call that completes as they come up: each
+    /// answers with its introduction. Credentials are read on another thread; the call reports problems with them.
     ///
     /// # Errors
     /// If the runtime is closed, is not the controller's, or no thread can be started.
@@ -168,9 +168,9 @@ impl Runtime {
         self.gateway.attach(addresses, identity, options)
     }
 
-    /// Listens for hosts that can only dial out, and takes up to `count` of them. Returns the number of the first, and the
-    /// call that completes as they come. Credentials are read and names looked up on another thread; the call tells what is
-    /// wrong with them, and with the address.
+    /// Listens for hosts that can only dial out, and takes up to `count` of them. Returns the number of the first, and
+    /// the call that completes as they come. Credentials are read and names looked up on another thread; the call
+    /// reports problems with them and with the address.
     ///
     /// # Errors
     /// As for [`Runtime::attach`].
@@ -184,19 +184,19 @@ impl Runtime {
         self.gateway.attach_dialers(address, count, identity, options)
     }
 
-    /// Tells where a host is that was attached without an address.
+    /// Sets the address of a host that was attached without one.
     pub fn place_host(&self, host: HostNo, address: String) {
         self.gateway.place_host(host, address);
     }
 
-    /// Tells that a host that was attached without an address has none.
+    /// Says that a host that was attached without an address has none.
     pub fn displace_host(&self, host: HostNo, why: &str) {
         self.gateway.displace_host(host, why);
     }
 
-    /// Lets hosts go: what runs there is told to end, and has `within` for that. `ending` are calls by which meshes were
-    /// told to stop already. `why` is for people. The call that is returned completes when all of the hosts are gone, after
-    /// `limit` at the latest.
+    /// Releases hosts: what runs there is told to end, and has `within` for that. `ending` are calls by which meshes
+    /// were already told to stop. `why` is for people. The returned call completes when all of the hosts are gone,
+    /// after `limit` at the latest.
     ///
     /// # Errors
     /// If the runtime is closed, is not the controller's, or no thread can be started.
@@ -211,7 +211,7 @@ impl Runtime {
         self.gateway.release(hosts, ending, ReleaseTerms { within, limit, why })
     }
 
-    /// Which job this is.
+    /// The job's number.
     pub fn job(&self) -> u64 {
         self.gateway.job()
     }
@@ -226,22 +226,22 @@ impl Runtime {
         self.gateway.peers()
     }
 
-    /// The hosts that were attached here, dead ones included.
+    /// The hosts that were attached here, including dead ones.
     pub fn roll(&self) -> Vec<HostView> {
         self.gateway.roll()
     }
 
-    /// What these hosts have said of themselves; none of those that have not, or that only the controller has heard.
+    /// What these hosts said of themselves; none for those that have not, or that only the controller has heard.
     pub fn introductions(&self, hosts: &[HostNo]) -> Vec<Option<Introduction>> {
         self.gateway.introductions(hosts)
     }
 
-    /// What people call a host, as far as it is known here.
+    /// A host's name for people, as far as it is known here.
     pub fn host_called(&self, host: HostNo) -> Option<String> {
         self.gateway.name_of(host)
     }
 
-    /// The next connection of a visitor from another machine, for whoever answers those of this one.
+    /// The next connection of a visitor from another machine, for the code that answers those of this one.
     pub fn take_visitor(&self) -> Option<OwnedFd> {
         self.visits.take_visitor()
     }

@@ -1,7 +1,7 @@
 //! The inboxes of a process: its own, and one for each of its actors.
 //!
-//! Between hosts there is more than one way, so that a message may be quicker than the spawn of the actor that it is for: it
-//! waits here. Whoever opens the inbox hands it over under the lock under which it was put aside (ERL-1).
+//! There are several paths between hosts, so a message may overtake the spawn of the actor that it is for: it waits
+//! here. The code that opens the inbox hands it over under the lock under which it was put aside (ERL-1).
 
 use super::early::{MOST_BYTES, WITHIN};
 use crate::inbox::Inbox;
@@ -24,11 +24,11 @@ pub(crate) struct Inboxes {
     memory: Arc<Memory>,
     /// Spawns, stops, cancellations: for the event loop of this process.
     pub(super) system: Arc<Inbox>,
-    /// At a script: deaths and failures, for whoever owns what they are about.
+    /// At a script: deaths and failures, for the owners of what they are about.
     pub(super) notices: Arc<Inbox>,
     actors: RwLock<HashMap<ActorId, Arc<Inbox>>>,
     early: Mutex<Early<ActorId, Message>>,
-    /// The job has had other hosts, as this process was told: what it is sent may be quicker than a spawn.
+    /// The job has had other hosts, as this process was told: messages may overtake spawns.
     abroad: AtomicBool,
 }
 
@@ -51,7 +51,7 @@ impl Inboxes {
         }
     }
 
-    /// A frame, as whoever it is for holds it.
+    /// A frame as its receiver holds it.
     pub(super) fn message(&self, frame: Frame) -> Message {
         Message::new(frame, &self.memory)
     }
@@ -62,17 +62,17 @@ impl Inboxes {
 
     // The process itself.
 
-    /// What counts the messages of extensions.
+    /// The inbox that counts the messages of extensions.
     pub(super) fn own(&self) -> &Arc<Inbox> {
         if self.me.is_script() { &self.notices } else { &self.system }
     }
 
-    /// For the event loop of this process.
+    /// Sends a frame to the event loop of this process.
     pub(crate) fn tell_system(&self, frame: Frame) {
         self.system.push(&self.reactor, self.message(frame));
     }
 
-    /// For the process itself: a worker's event loop hears of it, or whoever takes a script's notices.
+    /// For the process itself: for a worker's event loop, or whatever takes a script's notices.
     pub(super) fn notice(&self, frame: Frame) {
         let message = self.message(frame);
         if self.me.is_script() || !self.me.is_agent() {
@@ -87,7 +87,7 @@ impl Inboxes {
         read(&self.actors).get(&actor).cloned()
     }
 
-    /// The same, made by `make` if there is none.
+    /// An actor's inbox, made by `make` if there is none.
     pub(super) fn of_or(&self, actor: ActorId, make: impl FnOnce() -> Arc<Inbox>) -> Arc<Inbox> {
         Arc::clone(write(&self.actors).entry(actor).or_insert_with(make))
     }
@@ -100,7 +100,7 @@ impl Inboxes {
         read(&self.actors).len()
     }
 
-    /// An actor is about to be made, and has what waited for it.
+    /// Opens the inbox of an actor that is about to be made, with what waited for it.
     pub(super) fn open(&self, inbox: Inbox) {
         let inbox = Arc::new(inbox);
         let mut early = lock(&self.early);
@@ -110,11 +110,11 @@ impl Inboxes {
         write(&self.actors).insert(inbox.actor, Arc::clone(&inbox));
     }
 
-    /// Closes an actor's inbox. Returns what still waits there; none if it was closed.
+    /// Closes an actor's inbox. Returns what still waits there; none if it was closed already.
     pub(super) fn close(&self, inbox: &Arc<Inbox>) -> Option<Vec<Message>> {
         {
             let mut actors = write(&self.actors);
-            // An actor that was made again has another one by now.
+            // An actor that was made again has a new one by now.
             if actors.get(&inbox.actor).is_some_and(|one| Arc::ptr_eq(one, inbox)) {
                 actors.remove(&inbox.actor);
             }
@@ -122,12 +122,12 @@ impl Inboxes {
         (!inbox.is_closed()).then(|| inbox.close(&self.reactor))
     }
 
-    /// What this process is sent may be quicker than a spawn from now on.
+    /// From now on messages to this process may overtake spawns.
     pub(super) fn expect_early(&self) {
         self.abroad.store(true, Ordering::Relaxed);
     }
 
-    /// A message has come for an actor that is not here. False if it is not to wait either.
+    /// Keeps a message for an actor that is not here. False if it must not wait either.
     pub(super) fn wait_for(&self, actor: ActorId, message: Message, now: Duration) -> bool {
         let header = *message.header();
         // In a job of one host nothing comes before its spawn.
@@ -137,7 +137,7 @@ impl Inboxes {
         }
         let kept = {
             let mut early = lock(&self.early);
-            // It may have come just now.
+            // It may have just appeared.
             match self.of(actor) {
                 Some(inbox) => return inbox.push(&self.reactor, message),
                 None => early.keep(actor, message, header.body_len as usize, header.deadline(), now),
@@ -147,13 +147,13 @@ impl Inboxes {
         kept.is_ok()
     }
 
-    /// What has waited long enough goes back; and when that is next.
+    /// Returns what has waited long enough, and when that is next the case.
     pub(super) fn turn(&self, now: Duration) -> (Vec<Message>, Option<Duration>) {
         let mut early = lock(&self.early);
         (early.on_tick(now), early.next_deadline())
     }
 
-    /// Puts a stop behind what waits in an inbox; nobody hears of it.
+    /// Puts a stop behind what waits in an inbox, without a message to anyone.
     pub(super) fn finish(&self, inbox: &Inbox) {
         // A closed inbox has ended already.
         if inbox.push(&self.reactor, self.word(StopActor::of(inbox.actor).header(self.me, self.me))) {
@@ -166,7 +166,7 @@ impl Inboxes {
         self.system.push(&self.reactor, self.word(StopActor::of(actor).header(self.me, self.me)));
     }
 
-    /// Puts an empty notice of a failure before what waits in an inbox: there is something to see to.
+    /// Puts an empty notice of a failure before what waits in an inbox, so that its actor looks.
     pub(super) fn nudge(&self, inbox: &Inbox) {
         inbox.push_first(&self.reactor, self.word(Failure { owner: inbox.actor }.header(self.me, self.me)));
     }

@@ -1,4 +1,4 @@
-//! Messages in: what each kind of message that is for this process does, from a link or from this process itself.
+//! Messages in: what each kind of message for this process does, from a link or from this process itself.
 
 use super::Runtime;
 use crate::call::Outcome;
@@ -12,7 +12,7 @@ use mesh_proto::messages::{Cancel, Cancelled, Meaning, ProcUp, Spawn, SpawnPart,
 use mesh_proto::{ActorId, Ended, Event, Exit, Frame, PortEnd, ProcAddr, Undelivered};
 use std::sync::Arc;
 
-/// The id of the actor that spawns what a job has one of each; known to every process.
+/// The id of the actor that spawns a job's singletons; known to every process.
 const REGISTRY: ActorId = 1;
 /// Shorter replies take hardly more memory than the caller's open calls.
 const LARGE_REPLY: u64 = 4096;
@@ -75,7 +75,7 @@ impl Runtime {
         }
     }
 
-    /// An actor is to be made here. From now on it has an inbox.
+    /// Begins a spawn. From now on the actor has an inbox.
     pub(super) fn on_spawn(&self, spawn: Spawn, frame: Frame) {
         // A living actor keeps its inbox: a second spawn makes no other actor.
         if self.inbox(spawn.actor).is_none_or(|inbox| inbox.is_free()) {
@@ -151,7 +151,7 @@ impl Runtime {
 
     pub(crate) fn read_link(&self, link: &Arc<Link>) {
         let end = link.read(|frame| {
-            // A proc speaks for itself only.
+            // A proc speaks only for itself.
             if self.me.is_agent() && frame.header.src != link.peer {
                 return;
             }
@@ -165,7 +165,7 @@ impl Runtime {
             if self.me.is_agent() {
                 self.on_proc(link.peer, Event::LinkClosed(why));
                 if link.peer.is_guest() {
-                    // Nobody reaps a guest for this process: all that it can know is that the link has ended.
+                    // Nobody reaps a guest for this process, which only knows that the link has ended.
                     self.on_proc(link.peer, Event::Exited(Exit::Unknown));
                 }
             } else if self.me.is_guest() {
@@ -177,7 +177,7 @@ impl Runtime {
         }
     }
 
-    /// The inbox of an actor of the controller's own that is made when it is first called.
+    /// The inbox of an actor of the controller that is made when it is first called.
     fn reserved(&self, actor: ActorId) -> Option<Arc<Inbox>> {
         if actor != REGISTRY || self.me != ProcAddr::CONTROLLER || self.standing.is_over() {
             return None;
@@ -190,13 +190,13 @@ impl Runtime {
 
     // Notices.
 
-    /// Notifies this process, which may own the proc, of an end that `lost` calls of this process have failed with.
+    /// Notifies this process, which may own the proc, of an end that made `lost` calls of this process fail.
     pub(crate) fn notice_down(&self, addr: ProcAddr, ended: &Ended, lost: usize) {
         let down = Down { calls: lost as u64, ..Down::notice(addr, ended) };
         self.inboxes.notice(down.frame(self.me, self.me));
     }
 
-    /// The inbox of what owners in this process are notified of.
+    /// The inbox of notices for owners in this process.
     pub fn notices(&self) -> Arc<Inbox> {
         Arc::clone(&self.inboxes.notices)
     }
@@ -213,7 +213,7 @@ impl Runtime {
         self.inboxes.of(actor)
     }
 
-    /// Closes an actor's inbox; what still waits there goes back to its senders.
+    /// Closes an actor's inbox. What still waits there goes back to its senders.
     pub fn close_inbox(&self, inbox: &Arc<Inbox>) {
         let Some(left) = self.inboxes.close(inbox) else { return };
         self.note_actor("actor_stopped", inbox, false);
@@ -222,7 +222,7 @@ impl Runtime {
         }
     }
 
-    /// Puts a stop behind what waits in an inbox; nobody is told of it.
+    /// Puts a stop behind what waits in an inbox, without a message to anyone.
     pub fn finish_inbox(&self, inbox: &Inbox) {
         self.inboxes.finish(inbox);
     }

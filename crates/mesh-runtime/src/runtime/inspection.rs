@@ -1,4 +1,5 @@
-//! What ties [`crate::inspect`] to the other parts: which of them answer which question, and what is reported as an event.
+//! Connects [`crate::inspect`] to the other parts: which of them answers which question, and what is reported as an
+//! event.
 
 use super::Runtime;
 use crate::awaited::Awaited;
@@ -34,7 +35,7 @@ impl Runtime {
         awaited.tell(|call| self.waits_here(call))
     }
 
-    // What others ask.
+    // Questions from others.
 
     pub(crate) fn on_inspect(&self, frame: &Frame) {
         let header = frame.header;
@@ -70,7 +71,7 @@ impl Runtime {
         inspect::tree(procs, queued, hosts, titles, &self.inspector.journal)
     }
 
-    /// Answers on a thread of its own: it takes a while to ask the kernel about many processes, and calls must go on.
+    /// Answers on a separate thread: asking the kernel about many processes takes a while, and calls must go on.
     fn tell_usage(&self, to: Header, shares: bool) {
         let this = self.this();
         let made = std::thread::Builder::new().name("mesh-look".to_owned()).stack_size(256 * 1024).spawn(move || {
@@ -94,27 +95,28 @@ impl Runtime {
         self.inspector.note(note, failure, self);
     }
 
-    /// As [`Self::note`], of an event that is JSON already.
+    /// Like [`Self::note`], for an event that is already JSON.
     pub fn note_text(&self, text: &str, failure: bool) {
         self.inspector.note_text(text.to_owned(), failure, self);
     }
 
-    /// Procs of this host are being made. Called with the agent's lock held, before anything is sent to them.
+    /// Notes that procs of this host are being made. Called with the agent's lock held, before anything is sent to
+    /// them.
     pub(crate) fn note_spawn(&self, mesh: MeshId, title: &str, owner: ProcAddr, links: &[Arc<Link>]) {
         self.inspector.note_spawn((mesh, title), owner, links, self);
     }
 
-    /// A proc of this host has ended.
+    /// Notes that a proc of this host has ended.
     pub(crate) fn note_end(&self, who: ProcAddr, ended: &Ended, title: &str) {
         self.inspector.note_end(who, ended, title, self);
     }
 
-    /// An actor of this process was made, could not be made, or has stopped.
+    /// Notes that an actor of this process was made, could not be made, or has stopped.
     pub(crate) fn note_actor(&self, kind: &str, inbox: &Inbox, failure: bool) {
         self.inspector.note_actor(kind, inbox, failure, self);
     }
 
-    /// An actor's constructor has returned, or has raised.
+    /// An actor's constructor has returned or raised.
     pub(crate) fn on_constructed(&self, actor: ActorId, failed: bool) {
         let Some(inbox) = self.inbox(actor) else { return };
         if !failed {
@@ -123,7 +125,7 @@ impl Runtime {
         self.note_actor(if failed { "actor_failed" } else { "actor_created" }, &inbox, failed);
     }
 
-    /// A reader of events begins to follow, or ends.
+    /// A reader of events begins or ends.
     pub fn watch(&self, begin: bool) {
         if !self.inspector.count_watcher(begin) || self.is_closed() {
             return;
@@ -134,7 +136,7 @@ impl Runtime {
         }
     }
 
-    /// Somebody follows events now, or nobody does any more.
+    /// Somebody follows events now, or nobody any more.
     fn on_watch(&self, begin: bool) {
         self.inspector.on_watch(begin);
         if !self.me.is_agent() {
@@ -146,15 +148,15 @@ impl Runtime {
         }
     }
 
-    /// Stacks are written to `file` by the handler that is registered for `signal`.
+    /// Makes the handler that is registered for `signal` write stacks to `file`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such handler.
     pub fn catch_dumps(&self, signal: i32, file: OwnedFd) -> Result<(), RuntimeError> {
         self.inspector.catch_dumps(signal, file)
     }
 
-    /// The events that this process has recorded; at the controller, those of the job.
+    /// The events recorded by this process; at the controller, those of the job.
     pub fn journal(&self) -> &Journal {
         &self.inspector.journal
     }

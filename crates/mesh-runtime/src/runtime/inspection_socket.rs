@@ -1,5 +1,5 @@
-//! The listening socket for those who inspect this process. It needs no thread while nobody connects: the next connection is
-//! announced once among the controller's notices, and then not again until the socket is handed over anew.
+//! The listening socket for inspecting this process. It needs no thread while nobody connects: the next connection is
+//! announced once among the controller's notices, and then not again until the socket is handed over again.
 
 use crate::error::RuntimeError;
 use crate::locks::lock;
@@ -21,7 +21,7 @@ impl InspectionSocket {
         Self { reactor: Arc::clone(reactor), standing: Arc::clone(standing), socket: Mutex::default() }
     }
 
-    /// Has the next connection announced under `token`.
+    /// Announces the next connection under `token`.
     pub(super) fn watch(&self, socket: OwnedFd, token: u64) -> Result<(), RuntimeError> {
         self.standing.usable()?;
         {

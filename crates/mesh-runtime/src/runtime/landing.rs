@@ -1,9 +1,10 @@
-//! Messages whose large parts come past the gateways: they are taken in once all parts are here, and what their senders have
-//! sent since waits behind them (`mesh_proto::Landing`). Senders keep and offer such parts as they do values for references
-//! ([`super::offering`]).
+//! Messages whose large parts travel by a bypass: they are taken in once all parts are here, and what their senders
+//! have sent since waits behind them (`mesh_proto::Landing`). Senders keep and offer such parts as they do values for
+//! references ([`super::offering`]).
 //!
 //! DST-1: a message with distant parts is taken in whole, once, and in its place among those of its sender.
-//! DST-2: a part that does not come past the gateways comes through them, as any fetched value; only its sender's end loses it.
+//! DST-2: a part that does not come by the bypass comes through the gateways, like any fetched value; it is lost only
+//! with its sender.
 //! DST-3: its sender keeps a part until the receiver has it, is gone, or was never reached (REF-1).
 //!
 //! No lock is held while a message is taken in, a frame is sent, or a part is fetched.
@@ -22,19 +23,19 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-/// What messages that land need of the process around them.
+/// What landing messages need of the process.
 pub(crate) trait Ground: Dispatch + Send + Sync + Sized + 'static {
     /// Keeps a part at its sender until it is dropped.
     type Hold: Send + 'static;
     /// Itself, for parts that come later.
     fn weak(&self) -> Weak<Self>;
     fn landings(&self) -> &Landings<Self::Hold>;
-    /// The road past the gateways, if one is known.
+    /// The bypass, if one is known.
     fn road(&self) -> Option<Bypass>;
-    /// An id that nobody else makes.
+    /// A unique id.
     fn new_id(&self) -> u64;
     fn hold(&self, part: RefAddr, ticket: Ticket) -> Self::Hold;
-    /// A message is complete, and it is its turn.
+    /// Takes in a complete message when it is its turn.
     fn take_in(&self, frame: Frame);
     /// A message has lost parts, and is not taken in.
     fn lose(&self, header: &Header);
@@ -55,10 +56,10 @@ pub(crate) struct Landings<H> {
     jobs: AtomicUsize,
 }
 
-/// A part that was asked for: of which message, and which of its parts.
+/// A part that was asked for: its message, and its index.
 type Asked<H> = (Arc<Job<H>>, usize);
 
-/// A message that is landing.
+/// A landing message.
 #[derive(Debug)]
 struct Job<H> {
     frame: Frame,
@@ -68,17 +69,17 @@ struct Job<H> {
 
 #[derive(Debug)]
 struct Coming<H> {
-    /// None of those that have not come.
+    /// None for those that have not arrived.
     parts: Vec<Option<Part>>,
     left: usize,
-    /// Whether what has come is shared with nobody.
+    /// Whether nothing that has arrived is shared.
     sole: bool,
     lost: bool,
     /// Keeps the parts at their sender.
     holds: Vec<H>,
 }
 
-/// Where a part is put as it comes.
+/// Where an arriving part is put.
 #[derive(Debug)]
 enum Into {
     Shared(Room),
@@ -86,7 +87,7 @@ enum Into {
 }
 
 impl Into {
-    /// Memory for so many bytes; none if there is none.
+    /// Memory for this many bytes; none if there is none.
     fn new(memory: &Memory, size: usize, me: ProcAddr) -> Option<Self> {
         if let Some(room) = memory.room(size, &Target::One(me)) {
             return Some(Self::Shared(room));
@@ -129,12 +130,12 @@ impl<H: Send + 'static> Landings<H> {
         }
     }
 
-    /// Whether a frame that is for this process is to land, rather than to be taken in at once.
+    /// Whether a frame for this process must land, rather than be taken in at once.
     pub(crate) fn concerns(&self, frame: &Frame) -> bool {
         self.busy.load(Ordering::Acquire) || frame.header.is_distant()
     }
 
-    /// How many parts have come past the gateways.
+    /// How many parts have arrived by the bypass.
     pub(crate) fn arrived(&self) -> u64 {
         self.arrived.load(Ordering::Relaxed)
     }
@@ -144,7 +145,7 @@ impl<H: Send + 'static> Landings<H> {
         self.jobs.load(Ordering::Relaxed)
     }
 
-    /// The part that such a call has asked for, if one has.
+    /// The part that this call asked for, if any.
     fn asked_through(&self, call: CallId) -> Option<Asked<H>> {
         lock(&self.through).remove(&call)
     }
@@ -160,7 +161,7 @@ impl<H: Send + 'static> Landings<H> {
     #[cold]
     pub(crate) fn land(&self, ground: &impl Ground<Hold = H>, frame: Frame) {
         let header = frame.header;
-        // Answers to this part's own questions wait behind nothing.
+        // Answers to this module's own questions wait behind nothing.
         if matches!(header.kind, Kind::Reply | Kind::Undeliverable)
             && let Ok(said) = Meaning::of(&header)
             && let Some((job, part)) = self.asked_through(said.call())
@@ -193,7 +194,7 @@ impl<H: Send + 'static> Landings<H> {
         let here = |part: &Part| (!matches!(part, Part::Distant { .. })).then(|| part.clone());
         let coming = Coming {
             parts: parts.iter().map(here).collect(),
-            // One more, so that it does not land while parts are still asked for.
+            // One more, so that it does not land while parts are still being asked for.
             left: holds.len() + 1,
             sole: frame.header.sharing().sole,
             lost: false,
@@ -238,7 +239,8 @@ impl<H: Send + 'static> Landings<H> {
                 landings.fetch_through(&*ground, &job, part);
             }
         };
-        // SAFETY: `into` is kept by what is called at the end, is as long as the part, and nobody else knows of it.
+        // SAFETY: `filled` keeps `into` until it is called at the end; it is as long as the part, and nothing else
+        // knows of it.
         unsafe { road.fetch(ticket, at, len, Box::new(filled)) };
     }
 
@@ -248,7 +250,7 @@ impl<H: Send + 'static> Landings<H> {
         let Some((id, _)) = distant(&job.frame, part) else { return self.lose_part(ground, job) };
         let call = ground.new_id();
         lock(&self.through).insert(call, (Arc::clone(job), part));
-        // Whoever closes may have passed over it, and so may whoever gives up its sender.
+        // A thread that closes, or gives up its sender, may have passed over it.
         let over = self.standing.usable().is_err() || !self.with_lines(|lines| lines.is_open(sender, job.number));
         if over {
             if self.asked_through(call).is_some() {
@@ -278,7 +280,7 @@ impl<H: Send + 'static> Landings<H> {
         self.settle(ground, job, |coming| coming.lost = true);
     }
 
-    /// The fate of a part is known. With the last part's the message is taken in, and what was behind it.
+    /// Settles the fate of a part. After the last one the message is taken in, with what was behind it.
     fn settle(&self, ground: &impl Ground<Hold = H>, job: &Arc<Job<H>>, news: impl FnOnce(&mut Coming<H>)) {
         let (coming, holds) = {
             let mut coming = lock(&job.state);
@@ -322,7 +324,7 @@ impl<H: Send + 'static> Landings<H> {
         header.set_sharing(Sharing { sole, shared: !shared.is_empty() });
         header.set_distant(false);
         if lost {
-            // What has come of it goes back.
+            // What has arrived of it goes back.
             let rest = [&[Part::Inline(Bytes::new())], &shared[..]].concat();
             self.memory.let_go(&Frame::build(header, None, b"", &rest));
             ground.lose(&job.frame.header);
@@ -351,7 +353,7 @@ impl<H: Send + 'static> Landings<H> {
         lost.iter().for_each(|job| self.lose_part(ground, job));
     }
 
-    /// Processes are gone, and this process is told of each of them next: what has not landed of theirs will not.
+    /// Processes are gone, and this process is told of each of them next: what has not landed from them never will.
     pub(crate) fn end(&self, ground: &impl Ground<Hold = H>, gone: impl Fn(ProcAddr) -> bool) {
         if !self.busy.load(Ordering::Acquire) {
             return;
@@ -367,7 +369,7 @@ impl<H: Send + 'static> Landings<H> {
     }
 }
 
-/// The id and the length of a part that is distant.
+/// The id and the length of a distant part.
 fn distant(frame: &Frame, part: usize) -> Option<(u64, u64)> {
     match frame.parts().unwrap_or_default().get(part) {
         Some(Part::Distant { id, len, .. }) => Some((*id, *len)),

@@ -1,4 +1,4 @@
-//! Messages that are sent once there is room for them, as their senders ask for it; they wait in [`super::backlog`].
+//! Messages that their senders want sent once there is room; they wait in [`super::backlog`].
 
 use super::backlog::{Deferral, Delayed, Ways};
 use super::{Later, Outgoing, Packed, Runtime};
@@ -8,12 +8,12 @@ use crate::meter::Meter;
 use mesh_proto::{ActorId, CallId, Frame, Target};
 use std::sync::Arc;
 
-/// How many replies a message that is sent later gets.
+/// How many replies such a message gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Calling {
     /// One from each receiver.
     Each,
-    /// As many as come.
+    /// Any number.
     Stream,
     /// One, which the receivers combine.
     Reduced,
@@ -33,7 +33,7 @@ impl Runtime {
         self.deferred.any()
     }
 
-    /// The first of the receivers for which messages wait: what is sent to them now has to wait behind those.
+    /// The first of the receivers for which messages wait: what is sent to them now must wait behind those.
     pub fn behind(&self, target: &Target, actor: ActorId) -> Option<usize> {
         self.deferred.behind(target, actor)
     }
@@ -43,25 +43,25 @@ impl Runtime {
         self.deferred.has_call(call)
     }
 
-    /// Reserves room for a message of `cost` bytes that is to be sent later; even if there is none, where `surely`.
+    /// Reserves room for a message of `cost` bytes that will be sent later; with `surely` even if there is none.
     ///
     /// # Errors
-    /// How many bytes wait here, and how many may, where there is no room.
+    /// How many bytes wait here, and how many may, if there is no room.
     pub fn reserve(&self, cost: u64, surely: bool) -> Result<(), (u64, u64)> {
         self.deferred.reserve(cost, surely)
     }
 
-    /// What was reserved is not needed.
+    /// Releases an unneeded reservation.
     pub fn unreserve(&self, cost: u64) {
         self.deferred.release(cost);
     }
 
-    /// Gives up a message or a turn; false if it is on its way, or was refused.
+    /// Gives up a message or a turn. False if it is on its way, or was refused.
     pub fn take_back(&self, deferral: &Deferral) -> bool {
         self.deferred.take_back(self, deferral)
     }
 
-    /// As [`Runtime::call_on`], once there is room. There must be a reservation for the message, unless it is not counted.
+    /// Like [`Runtime::call_on`], once there is room. Requires a reservation, unless the message is not counted.
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -83,7 +83,7 @@ impl Runtime {
         Ok(call)
     }
 
-    /// As [`Runtime::tell_on`], once there is room; otherwise as [`Runtime::call_later`].
+    /// Like [`Runtime::tell_on`], once there is room; otherwise like [`Runtime::call_later`].
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -103,8 +103,8 @@ impl Runtime {
         self.deferred.send(self, frames, target, mailbox, later)
     }
 
-    /// Has a thread wait for its turn: until nothing is before it, the queues on the way are within budget, and the meters, if
-    /// there are any, let a message of `cost` bytes through.
+    /// Makes a thread wait for its turn: until nothing is before it, the queues on the way are within budget, and the
+    /// meters, if any, let a message of `cost` bytes through.
     ///
     /// # Errors
     /// If the runtime is closed.

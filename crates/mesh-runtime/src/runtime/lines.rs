@@ -1,4 +1,4 @@
-//! What ties the logs of a host to its gateway, and to whoever asks for them.
+//! Connects the logs of a host to its gateway, and to those who ask for them.
 
 use super::Runtime;
 use crate::error::RuntimeError;
@@ -34,12 +34,12 @@ impl Runtime {
         self.logs.start()
     }
 
-    /// The last lines that a process which has ended wrote to stderr.
+    /// The last lines that an ended process wrote to stderr.
     pub(crate) fn last_words(&self, addr: ProcAddr) -> Vec<String> {
         self.logs.last_words(addr)
     }
 
-    /// A host is dead: nothing of it is waited for.
+    /// A host is dead: waits for nothing from it.
     pub(crate) fn forget_lines_of(&self, host: HostNo) {
         self.logs.forget_host(host);
     }

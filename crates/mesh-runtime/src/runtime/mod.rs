@@ -1,16 +1,16 @@
-//! One process's runtime: the one object that ties links, calls, inboxes and the agent together.
+//! A process's runtime: the object that ties links, calls, inboxes and the agent together.
 //!
-//! - this file: what it is made of, its end;
+//! - this file: its members, and its end;
 //! - `procs`: the procs that it makes and stops, or has as their agent; `guests`: scripts that join and leave;
 //! - `outgoing`: what a call, a tell, a reply and a cancellation do; `later`: the same once there is room for them;
-//! - `incoming`: what messages that arrive do; `early`: those that come before the spawn that they depend on;
+//! - `incoming`: what arriving messages do; `early`: those that come before the spawn that they depend on;
 //! - `answers`: replies, and arguments of spawns (`arguments`), that wait here until their receivers read;
 //! - `backlog`: messages that wait here for room at their receivers;
-//! - `offering`, `landing`: large parts that travel past the gateways, at their senders and at their receivers;
+//! - `offering`, `landing`: large parts that travel by a bypass, at their senders and at their receivers;
 //! - `descriptors`: promises that are finished by a write to a descriptor;
-//! - `hosts`: what ties the gateway to the other parts;
+//! - `hosts`: connects the gateway to the other parts;
 //! - `port_handles`: ports as their holders use them; `call_ends`: calls that nobody looks at any more;
-//! - `values`: values that are kept here, and references; `copies`: what is here of other hosts' values;
+//! - `values`: values that are kept here, and references; `copies`: copies of other hosts' values;
 //! - `repairs`: repaired meshes; `moving`: where their ranks are; `ended`: which processes have ended;
 //! - `inspection`: questions about this process, and events; `lines`: what processes print;
 //! - `waiting`: how threads wait for calls and messages, and how signals reach them.
@@ -130,21 +130,21 @@ use waiting::Waiting;
 const TOKEN_SIGNAL: u64 = 1 << 34;
 const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
 const TOKEN_INSPECTION: u64 = TOKEN_SIGNAL + 2;
-/// What the notice is called that somebody wants to look in.
+/// The name of the notice that somebody wants to look in.
 const VISITOR: &str = ".inspect";
 /// The link of a proc to its agent.
 const UP: LinkId = 0;
 
-/// What can be set.
+/// The settings of a runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// How long a thread that waits looks again before it blocks.
+    /// How long a waiting thread spins before it blocks.
     pub spin: Duration,
     /// Bytes that may wait for one process before its senders do.
     pub link_budget: usize,
     /// Bytes that may wait in one mailbox before its senders do.
     pub mailbox_budget: u64,
-    /// Bytes of replies that this process may hold and not have looked at.
+    /// Bytes of replies that this process may hold before they are looked at.
     pub reply_budget: u64,
     /// Bytes of values that this process may keep for references.
     pub ref_budget: u64,
@@ -152,7 +152,7 @@ pub struct Options {
     pub shm_budget: usize,
     /// Parts of this length and more travel through shared memory.
     pub shm_threshold: usize,
-    /// How long shared memory is kept that is not used.
+    /// How long unused shared memory is kept.
     pub shm_idle: Duration,
 }
 
@@ -181,7 +181,7 @@ pub struct Runtime {
     held_replies: Arc<AtomicU64>,
     announced: Announced,
     packing: packing::Packing,
-    /// Itself, for the mailboxes that send credits on their own.
+    /// Itself, for the mailboxes that send credits by themselves.
     this: Weak<Self>,
     pub(crate) standing: Arc<Standing>,
     options: Options,
@@ -195,7 +195,7 @@ pub struct Runtime {
     pub(crate) home: Arc<Home>,
     /// Meshes of other hosts that this process has sent to.
     pub(crate) remote_meshes: RemoteMeshes,
-    /// What this process has spawned below other agents than itself.
+    /// What this process has spawned below agents other than itself.
     remote_spawns: RemoteSpawns,
     ids: Arc<IdMaker>,
     io: Mutex<Option<JoinHandle<()>>>,
@@ -203,7 +203,7 @@ pub struct Runtime {
     /// See `inspection_socket`.
     inspection_socket: InspectionSocket,
     descriptors: Descriptors,
-    /// Those who look into the job from other machines.
+    /// Visits from other machines.
     pub(crate) visits: Arc<Visits<Self>>,
     pub(crate) inspector: Inspector,
     /// Where the ranks of repaired meshes are.
@@ -213,7 +213,7 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// The controller's runtime, which is its host's agent too.
+    /// The controller's runtime, which is also its host's agent.
     ///
     /// # Errors
     /// If descriptors, memory or threads run out.
@@ -238,8 +238,8 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Says what this host is called, and what is to be started with here when somebody on another host asks for it: this
-    /// interpreter and this environment. The first word counts.
+    /// Sets this host's name, and the interpreter and environment for processes that another host asks for here. Only
+    /// the first call counts.
     pub fn be_host(
         &self,
         name: String,
@@ -250,17 +250,17 @@ impl Runtime {
         self.home.set(name, AgentEnvironment { python, env, scratch, standby: Spare::default() });
     }
 
-    /// Itself, for those who must not keep it.
+    /// Itself, for code that must not keep it.
     pub(crate) fn weak(&self) -> Weak<Self> {
         Weak::clone(&self.this)
     }
 
-    /// Itself, unless it is about to go.
+    /// Itself, unless it is about to be dropped.
     pub(crate) fn this(&self) -> Option<Arc<Self>> {
         self.this.upgrade()
     }
 
-    /// What people call the host that this process is on.
+    /// The name of this process's host for people.
     pub(crate) fn host_name(&self) -> String {
         self.home.called(self.me.host)
     }
@@ -311,7 +311,7 @@ impl Runtime {
         let landings = Landings::new(me, &memory, &standing);
         let deferred = Deferred::new(options.link_budget, &reactor, &standing, &memory, &meters);
         let runtime = Arc::new_cyclic(|this| {
-            // What is said to the process itself counts against nobody's budget, but for messages of extensions.
+            // What is sent to the process itself counts against no budget, except messages of extensions.
             let own = || {
                 let mailbox = MailboxCredits::new(0, options.mailbox_budget, Some(Weak::<Self>::clone(this)));
                 Arc::new(Inbox::of(mailbox, Gauge::new(None)))
@@ -401,8 +401,8 @@ impl Runtime {
             .spawn(move || {
                 let life = AssertUnwindSafe(|| for_io.reactor.run_io(&*for_io));
                 if catch_unwind(life).is_err() {
-                    // A process without this thread would hear of nothing any more, and wait for ever. Its end, at
-                    // least, is heard by the others.
+                    // Without this thread a process would learn nothing any more, and wait forever. At least the others
+                    // learn of its end.
                     std::process::abort();
                 }
             })
@@ -419,17 +419,17 @@ impl Runtime {
         self.me
     }
 
-    /// An id that nobody else makes.
+    /// A unique id.
     pub fn new_id(&self) -> u64 {
         self.ids.next()
     }
 
-    /// Something that any thread can finish, for those who wait in this runtime.
+    /// A completion for those who wait in this runtime.
     pub fn completion(&self) -> Arc<Completion> {
         Completion::new(&self.reactor, &self.standing)
     }
 
-    /// Has a promise shown to those who look into this process, under a name, while somebody waits for it.
+    /// Shows a promise under a name to observers of this process, while somebody waits for it.
     pub fn show_promise(&self, name: &str, completion: &Arc<Completion>) {
         self.promises.show(name, completion);
     }
@@ -456,18 +456,18 @@ impl Runtime {
         self.standing.usable()
     }
 
-    /// Opens a call; it either completes or is refused, also while the runtime closes.
+    /// Opens a call. It either completes or is refused, even while the runtime closes.
     pub(crate) fn open(&self, target: Target, stream: bool) -> Result<Arc<Call>, RuntimeError> {
         let call = self.calls.open(target, stream);
         if let Err(error) = self.usable() {
-            // Whoever closes may have passed over the open calls just before this one.
+            // A closing thread may have passed over the open calls just before this one.
             self.calls.cancel(&self.reactor, &call);
             return Err(error);
         }
         Ok(call)
     }
 
-    /// Makes a descriptor to finish a promise by. It belongs to the caller, and the promise is kept until it is closed.
+    /// Makes a descriptor to finish a promise by. The caller owns it, and the promise is kept until it is closed.
     ///
     /// # Errors
     /// If the runtime is closed, or descriptors run out.
@@ -483,7 +483,7 @@ impl Runtime {
         self.inspection_socket.watch(socket, TOKEN_INSPECTION)
     }
 
-    /// Somebody wants to look in: the controller's notices say so.
+    /// Notes among the controller's notices that somebody wants to look in.
     pub(crate) fn notice_visitor(&self) {
         let header = Extend { call: 0, place: 0 }.header(self.me, self.me);
         self.inboxes.notice(Frame::build(header, None, VISITOR.as_bytes(), &[]));
@@ -498,28 +498,29 @@ impl Runtime {
         self.switch.links()
     }
 
-    /// Whether it takes no part in the mesh any more.
+    /// Whether it no longer takes part in the mesh.
     pub fn is_closed(&self) -> bool {
         self.standing.is_closed()
     }
 
     // The end.
 
-    /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still waits.
+    /// Says that what follows is no failure (a worker's last message), or why it is one, and writes out what still
+    /// waits.
     pub fn goodbye(&self, limit: Duration, reason: EndReason) {
         if let Some(up) = self.switch.link(UP).filter(|_| !self.me.is_agent()) {
             self.drain_answers(limit);
-            // First: the agent may hang up before the next line runs, and that is no reason to die of.
+            // First: the agent may hang up before the next line runs, which is no reason to die.
             self.standing.close();
             up.send(&self.reactor, &Goodbye { reason }.frame(self.me, up.peer));
             up.drain(&self.reactor, limit);
-            // What it shares lives as long as this process: the agent hangs up once it has read, and mapped, all of it.
+            // What it shares lives as long as this process: the agent hangs up once it has read and mapped all of it.
             up.wait_end(limit);
         }
     }
 
-    /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Whoever
-    /// still waits gets an error. Calling it again does nothing.
+    /// Ends the runtime: stops what it owns (killing what has not stopped after `within`), then its threads. Calls that
+    /// still wait get an error. Further calls do nothing.
     pub fn close(&self, within: Duration) {
         if self.is_closed() {
             return;
@@ -562,7 +563,7 @@ impl Runtime {
             self.close_inbox(&inbox);
         }
         self.inboxes.system.close(&self.reactor);
-        // Whoever takes them may not have come to the last ones yet.
+        // Their reader may not have come to the last ones yet.
         self.inboxes.notices.seal(&self.reactor);
         self.switch.close();
         self.reactor.close();
@@ -572,10 +573,10 @@ impl Runtime {
         {
             let _ = thread.join();
         }
-        // One that the I/O thread was starting just then.
+        // One that the I/O thread was just starting.
         self.agent.close(within);
         self.logs.close();
-        // Meshes and futures that a program keeps keep the runtime.
+        // Meshes and futures that a program keeps also keep the runtime.
         self.memory.rest();
         self.board.leave();
     }

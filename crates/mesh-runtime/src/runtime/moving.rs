@@ -1,4 +1,4 @@
-//! Where the ranks of repaired meshes are, for those who send to them.
+//! Where the ranks of repaired meshes are, for senders.
 //!
 //! Every send looks here first. As long as no mesh has been repaired that costs one atomic load ([`Moving::news`]).
 
@@ -17,8 +17,8 @@ pub(crate) struct Moving {
     me: ProcAddr,
     reactor: Arc<Reactor>,
     moves: RwLock<Moves>,
-    /// Held while this host's processes are sent news, which wakes each of them and takes a while. Separate from `moves`,
-    /// which every send reads.
+    /// Held while news is sent to this host's processes, which wakes each of them and takes a while. Separate from
+    /// `moves`, which every send reads.
     telling: RwLock<()>,
     /// Counts news; 0 until the first repair.
     news: AtomicU64,
@@ -65,12 +65,12 @@ impl Moving {
         read(&self.moves).seat(addr)
     }
 
-    /// Which incarnation of a rank there is now.
+    /// The current incarnation of a rank.
     pub(crate) fn incarnation(&self, mesh: MeshId, rank: u32) -> u32 {
         read(&self.moves).incarnation(mesh, rank)
     }
 
-    /// What is known of a mesh that was repaired.
+    /// What is known of a repaired mesh.
     pub(crate) fn moved(&self, mesh: MeshId) -> Option<Moved> {
         if self.news() == 0 {
             return None;
@@ -78,19 +78,19 @@ impl Moving {
         read(&self.moves).of(mesh)
     }
 
-    /// Whether another process has the rank of this one by now (MOV-2).
+    /// Whether another process now has the rank of this one (MOV-2).
     #[inline]
     pub(crate) fn is_outdated(&self, src: ProcAddr) -> bool {
         self.news() != 0 && read(&self.moves).has_left(src)
     }
 
-    /// Takes in news that came with a reference.
+    /// Adopts news that came with a reference.
     pub(crate) fn learn(&self, moved: &Moved) {
         let _telling = write(&self.telling);
         self.adopt(moved);
     }
 
-    /// Takes in news that is meant for everybody. An agent passes it on to the processes of its host.
+    /// Adopts news meant for everybody. An agent passes it on to the processes of its host.
     pub(crate) fn spread(&self, news: &News, switch: &Switch) {
         // No process begins while this is held (`begin_with`), so each hears of the news exactly once.
         let _telling = write(&self.telling);
@@ -108,7 +108,7 @@ impl Moving {
         }
     }
 
-    /// Tells processes that are about to begin what all others have been told, then calls `open`, which adds them to the
+    /// Tells processes that are about to begin what all others were told, then calls `open`, which adds them to the
     /// processes of this host.
     pub(crate) fn begin_with<T>(&self, fresh: &[Arc<Link>], open: impl FnOnce() -> T) -> T {
         let _telling = read(&self.telling);
@@ -122,8 +122,8 @@ impl Moving {
         open()
     }
 
-    /// Whether this process believes news from another one: a process believes its agent, an agent believes the controller,
-    /// and the controller believes whoever owns the mesh.
+    /// Whether this process believes news from another one: a process believes its agent, an agent the controller, and
+    /// the controller everyone, since only owners send it news.
     pub(crate) fn believes(&self, src: ProcAddr) -> bool {
         self.me == ProcAddr::CONTROLLER || !self.me.is_agent() || src == ProcAddr::CONTROLLER
     }

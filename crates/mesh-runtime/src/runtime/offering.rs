@@ -1,5 +1,5 @@
-//! Large parts that travel past the gateways, at their sender: it keeps and offers them, as it does values for references.
-//! Their messages have tickets in their places; how they arrive is [`super::landing`].
+//! Large parts that travel by a bypass, at their sender: it keeps and offers them, as it does values for references.
+//! Tickets replace them in their messages; how they arrive is [`super::landing`].
 
 use super::Runtime;
 use super::landing::{Ground, Landings};
@@ -11,7 +11,7 @@ use mesh_proto::{Frame, Header, Kind, Part, ProcAddr, Target, Ticket, Undelivere
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// Who is asked for a road past the gateways, at the first part that is worth it.
+/// The extension asked for a bypass when the first part large enough for one is sent.
 const ASKED: &str = ".bypass";
 /// Shorter parts are not worth it.
 const WORTH: usize = 1 << 20;
@@ -51,8 +51,8 @@ impl Ground for Runtime {
 }
 
 impl Runtime {
-    /// Has parts of `from` bytes and more travel past the gateways from now on; or says that there is no such road. The first
-    /// word counts.
+    /// Makes parts of `from` bytes and more travel by the bypass from now on, or says that there is none. Only the
+    /// first call counts.
     pub fn set_bypass(&self, bypass: Option<(Bypass, usize)>) {
         self.road.set(bypass);
     }
@@ -64,7 +64,7 @@ impl Runtime {
         })
     }
 
-    /// Offers the large ones of a message's buffers, if it is for one process of another host. None if nothing is offered.
+    /// Offers a message's large buffers, if it is for one process of another host. None if nothing is offered.
     pub(crate) fn carry_past(&self, kind: Kind, target: &Target, buffers: &[&[u8]]) -> Option<Vec<Option<Part>>> {
         let Target::One(to) = target else { return None };
         if to.host == self.me.host || to.is_agent() && *to != ProcAddr::CONTROLLER || !is_mapped(kind) {
@@ -92,7 +92,7 @@ impl Runtime {
         };
         room.fill(0, data, self.board.spare());
         let place = room.place();
-        // SAFETY: `place` keeps it mapped, and it stays as it is until the value is given back, which waits for the offer.
+        // SAFETY: `place` keeps it mapped and unchanged until the value is given back, which waits for the offer.
         let Some((offer, ticket)) = (unsafe { bypass.offer(place.at, len) }) else {
             drop(room);
             self.refs.unreserve(cost, None);

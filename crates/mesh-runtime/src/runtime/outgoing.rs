@@ -14,30 +14,30 @@ use mesh_proto::{ActorId, CallId, Carried, Frame, Header, Kind, MESSAGE_COST, Pi
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a message carries.
+/// The contents of a message.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Body<'a> {
     /// The envelope.
     pub payload: &'a [u8],
     /// Out-of-band buffers.
     pub buffers: &'a [&'a [u8]],
-    /// What holds the values that references in it are to; none if it has no references.
+    /// The holds on the values that it references; none if it has no references.
     pub refs: Option<&'a [Arc<Hold>]>,
 }
 
 impl<'a> Body<'a> {
-    /// One without references.
+    /// Contents without references.
     pub fn new(payload: &'a [u8], buffers: &'a [&'a [u8]]) -> Self {
         Self { payload, buffers, refs: None }
     }
 
-    /// How many bytes it has.
+    /// The number of bytes.
     pub fn len(&self) -> usize {
         let refs = self.refs.map_or(0, |refs| Carried::size(refs.len()));
         self.payload.len() + refs + self.buffers.iter().map(|buffer| buffer.len()).sum::<usize>()
     }
 
-    /// Whether it has none.
+    /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -46,25 +46,25 @@ impl<'a> Body<'a> {
 /// A message on its way out.
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// What it is for.
+    /// Its purpose.
     pub request: Request,
     /// Its receivers.
     pub target: &'a Target,
-    /// Which actor there.
+    /// The actor there.
     pub actor: ActorId,
     /// The endpoint.
     pub name: &'a [u8],
-    /// What it carries.
+    /// Its contents.
     pub body: Body<'a>,
 }
 
 impl Outgoing<'_> {
-    /// What the message counts against its receivers' budgets; the same that its frame will (`Frame::cost`).
+    /// What the message costs of its receivers' budgets; the same as its frame (`Frame::cost`).
     pub fn cost(&self) -> u64 {
         MESSAGE_COST + (self.name.len() + self.body.len()) as u64
     }
 
-    /// The same; of a call, whether its caller takes as many values as come.
+    /// The same message, marked if it is a call whose caller takes any number of values.
     pub(super) fn streamed(self, stream: bool) -> Self {
         match self.request {
             Request::Call { task, .. } if stream => Self { request: Request::Call { stream, task }, ..self },
@@ -73,14 +73,14 @@ impl Outgoing<'_> {
     }
 }
 
-/// On what terms a message is sent.
+/// The terms on which a message is sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
-    /// It was counted ([`Runtime::admit_all`]), and its bytes are to be given back.
+    /// It was counted ([`Runtime::admit_all`]), and its bytes must be given back.
     pub charged: bool,
-    /// Nobody wants the answer any more after so many milliseconds; 0 for no such time.
+    /// Nobody wants the answer after this many milliseconds; 0 for no limit.
     pub deadline_ms: u32,
-    /// How many bytes the senders of its stream may be ahead of its reader; 0 for what the process has set.
+    /// How many bytes the senders of its stream may be ahead of its reader; 0 for the process's default.
     pub ahead: u64,
 }
 
@@ -93,18 +93,18 @@ impl Terms {
 }
 
 impl Runtime {
-    /// The receiver that a message's header names.
+    /// The receiver named in a message's header.
     pub(super) fn aim(&self, target: &Target) -> ProcAddr {
         match target {
             Target::One(addr) => *addr,
-            // The region says which. The header is enough to tell the mesh, and names no host.
+            // The region says which. The header only names the mesh, and no host.
             Target::Many(mesh, ..) => ProcAddr { mesh: *mesh, rank: 0, host: 0 },
-            // Each piece is composed by itself.
+            // Each piece is composed separately.
             Target::Joined(_) => self.me,
         }
     }
 
-    /// A message; `place` is that of its first receiver in the whole target.
+    /// Composes a message; `place` is that of its first receiver in the whole target.
     fn compose(&self, out: &Outgoing<'_>, call: CallId, place: u32) -> Frame {
         let header = out.request.header(out.actor, call, place, self.me, self.aim(out.target));
         self.write(header, out.target, out.name, out.body)
@@ -132,8 +132,8 @@ impl Runtime {
         Frame::build(header, cast, name, &parts)
     }
 
-    /// Composes a message and takes it on its way: to joined receivers one for each piece. Returns how many bytes now wait
-    /// for the slowest receiver.
+    /// Composes and sends a message: for joined receivers, one for each piece. Returns how many bytes now wait for the
+    /// slowest receiver.
     fn send_out(&self, out: &Outgoing<'_>, call: CallId, mark: impl Fn(Frame) -> Frame) -> usize {
         let Target::Joined(joined) = out.target else { return self.dispatch(mark(self.compose(out, call, 0)), None) };
         let frames = joined.pieces().iter().map(|piece| mark(self.compose_piece(out, piece, call)));
@@ -146,7 +146,7 @@ impl Runtime {
         self.compose(&Outgoing { target: &piece.target, actor, ..*out }, call, first)
     }
 
-    /// The frames of a message: one, or for joined receivers one for each piece.
+    /// The frames of a message: one, or for joined receivers one per piece.
     pub(super) fn compose_all(&self, out: &Outgoing<'_>, call: CallId) -> Vec<Frame> {
         match out.target {
             Target::Joined(joined) => {
@@ -177,7 +177,7 @@ impl Runtime {
         Ok((call, queued))
     }
 
-    /// As [`Runtime::call_on`], but one reply answers for all: its receivers combine theirs on the way up.
+    /// Like [`Runtime::call_on`], but one reply answers for all: the receivers combine theirs on the way up.
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -211,8 +211,8 @@ impl Runtime {
         self.reply_by(to, None, answer, Body::new(payload, buffers));
     }
 
-    /// Answers a call whose caller wants the answer until `due`. If too much waits here for callers that do not read, the
-    /// actor is to take no other message until what is returned is finished.
+    /// Answers a call whose caller wants the answer until `due`. If too much waits here for callers that do not read,
+    /// the actor must take no other message until the returned completion finishes.
     pub fn reply_by(
         &self,
         to: &Header,
@@ -232,8 +232,8 @@ impl Runtime {
         self.answering.send(self, frame, due, holds_back(to.kind)).full
     }
 
-    /// Answers a task. A reply that its caller would not get if this process died now, because it waits here or refers to
-    /// memory of this process, holds up the tasks that the caller has sent ahead (TAK-2).
+    /// Answers a task. If the caller would not get the reply if this process died now, because it waits here or refers
+    /// to memory of this process, it holds up the tasks that the caller has sent ahead (TAK-2).
     fn answer_task(&self, frame: Frame, due: Option<Instant>, actor: ActorId) -> Option<Arc<Completion>> {
         let (by, shared) = (frame.header.dst, frame.header.sharing().shared || frame.header.is_distant());
         let Sent { is_out, full } = self.answering.send(self, frame, due, holds_back(Kind::Call));
@@ -276,7 +276,7 @@ impl Runtime {
         self.options.link_budget
     }
 
-    /// Waits a moment for the queues towards `target` to be within budget; true once they are.
+    /// Waits a moment for the queues towards `target` to be within budget. Returns whether they are.
     pub fn wait_room(&self, target: &Target, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         if self.me.is_agent()
@@ -292,7 +292,7 @@ impl Runtime {
         })
     }
 
-    /// The caller no longer waits: its receivers are told, so that they can stop working on it.
+    /// Cancels a call, and tells its receivers so that they can stop working on it.
     pub fn cancel(&self, call: &Call, target: &Target, actor: ActorId) -> bool {
         if self.usable().is_err() || !self.calls.cancel(&self.reactor, call) {
             return false;
@@ -305,8 +305,8 @@ impl Runtime {
         true
     }
 
-    /// Takes a task back. Its call goes on until its receiver has answered: that the task has not begun, or else its result.
-    /// With `begun` a coroutine that has begun is ended too, and its answer is that it was cancelled.
+    /// Takes a task back. Its call continues until its receiver has answered: that the task has not begun, or its
+    /// result. With `begun`, a coroutine that has begun is ended too, and its answer is that it was cancelled.
     pub fn take_back_task(&self, call: &Call, target: &Target, actor: ActorId, begun: bool) {
         if self.usable().is_err() || call.is_done() {
             return;

@@ -1,4 +1,4 @@
-//! How the payload and the buffers of a message become its parts: large ones are put into shared memory.
+//! How the payload and the buffers of a message become its parts. Large ones are put into shared memory.
 
 use crate::shm::Memory;
 use crate::spin_board::SpinBoard;
@@ -7,7 +7,7 @@ use mesh_proto::{Part, ProcAddr, Sharing, Target};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// After so many messages, memory that is not used is given back.
+/// After this many messages, unused memory is given back.
 const TRIM_AFTER: u32 = 64;
 
 /// See the module.
@@ -26,7 +26,7 @@ impl Packing {
         Self { me, memory: Arc::clone(memory), board: Arc::clone(board), threshold, packed: AtomicU32::new(0) }
     }
 
-    /// The parts of a message. Buffers that are `distant` have their parts already.
+    /// The parts of a message. Buffers that are `distant` already have theirs.
     pub(super) fn pack(
         &self,
         target: &Target,
@@ -38,8 +38,8 @@ impl Packing {
         parts.push(Part::Inline(Bytes::copy_from_slice(payload)));
         let mut sharing = Sharing { sole: target.len() == 1, shared: false };
         let agent = Target::One(ProcAddr::agent(self.me.host));
-        // What goes to other hosts goes through this host's agent. A message for this host and others is written out: nobody
-        // here maps it.
+        // What goes to other hosts passes through this host's agent. A message for this host and others is written out:
+        // nobody here maps it.
         let near = match target.is_on(self.me.host) {
             true => Some(target),
             false if !self.me.is_agent() && target.hosts().contains(self.me.host) => None,

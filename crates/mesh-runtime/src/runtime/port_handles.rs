@@ -1,4 +1,4 @@
-//! Ports as their holders use them, and what ties [`crate::ports`] to the calls, the meters and the backlog.
+//! Ports as their holders use them, and what connects [`crate::ports`] to the calls, the meters and the backlog.
 
 use super::backlog::{self, Deferral, Enclosed};
 use super::{Body, Runtime};
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 impl Runtime {
-    /// Opens a port that is received at here.
+    /// Opens a port that receives here.
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -39,13 +39,13 @@ impl Runtime {
         Outlet { runtime: Arc::clone(self), end: SendingEnd::new(&self.ports, self.me, owner, way, how) }
     }
 
-    /// Sends what says something about a port, behind values of it that wait for room.
+    /// Sends a frame about a port, behind values of it that wait for room.
     fn dispatch_behind(&self, end: &SendingEnd, frame: Option<Frame>) {
         let Some(frame) = frame.filter(|_| self.usable().is_ok()) else { return };
         let target = Target::One(end.owner());
         match end.counted().filter(|place| self.behind(&target, *place).is_some()) {
             Some(place) => {
-                // If the runtime closes first, it is dropped.
+                // Dropped if the runtime closes first.
                 self.dispatch_later(vec![frame], &Arc::new(target), place, Later::default());
             }
             None => {
@@ -66,12 +66,12 @@ impl Runtime {
         }
     }
 
-    /// A value has come for a port.
+    /// Takes in a value for a port.
     pub(super) fn on_post(&self, post: Post, frame: Frame) {
         let header = frame.header;
         let message = self.inboxes.message(frame);
         if message.is_torn() {
-            return; // Its sender is dead, so nobody is to be told.
+            return; // Its sender is dead, so there is nobody to tell.
         }
         if !self.ports.take(post.port, message, &self.calls) {
             self.refuse(&header);
@@ -90,7 +90,7 @@ impl Runtime {
         }
     }
 
-    /// Somebody tells who holds a value of this process, or the port of one of its calls.
+    /// Handles news of who holds a value of this process, or the port of one of its calls.
     pub(super) fn on_held(&self, frame: &Frame) {
         let Some(held) = Held::read(frame) else { return };
         if self.refs.keeps(held.call) {
@@ -101,7 +101,7 @@ impl Runtime {
     }
 }
 
-/// The receiving end of a port. With the last reference to it the port is closed.
+/// The receiving end of a port. Dropping it closes the port.
 #[derive(Debug)]
 pub struct Mailbox {
     runtime: Arc<Runtime>,
@@ -123,12 +123,12 @@ impl Mailbox {
         Ok(self.inlet.receive(&self.runtime.reactor, &self.runtime.calls, call))
     }
 
-    /// Ends the wait; false if the value had come.
+    /// Ends the wait. False if the value had come.
     pub fn cancel(&self, receive: &Receive) -> bool {
         self.runtime.calls.cancel(&self.runtime.reactor, &receive.call)
     }
 
-    /// Nobody is going to look at `receive` any more.
+    /// Gives up `receive`, which nobody will look at any more.
     pub fn give_up(&self, receive: &Arc<Receive>) {
         self.inlet.give_up(&self.runtime.reactor, &self.runtime.calls, receive);
     }
@@ -143,7 +143,7 @@ impl Mailbox {
         self.inlet.is_over()
     }
 
-    /// How many values have come that nobody has received.
+    /// How many values have arrived that nobody has received.
     pub fn len(&self) -> usize {
         self.inlet.len()
     }
@@ -168,7 +168,7 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Who receives.
+    /// The receiving process.
     pub fn owner(&self) -> ProcAddr {
         self.end.owner()
     }
@@ -178,7 +178,7 @@ impl Outlet {
         self.end.way()
     }
 
-    /// The id under which the receiver's process counts what comes, if it does: if many values may come.
+    /// The id under which the receiver's process counts values, if any number may come.
     pub fn counted(&self) -> Option<ActorId> {
         self.end.counted()
     }
@@ -202,12 +202,12 @@ impl Outlet {
 
     // Handing it on.
 
-    /// It goes where nobody can follow it: from now on another process may send too.
+    /// It is handed on in a way that cannot be tracked: from now on another process may send too.
     pub fn hand_on(&self) {
         self.runtime.dispatch_behind(&self.end, self.end.hand_on());
     }
 
-    /// A ticket that tells one handing on from all others.
+    /// A ticket that distinguishes one handing on from all others.
     pub fn new_ticket(&self) -> Ticket {
         self.runtime.new_id()
     }
@@ -220,7 +220,8 @@ impl Outlet {
 
     // Room.
 
-    /// Has somebody wait until the queue towards the receiver is within budget. What is sent there meanwhile waits behind.
+    /// Makes somebody wait until the queue towards the receiver is within budget. What is sent there meanwhile waits
+    /// behind.
     ///
     /// # Errors
     /// If the runtime is closed.
@@ -233,14 +234,14 @@ impl Outlet {
         self.runtime.link_budget()
     }
 
-    /// Waits a moment for the queue towards the receiver to be within budget; true once it is.
+    /// Waits a moment for the queue towards the receiver to be within budget. Returns whether it is.
     pub fn wait_room(&self, limit: Duration) -> bool {
         self.runtime.wait_room(&Target::One(self.owner()), limit)
     }
 
     // Values.
 
-    /// What a value of this many bytes counts against its receiver's budget; the same as its frame will (`Frame::cost`).
+    /// What a value of this many bytes costs of its receiver's budget; the same as its frame (`Frame::cost`).
     pub fn cost(&self, said: &Said<'_>, bytes: usize) -> u64 {
         let name = match (self.way(), said.place) {
             (Way::Channel { .. }, Some((_, shape))) => Post::name_len(shape),
@@ -268,7 +269,7 @@ impl Outlet {
             Posting::Now(counted) => {
                 frame.header.set_charged(counted);
                 let queued = runtime.dispatch(frame, None);
-                // The receiver may be here, or this process may know that it is not.
+                // The receiver may be here, or this process may know that it is gone.
                 match self.end.closed() {
                     Some(why) => Err(RuntimeError::PortClosed(why)),
                     None => Ok(Posted::Sent(queued)),
@@ -309,7 +310,7 @@ impl Drop for Outlet {
         let Self { runtime, end } = self;
         let told = end.on_dropped(&runtime.ports);
         runtime.dispatch_behind(end, told);
-        // A stream has a meter of its own for each call, which is not to be kept for long.
+        // Each stream call has its own meter, which must not be kept for long.
         if let (Way::Response { .. }, Some(place)) = (end.way(), end.counted())
             && end.is_last()
             && runtime.behind(&Target::One(end.owner()), place).is_none()
@@ -327,7 +328,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Whether it is that port.
+    /// Whether it belongs to that port.
     pub fn is_of(&self, outlet: &Outlet) -> bool {
         self.outlet.end.is_of(&outlet.end)
     }
@@ -347,7 +348,7 @@ impl Packed {
         self.outlet.end.not_handed_on();
     }
 
-    /// The message was sent to `to`; `who` is what people call them.
+    /// The message was sent to `to`, which people call `who`.
     pub fn sent(&self, to: &Target, who: &str) {
         let Outlet { runtime, end } = &self.outlet;
         runtime.dispatch_behind(end, end.handed_on(self.ticket, to, who));
@@ -364,10 +365,10 @@ impl Enclosed for Packed {
     }
 }
 
-/// With what a message is sent later.
+/// What a message needs to be sent later.
 pub type Later = backlog::Later<Packed>;
 
-/// What a value says beside itself.
+/// What accompanies a value.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Said<'a> {
     /// The payload is an encoded exception.
@@ -392,10 +393,10 @@ pub enum Posting {
     Later(Later),
 }
 
-/// What became of a value that was sent.
+/// The result of sending a value.
 #[derive(Debug)]
 pub enum Posted {
-    /// It is on its way. This many bytes wait for its receiver now.
+    /// It is on its way. This many bytes now wait for its receiver.
     Sent(usize),
     /// It waits for room.
     Waits(Deferral),

@@ -1,5 +1,5 @@
-//! The procs that this process makes, stops, or has as their agent: what ties the host agent (`agent/`) to the switch, the
-//! calls, the logs, the gateway and the inspector.
+//! The procs that this process makes, stops, or has as their agent: connects the host agent (`agent/`) to the switch,
+//! the calls, the logs, the gateway and the inspector.
 
 use super::Runtime;
 use super::spawned::stop_order;
@@ -72,10 +72,10 @@ impl Runtime {
         self.notice_down(addr, ended, lost);
     }
 
-    /// Things that the agent has learnt of its procs, in this order.
+    /// Handles what the agent has learnt of its procs, in this order.
     pub(super) fn on_procs(&self, events: Vec<(ProcAddr, Event)>) {
         for (addr, event) in events {
-            // A proc that was reaped may have sent its last words: they are read before its end is told.
+            // A reaped proc may have sent last messages: read them before its end is reported.
             if matches!(event, Event::Exited(_))
                 && let Some(link) = self.switch.link_of(addr)
             {
@@ -91,14 +91,14 @@ impl Runtime {
         self.agent.next_turn()
     }
 
-    /// Procs are to be made here.
+    /// Makes procs here.
     pub(super) fn on_spawn_procs(&self, frame: &Frame) {
         if let Err((mesh, ended)) = self.agent.on_spawn_procs(self, frame, self.gateway.leaving()) {
             self.procs_failed(mesh, &ended);
         }
     }
 
-    /// Procs of this host are to end; or all of it, as nobody's mesh says.
+    /// Stops procs of this host; mesh 0 means the whole host.
     pub(super) fn on_stop_procs(&self, frame: &Frame) {
         match StopProcs::read(frame) {
             Some(order) if order.mesh == 0 => self.gateway.on_release(frame.header, order.within),
@@ -107,7 +107,7 @@ impl Runtime {
         }
     }
 
-    /// A proc of this host has said its last word.
+    /// A proc of this host has sent its last message.
     pub(super) fn on_goodbye(&self, frame: &Frame) {
         self.agent.on_goodbye(frame);
         if let Some(link) = self.switch.link_of(frame.header.src) {
@@ -143,7 +143,7 @@ impl Runtime {
         Ok(call)
     }
 
-    /// Whether all of it is on this host, and this process is the host's agent.
+    /// Whether everything is on this host, and this process is the host's agent.
     fn is_agent_of(&self, placement: &Placement) -> bool {
         self.me.is_agent() && placement.only() == Some(self.me.host)
     }
@@ -204,10 +204,10 @@ impl Runtime {
         self.agent.own_meshes().into_iter().filter_map(here).chain(self.remote_spawns.meshes()).collect()
     }
 
-    /// A proc's process, where that is known here.
+    /// The pid of a proc, if it is known here.
     pub fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
         if self.me.is_agent() && addr.host == self.me.host {
-            // It knows which have ended.
+            // The agent knows which have ended.
             return self.agent.pid_of(addr);
         }
         self.remote_spawns.pid_of(addr)

@@ -1,5 +1,5 @@
-//! Repaired meshes: what ties [`super::moving`], [`super::ended`] and [`crate::remote_meshes`] to the switch, the calls and
-//! the gateway.
+//! Repaired meshes: connects [`super::moving`], [`super::ended`] and [`crate::remote_meshes`] to the switch, the calls
+//! and the gateway.
 
 use super::Runtime;
 use crate::call::Call;
@@ -39,22 +39,22 @@ impl Runtime {
         self.moving.seat(addr)
     }
 
-    /// Which incarnation of a rank there is now.
+    /// The current incarnation of a rank.
     pub fn incarnation(&self, mesh: MeshId, rank: u32) -> u32 {
         self.moving.incarnation(mesh, rank)
     }
 
-    /// What is known of a mesh that was repaired.
+    /// What is known of a repaired mesh.
     pub fn moved(&self, mesh: MeshId) -> Option<Moved> {
         self.moving.moved(mesh)
     }
 
-    /// Takes in news that came with a reference.
+    /// Adopts news that came with a reference.
     pub fn learn(&self, moved: &Moved) {
         self.moving.learn(moved);
     }
 
-    /// Tells processes that are about to begin what all others have been told, then calls `open`.
+    /// Tells processes that are about to begin what all others were told, then calls `open`.
     pub(crate) fn begin_with<T>(&self, fresh: &[Arc<Link>], open: impl FnOnce() -> T) -> T {
         self.moving.begin_with(fresh, open)
     }
@@ -86,7 +86,7 @@ impl Runtime {
         Ok(call)
     }
 
-    /// There is news of a mesh that somebody has repaired.
+    /// Handles news of a repaired mesh.
     pub(super) fn on_news(&self, frame: &Frame) {
         let header = frame.header;
         if !self.moving.believes(header.src) {
@@ -103,7 +103,7 @@ impl Runtime {
         }
     }
 
-    /// Whether a process has ended, as far as this one knows: an agent knows of all on its host, an owner of all that it owns.
+    /// Whether a process is known here to have ended: an agent knows of all on its host, an owner of all that it owns.
     pub fn is_gone(&self, addr: ProcAddr) -> bool {
         matches!(self.switch.route(addr), Route::Gone(_)) || self.ended.contains(addr)
     }

@@ -1,4 +1,4 @@
-//! Messages that cannot reach their receivers: whoever waits for an answer gets one.
+//! Messages that cannot reach their receivers: the caller, if any, gets an answer.
 
 use super::Runtime;
 use crate::agent::MOST_PROCS;
@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 impl Runtime {
-    /// Has this process notified when procs end; at once of those that have ended.
+    /// Notifies this process when procs end; at once for those that have ended.
     pub fn watch_procs(&self, target: &Target) {
         let addrs: Vec<ProcAddr> = target.procs().collect();
-        // Which of them end with a host nobody but this process can tell.
+        // Only this process can tell which of them end with a host.
         self.note_target(target);
         let mut unknown = Vec::new();
         for addr in addrs {
@@ -26,18 +26,18 @@ impl Runtime {
         self.watch_owners(unknown);
     }
 
-    /// Has the agents of these processes notify this one of their ends.
+    /// Makes the agents of these processes notify this one of their ends.
     pub(crate) fn watch_owners(&self, owners: Vec<ProcAddr>) {
         for owner in owners {
             self.dispatch(Watch::of(owner).frame(self.me, ProcAddr::agent(owner.host)), None);
         }
     }
 
-    /// A message cannot reach its receiver: whoever waits for an answer gets one at once.
+    /// A message cannot reach its receiver: the caller, if any, gets an answer at once.
     pub(crate) fn bounce(&self, frame: &Frame, outcome: Outcome) {
         let header = frame.header;
         if header.kind == Kind::Failure && header.dst.is_guest() && self.me == ProcAddr::CONTROLLER {
-            // The script that owns the actor has left: the next one is told.
+            // The script that owns the actor has left: tell the next one.
             self.inboxes.notice(frame.clone());
             return;
         }
@@ -97,7 +97,7 @@ impl Runtime {
         }
     }
 
-    /// An order cannot reach its agent: each of the procs that it is about is reported lost to the process that gave it.
+    /// An order cannot reach its agent: reports each of its procs as lost to the process that gave it.
     fn agent_lost(&self, order: &Frame, ended: &Ended) {
         let header = order.header;
         let (Some(mesh), Some(ranks)) = (mesh_of(&header), ranks_of(order, MOST_PROCS)) else { return };
@@ -115,9 +115,9 @@ impl Runtime {
         }
     }
 
-    // Messages that have waited for a spawn in vain.
+    // Messages that waited for a spawn in vain.
 
-    /// These procs could not be made: senders of messages that wait for them are told why.
+    /// These procs could not be made: tells senders of messages that wait for them why.
     pub(crate) fn procs_failed(&self, mesh: MeshId, ended: &Arc<Ended>) {
         self.early.fail(mesh, ended).iter().for_each(|frame| self.refuse_unknown(frame));
     }

@@ -1,4 +1,4 @@
-//! How a signal reaches the main thread while that waits: Python's handler writes a byte to a pipe, which the reactor reads.
+//! How a signal reaches the waiting main thread: Python's handler writes a byte to a pipe, which the reactor reads.
 
 use crate::error::RuntimeError;
 use crate::locks::lock;
@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 pub struct Signals {
     pipe: (OwnedFd, OwnedFd),
     came: AtomicBool,
-    /// Where such bytes go on to: whoever listened for signals before.
+    /// Where such bytes are forwarded: to the previous listener for signals.
     forward: AtomicI32,
     /// The main thread, while it waits.
     main: Mutex<Option<Arc<Waiter>>>,
@@ -31,12 +31,12 @@ impl Drop for Heeding<'_> {
 }
 
 impl Heeding<'_> {
-    /// Whether a signal has come.
+    /// Whether a signal has arrived.
     pub(crate) fn came(&self) -> bool {
         self.0.came.load(Ordering::SeqCst)
     }
 
-    /// The same, once.
+    /// The same, but resets it.
     pub(crate) fn take(&self) -> bool {
         self.0.came.swap(false, Ordering::SeqCst)
     }
@@ -50,7 +50,7 @@ impl Signals {
         Ok(Self { pipe, came: AtomicBool::new(false), forward: AtomicI32::new(-1), main: Mutex::default() })
     }
 
-    /// Has signals wake the calling thread, if it is `interruptible`: only the main thread is.
+    /// Makes signals wake the calling thread, if it is `interruptible`: only the main thread is.
     pub(crate) fn heed(&self, interruptible: bool) -> Option<Heeding<'_>> {
         interruptible.then(|| {
             *lock(&self.main) = Some(Waiter::current());
@@ -58,12 +58,12 @@ impl Signals {
         })
     }
 
-    /// Where a signal handler is to write.
+    /// Where a signal handler must write.
     pub fn fd(&self) -> RawFd {
         self.pipe.1.as_raw_fd()
     }
 
-    /// Where such bytes are to go on to; -1 for nowhere.
+    /// Where to forward such bytes; -1 for nowhere.
     pub fn forward_to(&self, fd: RawFd) {
         self.forward.store(fd, Ordering::SeqCst);
     }
@@ -73,8 +73,8 @@ impl Signals {
         let n = rustix::io::read(&self.pipe.0, &mut bytes).unwrap_or(0);
         let forward = self.forward.load(Ordering::SeqCst);
         if forward >= 0 && n > 0 {
-            // SAFETY: the descriptor belongs to whoever set it as the process's signal descriptor; should it be closed
-            // meanwhile the write fails, as it would have failed for the interpreter itself.
+            // SAFETY: the descriptor belongs to the code that set it as the process's signal descriptor. If it is
+            // closed meanwhile the write fails, as it would have for the interpreter itself.
             let fd = unsafe { BorrowedFd::borrow_raw(forward) };
             let _ = rustix::io::write(fd, &bytes[..n]);
         }

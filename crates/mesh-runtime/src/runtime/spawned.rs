@@ -1,4 +1,4 @@
-//! What this process has spawned below other agents than itself.
+//! What this process has spawned below agents other than itself.
 
 use crate::locks::lock;
 use mesh_proto::control::StopProcs;
@@ -11,9 +11,9 @@ use std::time::Duration;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct RemoteSpawns {
-    /// Meshes that were not stopped: their sizes and places.
+    /// Meshes not yet stopped: their sizes and places.
     meshes: Mutex<HashMap<MeshId, (usize, Placement)>>,
-    /// The processes of procs that have said that they are up, and not ended.
+    /// The pids of procs that have reported being up, and have not ended.
     pids: Mutex<HashMap<ProcAddr, u32>>,
 }
 
@@ -23,7 +23,7 @@ impl RemoteSpawns {
         lock(&self.meshes).insert(mesh, (whole.len(), placement.clone()));
     }
 
-    /// So many ranks of a mesh are told to stop. Returns whether these are all of it.
+    /// This many ranks of a mesh are told to stop. Returns whether these are all of it.
     pub(super) fn stop(&self, mesh: MeshId, ranks: usize) -> bool {
         let mut meshes = lock(&self.meshes);
         let whole = meshes.get(&mesh).is_none_or(|(size, _)| *size == ranks);
@@ -33,12 +33,12 @@ impl RemoteSpawns {
         whole
     }
 
-    /// The meshes that were not stopped, with their sizes and places.
+    /// The meshes not yet stopped, with their sizes and places.
     pub(super) fn meshes(&self) -> Vec<(MeshId, usize, Placement)> {
         lock(&self.meshes).iter().map(|(mesh, (size, place))| (*mesh, *size, place.clone())).collect()
     }
 
-    /// A proc is up, in this process.
+    /// A proc is up, with this pid.
     pub(super) fn on_up(&self, addr: ProcAddr, pid: u32) {
         lock(&self.pids).insert(addr, pid);
     }
@@ -48,7 +48,7 @@ impl RemoteSpawns {
         lock(&self.pids).remove(&addr);
     }
 
-    /// A proc's process, while it runs.
+    /// The pid of a proc, while it runs.
     pub(super) fn pid_of(&self, addr: ProcAddr) -> Option<u32> {
         lock(&self.pids).get(&addr).copied()
     }
@@ -62,7 +62,7 @@ pub(super) fn stop_order(
     placement: &Placement,
     within: Duration,
 ) -> StopProcs {
-    // Each agent looks among so many of the mesh's ranks, from its place on; a single one from the first that is meant.
+    // Each agent looks among this many of the mesh's ranks, from its place on; a single rank from that rank on.
     let (first, per_host) = match placement {
         Placement::Spread(spread) => (0, spread.per_host),
         _ if ranks.len() == 1 => (u32::try_from(ranks.as_slice().offset()).unwrap_or(u32::MAX), 1),

@@ -1,7 +1,7 @@
-//! The switch: which way a frame goes from here, over a link, to another host, or to a part of this very process.
+//! The switch: where a frame goes from here, over a link, to another host, or to a part of this process.
 //!
-//! It knows routes and links, and nothing of what frames are about. The parts around it are [`Parts`]; frames of this process
-//! and frames that arrive take the same way through it.
+//! It knows routes and links, and nothing of the contents of frames. The parts around it are [`Parts`]; frames of this
+//! process and arriving frames pass through it in the same way.
 
 use crate::call::Outcome;
 use crate::link::Link;
@@ -13,30 +13,30 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
 
-/// How many receivers a cast to a mesh may name that is not known here; each is answered for.
+/// How many receivers a cast to a mesh unknown here may name; each is answered for.
 const MOST_UNKNOWN: usize = 1 << 20;
 
-/// Where frames from other hosts come from.
+/// The source of frames from other hosts.
 pub(crate) const GATEWAY: LinkId = LinkId::MAX;
 
-/// What the switch hands frames to.
+/// Where the switch hands frames.
 pub(crate) trait Parts {
     /// Whether the job has other hosts.
     fn is_abroad(&self) -> bool;
-    /// A frame passes that is for a process of this host; `came` says that it is none of this process's own. Before the route is
-    /// looked up: a death in between is then told one way or the other.
+    /// Sees a passing frame for a process of this host; `came` means that it is not from this process. Called before
+    /// the route is looked up: a death in between is then reported one way or the other.
     fn overhear(&self, frame: &Frame, came: bool);
-    /// A frame is for this process.
+    /// Takes a frame for this process.
     fn deliver(&self, frame: Frame);
-    /// A frame is for other hosts. Returns how many bytes wait behind it.
+    /// Sends a frame to other hosts. Returns how many bytes wait behind it.
     fn send_remote(&self, frame: &Frame, hosts: HostSet) -> usize;
-    /// Whether a frame for another host is answered here, in its name.
+    /// Whether a frame for another host is answered here, on its behalf.
     fn answers_for(&self, frame: &Frame) -> bool;
-    /// A frame is for a mesh that is not known here, and may be yet.
+    /// Keeps a frame for a mesh that is not known here, but may become so.
     fn await_procs(&self, frame: Frame, from: Option<LinkId>);
-    /// A frame is for somebody who never was.
+    /// Refuses a frame for a process that never existed.
     fn refuse_unknown(&self, frame: &Frame);
-    /// A frame cannot reach its receiver.
+    /// Handles a frame that cannot reach its receiver.
     fn bounce(&self, frame: &Frame, outcome: Outcome);
 }
 
@@ -56,13 +56,13 @@ impl Switch {
 
     // Routes and links.
 
-    /// The way to a process.
+    /// The route to a process.
     pub(crate) fn route(&self, addr: ProcAddr) -> Route {
-        // The lock is let go at once: two locks are taken in one order only, and a caller's next would be another.
+        // The lock is released at once: two locks are taken in one order only, and a caller's next would be another.
         read(&self.router).route(addr)
     }
 
-    /// The ranks of a mesh that are, or were, on this host; none of a mesh that is not known here.
+    /// The ranks of a mesh that are, or were, on this host; none for a mesh that is not known here.
     pub(crate) fn local(&self, mesh: MeshId) -> Option<Range<u32>> {
         read(&self.router).local(mesh)
     }
@@ -73,12 +73,12 @@ impl Switch {
         write(&self.router).add_mesh(mesh, base, fresh.iter().map(|link| link.id));
     }
 
-    /// Has a link of which the router knows already.
+    /// Adds a link that the router already knows.
     pub(crate) fn add_link(&self, link: &Arc<Link>) {
         write(&self.links).insert(link.id, Arc::clone(link));
     }
 
-    /// A process has ended: whatever is sent to it from here on comes back.
+    /// A process has ended: whatever is sent to it from now on comes back.
     pub(crate) fn close_route(&self, addr: ProcAddr, ended: &Arc<Ended>) -> Option<Arc<Link>> {
         let id = write(&self.router).close(addr, ended)?;
         write(&self.links).remove(&id)
@@ -135,7 +135,7 @@ impl Switch {
         let on = placement.ranks_on(here, region.len());
         if placement.only() == Some(here) {
             if region.len() > self.local(*mesh).map_or(MOST_UNKNOWN, |ranks| ranks.len()) {
-                // No region of that mesh: nobody made this cast by the usual road, and nobody is to count through it.
+                // No region of that mesh: no regular sender made this cast, and it must not cause a long count.
                 return 0;
             }
             for (nth, rank) in (0..=u32::MAX).zip(region) {
@@ -154,8 +154,8 @@ impl Switch {
         most
     }
 
-    /// A proc's cast goes to its agent as a whole. The proc's own share, if it has one, is delivered here and now, as are
-    /// single messages to its own actors: on the way up and back it would be overtaken by them (ORD-1).
+    /// A proc's cast goes to its agent as a whole. The proc's own share, if it has one, is delivered at once, like
+    /// single messages to its own actors, which would otherwise overtake it on the way up and back (ORD-1).
     fn cast_up(&self, parts: &impl Parts, frame: &Frame, up: LinkId) -> usize {
         let Some(link) = self.link(up) else { return 0 };
         let target = if frame.header.dst.mesh == self.me.mesh { frame.target().ok() } else { None };

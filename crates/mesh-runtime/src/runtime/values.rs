@@ -1,5 +1,5 @@
-//! Values and references: what ties [`crate::refs`] and [`super::copies`] to the switch, the calls, and what goes to other
-//! hosts.
+//! Values and references: connects [`crate::refs`] and [`super::copies`] to the switch, the calls, and the messages to
+//! other hosts.
 
 use super::{Body, Runtime};
 use crate::call::Call;
@@ -33,14 +33,15 @@ impl Runtime {
         &self.refs
     }
 
-    /// What this process holds a value by. If it does not hold it yet, `outer` is the opened value that the reference was
-    /// read from.
+    /// This process's hold on a value. If there is none yet, `outer` is the opened value from which the reference was
+    /// read.
     pub fn hold_of(&self, addr: RefAddr, outer: Option<&Arc<Hold>>) -> Option<Arc<Hold>> {
         let read = || Some(self.hold_under(addr, &self.refs.read(addr, outer?.addr(), self)));
         self.refs.held(&addr).or_else(read)
     }
 
-    /// A reference came under these tickets. With the first value of an owner, the notice of the owner's end is asked for.
+    /// Holds a reference that came under these tickets. For the first value of an owner, asks for the notice of its
+    /// end.
     pub(super) fn hold_under(&self, addr: RefAddr, tickets: &[Ticket]) -> Arc<Hold> {
         let (hold, fresh) = self.refs.hold(addr, tickets);
         if fresh {
@@ -64,7 +65,7 @@ impl Runtime {
         Ok(call)
     }
 
-    /// Somebody asks for the bytes of a value that is kept here.
+    /// Answers a process that asks for the bytes of a value kept here.
     pub(super) fn on_fetch(&self, header: &Header) {
         let Some(Fetch { id, call }) = Fetch::read(header) else { return };
         let to = header.src;

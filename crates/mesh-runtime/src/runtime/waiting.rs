@@ -1,4 +1,4 @@
-//! How threads wait for calls and messages, while one of them reads what comes for all.
+//! How threads wait for calls and messages, while one of them reads for all.
 
 use super::alarms::Alarms;
 use super::event_loop::EventLoop;
@@ -23,22 +23,22 @@ use std::time::{Duration, Instant};
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
-    /// What was waited for is there.
+    /// The awaited thing is there.
     Ready,
-    /// The deadline came first, or it would have had to block and was not to.
+    /// The deadline came first, or it would have had to block and must not.
     NotYet,
     /// A signal wants the main thread's attention.
     Interrupted,
-    /// There is something that everybody who waits is to be told ([`crate::Runtime::alarm`]).
+    /// There is something to tell everybody who waits ([`crate::Runtime::alarm`]).
     Alarm,
 }
 
-/// For how long, and for what else, a thread waits.
+/// How long, and for what else, a thread waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Patience {
     /// When it gives up.
     pub deadline: Option<Instant>,
-    /// It returns before it would block.
+    /// It returns instead of blocking.
     pub look: bool,
     /// A signal ends the wait. Only the main thread is interruptible.
     pub interruptible: bool,
@@ -50,9 +50,9 @@ pub struct Patience {
 pub trait Awaited: Sized {
     fn is_done(&self) -> bool;
     fn arrived(&self) -> usize;
-    /// Has the calling thread woken when it progresses.
+    /// Makes progress wake the calling thread.
     fn expect(&self);
-    /// The calling thread is about to block, until the result is dropped.
+    /// Notes that the calling thread blocks, until the result is dropped.
     fn block(&self) -> Blocked<'_>;
     /// Waits for it, once.
     fn wait(&self, waiting: &Waiting, handler: &dyn Handler, seen: Option<usize>, patience: Patience) -> Waited {
@@ -93,7 +93,7 @@ impl Awaited for Completion {
     }
 }
 
-/// What ends a wait, beside what is waited for. `handler` takes what comes meanwhile.
+/// What ends a wait, beside the awaited thing. `handler` takes what arrives meanwhile.
 #[derive(Debug)]
 pub struct Waiting {
     reactor: Arc<Reactor>,
@@ -148,7 +148,7 @@ impl Waiting {
         }
     }
 
-    /// Until the inbox has a message or is closed.
+    /// Waits until the inbox has a message or is closed.
     pub(super) fn for_message(&self, handler: &dyn Handler, inbox: &Inbox) {
         let ready = || !inbox.is_empty() || inbox.is_closed();
         if !ready() {
@@ -157,7 +157,7 @@ impl Waiting {
         }
     }
 
-    /// Until a call or a completion is done, or has more than `seen` outcomes or tokens.
+    /// Waits until a call or a completion is done, or has more than `seen` outcomes or tokens.
     pub(super) fn for_progress(
         &self,
         handler: &dyn Handler,
@@ -176,7 +176,7 @@ impl Waiting {
         self.until(handler, self.spin, patience, &ready)
     }
 
-    /// As [`Self::for_progress`]. Calls are found by an alarm in their table; what waits for anything else is found here.
+    /// Like [`Self::for_progress`]. An alarm finds waiters for calls in their table; all others it finds here.
     pub(super) fn for_completion(
         &self,
         handler: &dyn Handler,
@@ -188,24 +188,24 @@ impl Waiting {
         let waited = self.for_progress(handler, completion, seen, patience);
         drop(watching);
         if self.standing.is_over() {
-            // There is no I/O thread any more to read when a leader leaves: another that waits is to lead.
+            // No I/O thread is left to read when a leader leaves: another waiter must lead.
             self.alarms.wake(&self.reactor);
         }
-        // It may go on for long without this thread.
+        // It may continue for long without this thread.
         completion.leave();
         waited
     }
 
-    /// Until a message of `cost` bytes is let through by a meter, or the meter has ended.
+    /// Waits until a meter lets a message of `cost` bytes through, or has ended.
     pub(super) fn for_room(&self, handler: &dyn Handler, meter: &Meter, cost: u64, patience: Patience) -> Waited {
         if self.standing.is_forked() {
             return Waited::Ready;
         }
-        // Another sender may be quicker and take it: who saw room tries, and waits again if need be.
+        // Another sender may be faster and take the room: a thread that saw room tries, and waits again if necessary.
         let room = Cell::new(false);
         self.until(handler, self.spin, patience, &|| {
             if !room.get() {
-                // Again each time: whoever changes the meter forgets those that it has woken.
+                // Again each time: a change of the meter forgets the threads that it has woken.
                 meter.expect();
                 room.set(meter.has_room(cost));
             }
@@ -213,7 +213,7 @@ impl Waiting {
         })
     }
 
-    /// Until there are more than `seen` events, or there will be none.
+    /// Waits until there are more than `seen` events, or there will be no more.
     pub(super) fn for_events(&self, handler: &dyn Handler, journal: &Journal, seen: u64, patience: Patience) -> Waited {
         let ready = || journal.next() > seen || journal.is_closed();
         if ready() {
@@ -223,9 +223,9 @@ impl Waiting {
         self.until(handler, Duration::ZERO, patience, &ready)
     }
 
-    /// What the event loop of this process's actors does instead of sleeping on its own descriptors: waits here until
-    /// `waker` has something, one of the loop's descriptors is ready (`watched` is the set that they are in, which is announced
-    /// under `token`), or the deadline.
+    /// Replaces the sleep of the event loop of this process's actors on its own descriptors: waits here until `waker`
+    /// has something, one of the loop's descriptors is ready (`watched` is the set that they are in, announced under
+    /// `token`), or the deadline passes.
     pub(super) fn for_loop(
         &self,
         handler: &dyn Handler,
@@ -238,7 +238,7 @@ impl Waiting {
             return;
         }
         if self.standing.is_over() {
-            // There is no I/O thread any more that would read for those who are not the leader.
+            // No I/O thread is left to read for threads that are not the leader.
             let mut fds = [PollFd::from_borrowed_fd(watched, PollFlags::IN)];
             let _ = poll(&mut fds, deadline.map(until).as_ref());
             return;

@@ -122,7 +122,7 @@ mod tests {
         let owner = Mapping::new(&fd, 0, LEN, MapFlags::SHARED).unwrap();
         let reader = Mapping::new(&fd, 0, LEN, MapFlags::PRIVATE).unwrap();
         let places = [0, 4096, LEN / 2 + 17, LEN - 1];
-        // SAFETY: inside both mappings, which this thread alone has.
+        // SAFETY: inside both mappings, which only this thread has.
         unsafe {
             places.iter().for_each(|at| byte(&owner, *at).write(1));
             places.iter().for_each(|at| byte(&reader, *at).write(2));
@@ -134,7 +134,7 @@ mod tests {
         // SAFETY: as above.
         unsafe {
             assert!(places.iter().all(|at| byte(&again, *at).read() == 1));
-            // It follows what its owner puts there next.
+            // It shows what its owner writes there next.
             places.iter().for_each(|at| byte(&owner, *at).write(3));
             assert!(places.iter().all(|at| byte(&again, *at).read() == 3));
         }
@@ -148,14 +148,14 @@ mod tests {
         let fd = memfd_create("spare", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, LEN as u64).unwrap();
         let reader = Mapping::new(&fd, 0, LEN, MapFlags::PRIVATE).unwrap();
-        // SAFETY: inside the mapping, which this thread alone has.
+        // SAFETY: inside the mapping, which only this thread has.
         unsafe { (0..2 * PLACES).for_each(|i| byte(&reader, 2 * i * rustix::param::page_size()).write(2)) };
         let spares = Spares::default();
         spares.give(0, reader);
         assert!(spares.take(0, 1).is_none());
     }
 
-    /// Whether this system tells which pages were written.
+    /// Whether this system reports which pages were written.
     fn told() -> bool {
         let fd = memfd_create("spare", MemfdFlags::CLOEXEC).unwrap();
         ftruncate(&fd, LEN as u64).unwrap();

@@ -1,4 +1,4 @@
-//! The side of who looks: dials a host, and gets a local socket through which the job's controller answers.
+//! The visitor's side: dials a host, and gets a local socket on which the job's controller answers.
 
 use super::ends::{LocalEnd, PacketEnd};
 use super::pump::{Over, Rules, pump};
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
-/// A job cannot be looked into.
+/// Why a job cannot be looked into.
 #[derive(Debug, Error)]
 pub enum VisitError {
     /// The host was not reached, or one side does not accept the other.
     #[error(transparent)]
     Dial(#[from] DialError),
-    /// The host has said no.
+    /// The host refused.
     #[error("{address} refuses: {text}")]
     Refused {
         /// Where.
@@ -28,7 +28,7 @@ pub enum VisitError {
         /// What it said.
         text: String,
     },
-    /// The host does not answer, or not as one does.
+    /// The host does not answer, or not as a host does.
     #[error("{address} did not answer as a host does: {why}; it may be of an older version, which lets nobody look in")]
     Strange {
         /// Where.
@@ -36,13 +36,13 @@ pub enum VisitError {
         /// Why.
         why: String,
     },
-    /// The system said no.
+    /// The system reported an error.
     #[error("no local socket can be had: {0}")]
     Io(std::io::Error),
 }
 
 impl VisitError {
-    /// Whether credentials are what is wrong.
+    /// Whether credentials are the problem.
     #[must_use]
     pub fn is_credentials(&self) -> bool {
         matches!(self, Self::Dial(DialError::NotAuthenticated { .. }) | Self::Refused { code: Refusal::NotAllowed, .. })
@@ -52,18 +52,18 @@ impl VisitError {
 /// A way into a job.
 #[derive(Debug)]
 pub struct Visited {
-    /// What is said there arrives at the job, as if it were said on the controller's machine.
+    /// What is sent here arrives at the job, as if sent on the controller's machine.
     pub socket: OwnedFd,
-    /// Why it is over.
+    /// Why the visit ended.
     pub end: VisitEnd,
 }
 
-/// Why a visit is over, once its socket has ended.
+/// Why a visit ended, once its socket has.
 #[derive(Clone, Debug, Default)]
 pub struct VisitEnd(Arc<Mutex<Option<String>>>);
 
 impl VisitEnd {
-    /// What has gone wrong; none if the other end has ended in order, or nothing has ended yet.
+    /// What went wrong; none if the other end ended in order, or nothing has ended yet.
     #[must_use]
     pub fn why(&self) -> Option<String> {
         lock(&self.0).clone()
@@ -80,7 +80,7 @@ fn greet(
     let Dialed { mut stream, .. } = dial(address, identity, None, Pace { timeout: limit, again: AGAIN[1] })?;
     let mut decoder = PacketDecoder::default();
     let strange = |why: String| VisitError::Strange { address: address.to_owned(), why };
-    // Who is refused may hear it while it still speaks.
+    // The refusal may arrive while this side is still sending.
     let said = say(&mut stream, &look.packet(), until);
     let answer = hear(&mut stream, &mut decoder, until)
         .map_err(|error| strange(said.err().map_or_else(|| error.to_string(), |error| error.to_string())))?;
@@ -92,7 +92,7 @@ fn greet(
     Ok((stream, decoder, welcome))
 }
 
-/// The jobs that the host at `address` has a part in.
+/// The jobs that the host at `address` takes part in.
 ///
 /// # Errors
 /// If it is not reached, or refuses.
@@ -102,10 +102,10 @@ pub fn jobs_at(address: &str, identity: &Identity, limit: Duration) -> Result<Ve
     Look::jobs(&welcome).ok_or_else(strange)
 }
 
-/// A way into a job, through the host at `address`. A thread passes on what is said until either side ends.
+/// Opens a way into a job, through the host at `address`. A thread passes bytes on until either side ends.
 ///
 /// # Errors
-/// If the host is not reached, or refuses, or has no part in such a job.
+/// If the host is not reached, refuses, or takes no part in such a job.
 pub fn visit(address: &str, identity: &Identity, job: u64, limit: Duration) -> Result<Visited, VisitError> {
     let (stream, decoder, _) = greet(address, identity, Look { job }, limit)?;
     let (here, socket) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -120,7 +120,7 @@ pub fn visit(address: &str, identity: &Identity, job: u64, limit: Duration) -> R
             Over::Refused(Refuse { text, .. }) => Some(format!("{address} has ended it: {text}")),
             Over::Broke(why) => Some(format!("the connection to {address} was lost: {why}")),
         };
-        // It is known why before the socket ends.
+        // Set before the socket ends.
         drop(local);
         there.finish(&Over::Left);
     };

@@ -1,4 +1,4 @@
-//! Who is let in to look into jobs.
+//! Who may look into jobs.
 
 use super::ends::PacketEnd;
 use super::pump::Over;
@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Instant, SystemTime};
 
-/// The most who may look into jobs through one agent, those included who have not said yet what they want.
+/// The most visitors of one agent, including those who have not said yet what they want.
 const MOST: usize = 32;
-/// What is said where somebody wants something of a job that is not led here.
+/// The answer about a job that this host has no part in.
 pub(crate) const NO_SUCH_JOB: &str = "there is no such job here, or it has ended";
 
-/// The place of a visitor, for as long as it is held.
+/// A visitor's place, as long as it is held.
 #[derive(Debug)]
 pub(crate) struct Place(Arc<AtomicUsize>);
 
@@ -34,7 +34,7 @@ impl Drop for Place {
     }
 }
 
-/// Tells a visitor that there is no place, without waiting for anything.
+/// Tells a visitor that there is no place, without waiting.
 pub(crate) fn turn_away(mut stream: TlsStream) {
     let text = format!("{MOST} others, the maximum, are looking into jobs through this host; try again later");
     let _ = say(&mut stream, &Refuse { code: Refusal::Busy, text }.packet(0), Instant::now());
@@ -52,7 +52,7 @@ pub(crate) trait Jobs {
     fn find(&self, job: u64) -> Option<Arc<Visits<Self::Process>>>;
 }
 
-/// Somebody who wants to look in has dialed; answers them until they leave.
+/// Answers a visitor who has dialed, until they leave.
 pub(crate) fn receive(
     jobs: &impl Jobs,
     look: Look,

@@ -1,4 +1,4 @@
-//! Ends that bytes of a visit pass between: a local socket, and a connection to another machine.
+//! The ends between which bytes of a visit pass: a local socket, and a connection to another machine.
 
 use super::pump::{End, Over};
 use crate::tls::TlsStream;
@@ -11,12 +11,12 @@ use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// The most that one packet or frame of a visit carries.
+/// The most bytes in one packet or frame of a visit.
 pub(super) const PIECE: usize = 32 << 10;
-/// How long a last word may take.
+/// How long the last message may take.
 const LAST_WORD: Duration = Duration::from_secs(2);
 
-/// One end of a pair of local sockets, whose other end Python has.
+/// One end of a pair of local sockets; Python has the other.
 pub(super) struct LocalEnd {
     socket: OwnedFd,
 }
@@ -52,7 +52,7 @@ impl End for LocalEnd {
         match send(&self.socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(n) => Ok(n),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            // It reads no more, and may still have something to say: the end of its own writing tells when that is all.
+            // It reads no more, but may still send: the end of its own writing says when that is all.
             Err(Errno::PIPE | Errno::CONNRESET) => Ok(bytes.len()),
             Err(errno) => Err(Over::Broke(errno.to_string())),
         }
@@ -63,8 +63,8 @@ impl End for LocalEnd {
     }
 }
 
-/// The connection between a visitor and the host that they have dialed. Bytes travel in packets on it, so that the end of a job,
-/// a refusal and a broken connection are different things.
+/// The connection between a visitor and the dialed host. Bytes travel in packets, so that the end of a job, a refusal
+/// and a broken connection can be told apart.
 pub(super) struct PacketEnd {
     stream: TlsStream,
     decoder: PacketDecoder,
@@ -78,10 +78,10 @@ impl PacketEnd {
         Self { stream, decoder, arrived: Bytes::new(), leaving: Vec::new(), sent: 0 }
     }
 
-    /// Says why it is over, and ends the connection.
+    /// Sends the reason for the end, and ends the connection.
     pub(super) fn finish(mut self, over: &Over) {
         if !super::pump::drain(&mut self, LAST_WORD) {
-            // It does not read: it is sent no more.
+            // It does not read: send no more.
             return;
         }
         let packet = match over {
@@ -106,7 +106,7 @@ impl PacketEnd {
         Over::Broke(error.to_string())
     }
 
-    /// Hands what waits to the connection; whether it has taken all.
+    /// Hands what waits to the connection. Returns whether it took everything.
     fn hand_over(&mut self) -> Result<bool, Over> {
         while self.sent < self.leaving.len() {
             match self.stream.write(&[IoSlice::new(&self.leaving[self.sent..])]) {

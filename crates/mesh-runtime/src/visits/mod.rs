@@ -1,23 +1,23 @@
-//! Looking into a job from another machine: who may, and how what they say gets to the controller and back.
+//! Looking into a job from another machine: who may, and how their bytes reach the controller and return.
 //!
 //! ```text
-//! who looks                      agent of any host                       controller
+//! visitor                        agent of any host                       controller
 //! Python ─ local socket ─ pump ══ TLS, packets ══ pump ── frames, peer_streams ── pump ─ local socket ─ Python
 //! ```
 //!
 //! - this file: the visits that a process takes part in;
-//! - `door`: who is let in;
+//! - `door`: who may look in;
 //! - `pump`: passes bytes on between two ends;
-//! - `ends`, `tunnel`: what such ends are;
-//! - `dialing`: the side of who looks.
+//! - `ends`, `tunnel`: such ends;
+//! - `dialing`: the visitor's side.
 //!
-//! This module does not look at what is said. At the controller it arrives at a local socket, as if somebody on that machine had
-//! connected. A controller needs no open port for it.
+//! This module does not interpret the bytes. At the controller they arrive at a local socket, as if someone on that
+//! machine had connected. A controller needs no open port for it.
 //!
-//! VIS-1: only certificates that may look into jobs are let in, and a visit ends when its certificate is no longer valid; one
-//! that may do nothing else is refused whatever else it asks for.
-//! VIS-2: a visit costs a bounded number of bytes at each place that it passes, an agent has a bounded number of them, and
-//! visitors who do not take what they have asked for, or are silent, are sent away.
+//! VIS-1: only certificates that may look into jobs are admitted, and a visit ends when its certificate is no longer
+//! valid. A certificate that may do nothing else is refused anything else.
+//! VIS-2: a visit costs a bounded number of bytes wherever it passes, an agent has a bounded number of visits, and
+//! visitors who do not take what they asked for, or are silent, are disconnected.
 
 mod dialing;
 mod door;
@@ -46,16 +46,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tunnel::{Tunnel, TunnelEnd};
 
-/// The most visits that a controller takes through all agents; it answers fewer of them at once, and says so.
+/// The most visits that a controller takes through all agents. It answers fewer at a time, and says so.
 const MOST_TAKEN: usize = 64;
-/// What is not put up with from a visitor.
+/// Limits for visitors.
 const RULES: Rules = Rules {
     stall: Some(Duration::from_secs(10)),
-    // Questions may take a minute, and whoever follows something is told every second that it goes on.
+    // Questions may take a minute, and followers are told every second that it goes on.
     idle: Some(Duration::from_secs(90)),
     tick: Some(Duration::from_secs(1)),
 };
-/// How long the end of a process waits for visits to say farewell.
+/// How long a closing process waits for visits to say farewell.
 const FAREWELL: Duration = Duration::from_millis(300);
 
 /// The process that visits lead to, or through.
@@ -64,7 +64,7 @@ pub(crate) trait Answerer: Dispatch + Send + Sync + 'static {
     fn notice_visitor(&self);
 }
 
-/// A visit, by the agent's host (0 at an agent itself) and the number that the agent has given it.
+/// A visit, by the agent's host (0 at an agent itself) and the agent's number for it.
 type Key = (HostNo, u64);
 
 /// See the module.
@@ -75,7 +75,7 @@ pub(crate) struct Visits<P> {
     open: Mutex<HashMap<Key, Arc<Tunnel>>>,
     fewer: Condvar,
     next: AtomicU64,
-    /// At the controller: those that Python has not taken yet.
+    /// At the controller: connections that Python has not taken yet.
     waiting: Mutex<Vec<OwnedFd>>,
     over: AtomicBool,
 }
@@ -112,7 +112,7 @@ impl<P: Answerer> Visits<P> {
         self.fewer.notify_all();
     }
 
-    /// Somebody looks into the job through this process. Returns when they have left, or `holds` says that they must.
+    /// Serves a visitor through this process. Returns when they have left, or `holds` says that they must.
     fn be_visited(&self, mut visitor: PacketEnd, holds: impl FnMut() -> Result<(), Over>) {
         let ends = || Over::refused(Refusal::NoSuchJob, "the job ends");
         if self.is_controller() {
@@ -132,7 +132,7 @@ impl<P: Answerer> Visits<P> {
         self.remove((0, number));
     }
 
-    /// Makes a pair of sockets, one of them for Python, which is told of it.
+    /// Makes a pair of sockets. One is for Python, which is told of it.
     fn at_the_door(&self) -> Option<OwnedFd> {
         let process = self.process.upgrade()?;
         let flags = SocketFlags::CLOEXEC;
@@ -148,12 +148,12 @@ impl<P: Answerer> Visits<P> {
         Some(here)
     }
 
-    /// The next connection from another machine, for whoever answers those of this one.
+    /// The next connection from another machine, for the code that answers those of this one.
     pub(crate) fn take_visitor(&self) -> Option<OwnedFd> {
         lock(&self.waiting).pop()
     }
 
-    /// An agent and the controller talk of a visit.
+    /// Handles a message about a visit, between an agent and the controller.
     pub(crate) fn on_visit(self: &Arc<Self>, from: ProcAddr, Visit { number, step }: Visit) {
         let from_agent = from.is_agent() && from != ProcAddr::CONTROLLER;
         let key = match self.is_controller() {
@@ -187,7 +187,7 @@ impl<P: Answerer> Visits<P> {
         let this = Arc::clone(self);
         let serve = move || {
             if let Some(socket) = socket {
-                // Whoever is at the other end of either socket sees to it that nothing waits forever.
+                // The code at the other end of either socket makes sure that nothing waits forever.
                 pump(&mut LocalEnd::new(socket), &mut through, Rules::default(), || Ok(()));
             }
             through.tell(Step::End);
@@ -199,7 +199,7 @@ impl<P: Answerer> Visits<P> {
         }
     }
 
-    /// The job's part here is over: visitors are told why.
+    /// Tells visitors why the job's part here is over.
     pub(crate) fn end(&self, parting: Parting, why: &str) {
         self.over.store(true, Ordering::SeqCst);
         let over = match parting {
@@ -210,7 +210,7 @@ impl<P: Answerer> Visits<P> {
         lock(&self.waiting).clear();
     }
 
-    /// A host has gone, and with it those who looked into the job there.
+    /// Ends the visits through a host that is gone.
     pub(crate) fn end_through(&self, host: HostNo) {
         let open = lock(&self.open);
         let through = open.iter().filter(|((through, _), _)| *through == host && host != 0);

@@ -7,19 +7,19 @@ use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// What is read at once.
+/// The size of a read.
 const CHUNK: usize = 32 << 10;
-/// So many chunks of one direction pass before the other has its turn.
+/// How many chunks pass in one direction before the other has its turn.
 const TURN: usize = 8;
 
 /// Why nothing passes any more.
 #[derive(Clone, Debug)]
 pub(super) enum Over {
-    /// One end has ended in order.
+    /// One end ended in order.
     Left,
-    /// One end has told why.
+    /// One end gave a reason.
     Refused(Refuse),
-    /// The connection broke, or brought what nobody understands.
+    /// The connection broke, or brought something unintelligible.
     Broke(String),
 }
 
@@ -32,26 +32,26 @@ impl Over {
 /// One of two ends. No method blocks.
 pub(super) trait End {
     fn fd(&self) -> BorrowedFd<'_>;
-    /// It is about to be looked at: what becomes ready from now on wakes who waits for it.
+    /// It is about to be examined: what becomes ready from now on must wake a waiter.
     fn begin(&mut self) {}
-    /// What to wait for, if this end is read from, and if something waits to be written to it.
+    /// What to wait for: `reads` if this end is read from, `writes` if something waits to be written to it.
     fn interest(&self, reads: bool, writes: bool) -> PollFlags;
     /// Reads some bytes; 0 if there are none yet.
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Over>;
     /// Takes as many bytes as there is room for.
     fn write(&mut self, bytes: &[u8]) -> Result<usize, Over>;
-    /// Sends what was taken; whether nothing is left of it.
+    /// Sends what was taken. Returns whether nothing is left of it.
     fn flush(&mut self) -> Result<bool, Over>;
 }
 
-/// What is not put up with.
+/// The limits of a visit.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Rules {
     /// How long something may wait to be taken.
     pub(super) stall: Option<Duration>,
-    /// How long nothing may pass at all.
+    /// How long nothing at all may pass.
     pub(super) idle: Option<Duration>,
-    /// How often `check` is asked.
+    /// How often to call `check`.
     pub(super) tick: Option<Duration>,
 }
 
@@ -71,7 +71,7 @@ impl Way {
         self.from == self.to
     }
 
-    /// Passes on what there is; whether that was anything.
+    /// Passes on what there is. Returns whether that was anything.
     fn pass(&mut self, source: &mut dyn End, sink: &mut dyn End) -> Result<bool, Over> {
         let mut moved = false;
         for _ in 0..TURN {
@@ -102,7 +102,7 @@ pub(super) fn pump(
     let (mut there, mut back) = (Way::new(), Way::new());
     let (mut last, mut checked) = (Instant::now(), Instant::now());
     loop {
-        // Also where something passes all the time.
+        // Even if something passes all the time.
         if rules.tick.is_some_and(|tick| checked.elapsed() >= tick) {
             checked = Instant::now();
             if let Err(over) = check() {
@@ -118,7 +118,7 @@ pub(super) fn pump(
             }
             Ok(false) => {}
             Err(over) => {
-                // Who takes nothing any more may have said why, and that has come.
+                // An end that takes no more may have said why, and that has arrived.
                 deliver(other, one, &mut back);
                 return over;
             }
@@ -154,7 +154,7 @@ fn turn(one: &mut dyn End, other: &mut dyn End, there: &mut Way, back: &mut Way)
     Ok(back.pass(other, one)? || moved)
 }
 
-/// Passes on what has arrived at an end that is over, as far as there is room for it.
+/// Passes on what has arrived at an end that is over, as far as there is room.
 fn deliver(source: &mut dyn End, sink: &mut dyn End, way: &mut Way) {
     for _ in 0..TURN {
         if !matches!(way.pass(source, sink), Ok(true)) {
@@ -163,7 +163,7 @@ fn deliver(source: &mut dyn End, sink: &mut dyn End, way: &mut Way) {
     }
 }
 
-/// Waits until either end can go on. `one_reads` and `one_writes` say which way is free, and which has something waiting.
+/// Waits until either end can continue: `there_free` if bytes can go there, `back_waits` if some wait to come back.
 fn wait(
     one: &dyn End,
     other: &dyn End,
@@ -171,7 +171,7 @@ fn wait(
     timeout: Option<Duration>,
 ) -> Result<(), Over> {
     let flags = [one.interest(there_free, back_waits), other.interest(!back_waits, !there_free)];
-    // A descriptor that has ended is ready for ever, also where nothing is asked of it.
+    // A descriptor that has ended is always ready, even if nothing is asked of it.
     let mut fds: Vec<PollFd<'_>> = [one, other]
         .into_iter()
         .zip(flags)
@@ -184,7 +184,7 @@ fn wait(
     }
 }
 
-/// Sends what an end has taken, within a limit; whether all is gone.
+/// Sends what an end has taken, within a limit. Returns whether all is gone.
 pub(super) fn drain(end: &mut dyn End, limit: Duration) -> bool {
     let until = Instant::now() + limit;
     loop {

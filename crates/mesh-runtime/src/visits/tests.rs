@@ -18,7 +18,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Weak, mpsc};
 use std::time::Duration;
 
-/// A process that has gone.
+/// A process that is gone.
 struct Nobody;
 
 impl Dispatch for Nobody {
@@ -80,7 +80,7 @@ fn one_that_hears_no_more_may_still_speak() {
     assert!(matches!(pumped.join().unwrap(), Over::Left));
 }
 
-/// A connection that takes nothing any more, and on which something has come before that.
+/// A connection that takes no more, and on which something arrived before that.
 struct Reset {
     fd: UnixStream,
     arrived: Vec<u8>,
@@ -204,7 +204,7 @@ fn who_does_not_read_costs_no_time_of_a_core() {
     let mut full = Full { never, asked: 0 };
     tunnel.on(Step::Said(Bytes::from(vec![1; PIECE])));
     let rules = Rules { stall: Some(Duration::from_millis(200)), tick: Some(Duration::from_millis(20)), idle: None };
-    // More comes while it takes nothing.
+    // More arrives while it takes nothing.
     let check = || {
         tunnel.on(Step::Said(Bytes::from_static(b"more")));
         Ok(())
@@ -229,7 +229,7 @@ fn a_tunnel_holds_no_more_than_its_window() {
     assert_eq!(sent, WINDOW as usize);
     tunnel.on(Step::Taken(7));
     assert_eq!(end.write(&chunk).unwrap(), 7);
-    // Room that was never used up is not more room.
+    // Room that was never used up is not extra room.
     tunnel.on(Step::Taken(u32::MAX));
     tunnel.on(Step::Taken(u32::MAX));
     let mut sent = 0;
@@ -240,7 +240,7 @@ fn a_tunnel_holds_no_more_than_its_window() {
         }
     }
     assert_eq!(sent, WINDOW as usize);
-    // In: who says more breaks off the visit, and what was said before is heard.
+    // In: a peer that sends more breaks off the visit, and what came before is still read.
     let mut buffer = [0; 1 << 16];
     tunnel.on(Step::Said(Bytes::from(vec![1; 1000])));
     assert_eq!(end.read(&mut buffer).unwrap(), 1000);
@@ -259,7 +259,7 @@ fn a_tunnel_holds_no_more_than_its_window() {
     assert_eq!(why, "the other end sent more than there was room for");
 }
 
-/// Two ends of an encrypted connection: who looks, and whom they have dialed.
+/// Two ends of an encrypted connection: the visitor's and the dialed host's.
 fn connection(name: &str) -> (TlsStream, TlsStream) {
     let dir = std::env::temp_dir().join(format!("mesh-packets-{name}-{}", std::process::id()));
     std::fs::create_dir(&dir).unwrap();
@@ -290,7 +290,7 @@ fn said(bytes: Vec<u8>) -> Packet {
     packet
 }
 
-/// What becomes of a visit whose other end says this and leaves; and what was passed on.
+/// The outcome of a visit whose other end sends this and leaves, and what was passed on.
 fn after(name: &str, last: &[u8], notify: bool) -> (Over, String) {
     let (mut looker, stream) = connection(name);
     let (mut local, end) = pair();

@@ -1,4 +1,4 @@
-//! An end that bytes of a visit pass through in frames, between an agent and the controller.
+//! An end through which bytes of a visit pass in frames, between an agent and the controller.
 
 use super::ends::PIECE;
 use super::pump::{End, Over};
@@ -18,7 +18,7 @@ pub(super) const WINDOW: u32 = 256 << 10;
 /// The other end is told of what was taken in portions of this size.
 const PORTION: u32 = WINDOW / 4;
 
-/// What has arrived by frames, for the thread that passes it on.
+/// What has arrived in frames, for the thread that passes it on.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     state: Mutex<Inside>,
@@ -42,7 +42,7 @@ impl Tunnel {
         Ok(Arc::new(Self { state: Mutex::new(inside), bell }))
     }
 
-    /// Something has arrived.
+    /// Takes in a message from the other end.
     pub(super) fn on(&self, step: Step) {
         let mut inside = lock(&self.state);
         match step {
@@ -63,7 +63,7 @@ impl Tunnel {
         self.ring();
     }
 
-    /// Nothing arrives any more.
+    /// Ends it: nothing arrives any more.
     pub(super) fn end(&self, over: Over) {
         lock(&self.state).over.get_or_insert(over);
         self.ring();
@@ -81,7 +81,7 @@ pub(super) struct TunnelEnd<P> {
     me: ProcAddr,
     peer: ProcAddr,
     number: u64,
-    /// Bytes that were taken, and the other end was not told of yet.
+    /// Bytes that were taken, of which the other end was not told yet.
     taken: u32,
 }
 
@@ -106,7 +106,7 @@ impl<P: Dispatch> End for TunnelEnd<P> {
     }
 
     fn begin(&mut self) {
-        // Even if nothing is read for the moment: a bell that has rung stays ready until it is read.
+        // Even if nothing is read for the moment: a rung bell stays ready until it is read.
         let _ = rustix::io::read(&self.tunnel.bell, &mut [0; 8]);
     }
 
@@ -136,7 +136,7 @@ impl<P: Dispatch> End for TunnelEnd<P> {
         let n = {
             let mut inside = lock(&self.tunnel.state);
             if inside.over.is_some() {
-                // What has arrived before the end is still read.
+                // What arrived before the end is still read.
                 return Ok(bytes.len());
             }
             let n = bytes.len().min(PIECE).min(inside.room as usize);

@@ -120,7 +120,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// One over which nothing goes.
+    /// A wire over which nothing passes.
     struct Cut;
 
     impl Wire for Cut {
@@ -151,7 +151,7 @@ mod tests {
         fn wake(&self) {}
     }
 
-    /// A controller that has lost the connections to two hosts, and last checked on them when it was heard of them.
+    /// A controller that has lost the connections to two hosts, and last checked on them when it heard them.
     fn controller() -> Gateway<Cut> {
         let mut gateway = Gateway::new(0, 1);
         (gateway.window, gateway.hold) = (2 * SECOND, 60 * SECOND);
@@ -178,7 +178,7 @@ mod tests {
         (first.lost_since, first.heard) = (None, Some(now));
         assert_eq!(lost_since(&gateway, 2), Some(now));
         assert!(gateway.held(&Cut, now).contains(2));
-        // No longer than the window, in which the first goes on to be heard.
+        // No longer than the window, in which the first is still heard.
         gateway.peers.get_mut(&1).unwrap().heard = Some(now + SECOND);
         gateway.notice_cut_off(&Cut, now + SECOND);
         assert!(!gateway.held(&Cut, now + 2 * SECOND).contains(2));
