@@ -75,7 +75,7 @@ class Registry(Actor):
 
 
 def host_registry(process: Process) -> None:
-    """Host the registry, which somebody has called."""
+    """Host the registry of named actors (``get_or_spawn_controller``), which somebody has called."""
     process.actor_host().host(Registry, REGISTRY, "controllers")
 
 

@@ -536,7 +536,7 @@ def _sizes(per_host: object) -> dict[str, Any]:
 
 
 def _modules(preload: object) -> list[str]:
-    """Return the names in ``preload``."""
+    """Check the ``preload`` option of a spawn; returns the modules that it names."""
     if isinstance(preload, str) or not isinstance(preload, Iterable):
         raise TypeError(f"preload must be a list of modules' names such as ['numpy'], got {preload!r}")
     names = list(preload)

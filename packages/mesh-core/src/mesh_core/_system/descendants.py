@@ -43,7 +43,7 @@ class Brood:
         return self._owner
 
     def is_free(self, number: int) -> bool:
-        """Return whether nothing is left of the worker that had this number."""
+        """Return whether no descendant is left of the worker that had this number."""
         return number not in self._taken
 
     def start_minder(self) -> None:

@@ -27,7 +27,7 @@ def circles(graph: Mapping[N, Iterable[N]]) -> list[list[N]]:
 
 
 def _around(graph: Mapping[N, Iterable[N]], start: N, members: set[N]) -> list[N]:
-    """Return the shortest path from a node to itself within its component."""
+    """Return the shortest circle of waits through a node, within its component."""
     before: dict[N, N] = {}
     todo = deque([start])
     while todo:

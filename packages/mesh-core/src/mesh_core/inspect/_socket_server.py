@@ -87,7 +87,7 @@ class Guest(threading.Thread):
         self.wire = Wire(peer)
 
     def run(self) -> None:
-        """Answer until the program disconnects."""
+        """Answer the questions of a program that inspects this process, until it disconnects."""
         # Followers must also be told of the end.
         serve_to_the_end()
         try:

@@ -44,7 +44,7 @@ def arrive(sources: dict[str, list[str]], cls: type) -> type:
 
 
 def _codes(root: type) -> Iterator[types.CodeType]:
-    """Yield the code of a class and of everything it uses that is sent by value."""
+    """Yield the code of a class, and of everything it uses that is sent by value, for the debugger to show its source."""
     todo: list[Any] = [root]
     seen: set[int] = set()
     while todo:
