@@ -236,7 +236,7 @@ def test_a_stopped_actor_blocks_no_sender(slow: Any) -> None:
         slow.note.broadcast(bytes(MIB))
 
 
-@pytest.mark.usefixtures("runtime", "fault_tolerant")
+@pytest.mark.usefixtures("procs", "fault_tolerant")
 def test_a_dead_process_blocks_no_sender() -> None:
     with configured(mailbox_budget=BUDGET), this_host().spawn_procs({"gpus": 2}) as mortal:
         slow = mortal.slice(gpus=0).spawn("slow", Slow)

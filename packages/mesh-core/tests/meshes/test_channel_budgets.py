@@ -153,7 +153,7 @@ def test_answers_for_a_port_wait_too(speaker: Any) -> None:
     receiver.close()
 
 
-@pytest.mark.usefixtures("runtime")
+@pytest.mark.usefixtures("procs")
 def test_in_one_process_a_thread_is_refused() -> None:
     with configured(mailbox_budget=BUDGET):
         port, receiver = Channel[bytes].open()
@@ -224,7 +224,7 @@ def test_a_small_channel_costs_no_credits(speaker: Any) -> None:
     assert current().runtime.counts()["deferred"] == 0
 
 
-@pytest.mark.usefixtures("runtime")
+@pytest.mark.usefixtures("procs")
 def test_a_thread_of_the_receivers_process_behind_a_coroutine() -> None:
     # What a coroutine sent first comes first; a thread of this process does not wait for it.
     with configured(mailbox_budget=BUDGET):

@@ -334,7 +334,7 @@ def test_a_deadline_runs_while_the_call_waits(slow: Any) -> None:
     assert slow.seen.call_one().get(timeout=30) == list(range(1, count + 1))
 
 
-@pytest.mark.usefixtures("runtime", "fault_tolerant")
+@pytest.mark.usefixtures("procs", "fault_tolerant")
 def test_the_death_of_the_receiver_notifies_waiters() -> None:
     with configured(mailbox_budget=BUDGET), this_host().spawn_procs({"gpus": 2}, name="mortal") as mortal:
         slow = mortal.slice(gpus=0).spawn("slow", Recorder)
