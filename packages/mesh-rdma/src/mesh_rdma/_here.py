@@ -7,13 +7,10 @@ import os
 import sys
 import threading
 import weakref
-from contextlib import suppress
 from typing import Protocol
 
-from mesh_core import MeshError
 from mesh_core.extensions import Membership, membership
 from mesh_rdma._cuda import library
-from mesh_rdma._futures import done
 from mesh_rdma._native import Engine
 from mesh_rdma._outside import installed
 from mesh_rdma._ucx import places
@@ -74,10 +71,6 @@ class _Here:
                 # The offered memory belongs to Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
                 os.register_at_fork(after_in_child=self._engine.forked)
-                # What a transfer needs that takes a while is imported now: later there may be no descriptor for it.
-                # A forked copy is refused later, in the words of this package.
-                with suppress(MeshError):
-                    done(None).add_done_callback(lambda _: None)
             engine = self._engine
         self.look()
         return engine

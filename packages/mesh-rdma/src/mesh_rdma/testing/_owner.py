@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from mesh_core import Promise
 from mesh_rdma import RDMABuffer, RDMAError
 from mesh_rdma.testing._memory import GPU, HOST, look, make
 
@@ -179,6 +180,10 @@ class Owner:
 
     def take_descriptors(self) -> None:
         """Leave none to be had."""
+        # What a transfer imports only if it takes a while.
+        done: Promise[None] = Promise()
+        done.set_result(None)
+        done.future.add_done_callback(lambda _: None)
         soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         used = max(int(each.name) for each in Path("/proc/self/fd").iterdir())
         self.soft = soft
