@@ -373,15 +373,8 @@ class Future(Generic[R]):
 
         add(self, function)
 
-    if not TYPE_CHECKING:  # for a type checker a future has neither
-
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("_"):
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            raise AttributeError(
-                f"{self!r} has no attribute {name!r}. If the result has it, wait for that first: .get(timeout=...), or await"
-            )
-
+    if not TYPE_CHECKING:  # a type checker says it by itself
+        # Not __getattr__ too: it makes every access to an attribute of a future slower.
         def __iter__(self) -> Any:
             raise TypeError(
                 f"cannot iterate over {self!r}: wait for its result first with .get(timeout=...), or await"
