@@ -179,8 +179,8 @@ class Owner:
         return len(list(Path("/proc/self/fd").iterdir()))
 
     def take_descriptors(self) -> None:
-        """Leave none to be had."""
-        # What a transfer imports only if it takes a while.
+        """Use up all descriptors."""
+        # A transfer that takes a while imports this, which needs a descriptor.
         done: Promise[None] = Promise()
         done.set_result(None)
         done.future.add_done_callback(lambda _: None)

@@ -90,7 +90,7 @@ class Top(App[str]):
 
     def compose(self) -> ComposeResult:
         yield Static("asking the job ...", id="summary")
-        yield Input(placeholder="show only what has this in it; Enter to go back", id="find")
+        yield Input(placeholder="show only rows with this text; press Enter to return", id="find")
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Static("", id="news")
         yield RichLog(id="logs", max_lines=2000)
