@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from again import run_alone, try_again
+from environment import Environment
 from minutes import Minutes, budgets, report
 from records import VARIABLE, read_all
 from tally import Tally
@@ -39,6 +40,10 @@ def main(arguments: list[str]) -> int:
         return 1
     nox = [str(prepare_tools()), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
     command, *rest = arguments
+    if command == "env":
+        os.environ.update(environment())
+        Environment(ROOT, TOOLS / "bin").refresh()
+        return 0
     if command == "list":
         return subprocess.call([*nox, "--list"], env=environment())
     if command == "test":
