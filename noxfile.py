@@ -1,7 +1,8 @@
-"""Every check of the project, one session each; `./dev test` runs them, `nox -s NAME` one of them.
+"""Every check of the project, one session each; `./dev test` runs some of them, `nox -s NAME` one.
 
-Everything runs once, on the oldest Python. What another interpreter, the lowest versions or other packages may change
-runs there again: the tests marked `python`, `versions` and `beside`. `./dev test --all` leaves nothing out.
+A quick run tests each package once, on the oldest Python, without the tests marked `full`. In a full run what another
+interpreter, the lowest versions or other packages may change runs there again: the tests marked `python`, `versions` and
+`beside`. `./dev test --all` leaves nothing out.
 
 What to build, test and pin comes from the packages' own metadata (`tools/workspace.py`). Wheels are built once per
 run, by the first session that asks, and every other session installs those same files.
@@ -26,7 +27,11 @@ ROOT = Path(__file__).parent
 # nox loads this file by its path, without its folder on sys.path.
 sys.path.insert(0, str(ROOT / "tools"))
 
+import whole_run  # noqa: E402
 import workspace  # noqa: E402
+from dev_environment import PROFILE  # noqa: E402
+from lanes import FIRST, NARROW, Shape, cores  # noqa: E402
+from whole_run import Level  # noqa: E402
 from workspace import Package  # noqa: E402
 
 # The tests start thousands of interpreters, half of whose time goes into compiling what another one has compiled.
@@ -42,9 +47,12 @@ PACKAGES = workspace.packages()
 PLUGINS = workspace.third_party()
 PYTHONS = PACKAGES[0].pythons
 NEWEST = next((each for each in reversed(PYTHONS) if shutil.which(f"python{each}")), PYTHONS[-1])
-EVERYTHING = bool(os.environ.get("MESH_TEST_ALL"))
+LEVEL = Level(os.environ.get(whole_run.LEVEL) or Level.FULL)
+EVERYTHING = LEVEL is Level.ALL
+QUICK = LEVEL is Level.QUICK
 # Many tests wait for processes, not for a processor; those of a file stay together, as they share its fixtures.
-SIDE_BY_SIDE = ["-n", "3", "--dist", "loadfile"]
+WORKERS = os.environ.get(whole_run.WORKERS) or str(Shape.of(cores()).workers)
+SIDE_BY_SIDE = ["-n", WORKERS, "--dist", "loadfile"]
 FEW_FILES = 6
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -58,18 +66,44 @@ DAY = 24 * 60 * 60.0
 # Where somebody collects what has failed, to run it once more at the end, failed tests do not fail their session.
 PASSED = [0, 1] if os.environ.get("MESH_RUN") else [0]
 
-nox.options.sessions = [
-    "lint", "typing", "rust", "loom",
-    *(["tests"] if EVERYTHING else sorted({f"tests-{PYTHONS[0]}", f"tests-{NEWEST}"})),
-    "integration", "plugins", "minimums", "docs", "demo",
-    *(["fuzz"] if EVERYTHING else []),
-]  # fmt: skip
+OLDEST = f"tests-{PYTHONS[0]}"
+# The longest first, so that lanes end together.
+nox.options.sessions = {
+    Level.QUICK: [FIRST, OLDEST, "together", "lint", "rust"],
+    Level.FULL: [
+        FIRST, OLDEST, "integration", *({f"tests-{NEWEST}"} - {OLDEST}), "minimums",
+        "rust", "control_plane", "lint", "loom", "typing", "plugins", "docs", "demo",
+    ],
+    Level.ALL: [
+        FIRST, "tests", "integration", "minimums",
+        "rust", "control_plane", "lint", "loom", "typing", "plugins", "docs", "demo", "fuzz",
+    ],
+}[LEVEL]  # fmt: skip
 
 by_package = nox.parametrize("package", [nox.param(package, id=package.name) for package in PACKAGES])
 by_plugin = nox.parametrize("plugin", [nox.param(plugin, id=plugin.name) for plugin in PLUGINS])
 
 
-@nox.session
+@nox.session(name=FIRST)
+def wheels(session: nox.Session) -> None:
+    """The wheels of all packages and plugins, for the sessions that follow."""
+    native = [package for package in PACKAGES if package.is_native]
+    if not EVERYTHING:
+        # Both native modules at once, where one build after the other would leave processors idle.
+        crates = [f"--package={_crate(package)}" for package in native]
+        session.run("cargo", "build", "--locked", "--profile", PROFILE, *crates, external=True)
+    for package in [*PACKAGES, *PLUGINS]:
+        wheel(session, package)
+
+
+@nox.session(venv_backend="none", tags=[NARROW])
+def control_plane(session: nox.Session) -> None:
+    """The control plane of Kubernetes, built once per version from its sources, for the tests that start it."""
+    # Where there is no Go, these tests are skipped.
+    session.run("python3", "tools/control_plane", success_codes=[0, 1])
+
+
+@nox.session(tags=[NARROW])
 def lint(session: nox.Session) -> None:
     """Style and likely mistakes (ruff); which modules import which (import-linter); circles among files of the crates."""
     install(session, groups=["lint"])
@@ -81,7 +115,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/rust_circles.py")
 
 
-@nox.session
+@nox.session(tags=[NARROW])
 def typing(session: nox.Session) -> None:
     """Types: mypy --strict on every package, and the native module against its stub."""
     install(session, *PACKAGES, *PLUGINS, groups=["typing"])
@@ -105,31 +139,29 @@ def typing(session: nox.Session) -> None:
             )  # fmt: skip
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=[NARROW])
 def rust(session: nox.Session) -> None:
-    """The crates: format, clippy without a warning, tests."""
+    """The crates: tests; but for quick runs also format and clippy without a warning."""
+    # The bindings hold no decisions, and a test binary of theirs would have to link a libpython.
+    excluded = [f"--exclude={_crate(package)}" for package in PACKAGES if package.is_native]
+    chosen = ["--profile", PROFILE, "--workspace", "--locked", *excluded]
+    session.run("cargo", "test", "--no-run", *chosen)
+    session.run("python3", "tools/cargo_test.py", *chosen, success_codes=PASSED)
+    if QUICK:
+        return
     for tool, component in (("fmt", "rustfmt"), ("clippy", "clippy")):
         # Asked, not looked up: rustup puts the command on PATH whether or not the component is there.
         if subprocess.run(["cargo", tool, "--version"], capture_output=True, check=False).returncode != 0:
             session.run("rustup", "component", "add", component)
     session.run("cargo", "fmt", "--all", "--check")
     session.run("cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings")
-    # The bindings hold no decisions, and a test binary of theirs would have to link a libpython.
-    bindings = [
-        nox.project.load_toml(package.path / "rust" / "Cargo.toml")
-        for package in PACKAGES
-        if package.is_native
-    ]
-    excluded = [f"--exclude={crate['package']['name']}" for crate in bindings]
-    session.run("cargo", "test", "--no-run", "--workspace", "--locked", *excluded)
-    session.run("python3", "tools/cargo_test.py", "--workspace", "--locked", *excluded, success_codes=PASSED)
     if shutil.which("cargo-deny"):
         session.run("cargo", "deny", "check")
     else:
         session.log("cargo-deny is not installed: licences and sources of the crates are not checked here")
 
 
-@nox.session(venv_backend="none")
+@nox.session(venv_backend="none", tags=[NARROW])
 def loom(session: nox.Session) -> None:
     """Every schedule of a few threads through what they share without locks (crates/mesh-runtime/src/models)."""
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
@@ -146,30 +178,37 @@ def loom(session: nox.Session) -> None:
 @nox.session(python=PYTHONS)
 @by_package
 def tests(session: nox.Session, package: Package) -> None:
-    """One package's tests, alone in an environment with what it needs and nothing else.
+    """One package's tests, in an environment with what it needs and nothing else; mesh-tensor needs PyTorch.
 
     All on the oldest Python; on the others those that an interpreter may change.
     """
-    install(session, package, groups=["test"], requirements=package.test_requirements)
-    chosen = [] if session.python == PYTHONS[0] else repeated("python")
+    groups = ["torch", "test"] if QUICK or package in WITH_TORCH else ["test"]
+    install(session, package, groups=groups, requirements=package.test_requirements)
+    chosen = quickly() if session.python == PYTHONS[0] else repeated("python")
     pytest(session, *side_by_side(package), *chosen, str(package.tests))
+
+
+@nox.session
+def together(session: nox.Session) -> None:
+    """All packages together, with numpy and PyTorch: what crosses packages."""
+    install_all(session)
+    pytest(session, *SIDE_BY_SIDE, *quickly(), "--doctest-modules", "tests", "tools", "benchmarks/tests")
 
 
 @nox.session
 def integration(session: nox.Session) -> None:
     """All packages together, with numpy and PyTorch: what crosses packages, and what each does beside the others."""
-    wanted = [need for package in PACKAGES for need in package.test_requirements]
-    install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
-    # Once per version, for longer than a test may take; where there is no Go, the tests that need it are skipped.
+    install_all(session)
+    # Built by now, as a rule: the session of that name begins early.
     session.run("python", "tools/control_plane", success_codes=[0, 1])
-    pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
-    folders = [str(package.tests) for package in PACKAGES]
+    folders = [str(package.tests) for package in PACKAGES if EVERYTHING or package not in WITH_TORCH]
     pytest(session, *SIDE_BY_SIDE, *repeated("beside"), *folders)
+    pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     pytest(session, "--doctest-modules", "--pyargs", *[each.import_name for each in WITH_TORCH])
     run_pages(session, "-m", "needs", *PAGES)
 
 
-@nox.session
+@nox.session(tags=[NARROW])
 @by_plugin
 def plugins(session: nox.Session, plugin: Package) -> None:
     """A complete outside plugin, installed as its users would, with its own tests."""
@@ -191,7 +230,7 @@ def minimums(session: nox.Session, package: Package) -> None:
     pytest(session, *side_by_side(package), *repeated("versions"), str(package.tests))
 
 
-@nox.session
+@nox.session(tags=[NARROW])
 def docs(session: nox.Session) -> None:
     """The site, built strictly, and every example in it and in the docstrings, run."""
     install(session, *PACKAGES, groups=["docs"])
@@ -202,7 +241,7 @@ def docs(session: nox.Session) -> None:
     pytest(session, "--doctest-modules", "--pyargs", *names)
 
 
-@nox.session
+@nox.session(tags=[NARROW])
 def demo(session: nox.Session) -> None:
     """The main job: an actor mesh trains on this machine, loses a process, and gets it back."""
     wanted = [each for each in PACKAGES if each.name in {"mesh-core", "mesh-supervision"}]
@@ -210,7 +249,7 @@ def demo(session: nox.Session) -> None:
     session.run("python", "examples/demo.py", *session.posargs)
 
 
-@nox.session(default=False, venv_backend="none")
+@nox.session(default=False, venv_backend="none", tags=[NARROW])
 def fuzz(session: nox.Session) -> None:
     """A minute of hostile bytes for each entry of what comes from other hosts, from the inputs in `fuzz/corpus` on."""
     # With `test --all`, what follows goes to pytest.
@@ -220,7 +259,14 @@ def fuzz(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Figures, side by side with other systems; each of those gets an environment from the script itself."""
-    session.run("python", "benchmarks/run.py", "--mesh", str(wheel(session, PACKAGES[0])), *session.posargs)
+    built = wheel(session, PACKAGES[0], profile="release")
+    session.run("python", "benchmarks/run.py", "--mesh", str(built), *session.posargs)
+
+
+def install_all(session: nox.Session) -> None:
+    """Install all packages and plugins, with what their tests need and PyTorch."""
+    wanted = [need for package in PACKAGES for need in package.test_requirements]
+    install(session, *PACKAGES, *PLUGINS, groups=["integration"], requirements=wanted)
 
 
 def install(
@@ -245,16 +291,22 @@ def install(
     session.install(*held, *dict.fromkeys([*tools, *requirements]), *files)
 
 
-def wheel(session: nox.Session, package: Package) -> Path:
-    """The package's wheel; built now if this run has not built it yet."""
+def wheel(
+    session: nox.Session, package: Package, profile: str = "release" if EVERYTHING else PROFILE
+) -> Path:
+    """The package's wheel; built now if this run has not built it yet.
+
+    The whole matrix tests what is released; other runs test what is quicker to compile and checks itself.
+    """
     pattern = f"{package.name.replace('-', '_')}-{package.version}-*.whl"
     if not list(WHEELS.glob(pattern)):
         forget_old_wheels()
         # Some are built with the headers of those that they need.
         for sibling in workspace.closure(package, PACKAGES + PLUGINS):
             if sibling.name != package.name:
-                wheel(session, sibling)
+                wheel(session, sibling, profile)
         WHEELS.mkdir(parents=True, exist_ok=True)
+        session.env["MATURIN_PEP517_ARGS"] = f"--profile {profile}"
         session.log(f"building {package.name} {package.version}")
         if session.venv_backend == "uv":
             session.run(
@@ -300,6 +352,15 @@ def lowest_versions(package: Package) -> tuple[list[Package], dict[str, Requirem
 def pinned_version(pin: Requirement) -> Version:
     """The version in `name==version`."""
     return Version(next(iter(pin.specifier)).version)
+
+
+def _crate(package: Package) -> str:
+    return str(nox.project.load_toml(package.path / "rust" / "Cargo.toml")["package"]["name"])
+
+
+def quickly() -> list[str]:
+    """What to tell pytest to leave out of quick runs."""
+    return ["-m", "not full"] if QUICK else []
 
 
 def repeated(mark: str) -> list[str]:

@@ -31,6 +31,8 @@ class Outcome:
     """How many failures that were, as their runners count."""
     broken: list[str] = field(default_factory=list)
     """A line for each that did not."""
+    causes: list[str] = field(default_factory=list)
+    """What these said when they first failed."""
 
 
 def run_alone(root: Path) -> Run:
@@ -66,6 +68,8 @@ def try_again(records: Iterable[Record], run: Run, history: Path) -> Outcome:
             what = f"{failure.name} ({record.session})" + (f": {failure.reason}" if failure.reason else "")
             if hopeless or not run(record, failure):
                 outcome.broken.append(f"FAILED {what}")
+                if failure.detail:
+                    outcome.causes.append(f"{' ' + failure.name + ' ':_^110}\n{failure.detail}\n")
                 continue
             now.append(failure.name)
             outcome.forgiven += failure.times

@@ -1,8 +1,10 @@
 """Run the project's sessions on a machine that has Python and a Rust toolchain, and nothing else.
 
-`./dev demo` runs the demo and `./dev test` every check; `./dev test --all` runs all of them on every Python, and
-what takes long. `./dev NAME [ARGS]` runs the session of that name and hands ARGS to it; `./dev list` shows them all.
-The first call makes a private environment under `.nox/` with nox and uv.
+`./dev demo` runs the demo. `./dev test` tests every package in some minutes, `./dev test --full` runs every check, and
+`./dev test --all` all of them on every Python, and what takes longest; with `--verbose` the output of all sessions is
+shown. `./dev env` makes `.venv`, where all packages run from their sources; `./dev t PATH...` runs tests there, and
+`./dev t --changed` those that a change may break. `./dev NAME [ARGS]` runs the session of that name and hands ARGS to
+it; `./dev list` shows them all. The first call makes a private environment under `.nox/` with nox and uv.
 """
 
 from __future__ import annotations
@@ -13,16 +15,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from again import run_alone, try_again
-from environment import Environment
-from minutes import Minutes, budgets, report
-from records import VARIABLE, read_all
-from tally import Tally
+from dev_environment import Environment
+from whole_run import Level, WholeRun
 
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS = ROOT / ".nox" / "tools"
@@ -47,9 +44,11 @@ def main(arguments: list[str]) -> int:
     if command == "list":
         return subprocess.call([*nox, "--list"], env=environment())
     if command == "test":
-        everything = "--all" in rest
-        rest = [argument for argument in rest if argument != "--all"]
-        return run_counting([*nox, *(["--", *rest] if rest else [])], everything=everything)
+        given = {"--full", "--all", "--verbose"} & set(rest)
+        level = Level.ALL if "--all" in given else Level.FULL if "--full" in given else Level.QUICK
+        posargs = [argument for argument in rest if argument not in given]
+        run = WholeRun(ROOT, nox, level, environment(), posargs, verbose="--verbose" in given)
+        return run.run()
     return subprocess.call([*nox, "--session", command, *(["--", *rest] if rest else [])], env=environment())
 
 
@@ -116,43 +115,6 @@ def pyenv_pythons() -> Iterator[Path]:
             newest[minor] = max(newest.get(minor, (-1, path)), (patch, path))
     for _, (_, path) in sorted(newest.items()):
         yield path
-
-
-def run_counting(command: list[str], *, everything: bool) -> int:
-    """Run nox with its output passed on as it comes; then try again what failed, and end with the sum, a line each.
-
-    A run is green if all that failed passes when it runs once more, alone.
-    """
-    tally = Tally()
-    packages = sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir())
-    minutes = Minutes(known=packages)
-    with tempfile.TemporaryDirectory(prefix="mesh-run-") as folder:
-        settings = {"PYTHONUNBUFFERED": "1", VARIABLE: folder, "MESH_TEST_ALL": "1" if everything else ""}
-        with subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**environment(), **settings},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                sys.stdout.write(line)
-                sys.stdout.flush()
-                tally.feed(line)
-                minutes.feed(line, time.monotonic())
-        records = list(read_all(Path(folder)))
-    again = try_again(records, run_alone(ROOT), ROOT / ".nox" / "flaky.json")
-    tally.forgive(again.forgiven, flaky=len(again.flaky))
-    if process.returncode != 0 and tally.counts["failed"] == 0:
-        tally.counts["failed"] += 1
-    slowest = [entry for record in records for entry in record.slowest]
-    allowed = budgets((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
-    print("", report(minutes, allowed, slowest), "", *again.flaky, *again.broken, tally, sep="\n", flush=True)
-    return process.returncode or (1 if tally.counts["failed"] else 0)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Failure:
     """What runs it again, and nothing else."""
     times: int = 1
     """How often its runner counted it: a test may fail, and its teardown too."""
+    detail: str = ""
+    """The end of what its runner said of it."""
 
 
 @dataclass(frozen=True)

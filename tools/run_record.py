@@ -12,6 +12,7 @@ import pytest
 from records import Failure, Record, folder_of_this_run, session_of_this_run
 
 _SLOWEST = 20
+_LONGEST_DETAIL = 80
 _WITH_VALUE = {"-p", "-o", "-c", "--rootdir", "--import-mode"}
 _FLAGS = {"--doctest-modules", "--pyargs"}
 
@@ -23,6 +24,7 @@ class Recorder:
         self._config = config
         self._folder = folder
         self._reasons: dict[str, str] = {}
+        self._details: dict[str, str] = {}
         self._times: Counter[str] = Counter()
         self._seconds: defaultdict[str, float] = defaultdict(float)
 
@@ -38,13 +40,20 @@ class Recorder:
     def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
         if report.failed:
             self._reasons.setdefault(report.nodeid, _reason(report))
+            self._details.setdefault(report.nodeid, _detail(report))
             self._times[report.nodeid] += 1
 
     def pytest_sessionfinish(self) -> None:
         """Write it down."""
         options = rerun_options(list(map(str, self._config.invocation_params.args)))
         failures = [
-            Failure(name, reason, [sys.executable, "-m", "pytest", *options, name], self._times[name])
+            Failure(
+                name,
+                reason,
+                [sys.executable, "-m", "pytest", *options, name],
+                self._times[name],
+                self._details[name],
+            )
             for name, reason in self._reasons.items()
         ]
         slowest = sorted(self._seconds.items(), key=lambda each: -each[1])[:_SLOWEST]
@@ -72,6 +81,12 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     crash = getattr(report.longrepr, "reprcrash", None)
     text = str(crash.message if crash is not None else report.longrepr or "").strip()
     return text.splitlines()[0][:300] if text else ""
+
+
+def _detail(report: pytest.TestReport | pytest.CollectReport) -> str:
+    sections = [text for name, text in report.sections if text.strip()]
+    lines = "\n".join([report.longreprtext, *sections]).splitlines()
+    return "\n".join(lines[-_LONGEST_DETAIL:])
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -65,5 +65,4 @@ class Tally:
         self.counts["passed"] += flaky
 
     def __str__(self) -> str:
-        said = ", ".join(f"{self.counts[word]} {word}" for word in ("passed", "failed", "skipped"))
-        return f"{said}, {self.flaky} flaky" if self.flaky else said
+        return ", ".join(f"{self.counts[word]} {word}" for word in ("passed", "failed", "skipped"))
