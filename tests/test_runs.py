@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import cargo_test
+import crash_proof
 import workspace
 from again import TOO_MANY, try_again
-from minutes import OTHER, Minutes, budgets, report
+from lanes import Ended, Lanes, Session, Shape
+from minutes import OTHER, WHOLE, Budget, Minutes, Spent, budgets, over_budget, report
 from records import VARIABLE, Failure, Record, read_all
 from run_record import rerun_options
 from tally import Tally
@@ -32,12 +35,15 @@ def test_a_test_that_passes_alone_is_flaky_and_another_is_broken(tmp_path):
         tried.append(failure.name)
         return failure.name == "test_a"
 
-    records = [record(failure("test_a", "timed out", times=2), failure("test_b", "1 != 2"))]
+    broken = Failure("test_b", "1 != 2", ["false"], detail="assert 1 == 2\nin test_b")
+    records = [record(failure("test_a", "timed out", times=2), broken)]
     outcome = try_again(records, run, tmp_path / "flaky.json")
     assert tried == ["test_a", "test_b"]
     assert outcome.flaky == ["FLAKY: test_a (tests-3.11(x)): timed out"]
     assert outcome.broken == ["FAILED test_b (tests-3.11(x)): 1 != 2"]
     assert outcome.forgiven == 2
+    [cause] = outcome.causes
+    assert "test_b" in cause and "assert 1 == 2\nin test_b" in cause
 
 
 def test_flaky_in_two_runs_one_after_the_other_is_said(tmp_path):
@@ -66,7 +72,8 @@ def test_a_flaky_test_counts_as_passed():
     tally = Tally()
     tally.feed("===== 1 failed, 7 passed, 1 error in 0.12s =====")
     tally.forgive(2, flaky=1)
-    assert str(tally) == "8 passed, 0 failed, 0 skipped, 1 flaky"
+    assert str(tally) == "8 passed, 0 failed, 0 skipped"
+    assert tally.flaky == 1
 
 
 @pytest.mark.slow
@@ -109,6 +116,7 @@ def test_pytest_leaves_what_failed_and_how_to_run_it_again(tmp_path):
         "test_it.py::test_twice": 2,
     }
     assert "the first time" in left.failures[0].reason
+    assert "assert seen, 'the first time'" in left.failures[0].detail
     assert {name for name, _ in left.slowest} == {
         f"test_it.py::test_{name}" for name in ("good", "flaky", "twice")
     }
@@ -140,6 +148,19 @@ def test_a_worker_that_crashes_costs_its_test_and_not_the_run(tmp_path):
         timeout=170,
     )
     assert done.stdout.splitlines()[-1].startswith("2 failed, 5 passed"), done.stdout
+
+
+def test_files_stay_together_but_for_their_classes_and_those_that_may_be_split(tmp_path):
+    (tmp_path / "test_a.py").write_text("pytestmark = pytest.mark.slow\n")
+    (tmp_path / "test_b.py").write_text("pytestmark = [pytest.mark.slow, pytest.mark.split]\n")
+    units = {
+        "test_a.py::test_x[1]": "test_a.py",
+        "test_a.py::TestY::test_x": "test_a.py::TestY",
+        "test_b.py::test_x[1::2]": "test_b.py::test_x",
+        "test_b.py::TestY::test_x": "test_b.py::TestY",
+        "pages/page.md::page": "pages/page.md",
+    }
+    assert {test: crash_proof.unit(tmp_path, test) for test in units} == units
 
 
 def test_options_that_choose_tests_are_not_for_the_second_time():
@@ -221,21 +242,89 @@ def test_minutes_are_those_of_sessions_without_what_compiles():
         minutes.feed(line, at)
     assert minutes.by_package() == {"mesh-core": pytest.approx(132 / 60), OTHER: pytest.approx(18 / 60)}
     assert minutes.compiling == {"tests-3.11(mesh-core)": pytest.approx(1), "rust": pytest.approx(1)}
-    page = report(minutes, {"mesh-core": (1, 2), OTHER: (4, 8)}, [("test_slow", 12.5), ("test_slower", 13.0)])
+    allowed = {"mesh-core": Budget(1, 2), OTHER: Budget(4, 8), WHOLE: Budget(5, 9)}
+    slowest = [("test_slow", 12.5), ("test_slower", 13.0)]
+    page = report(Spent(minutes, 2.5, others=0.5), allowed, slowest)
+    assert "other programs had 50% of the processors" in page
     assert "2.2 of 2 OVER" in page
-    assert "0.3 of 4\n" in page
-    assert (
-        page.index("test_slower") < page.index("test_slow\n")
-        if "test_slow\n" in page
-        else page.endswith("test_slow")
+    assert "0.3 of 8\n" in page
+    assert "2.5 of 9\n" in page
+    assert page.endswith("13.0 test_slower\n    12.5 test_slow")
+
+
+def test_more_minutes_than_the_budget_are_a_failure_on_an_idle_machine():
+    minutes = Minutes(known=["mesh-core"])
+    for at, line in NOX:
+        minutes.feed(line, at)
+    allowed = {"mesh-core": Budget(2, 9), OTHER: Budget(1, 9), WHOLE: Budget(4, 9)}
+    [said] = over_budget(Spent(minutes, 4.0, others=0.05), allowed)
+    assert said.startswith("FAILED budget: mesh-core took 2.2 minutes")
+    assert over_budget(Spent(minutes, 4.0, others=0.2), allowed) == []
+    assert len(over_budget(Spent(minutes, 4.1, others=0.05), allowed)) == 2
+
+
+def test_contributing_has_a_budget_for_every_part():
+    page = (workspace.ROOT / "CONTRIBUTING.md").read_text()
+    parts = {*(package.name for package in workspace.packages()), OTHER, WHOLE}
+    quick, full = budgets(page, "quick"), budgets(page, "full")
+    assert set(quick) == set(full) == parts
+    assert quick[WHOLE].idle <= 10
+    assert full[WHOLE] == Budget(20, 45)
+    assert budgets(page, "all") == {}
+
+
+class Sessions:
+    """Runs shell commands as if they were sessions, and keeps what lanes report."""
+
+    def __init__(self, folder: Path, **commands: str) -> None:
+        self.lines: list[str] = []
+        self.ended: dict[str, Ended] = {}
+        self._lanes = Lanes(
+            Shape(wide=2, workers=1, narrow=1),
+            lambda session: ["sh", "-c", commands[session.name]],
+            folder=folder,
+            env=os.environ,
+            on_line=lambda session, line: self.lines.append(f"{session.name}: {line}"),
+            on_end=lambda ended: self.ended.setdefault(ended.session.name, ended),
+        )
+        self._lanes.run(Session(name, name.startswith("narrow")) for name in commands)
+
+
+def test_lanes_run_sessions_side_by_side(tmp_path):
+    # Each waits for what the other writes: one after the other they would wait for ever.
+    first, second = tmp_path / "first", tmp_path / "second"
+    os.mkfifo(first)
+    os.mkfifo(second)
+    found = Sessions(
+        tmp_path,
+        a=f"echo a > {first}; cat {second}",
+        b=f"cat {first}; echo b > {second}",
+        narrow="echo no newline at the end | tr -d '\\n'; exit 3",
     )
+    assert sorted(found.lines) == ["a: b\n", "b: a\n", "narrow: no newline at the end\n"]
+    assert {name: ended.status for name, ended in found.ended.items()} == {"a": 0, "b": 0, "narrow": 3}
+    assert (tmp_path / "a.log").read_text() == "b\n"
+    assert list(found.ended["narrow"].tail) == ["no newline at the end"]
 
 
-def test_contributing_has_a_budget_for_every_package():
-    allowed = budgets((workspace.ROOT / "CONTRIBUTING.md").read_text())
-    assert set(allowed) == {*(package.name for package in workspace.packages()), OTHER}
-    assert sum(idle for idle, _ in allowed.values()) <= 30
-    assert sum(busy for _, busy in allowed.values()) <= 60
+def test_nothing_starts_without_wheels(tmp_path):
+    found = Sessions(tmp_path, a="echo ran", wheels="echo building; exit 1")
+    assert found.lines == ["wheels: building\n"]
+    assert set(found.ended) == {"wheels"}
+
+
+def test_a_process_that_a_session_leaves_behind_does_not_hold_it_up(tmp_path):
+    found = Sessions(tmp_path, a="sleep 1000 & echo $!")
+    [line] = found.lines
+    os.kill(int(line.removeprefix("a: ")), signal.SIGKILL)
+    assert found.ended["a"].status == 0
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4, 8, 16, 64])
+def test_processes_of_tests_are_one_and_a_half_times_the_processors(number):
+    shape = Shape.of(number)
+    assert min(shape.wide, shape.narrow) >= 1
+    assert number <= shape.wide * shape.workers <= max(2, 1.5 * number)
 
 
 def test_history_that_cannot_be_read_is_none(tmp_path):

@@ -37,10 +37,11 @@ def main(arguments: list[str]) -> int:
         return 1
     nox = [str(prepare_tools()), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py")]
     command, *rest = arguments
-    if command == "env":
+    if command in {"env", "t"}:
         os.environ.update(environment())
-        Environment(ROOT, TOOLS / "bin").refresh()
-        return 0
+        made = Environment(ROOT, TOOLS / "bin")
+        made.refresh()
+        return made.test(rest) if command == "t" else 0
     if command == "list":
         return subprocess.call([*nox, "--list"], env=environment())
     if command == "test":

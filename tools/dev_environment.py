@@ -16,10 +16,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from affected import Chosen, affected, changed_files
+from lanes import Shape, cores
+
 PROFILE = "testing"
 """The profile of `Cargo.toml` that native modules are compiled with for tests."""
 GROUPS = ("test", "lint", "typing", "integration")
 _STAMP = "made-from.txt"
+_FEW = 3
+"""More files than these are tested in several processes."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,43 @@ class Environment:
         """Make what is missing or older than what it is made from."""
         self._install()
         self._compile()
+
+    def test(self, arguments: list[str]) -> int:
+        """Run tests: those of files, folders and crates, or with `--changed [COMMIT]` what differs from a commit may break.
+
+        Other arguments go to pytest.
+        """
+        chosen = Chosen()
+        if arguments[:1] == ["--changed"]:
+            since, arguments = "HEAD", arguments[1:]
+            if arguments and not arguments[0].startswith("-"):
+                since, *arguments = arguments
+            chosen = affected(self.root, changed_files(self.root, since))
+            if not chosen.files and not chosen.crates:
+                print(f"dev: no test is known for what differs from {since}")
+                return 0
+        given = [Path(each).resolve() for each in arguments if Path(each.partition("::")[0]).exists()]
+        crates = {
+            path.relative_to(self.root).parts[1] for path in given if self.root / "crates" in path.parents
+        }
+        options = [each for each in arguments if self.root / "crates" not in Path(each).resolve().parents]
+        status = self._test_crates(sorted(chosen.crates | crates))
+        if chosen.files or options:
+            status = self._test_files(sorted(map(str, chosen.files)), options) or status
+        return status
+
+    def _test_crates(self, crates: list[str]) -> int:
+        if not crates:
+            return 0
+        packages = [word for crate in crates for word in ("--package", crate)]
+        command = ["cargo", "test", "--quiet", "--locked", "--profile", PROFILE, *packages]
+        return subprocess.call(command, cwd=self.root)
+
+    def _test_files(self, files: list[str], options: list[str]) -> int:
+        pages = any(each.endswith(".md") for each in [*files, *options])
+        workers = ["-n", str(Shape.of(cores()).workers), "--dist", "loadfile"] if len(files) > _FEW else []
+        command = [str(self.python), "-m", "pytest", "-q", "-p", "crash_proof", *workers]
+        return subprocess.call([*command, *(["-p", "doc_examples"] if pages else []), *options, *files])
 
     def _install(self) -> None:
         stamp = self.folder / _STAMP

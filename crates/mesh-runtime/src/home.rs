@@ -33,6 +33,8 @@ pub(crate) struct AgentEnvironment {
 pub(crate) struct Home {
     name: OnceLock<String>,
     environment: OnceLock<AgentEnvironment>,
+    /// What can be the first fork server of a script.
+    script_standby: Spare,
 }
 
 impl Home {
@@ -40,6 +42,11 @@ impl Home {
     pub(crate) fn set(&self, name: String, environment: AgentEnvironment) {
         let _ = self.name.set(name);
         let _ = self.environment.set(environment);
+    }
+
+    /// Keeps a copy of the script for its first fork server.
+    pub(crate) fn keep_standby(&self, standby: Standby) {
+        *lock(&self.script_standby) = Some(standby);
     }
 
     /// What people call the host, if that was said.
@@ -52,8 +59,11 @@ impl Home {
         self.name().map_or_else(|| format!("host {host}"), str::to_owned)
     }
 
-    /// The host's standby, if there is one still, and the host's own interpreter is asked for.
+    /// The standby of the script, or of the host if the host's own interpreter is asked for; if there is one still.
     pub(crate) fn standby_for(&self, fork_server: &ForkServerSpec) -> Option<Standby> {
+        if let Some(standby) = lock(&self.script_standby).take() {
+            return Some(standby);
+        }
         let home = self.environment.get().filter(|home| fork_server.argv.starts_with(&home.python))?;
         lock(&home.standby).take()
     }

@@ -21,8 +21,9 @@ if importlib.util.find_spec("mesh_rdma") is not None:
     os.environ["MESH_BYPASS_THRESHOLD"] = "0"
 
 from core_owners import Told
-from core_processes import Script, Traces
+from core_processes import Script, Traces, script_environment
 from core_samples import Echo
+from warm_scripts import WarmScripts
 
 # Some tests of one room run again in another, between hosts.
 sys.path[1:1] = sorted(str(room) for room in Path(__file__).parent.iterdir() if room.is_dir())
@@ -192,13 +193,28 @@ def echo(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def warm_scripts(request: pytest.FixtureRequest, light: None) -> Iterator[WarmScripts | None]:
+    """What scripts are forked from, if any test wants one; it is there before the first test counts processes."""
+    if any("script" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        scripts = WarmScripts(script_environment())
+        yield scripts
+        scripts.close()
+    else:
+        yield None
+
+
 @pytest.fixture
-def script(tmp_path: Path) -> Iterator[Callable[..., Script]]:
-    """Start a script; it and all its processes are gone afterwards, whatever the test did."""
+def script(tmp_path: Path, warm_scripts: WarmScripts | None) -> Iterator[Callable[..., Script]]:
+    """Start a script; it and all its processes are gone afterwards, whatever the test did.
+
+    It is a copy of a process that has imported Mesh, or, if it must be ``fresh``, runs in an interpreter of its own.
+    """
     started: list[Script] = []
 
-    def start(source: str, *args: str) -> Script:
-        started.append(Script(tmp_path / f"script{len(started)}.py", source, *args))
+    def start(source: str, *args: str, fresh: bool = False) -> Script:
+        path = tmp_path / f"script{len(started)}.py"
+        started.append(Script(path, source, *args, warm=None if fresh else warm_scripts))
         return started[-1]
 
     yield start

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from warm_scripts import WarmProcess, WarmScripts
+
 
 def family(pid: int | str = "self") -> dict[int, str]:
     """All processes below this one, with their command lines."""
@@ -114,23 +116,32 @@ def search_path() -> list[str]:
     return [str(here), *sorted(str(room) for room in here.iterdir() if room.is_dir()), *inherited_path()]
 
 
+def script_environment() -> dict[str, str]:
+    """What scripts find in their environment."""
+    return {
+        **os.environ,
+        # Newer interpreters warn of what some of these scripts do on purpose.
+        "PYTHONWARNINGS": "ignore:This process:DeprecationWarning",
+        "PYTHONPATH": os.pathsep.join(search_path()),
+    }
+
+
 class Script:
     """A Python script in a process of its own."""
 
-    def __init__(self, path: Path, source: str, *args: str) -> None:
+    def __init__(self, path: Path, source: str, *args: str, warm: WarmScripts | None = None) -> None:
         path.write_text(textwrap.dedent(source))
+        env = script_environment()
+        if warm is not None and warm.suits(env):
+            self.process: subprocess.Popen[str] = WarmProcess(warm, [str(path), *args], env)
+            return
         self.process = subprocess.Popen(
             [sys.executable, "-u", str(path), *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={
-                **os.environ,
-                # Newer interpreters warn of what some of these scripts do on purpose.
-                "PYTHONWARNINGS": "ignore:This process:DeprecationWarning",
-                "PYTHONPATH": os.pathsep.join(search_path()),
-            },
+            env=env,
         )
 
     def line(self) -> str:

@@ -82,7 +82,7 @@ use crate::calls::Calls;
 use crate::completion::{Completion, Finisher};
 use crate::dispatch::Dispatch;
 use crate::error::RuntimeError;
-use crate::fork_server::Spare;
+use crate::fork_server::{Spare, Standby};
 use crate::gateway::{CONNECTION_TOKENS, Gateway, Neighbors};
 use crate::gauge::Gauge;
 use crate::home::{AgentEnvironment, Home};
@@ -248,6 +248,11 @@ impl Runtime {
         scratch: Option<PathBuf>,
     ) {
         self.home.set(name, AgentEnvironment { python, env, scratch, standby: Spare::default() });
+    }
+
+    /// Keeps a copy of this process, made before it had threads, to be its first fork server.
+    pub fn stand_by(&self, standby: Standby) {
+        self.home.keep_standby(standby);
     }
 
     /// Itself, for code that must not keep it.

@@ -4,7 +4,7 @@ use crate::door::{leave, outside};
 use crate::target::{Addr, addr_tuple, proc_addr};
 use crate::time::{duration, end_limit};
 use mesh_proto::EndReason;
-use mesh_runtime::{Options, Runtime};
+use mesh_runtime::{Options, Runtime, Standby};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict as _, PyDict};
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -49,9 +49,16 @@ impl PyOptions {
 impl PyRuntime {
     /// Creates the runtime of a process that runs a script.
     #[staticmethod]
-    fn controller(py: Python<'_>, options: PyOptions) -> PyResult<Self> {
+    #[pyo3(signature = (options, standby=None))]
+    fn controller(py: Python<'_>, options: PyOptions, standby: Option<(u32, i32)>) -> PyResult<Self> {
         let options = options.read()?;
-        leave(py, || Runtime::controller(options)).map(Self)
+        // SAFETY: the caller gives away a descriptor that only it knows of.
+        let standby = standby.and_then(|(pid, fd)| Standby::new(pid, unsafe { OwnedFd::from_raw_fd(fd) }));
+        let runtime = leave(py, || Runtime::controller(options))?;
+        if let Some(standby) = standby {
+            runtime.stand_by(standby);
+        }
+        Ok(Self(runtime))
     }
 
     /// Creates the runtime of a worker. It takes ownership of the two descriptors.

@@ -596,7 +596,7 @@ class Journal:
 @final
 class Runtime:
     @staticmethod
-    def controller(options: Mapping[str, Any]) -> Runtime: ...
+    def controller(options: Mapping[str, Any], standby: tuple[int, int] | None = None) -> Runtime: ...
     @staticmethod
     def worker(
         addr: tuple[int, int, int], link: int, board: int, seat: int, options: Mapping[str, Any]

@@ -406,7 +406,8 @@ def test_output_of_a_script_is_kept(script: Callable[..., Script], tmp_path: Any
     path = tmp_path / "written"
     run = script(
         HEADER + f"file = open({str(path)!r}, 'w')\nfile.write('data')\nprint('said')\n"
-        "first.fail.broadcast(ValueError('no'))"
+        "first.fail.broadcast(ValueError('no'))",
+        fresh=True,
     )
     said, errors = run.finish()
     assert (run.process.returncode, said) == (1, "said\n"), errors

@@ -533,7 +533,8 @@ def test_a_script_ends_by_sigint_whatever_else_runs_at_its_end(script: Any) -> N
         atexit.register(lambda: exec("pass"))
         print("up", flush=True)
         threading.Event().wait()
-        """
+        """,
+        fresh=True,
     )
     watch = begin(run)
     run.process.send_signal(signal.SIGINT)

@@ -31,6 +31,7 @@ class Holder:
         "make",
         "process",
         "sigterm",
+        "standby",
         "wanted",
     )
 
@@ -48,6 +49,8 @@ class Holder:
         self._slots: Slots | None = None
         self.wanted: list[Callable[[Process], object]] = []
         """Called with each process object that is made; see :meth:`for_each`."""
+        self.standby: tuple[int, int] | None = None
+        """The pid and the socket of what can be this script's first fork server."""
         self.sigterm: Termination | None = None
         """Handles SIGTERM for this script, if Mesh does."""
 

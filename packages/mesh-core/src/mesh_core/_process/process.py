@@ -623,7 +623,8 @@ def make_controller() -> Process:
 
     _prepare_end()
     settings = current_settings()
-    runtime = Runtime.controller(runtime_options(settings))
+    standby, _HOLDER.standby = _HOLDER.standby, None
+    runtime = Runtime.controller(runtime_options(settings), standby)
     region = Region.whole(Extent([], []))
     host = socket.gethostname()
     identity = Identity(

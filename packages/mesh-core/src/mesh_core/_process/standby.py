@@ -1,6 +1,6 @@
-"""A copy of a host's agent that waits to become its first fork server.
+"""A copy of a host's agent, or of a script, that waits to become its first fork server.
 
-The agent forks it before its own runtime starts, so that what both import is imported once. See ``fork_server.rs`` for the
+It is forked before the runtime starts, so that what both import is imported once. See ``fork_server.rs`` for the
 order that it waits for.
 
 SBY-1: workers find the same as below a fork server with a fresh interpreter: the same modules, variables, descriptors,
@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from mesh_core._common.current import holder
 from mesh_core._native import die_with_parent
 from mesh_core._process import fork_server
 from mesh_core._system import descendants  # noqa: F401 - imported before the fork, for all copies
@@ -61,9 +62,20 @@ def begin() -> tuple[int, int] | None:
         os._exit(1)
 
 
+def stand_by_for_script() -> None:
+    """Fork the standby of a script. Must be called before the script's first line, in a process that has imported Mesh.
+
+    For programs that fork scripts instead of starting interpreters for them.
+    """
+    holder().standby = begin()
+
+
 def _stand_by(control: int) -> NoReturn:
-    # In a process group of its own, like a fork server that is started by `exec`.
+    # In a process group of its own and without standard input, like a fork server that is started by `exec`.
     os.setpgid(0, 0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     fork_server.show_name()
     _forget_signals()
     # Garbage would close its descriptors later, when their numbers belong to other files.
@@ -82,7 +94,7 @@ def _stand_by(control: int) -> NoReturn:
     with open(told, "rb", closefd=False) as file:
         plan = json.load(file)
     argv, env = _command(words)
-    if not _can_stand_for(plan, env):
+    if not _can_stand_for(plan, argv, env):
         os.lseek(told, 0, os.SEEK_SET)
         for fd in (control, board, told):
             os.set_inheritable(fd, True)
@@ -93,8 +105,7 @@ def _stand_by(control: int) -> NoReturn:
     os.close(told)
     for name in _OWN & env.keys():
         os.environ[name] = env[name]
-    there = _new_directories(plan["path"])
-    sys.path[:] = [*there, *sys.path]
+    sys.path[:] = [*_new_directories(plan["path"]), *sys.path] if plan["afar"] else plan["path"]
     _forget_main()
     fork_server.main(control, board, plan)
 
@@ -132,9 +143,9 @@ def _new_directories(path: Iterable[str]) -> list[str]:
     return [each for each in path if Path(each).is_dir() and each not in sys.path]
 
 
-def _can_stand_for(plan: dict[str, Any], env: dict[str, str]) -> bool:
+def _can_stand_for(plan: dict[str, Any], argv: list[str], env: dict[str, str]) -> bool:
     """Whether a fresh interpreter would be in the same state by now."""
-    if not plan["afar"] or sys.argv[:1] != ["-c"]:
+    if sys.argv[:1] != ["-c"] if plan["afar"] else argv[0] != sys.executable:
         return False
     if {name: value for name, value in env.items() if name not in _OWN} != dict(os.environ):
         # The loader, the allocator and the interpreter read some of them when they start.
