@@ -69,6 +69,17 @@ def test_the_oldest_stopped_ones_are_dropped() -> None:
     assert all(store.newest(owner) is None for owner in owners)
 
 
+def test_stopped_ones_may_fill_their_room_to_the_last_byte() -> None:
+    for room, stays in ((200, True), (199, False)):
+        store = Store(ended_bytes=room)
+        for owner in (A, B):
+            store.begin(owner)
+            store.save(owner, Kept(Version(1, 1), bytes(60), (bytes(40),)))
+            store.end(owner, 1)
+        assert (store.newest(A) is not None) == stays
+        assert store.newest(B) is not None
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_happens_versions_go_up(seed: int) -> None:
     chance = random.Random(seed)
