@@ -363,6 +363,12 @@ def test_an_endless_text_is_cut() -> None:
     assert "characters left out" in str(error)
 
 
+def test_a_text_is_whole_up_to_64_ki() -> None:
+    longest = "y" * 65_536
+    assert deliver(ValueError(longest)).args == (longest,)
+    assert "[... 1 characters left out ...]" in str(deliver(ValueError(longest + "y")))
+
+
 def test_an_exception_that_was_never_raised() -> None:
     data, buffers = encode_exception(ValueError("made, not raised"))
     error = decode_exception(data, buffers)
