@@ -335,6 +335,32 @@ class Plain:
         return self, [Restart()]
 
 
+def test_an_event_of_no_rank_is_the_others() -> None:
+    class Keeps:
+        """Remembers the events it was asked about."""
+
+        def __init__(self, *seen: Any) -> None:
+            self.seen = seen
+
+        def on(self, event: Any, now: float) -> tuple[Policy, tuple[Action, ...]]:
+            return Keeps(*self.seen, event), ()
+
+    policy: Any = ByRank({0: Escalate()}, otherwise=Keeps())
+    whole = Failed("workers", None, FailureKind.KILLED)
+    for event in (Due(), whole, Ended("workers", 1)):
+        policy, _ = policy.on(event, 0.0)
+    assert len(policy._members.current[1].seen) == 3  # noqa: SLF001
+
+
+def test_a_rank_that_a_restart_has_stopped_is_not_restarted_again() -> None:
+    policy, (action,) = OneForAll(intensity=3, period=60.0, settle=0.0, size=2).on(loss(0), 0.0)
+    assert isinstance(action, Restart)
+    assert policy.on(Ended("workers", 1), 0.0)[1] == ()
+    single, _ = OneForOne(intensity=3, period=60.0).on(loss(0), 0.0)
+    assert single.on(Ended("workers", 0), 0.0)[1] == ()
+    assert len(single.on(Ended("workers", 1), 0.0)[1]) == 1
+
+
 def test_policies_of_others_keep_their_timers_apart() -> None:
     """MEM-1."""
     policy = ByKind({FailureKind.KILLED: Plain()}, otherwise=Plain())
