@@ -222,6 +222,12 @@ def test_a_job_is_shown_before_it_is_submitted() -> None:
     assert container["resources"]["requests"] == {"cpu": "2"}
 
 
+def test_credentials_are_readable_by_any_user_of_the_image_and_writable_by_none() -> None:
+    made = job(Names.of("lab", 0, "run"), 1, KubernetesOptions(image="mesh"), 60)
+    [secret] = [each["secret"] for each in made["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+    assert secret["defaultMode"] == 0o444
+
+
 def test_the_probe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = PluginManager().get(LAUNCHERS, "kubernetes")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -39,6 +39,7 @@ from mesh_supervision import (
     Strategy,
     Supervisor,
 )
+from mesh_supervision._members import Members
 from mesh_supervision.testing import Began, Rehearsal
 
 
@@ -333,6 +334,16 @@ class Plain:
             return self, [Later(1.0, Due("mine"))]
         assert event == Due("mine"), "the timer comes back under the name that it had"
         return self, [Restart()]
+
+
+def test_a_policy_is_busy_while_a_timer_or_a_repair_is_under_way() -> None:
+    def begun(**more: Any) -> Members:
+        policy = OneForOne(intensity=3, period=60.0, **more)
+        return Members.of([policy, policy]).ask(1, loss(), 0.0)[0]
+
+    for members in (begun(), begun(backoff=Backoff(free=0))):
+        assert [members.busy(index) for index in range(2)] == [False, True]
+        assert not members.reset(1).busy(1)
 
 
 def test_an_event_of_no_rank_is_the_others() -> None:
