@@ -161,6 +161,12 @@ def test_limits_are_accepted_up_to_their_edges() -> None:
             Limits(**wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("interval", [0, -1e-300, math.nan, True])
+def test_an_interval_is_above_0(interval: float) -> None:
+    with pytest.raises(ValueError, match="interval must be a positive number of seconds"):
+        watch_health(interval=interval)
+
+
 def test_checks_that_are_turned_off_report_nothing() -> None:
     health = Health(Limits(stuck=None, straggler=None, silent=None))
     means = [0.01, 0.01, 0.5]
