@@ -95,6 +95,19 @@ fn of_everything_that_waits_one_thing_becomes() {
     }
 }
 
+/// What has come is remembered until 65,536 other things have.
+#[test]
+fn of_what_has_come_the_oldest_is_forgotten_for_one_too_many() {
+    let mut early = Early::new(ms(100), 4000);
+    for key in 0..65_536_u32 {
+        early.come(key);
+    }
+    assert_eq!(early.keep(0, "late", 1, None, ms(0)), Err("late"));
+    early.come(65_536);
+    assert_eq!(early.keep(0, "late", 1, None, ms(0)), Ok(()));
+    assert_eq!(early.keep(1, "late", 1, None, ms(0)), Err("late"));
+}
+
 #[test]
 fn a_flood_of_empty_messages_for_ever_other_things_is_bounded() {
     // ERL-2: from whomever they come, and whatever they are for.

@@ -455,6 +455,28 @@ fn a_progress_bar_shows_a_state_now_and_then() {
 }
 
 #[test]
+fn a_line_is_split_above_256_kib() {
+    let mut tap = Tap::new(0);
+    assert!(lines_of(&mut tap, &[b'x'; 256 * 1024], ms(0)).is_empty());
+    let found = lines_of(&mut tap, b"x", ms(0));
+    assert_eq!(found.iter().map(|(_, _, text)| text.len()).collect::<Vec<_>>(), [256 * 1024 + 1]);
+}
+
+#[test]
+fn the_tail_has_forty_lines_of_500_bytes() {
+    let mut tap = Tap::new(0);
+    for n in 0..41 {
+        let line = format!("{n:02}{}\n", "x".repeat(if n == 40 { 499 } else { 498 }));
+        tap.feed(Stream::Err, line.as_bytes(), ms(0), &mut |_| {});
+    }
+    let tail = tap.tail();
+    assert_eq!((tail.len(), &tail[0][..2], &tail[39][..2]), (40, "01", "40"));
+    assert!(tail.iter().all(|line| line.len() == 500));
+    tap.feed(Stream::Err, b"begun", ms(0), &mut |_| {});
+    assert_eq!((tap.tail().len(), tap.tail()[39].as_str()), (40, "begun"));
+}
+
+#[test]
 fn a_line_without_an_end_comes_in_pieces() {
     let mut tap = Tap::new(0);
     let mut total = 0;

@@ -262,6 +262,18 @@ fn places_that_are_nobodys_are_not_waited_for() {
     assert_eq!((moved.len(), moved.pieces()[1].actor), (5, Some(77)));
 }
 
+/// MOV-2: of those that have left, the last 4096 are known.
+#[test]
+fn the_oldest_that_has_left_is_forgotten_for_one_too_many() {
+    let left = |ranks: std::ops::Range<u32>| ranks.map(|rank| ProcAddr { mesh: MESH, rank, host: 0 }).collect();
+    let mut moves = Moves::default();
+    moves.adopt(&Moved { left: left(0..4096), ..news(1, Vec::new()) });
+    let has_left = |moves: &Moves, rank| moves.has_left(ProcAddr { mesh: MESH, rank, host: 0 });
+    assert!(has_left(&moves, 0) && has_left(&moves, 4095) && !has_left(&moves, 4096));
+    moves.adopt(&Moved { left: left(4095..4097), ..news(2, Vec::new()) });
+    assert!(!has_left(&moves, 0) && has_left(&moves, 1) && has_left(&moves, 4096), "one is told twice");
+}
+
 #[test]
 fn what_is_old_or_makes_no_sense_is_not_taken_and_little_is_kept_of_the_past() {
     let mut moves = Moves::default();

@@ -230,6 +230,28 @@ fn what_is_not_ours_is_refused_with_its_reason() {
 }
 
 #[test]
+fn numbers_are_taken_up_to_their_limits() {
+    let last = Dest { first: MAX_HOSTS - 2, count: 2, seq: 1 };
+    let mut packet = Packet::new(PacketKind::Data, MAX_HOSTS - 1);
+    packet.total = (1 << 40) + 4096;
+    packet.dests = (0..MAX_RUNS as u32 - 1).map(|n| Dest { first: 2 * n, count: 1, seq: 1 }).chain([last]).collect();
+    packet.body = Short::from_iter([Bytes::from(vec![7; MAX_PACKET])]);
+    assert_eq!(feed(&on_the_wire(&[packet.clone()]), READ_CHUNK).unwrap()[0].dests.len(), MAX_RUNS);
+    let refused = |at: std::ops::Range<usize>, number: u64| {
+        let mut bytes = on_the_wire(&[packet.clone()]);
+        let len = at.len();
+        bytes[at].copy_from_slice(&number.to_le_bytes()[..len]);
+        feed(&bytes, READ_CHUNK).unwrap_err().to_string()
+    };
+    assert!(refused(4..6, MAX_RUNS as u64 + 1).contains("destinations"));
+    assert!(refused(8..12, u64::from(MAX_HOSTS)).contains("origin's number"));
+    assert!(refused(24..32, (1 << 40) + 4097).contains("bytes in its frame"));
+    assert!(refused(40..44, MAX_PACKET as u64 + 1).contains("bytes"));
+    let end = PACKET_HEAD + 16 * (MAX_RUNS - 1);
+    assert!(refused(end + 4..end + 8, 3).contains("reach too far"));
+}
+
+#[test]
 fn a_long_body_is_read_to_where_it_stays() {
     let mut packet = Packet::new(PacketKind::Data, 1);
     packet.total = MAX_PACKET as u64;

@@ -250,6 +250,7 @@ mod tests {
     #[test]
     fn too_many_and_mismatched_dimensions_are_refused() {
         let many: Vec<_> = (0..=MAX_DIMS).map(|i| (format!("d{i}"), 1)).collect();
+        assert_eq!(Extent::new(many[1..].to_vec()).unwrap().ndim(), MAX_DIMS);
         assert_eq!(Extent::new(many).unwrap_err(), TopologyError::TooManyDims { got: MAX_DIMS + 1 });
         assert!(matches!(Extent::from_parts(&["a"], &[1, 2]), Err(TopologyError::LengthMismatch { .. })));
     }

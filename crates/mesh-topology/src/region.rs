@@ -365,6 +365,15 @@ mod tests {
     }
 
     #[test]
+    fn a_step_that_is_never_taken_is_left_out() {
+        let far = |hosts| mesh().slice(&[("hosts", Selector::Span(Span::new(Some(1), None, Some(hosts))))]).unwrap();
+        assert_eq!(far(isize::MAX), far(1));
+        assert_eq!(ranks(&far(isize::MAX)), (8..16).collect::<Vec<_>>());
+        let both = mesh().slice(&[("hosts", Selector::Span(Span::every(-1)))]).unwrap();
+        assert_eq!(ranks(&both)[..9], [8, 9, 10, 11, 12, 13, 14, 15, 0], "of two, the step is taken");
+    }
+
+    #[test]
     fn the_same_dimension_cannot_be_sliced_twice_at_once() {
         let both = [("gpus", Selector::At(0)), ("gpus", Selector::At(1))];
         assert!(matches!(mesh().slice(&both), Err(TopologyError::DuplicateLabel { .. })));

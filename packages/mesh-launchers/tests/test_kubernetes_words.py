@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import signal
 import subprocess
@@ -221,6 +222,12 @@ def test_a_job_is_shown_before_it_is_submitted() -> None:
     assert container["resources"]["requests"] == {"cpu": "2"}
 
 
+def test_credentials_are_readable_by_any_user_of_the_image_and_writable_by_none() -> None:
+    made = job(Names.of("lab", 0, "run"), 1, KubernetesOptions(image="mesh"), 60)
+    [secret] = [each["secret"] for each in made["spec"]["template"]["spec"]["volumes"] if "secret" in each]
+    assert secret["defaultMode"] == 0o444
+
+
 def test_the_probe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = PluginManager().get(LAUNCHERS, "kubernetes")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -276,6 +283,28 @@ def test_the_first_process_of_a_container_ends_its_agent_in_order(place: Place) 
         assert outer.wait(LIMIT) == 128 + signal.SIGTERM
     # The kernel kills what is left, and says nothing; the agent's own folder is gone because it ended by itself.
     assert not list(Path(os.environ["XDG_RUNTIME_DIR"]).glob("mesh-*"))
+
+
+def test_the_grace_of_a_preemption_is_a_part_of_the_whole() -> None:
+    for given in (0, 15.0):
+        assert KubernetesOptions(image="mesh", preemption_grace=given).notice(15.0) == given
+    for wrong in (-math.nextafter(0.0, 1.0), math.nextafter(15.0, 16.0)):
+        with pytest.raises(ValueError, match="preemption_grace must be between 0 and grace, which is 15"):
+            KubernetesOptions(image="mesh", preemption_grace=wrong)
+    assert [KubernetesOptions(image="mesh").notice(grace) for grace in (15.0, 5.0, 4.0)] == [10.0, 0.0, 0.0]
+
+
+def test_a_host_may_fail_at_once_if_no_node_is_found_but_not_in_the_queue() -> None:
+    assert KubernetesOptions(image="mesh", unschedulable_timeout=0).unschedulable_timeout == 0
+    with pytest.raises(ValueError, match="queue_timeout must be"):
+        KubernetesOptions(image="mesh", queue_timeout=0)
+
+
+def test_names_of_up_to_forty_letters_stay_as_they_are() -> None:
+    assert Names.of("x" * 40, 0, "").label == "x" * 40
+    shortened = Names.of("x" * 41, 0, "").label
+    assert len(shortened) == 40
+    assert shortened.startswith("x" * 35 + "-")
 
 
 def test_names_are_such_as_kubernetes_takes() -> None:

@@ -24,6 +24,7 @@ def ray() -> LauncherPlugin:
         ({"strategy": "SCATTER"}, "strategy must be 'STRICT_SPREAD', .* got 'SCATTER'"),
         ({"cpus": -1}, "CPU must not be negative, got -1"),
         ({"cpus": 0}, "a host must ask for something"),
+        ({"queue_timeout": 0}, "queue_timeout must be a number of seconds, .* got 0"),
         ({"queue_timeout": "soon"}, "queue_timeout must be a number of seconds, .* got 'soon'"),
         ({"address": "ray://head:10001"}, "launch from a node of the cluster"),
         ({"python": ["python3"], "cpu": 1}, "no option 'cpu'; did you mean 'cpus'"),

@@ -13,6 +13,9 @@ from mesh_launchers._squeue import Queued, grace_of, hostnames, queued
         # 22.05
         ("RUNNING|None|host[1-3]|UNLIMITED\n", Queued("RUNNING", "", "host[1-3]")),
         ("RUNNING|None|host2|1-00:00:10\n", Queued("RUNNING", "", "host2", 86410)),
+        ("RUNNING|None|host2|1-02:03:04\n", Queued("RUNNING", "", "host2", 93784)),
+        ("RUNNING|None|host2|0:01\n", Queued("RUNNING", "", "host2", 1)),
+        ("RUNNING|None|host2|x-0:01\n", Queued("RUNNING", "", "host2")),
         ("PENDING|Resources||5:00\n", Queued("PENDING", "Resources")),
         ("PENDING|BeginTime||UNLIMITED\n", Queued("PENDING", "BeginTime")),
         # 23.11 puts long reasons in words of their own, with nodes and blanks.
@@ -80,6 +83,7 @@ def test_names_of_nodes() -> None:
         # 22.05
         ("KeepAliveTime           = SYSTEM_DEFAULT\nKillWait                = 30 sec\n", "", 30.0),
         ("KillWait = 5 sec\n", "PartitionName=urgent Default=NO GraceTime=60 Hidden=NO\n", 60.0),
+        ("KillWait = 1 sec\n", "PartitionName=main Default=YES GraceTime=0\n", 1.0),
         (
             "KillWait = 5 sec\n",
             "PartitionName=urgent Default=NO GraceTime=60\nPartitionName=main Default=YES GraceTime=0\n",

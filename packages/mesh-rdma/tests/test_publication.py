@@ -413,8 +413,16 @@ def test_a_reader_gets_nothing_older_than_it_has_seen_from_a_later_life(other, s
 def test_a_name_is_used_once(shared, publication):
     with pytest.raises(InvalidTransfer, match="may publish under this name"):
         shared.publication("taken", known_as=publication.name)
-    with pytest.raises(InvalidTransfer, match="1 to 64 bytes"):
-        Publication({}, name="x" * 65)
+    for wrong in ("", "x" * 65, "é" * 32 + "x", "a\0"):
+        with pytest.raises(InvalidTransfer, match="1 to 64 bytes"):
+            Publication({}, name=wrong)
+    for name in ("x", "é" * 32):
+        Publication({}, name=name).close()
+
+
+def test_one_version_is_too_few():
+    with pytest.raises(InvalidTransfer, match=r"versions must be 2 or more, .* got 1"):
+        Publication({}, versions=1)
 
 
 # Strangers.

@@ -40,6 +40,19 @@ def test_without_leases_the_oldest_is_filled():
     assert versions.held() == [5, 6, 7]
 
 
+def test_a_reader_asks_again_only_when_it_has_given_back():
+    versions = Versions(2, 0)
+    versions.begin(1)
+    versions.finish()
+    assert isinstance(versions.ask("leases", Ask()), Lease)
+    assert versions.ask("waits", Ask(version=2, wait=True)) is None
+    for reader in ("leases", "waits"):
+        again = versions.ask(reader, Ask())
+        assert isinstance(again, Refusal) and again.reason == "it has asked already"
+        versions.gone(reader)
+        assert isinstance(versions.ask(reader, Ask()), Lease)
+
+
 @pytest.mark.parametrize("wait", [False, True])
 def test_what_never_comes_is_refused_at_once(wait):
     versions = Versions(2, 0)

@@ -55,6 +55,14 @@ def test_long_chains_are_for_long_memory():
     assert fan_out(16, 1) == 2
     assert fan_out(200, 8) == 2
     assert fan_out(1, 1) == 1
+    # Where both take equally long, a chain is used: 16 - 1 + 7 == 2 * 7 + 2 * 4.
+    assert [fan_out(16, chunks) for chunks in (6, 7, 8)] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(("chunks", "parents"), [(1, [SOURCE, 0, 0, 1, 1, 2]), (64, [SOURCE, 0, 1, 2, 3, 4])])
+def test_a_host_gives_to_as_many_as_the_fan_out_says(chunks, parents):
+    tree = Tree(range(16), chunks=chunks)
+    assert [tree.parent(rank) for rank in range(6)] == parents
 
 
 def test_the_first_orphan_of_a_host_reads_for_the_others():

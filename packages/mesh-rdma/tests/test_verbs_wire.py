@@ -82,8 +82,32 @@ def test_a_section_that_makes_no_sense_is_refused(at, byte):
 
 
 def test_memory_beyond_the_last_address_is_refused():
+    last = dataclasses.replace(section(), at=(1 << 64) - 4096, length=4096)
+    assert Section.decode(last.encode()) == last
     with pytest.raises(InvalidTransfer, match="beyond"):
-        Section.decode(dataclasses.replace(section(), at=(1 << 64) - 10).encode())
+        Section.decode(dataclasses.replace(last, length=4097).encode())
+
+
+@pytest.mark.parametrize(("rails", "nearest"), [(1, 0), (4, 3)])
+def test_the_nearest_of_one_to_four_rails_is_one_of_them(rails, nearest):
+    accepted = dataclasses.replace(section(rails), nearest=nearest)
+    assert Section.decode(accepted.encode()) == accepted
+    for wrong in (
+        dataclasses.replace(accepted, nearest=rails),
+        dataclasses.replace(section(5), nearest=0),
+        dataclasses.replace(section(1), nearest=0, rails=()),
+    ):
+        with pytest.raises(InvalidTransfer, match="is damaged"):
+            Section.decode(wrong.encode())
+
+
+@pytest.mark.parametrize("mtu", [1, 5])
+def test_the_least_and_the_largest_mtu(mtu):
+    port = dataclasses.replace(rail(1), mtu=mtu)
+    assert Rail.decode(port.encode()) == port
+    with pytest.raises(InvalidTransfer, match="unknown kind of port"):
+        Rail.decode(dataclasses.replace(port, mtu=0 if mtu == 1 else 6).encode())
+    assert dataclasses.replace(END, mtu=mtu).check().mtu == mtu
 
 
 def test_another_version_is_left_to_other_transports():
@@ -152,6 +176,11 @@ def test_numbers_that_no_queue_pair_has_are_refused(changes):
         decode_accept(encode_accept(wrong, TALK), TALK)
     with pytest.raises(Damaged):
         Connect.decode(Connect(0, b"\x05" * 16, 6, wrong).encode(TALK), TALK)
+
+
+def test_numbers_of_queue_pairs_have_24_bits():
+    last = dataclasses.replace(END, qpn=(1 << 24) - 1, psn=(1 << 24) - 1)
+    assert decode_accept(encode_accept(last, TALK), TALK) == last
 
 
 def test_both_use_what_both_can():

@@ -250,15 +250,15 @@ def test_a_constructor_that_raises_is_told_once_and_what_was_there_is_kept() -> 
 
 
 def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="minimum <= maximum"):
-        ElasticMesh(Trainer, minimum=3, maximum=2)
+    for minimum, maximum in ((3, 2), (0, 2)):
+        with pytest.raises(ValueError, match=r"1 <= minimum <= maximum must hold"):
+            ElasticMesh(Trainer, minimum=minimum, maximum=maximum)
     with pytest.raises(ValueError, match="give another dim"):
         ElasticMesh(Trainer, maximum=2, sizes={"members": 2})
-    with (
-        ElasticMesh(Trainer, minimum=2, maximum=3) as elastic,
-        pytest.raises(ValueError, match="4 members are not"),
-    ):
-        elastic.resize(4)
+    with ElasticMesh(Trainer, minimum=2, maximum=3) as elastic:
+        for members in (1, 4):
+            with pytest.raises(ValueError, match=f"{members} members are not"):
+                elastic.resize(members)
     with pytest.raises(MeshError, match="was stopped"):
         elastic.safe_point()
 

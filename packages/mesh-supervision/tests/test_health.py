@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
@@ -95,6 +96,75 @@ def test_a_silent_process_is_reported_after_some_looks_and_a_stopped_one_at_once
     _, told = health.on(snap(actor(0), states={0: "stopped"}))
     assert kinds(told) == [(TroubleKind.STOPPED, "workers[0]")]
     assert "SIGCONT" in told[0].text
+
+
+def stragglers(means: list[float], limits: Limits | None = None, **more: Any) -> list[str]:
+    actors = [actor(rank, mean=mean, **more) for rank, mean in enumerate(means)]
+    return [each.proc for each in Health(limits or Limits()).on(snap(*actors))[1]]
+
+
+def test_the_limits_are_these() -> None:
+    defaults = Limits()
+    assert (defaults.stuck, defaults.straggler, defaults.silent) == (60.0, 2.0, 3)
+    assert (defaults.memory, defaults.files, defaults.warning) == (None, None, 0.8)
+
+
+def test_a_handler_is_stuck_above_its_limit_only() -> None:
+    assert Health(Limits(stuck=10.0)).on(snap(busy(10.0)))[1] == ()
+    assert kinds(Health(Limits(stuck=10.0)).on(snap(busy(math.nextafter(10.0, 11.0))))[1]) == [
+        (TroubleKind.STUCK, "workers[0]")
+    ]
+
+
+def test_three_ranks_of_three_messages_suffice_to_tell_a_straggler() -> None:
+    assert stragglers([1.0, 1.0, 9.0]) == ["workers[2]"]
+    assert stragglers([1.0, 9.0]) == []
+    assert stragglers([1.0, 1.0, 9.0], handled=3) == ["workers[2]"]
+    assert stragglers([1.0, 1.0, 9.0], handled=2) == []
+
+
+def test_a_straggler_takes_more_than_each_of_three_bounds() -> None:
+    """Times the median, five times the usual distance from it, and a millisecond."""
+    assert stragglers([1.0, 1.0, 2.0]) == []
+    assert stragglers([1.0, 1.0, 2.01]) == ["workers[2]"]
+    spread = [90.0, 100.0, 110.0]
+    limits = Limits(straggler=1.001)
+    assert stragglers([*spread, 90.0, 110.0, 150.0], limits) == []
+    assert stragglers([90.0, 90.0, 100.0, 110.0, 110.0 + 40.0], limits) == []
+    assert stragglers([90.0, 90.0, 100.0, 110.0, 110.0 + 40.1], limits) == ["workers[4]"]
+    assert stragglers([0.0, 0.0, 0.001]) == []
+    assert stragglers([0.0, 0.0, 0.0011]) == ["workers[2]"]
+
+
+def test_time_in_collectives_does_not_count() -> None:
+    waiting = [actor(rank, mean=9.0, waited=8.0) for rank in range(3)]
+    assert Health().on(snap(*waiting))[1] == ()
+    assert kinds(Health().on(snap(*waiting[:2], actor(2, mean=9.0)))[1]) == [
+        (TroubleKind.STRAGGLER, "workers[2]")
+    ]
+
+
+def test_a_silent_process_counts_its_looks_from_one() -> None:
+    _, told = Health(Limits(silent=1)).on(snap(actor(0), states={0: "silent"}))
+    assert [each.text for each in told] == ["process workers[0] (pid 4242) has not answered 1 times"]
+
+
+def test_limits_are_accepted_up_to_their_edges() -> None:
+    least = math.nextafter(0.0, 1.0)
+    Limits(stuck=least, straggler=math.nextafter(1.0, 2.0), silent=1, memory=1, files=1, warning=least)
+    assert Limits(warning=1).warning == 1
+    for wrong in (
+        {"stuck": 0}, {"stuck": -least}, {"straggler": 1.0}, {"silent": 0}, {"memory": 0}, {"files": 0},
+        {"warning": 0.0}, {"warning": math.nextafter(1.0, 2.0)}, {"stuck": math.nan}, {"silent": True},
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            Limits(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval", [0, -1e-300, math.nan, True])
+def test_an_interval_is_above_0(interval: float) -> None:
+    with pytest.raises(ValueError, match="interval must be a positive number of seconds"):
+        watch_health(interval=interval)
 
 
 def test_checks_that_are_turned_off_report_nothing() -> None:

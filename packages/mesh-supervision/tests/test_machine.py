@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -246,6 +247,35 @@ def test_a_restart_that_waits_is_told_in_the_report() -> None:
         "    2. now: rank 1 exited with status 3; not restarted",
     ]
     assert due(plan, state, "a", 5.0) is None, "RST-4"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(Strategy.ONE_FOR_ONE, 1, 10.0),
+        Plan(Strategy.ONE_FOR_ONE, 1, 10.0, per_rank=True),
+        Plan(Strategy.ONE_FOR_ALL, 1, 10.0, settle=0.0),
+        Plan(Strategy.ONE_FOR_ONE, 1, 10.0, backoff=Backoff(jitter=0.0)),
+    ],
+    ids=["plain", "per rank", "all", "backoff"],
+)
+def test_a_restart_counts_until_its_period_is_over(plan: Plan) -> None:
+    """RST-1."""
+    state, action = died(plan, START, Death(0, "died", "a", size=2), 0.0)
+    assert isinstance(action, Begin)
+    state = started(state, action.start)
+    _, last = died(plan, state, Death(0, "died", "b", size=2), 10.0)
+    assert isinstance(last, GiveUp)
+    _, next_one = died(plan, state, Death(0, "died", "b", size=2), math.nextafter(10.0, 11.0))
+    assert isinstance(next_one, Begin)
+
+
+def test_without_an_intensity_the_first_death_is_the_last() -> None:
+    _, action = died(Plan(Strategy.ONE_FOR_ONE, 0, 10.0), START, Death(0, "died"), 0.0)
+    assert isinstance(action, GiveUp)
+    assert action.report.splitlines()[0] == (
+        "one_for_one gave up: 0 restarts are allowed within 10 s, and this would be number 1"
+    )
 
 
 def test_each_rank_may_have_an_intensity_of_its_own() -> None:

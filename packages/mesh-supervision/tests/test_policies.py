@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from mesh_supervision import (
     Strategy,
     Supervisor,
 )
+from mesh_supervision._members import Members
 from mesh_supervision.testing import Began, Rehearsal
 
 
@@ -93,6 +95,59 @@ def test_a_backoff_refuses(wrong: dict[str, Any]) -> None:
         Backoff(**wrong)
 
 
+LEAST = math.nextafter(0.0, 1.0)
+"""The least number above 0."""
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused"),
+    [
+        ("initial", (0, sys.float_info.max), (-LEAST, math.inf, math.nan)),
+        ("most", (0, sys.float_info.max), (-LEAST, math.inf, math.nan)),
+        ("factor", (1, sys.float_info.max), (math.nextafter(1.0, 0.0), math.inf, math.nan)),
+        ("jitter", (0, 1), (-LEAST, math.nextafter(1.0, 2.0), math.nan)),
+        ("free", (0, 1), (-1,)),
+    ],
+)
+def test_the_edges_of_a_backoff(name: str, accepted: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
+    for value in accepted:
+        assert getattr(Backoff(**{name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^{name} must be"):
+            Backoff(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused"),
+    [
+        ("intensity", (0, 1), (-1,)),
+        ("period", (LEAST, sys.float_info.max), (0, -LEAST, math.inf, math.nan, True, "1")),
+        ("settle", (0, LEAST), (-LEAST, math.inf, math.nan)),
+    ],
+)
+def test_the_edges_of_a_supervisor(name: str, accepted: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
+    for value in accepted:
+        assert getattr(OneForOne(**({"intensity": 3, "period": 60.0} | {name: value})).plan, name) == value
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^{name} must be"):
+            OneForOne(**({"intensity": 3, "period": 60.0} | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused"),
+    [
+        ("cooldown", (LEAST, sys.float_info.max), (0, -LEAST, math.inf, math.nan)),
+        ("trips", (1,), (0, -1, True, 1.0)),
+    ],
+)
+def test_the_edges_of_a_breaker(name: str, accepted: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
+    for value in accepted:
+        assert getattr(breaker(**{name: value}), name) == value
+    for value in refused:
+        with pytest.raises(ValueError, match=f"^{name} must be"):
+            breaker(**{name: value})
+
+
 def test_combinations_refuse_what_is_no_policy() -> None:
     for make in (
         Levels,
@@ -139,6 +194,26 @@ def test_jitter_spreads_delays_over_its_part() -> None:
     assert 5.0 < min(delays) < 5.2 and 9.8 < max(delays) <= 10.0
     assert len(set(delays)) == 1000
     assert delays[0] != Backoff(initial=10.0, jitter=0.5, free=0, seed=1).delay(0, 0)
+
+
+def test_the_defaults_of_a_backoff() -> None:
+    assert Backoff() == Backoff(initial=0.1, factor=2.0, most=30.0, jitter=0.5, free=1, seed=0)
+
+
+def test_delays_grow_from_the_first_restart_that_is_not_free() -> None:
+    backoff = Backoff(initial=1.0, factor=3.0, most=10.0, jitter=0.0, free=2)
+    assert [backoff.delay(n) for n in range(6)] == [0.0, 0.0, 1.0, 3.0, 9.0, 10.0]
+    assert Backoff(initial=1.0, factor=1e300, most=10.0, jitter=0.0, free=0).delay(9) == 10.0
+
+
+def test_the_jitter_of_a_seed_is_always_this() -> None:
+    """Runs can be repeated with later versions."""
+    backoff = Backoff(initial=1.0, jitter=1.0, free=0, seed=7)
+    assert [round(backoff.delay(0, salt), 12) for salt in range(3)] == [
+        0.776902262086,
+        0.316440881337,
+        0.094958067452,
+    ]
 
 
 def test_meshes_that_fail_together_come_back_apart() -> None:
@@ -261,6 +336,42 @@ class Plain:
         return self, [Restart()]
 
 
+def test_a_policy_is_busy_while_a_timer_or_a_repair_is_under_way() -> None:
+    def begun(**more: Any) -> Members:
+        policy = OneForOne(intensity=3, period=60.0, **more)
+        return Members.of([policy, policy]).ask(1, loss(), 0.0)[0]
+
+    for members in (begun(), begun(backoff=Backoff(free=0))):
+        assert [members.busy(index) for index in range(2)] == [False, True]
+        assert not members.reset(1).busy(1)
+
+
+def test_an_event_of_no_rank_is_the_others() -> None:
+    class Keeps:
+        """Remembers the events it was asked about."""
+
+        def __init__(self, *seen: Any) -> None:
+            self.seen = seen
+
+        def on(self, event: Any, now: float) -> tuple[Policy, tuple[Action, ...]]:
+            return Keeps(*self.seen, event), ()
+
+    policy: Any = ByRank({0: Escalate()}, otherwise=Keeps())
+    whole = Failed("workers", None, FailureKind.KILLED)
+    for event in (Due(), whole, Ended("workers", 1)):
+        policy, _ = policy.on(event, 0.0)
+    assert len(policy._members.current[1].seen) == 3  # noqa: SLF001
+
+
+def test_a_rank_that_a_restart_has_stopped_is_not_restarted_again() -> None:
+    policy, (action,) = OneForAll(intensity=3, period=60.0, settle=0.0, size=2).on(loss(0), 0.0)
+    assert isinstance(action, Restart)
+    assert policy.on(Ended("workers", 1), 0.0)[1] == ()
+    single, _ = OneForOne(intensity=3, period=60.0).on(loss(0), 0.0)
+    assert single.on(Ended("workers", 0), 0.0)[1] == ()
+    assert len(single.on(Ended("workers", 1), 0.0)[1]) == 1
+
+
 def test_policies_of_others_keep_their_timers_apart() -> None:
     """MEM-1."""
     policy = ByKind({FailureKind.KILLED: Plain()}, otherwise=Plain())
@@ -311,6 +422,18 @@ def test_a_quiet_time_after_the_trial_closes_the_circuit() -> None:
         assert mesh.policy.circuit is Circuit.TRIAL  # type: ignore[attr-defined]
         mesh.advance(30.1)
     assert not mesh.passed_on
+
+
+def test_a_failure_at_the_end_of_the_quiet_time_is_a_new_one() -> None:
+    """Before that, the trial has failed."""
+    policy: Policy = breaker(cooldown=30.0)
+    for at in (0.0, 1.0):
+        policy, (action,) = policy.on(loss(), at)
+    assert isinstance(action, Later) and action.seconds == 30.0
+    trial, _ = policy.on(action.event, 31.0)
+    for at, circuit in ((math.nextafter(61.0, 0.0), Circuit.OPEN), (61.0, Circuit.CLOSED)):
+        following, _ = trial.on(loss(), at)
+        assert isinstance(following, CircuitBreaker) and following.circuit is circuit
 
 
 def test_a_circuit_that_opens_too_often_passes_the_failure_on() -> None:

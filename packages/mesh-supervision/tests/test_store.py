@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
-from mesh_supervision._store import Kept, Owner, Store, Version
+from mesh_supervision._store import Kept, Owner, Placed, Store, Version
 
 A, B = Owner(1, 0), Owner(1, 1)
 
@@ -67,6 +68,29 @@ def test_the_oldest_stopped_ones_are_dropped() -> None:
     assert store.newest(owners[2]) is not None, "that is told of a life which is over"
     store.forget(1)
     assert all(store.newest(owner) is None for owner in owners)
+
+
+def test_copies_elsewhere_are_dropped_once_they_are_replaced() -> None:
+    told: list[Any] = []
+    for dropped in (None, lambda *what: told.append(what)):
+        store = Store(dropped=dropped)
+        store.begin(A)
+        for number, places in enumerate([("p", "q"), ("q", "r"), ()], 1):
+            known: Any = Placed(A, Version(1, number), 1, places) if places else kept(1, number)  # type: ignore[arg-type]
+            assert store.save(A, known)
+        assert store.save(A, kept(1, 9)), "what is kept here needs no word"
+    assert told == [(A, Version(1, 1), ("p",)), (A, Version(1, 2), ("q", "r"))]
+
+
+def test_stopped_ones_may_fill_their_room_to_the_last_byte() -> None:
+    for room, stays in ((200, True), (199, False)):
+        store = Store(ended_bytes=room)
+        for owner in (A, B):
+            store.begin(owner)
+            store.save(owner, Kept(Version(1, 1), bytes(60), (bytes(40),)))
+            store.end(owner, 1)
+        assert (store.newest(A) is not None) == stays
+        assert store.newest(B) is not None
 
 
 @pytest.mark.parametrize("seed", range(20))

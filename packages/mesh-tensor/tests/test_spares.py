@@ -38,6 +38,14 @@ def test_what_was_resized_is_not_given_out() -> None:
     assert spares.empty((NUMBERS,), torch.float32, CPU).fill_(1).sum().item() == NUMBERS
 
 
+def test_memory_is_kept_from_one_mebibyte_to_the_most() -> None:
+    assert (LEAST, MOST) == (1 << 20, 256 << 20)
+    for size, kept in ((LEAST - 1, 0), (LEAST, 1), (MOST, 1), (MOST + 1, 0)):
+        spares = Spares()
+        spares.empty((size,), torch.uint8, CPU)
+        assert len(spares._kept) == kept  # noqa: SLF001 - nothing else tells
+
+
 def test_no_more_is_kept_than_is_allowed() -> None:
     spares = Spares()
     for count in range(1, 5):

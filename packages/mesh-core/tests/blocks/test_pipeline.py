@@ -315,8 +315,14 @@ def test_wrong_stages_are_refused(workers: Any) -> None:
         Pipeline()
     with pytest.raises(ValueError, match="on_error"):
         Pipeline(Stage(workers.double), on_error="ignore")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"Stage\(per_rank=\)"):
-        Stage(workers.double, per_rank=0)
+    for options in ({"per_rank": 0}, {"retries": -1}, {"timeout": 0}):
+        with pytest.raises(ValueError, match=rf"Stage\({next(iter(options))}=\)"):
+            Stage(workers.double, **options)  # type: ignore[arg-type]
+    for options in ({"max_bytes": 0}, {"most_quarantined": -1}):
+        with pytest.raises(ValueError, match=rf"Pipeline\({next(iter(options))}=\)"):
+            Pipeline(Stage(workers.double), **options)  # type: ignore[arg-type]
+    least = Pipeline(Stage(workers.double, per_rank=1, retries=0), max_bytes=1, most_quarantined=0)
+    assert list(least.run([1, 2])) == [2, 4]
 
 
 def test_first_error_ends_the_run(workers: Any) -> None:

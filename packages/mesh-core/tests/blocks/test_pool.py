@@ -393,7 +393,14 @@ def test_progress(workers: Any, gate: Gate, capfd: pytest.CaptureFixture[str]) -
 def test_misuse_is_explained(workers: Any) -> None:
     with pytest.raises(TypeError, match="mesh of actors"):
         Pool([1])
-    for options in ({"per_rank": 0}, {"retries": -1}, {"timeout": 0}, {"waiting": 0}, {"on_crash": "maybe"}):
+    for options in (
+        {"per_rank": 0},
+        {"retries": -1},
+        {"timeout": 0},
+        {"waiting": 0},
+        {"drain": 0},
+        {"on_crash": "maybe"},
+    ):
         with pytest.raises(ValueError, match="Pool"):
             Pool(workers, **options)  # type: ignore[arg-type]
     with Pool(workers) as pool:
@@ -411,6 +418,11 @@ def test_misuse_is_explained(workers: Any) -> None:
             pool.submit(workers.divide, 0).get(WITHIN)
         # It belongs to the task alone.
         assert pool.submit(workers.divide, 1).get(WITHIN) == 12
+
+
+def test_the_least_of_each_option_suffices(workers: Any) -> None:
+    with Pool(workers, per_rank=1, retries=0, waiting=1) as pool:
+        assert list(pool.map(workers.double, range(5), ahead=1)) == [0, 2, 4, 6, 8]
 
 
 def test_many_threads_share_a_pool(workers: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from core_owners import slay
 from core_pool import WITHIN, Gate, User, Worker, join_pool_thread
 
 from mesh_core import Channel, MeshError, Pool, PoolLost, ProcMesh, SupervisionError, gather, this_host
+from mesh_core._blocks.pool.sharing import Desk
 
 pytestmark = pytest.mark.usefixtures("runtime")
 
@@ -100,6 +105,18 @@ def test_pool_sent_to_its_own_process_is_the_same(workers: Any) -> None:
         user.keep.call_one(pool).get(WITHIN)
         assert user.keep.call_one(pool).get(WITHIN) is True
     user.stop().get()
+
+
+def test_a_turn_comes_back_as_often_as_it_was_taken() -> None:
+    came: list[int] = []
+    desk: Any = object.__new__(Desk)
+    desk._lock = threading.Lock()
+    desk._turns = SimpleNamespace(back=lambda place, lost: came.append(place))
+    user, other = (1, 0, 0), (1, 1, 0)
+    desk._held = {user: Counter({4: 1})}
+    for addr, place in ((other, 4), (user, 5), (user, 4), (user, 4)):
+        asyncio.run(desk.back(addr, place, None))
+    assert came == [4]
 
 
 def test_only_the_maker_manages_replicas(workers: Any, users: Any) -> None:

@@ -502,7 +502,9 @@ def test_invalid_arguments_are_explained() -> None:
         with pytest.raises(ValueError, match="positive"):
             queue.take(lease=0)
         with pytest.raises(ValueError, match="positive"):
-            queue.take(timeout=-1)
+            queue.take(timeout=-1e-300)
+        with pytest.raises(QueueEmpty):
+            queue.take(1, timeout=0).get(timeout=SOON)
 
 
 def test_an_unpicklable_item_is_refused_by_put() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -226,6 +227,64 @@ def test_an_item_larger_than_the_limit_needs_an_empty_queue() -> None:
     store.take(Taker((1, 0, 0), 1, 5, None, lambda entries: got.extend(e.data for e in entries)), 0.0)
     store.confirm((1, 0, 0), 1, 0.0)
     assert (got, store.items, done) == (["large"], 1, [True])
+
+
+def entry(name: str, size: int = 1) -> Entry:
+    return Entry(name, size, "a", 0.0, None)
+
+
+def test_a_queue_is_full_at_its_limits() -> None:
+    """QUE-3."""
+    items, nbytes = Store(2, None), Store(None, 10)
+    assert [items.put_now(entry(name), 0.0) for name in "abc"] == [True, True, False]
+    assert [nbytes.put_now(entry(name, size), 0.0) for name, size in (("a", 4), ("b", 7), ("c", 6))] == [
+        *(True, False, True)
+    ]
+    assert (nbytes.items, nbytes.bytes) == (2, 10)
+
+
+def leased(store: Store, number: int, now: float, lease: float | None = 1.0) -> list[Entry]:
+    found: list[Entry] = []
+    store.take(Taker(OWNERS[0], number, 9, lease, found.extend), now)
+    return found
+
+
+def test_a_lease_ends_just_at_its_time() -> None:
+    store = Store(None, None)
+    store.put_now(entry("a"), 0.0)
+    assert len(leased(store, 1, 0.0)) == 1
+    assert store.next_expiry == 1.0
+    store.settle(math.nextafter(1.0, 0.0))
+    assert (store.leased, store.ready, store.given_back) == (1, 0, 0)
+    store.settle(1.0)
+    assert (store.leased, store.ready, store.given_back) == (0, 1, 1)
+    assert store.next_expiry is None
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_an_item_is_dropped_after_as_many_leases_as_allowed(most: int) -> None:
+    """QUE-5; items that belong to their taker are not leased."""
+    dropped: list[Entry] = []
+    store = Store(None, None, most_deliveries=most, on_drop=dropped.append)
+    store.put_now(entry("a"), 0.0)
+    leased(store, 1, 0.0, lease=None)
+    store.undo(OWNERS[0], 1, 0.0)
+    for number in range(most):
+        assert (store.items, store.dropped) == (1, 0)
+        leased(store, number + 2, float(number))
+        store.settle(number + 1.0)
+    assert (store.items, store.bytes, store.dropped, len(dropped)) == (0, 0, 1, 1)
+
+
+# QUE-6
+def test_4096_processes_that_have_ended_are_remembered() -> None:
+    store = Store(None, None)
+    for rank in range(4096):
+        store.gone((2, rank, 0), 0.0)
+    for first, takers in ((0, 0), (4096, 1)):
+        store.take(Taker((2, 0, 0), 1, 1, None, lambda entries: None), 0.0)
+        assert store.takers == takers
+        store.gone((2, 4096 + first, 0), 0.0)
 
 
 # QUE-6

@@ -65,6 +65,11 @@ def test_invalid_limits_are_refused(options: dict[str, Any], match: str) -> None
         run_tool(["true"], **options)
 
 
+def test_the_smallest_limits() -> None:
+    assert run_tool(["echo", "1"], max_output=0).text == ""
+    assert run_tool(["true"], pids=1).ok
+
+
 def test_a_program_that_cannot_be_started_raises(tmp_path: Path) -> None:
     before = descriptors()
     with pytest.raises(FileNotFoundError) as caught:

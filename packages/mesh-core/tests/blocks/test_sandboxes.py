@@ -321,6 +321,9 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
     for options, match in [
         ({"memory": 0}, "memory must be positive"),
         ({"most": 0}, "most must be positive"),
+        ({"pids": 0}, "pids must be positive"),
+        ({"cpu": 0.0}, "cpu must be positive"),
+        ({"file_size": 0}, "file_size must be positive"),
         ({"ready": -1}, "ready must not be negative"),
         ({"isolate": False}, "network=False needs isolation"),
     ]:

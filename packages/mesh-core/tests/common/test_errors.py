@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mesh_core import Extent, Point
 from mesh_core._common import errors
 from mesh_core._common.errors import MeshError
 from mesh_core._failures.failure import MeshFailure
@@ -69,6 +70,18 @@ def test_every_error_has_bases_and_fields_and_can_be_sent(
         assert {field: getattr(one, field) for field in fields} == fields
     assert error.results == "the outcomes"
     assert copy.results is None
+
+
+def test_eight_lost_ranks_are_named() -> None:
+    class Lossy(list[Any]):
+        name = "workers"
+
+        def failed(self) -> list[Point]:
+            return [Point(rank, Extent.of(gpus=len(self))) for rank in range(len(self) - 1)]
+
+    told = [str(errors.DeviceMeshError.of(Lossy([0] * count))) for count in (9, 10)]
+    assert "has lost 8 of its 9 ranks: gpus=0; gpus=1; " in told[0] and "; gpus=7; respawn" in told[0]
+    assert "has lost 9 of its 10 ranks: " in told[1] and "; gpus=7 and 1 more; respawn" in told[1]
 
 
 def test_a_supervision_error_without_text_shows_its_failure() -> None:
@@ -361,6 +374,12 @@ def test_an_endless_text_is_cut() -> None:
     error = deliver(ValueError("y" * 10_000_000))
     assert len(str(error)) < 300_000
     assert "characters left out" in str(error)
+
+
+def test_a_text_is_whole_up_to_64_ki() -> None:
+    longest = "y" * 65_536
+    assert deliver(ValueError(longest)).args == (longest,)
+    assert "[... 1 characters left out ...]" in str(deliver(ValueError(longest + "y")))
 
 
 def test_an_exception_that_was_never_raised() -> None:

@@ -1,6 +1,8 @@
 """Settings: where a value comes from, and which are refused."""
 
 import asyncio
+import math
+import os
 import pickle
 import re
 import subprocess
@@ -82,6 +84,7 @@ def test_shm_budget_of_zero_is_a_quarter_of_memory():
 )
 def test_wrong_type_or_range_names_setting_value_and_source(name, value):
     """SET-1."""
+    before = current_settings()
     for source, act in {
         "Settings()": lambda: Settings(**{name: value}),
         "configure()": lambda: configure(**{name: value}),
@@ -93,7 +96,58 @@ def test_wrong_type_or_range_names_setting_value_and_source(name, value):
         assert repr(value) in str(caught.value)
         assert isinstance(caught.value, MeshError)
         assert isinstance(caught.value, ValueError)
-    assert current_settings() == Settings()
+    assert current_settings() == before
+
+
+SECONDS = (0.0, 86_400.0)
+BYTES = (0, 2**62)
+RANGES = {
+    "spin_us": (0.0, 1e6),
+    "spawn_timeout": SECONDS,
+    "stop_timeout": SECONDS,
+    "sigterm_grace": SECONDS,
+    "preemption_grace": SECONDS,
+    "link_budget": (64 * 1024, 2**62),
+    "mailbox_budget": (64 * 1024, 2**62),
+    "reply_budget": BYTES,
+    "heartbeat_timeout": (0.05, 86_400.0),
+    "fan_out": (1, 4096),
+    "ref_budget": BYTES,
+    "shm_budget": BYTES,
+    "shm_threshold": (1, 2**62),
+    "shm_idle": SECONDS,
+    "bypass_threshold": BYTES,
+    "log_window": SECONDS,
+}
+
+
+def beyond(value, towards):
+    """The nearest number of the same kind in that direction."""
+    return value + (1 if towards > 0 else -1) if isinstance(value, int) else math.nextafter(value, towards)
+
+
+def test_every_number_has_a_range():
+    numbers = {each.name for each in fields(Settings) if type(getattr(Settings(), each.name)) in (int, float)}
+    assert set(RANGES) == numbers
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_is_accepted_from_its_least_to_its_largest(name):
+    """SET-1."""
+    least, most = RANGES[name]
+    for value in (least, most):
+        assert getattr(Settings(**{name: value}), name) == value
+    for value in (beyond(least, -math.inf), beyond(most, math.inf)):
+        with pytest.raises(SettingsError, match=f"{name} must be between"):
+            Settings(**{name: value})
+
+
+def test_budgets_of_zero_are_parts_of_memory():
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    none = Settings(shm_budget=0, ref_budget=0, reply_budget=0)
+    assert (none.shm_bytes, none.ref_bytes, none.reply_bytes) == (memory // 4, memory // 8, memory // 4 * 3)
+    one = Settings(shm_budget=1, ref_budget=1, reply_budget=1)
+    assert (one.shm_bytes, one.ref_bytes, one.reply_bytes) == (1, 1, 1)
 
 
 def test_numbers_and_words_are_normalized():

@@ -70,3 +70,18 @@ def test_a_long_line_arrives_whole_and_an_endless_one_is_refused(monkeypatch: py
         wire.take()
     wire.close()
     there.close()
+
+
+def test_a_line_may_be_as_long_as_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mesh_core._features.debug.wire._LINE_LIMIT", 100)
+    here, there = socket.socketpair()
+    wire = Wire(here)
+    there.sendall(b"e" * 99)
+    assert wire.take() == []
+    there.sendall(b"e")
+    assert wire.take() == []
+    there.sendall(b"e")
+    with pytest.raises(Garbled, match="too long"):
+        wire.take()
+    wire.close()
+    there.close()

@@ -263,6 +263,45 @@ def test_extra_fields_become_json(extra: dict[str, Any]) -> None:
     assert hasattr(read, "a") and (read.actor, read.point) == ("actor", {"hosts": 1, "gpus": 3})  # type: ignore[attr-defined]
 
 
+def read(told: dict[str, Any], point: str = "") -> Any:
+    return Records()._read(("actor", 3, point, "b7", json.dumps(told)))
+
+
+def test_a_record_is_whole_up_to_64_ki() -> None:
+    def encoded(size: int) -> bytes:
+        return Encoder().encode(logging.makeLogRecord({"msg": "x" * size, "created": 1.5}))
+
+    fixed = len(encoded(0))
+    longest = encoded(LONGEST - fixed)
+    assert len(longest) == LONGEST == 65_536
+    assert len(json.loads(longest)["msg"]) == LONGEST - fixed
+    cut = json.loads(encoded(LONGEST - fixed + 1))["msg"]
+    assert cut == "x" * 4096 + f"… ({LONGEST - fixed + 1 - 4096:,} more characters)"
+
+
+def test_a_record_that_is_cut_keeps_32_fields_of_512_characters() -> None:
+    fields = {"f0": "y" * 510, "f1": "y" * 511, **{f"f{n}": 0 for n in range(2, 40)}}
+    told = json.loads(Encoder().encode(logging.makeLogRecord({"msg": "x" * LONGEST, **fields})))["extra"]
+    assert list(told) == [f"f{n}" for n in range(32)]
+    assert told["f0"] == repr("y" * 510)
+    assert told["f1"] == "'" + "y" * 511 + "… (1 more characters)"
+
+
+def test_numbers_of_a_record_are_taken_up_to_their_limits() -> None:
+    """A time that no clock has becomes the first or the last one that can be shown."""
+    last = 2.0**35
+    for number, taken in ((1, 1.0), (last, last), (last + 1, last), (1e300, last), (-1, 0.0), (1 << 60, 0.0)):
+        assert read({"created": number}).created == taken
+    for level, taken in ((0, 0), (-1, 0), (1000, 1000), (1001, 1000), (True, logging.INFO)):
+        assert read({"levelno": level}).levelno == taken
+
+
+def test_coordinates_of_a_record_are_taken_up_to_their_limits() -> None:
+    longest = 10**19 - 1
+    assert read({}, f"a={longest},b={longest + 1},c=-1,d,=1").point == {"a": longest}
+    assert len(read({}, ",".join(f"l{n}={n}" for n in range(65))).point) == 64
+
+
 def test_a_circular_extra_field() -> None:
     loop: list[Any] = []
     loop.append(loop)

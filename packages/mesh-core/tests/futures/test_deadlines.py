@@ -159,6 +159,7 @@ def test_options_that_are_not_given_keep_their_values(workers: Any) -> None:
         ),
         ({"timeout": True}, TypeError, "got True"),
         ({"timeout": 0}, ValueError, "must be a positive number of seconds, got 0"),
+        ({"timeout": -1e-300}, ValueError, "must be a positive number of seconds, got -1e-300"),
         ({"timeout": float("nan")}, ValueError, "got nan"),
         ({"block": 1}, TypeError, r"with_options\(block=\) must be True or False, got 1"),
     ],

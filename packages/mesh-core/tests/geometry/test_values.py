@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mesh_core import ActorError, Extent, ProcMesh, SerializationError, ValueMesh
+from mesh_core._geometry.values import lazy
 
 
 @pytest.fixture
@@ -80,6 +81,28 @@ def test_repr_joins_equal_runs() -> None:
     assert repr(ValueMesh.of(Extent.of(gpus=5), ["a", "a", "a", "b", "a"])) == (
         "ValueMesh(gpus=5):\n  0-2: 'a'\n  3: 'b'\n  4: 'a'"
     )
+
+
+def test_what_is_shown_is_whole_up_to_its_limits() -> None:
+    """Twenty rows, and two hundred characters of a value."""
+    rows = [repr(ValueMesh.of(Extent.of(gpus=count), range(count))).splitlines() for count in (20, 21)]
+    assert (len(rows[0]), rows[0][-1]) == (21, "  19: 19")
+    assert (len(rows[1]), rows[1][11], rows[1][-1]) == (22, "  … 1 more …", "  20: 20")
+    for size, ending in ((198, "x'"), (199, "x…")):
+        assert repr(ValueMesh.of(Extent.of(gpus=1), ["x" * size])).endswith(ending)
+
+
+def test_ten_thousand_values_are_loaded_to_be_shown() -> None:
+    loaded: list[int] = []
+
+    def cell(rank: int) -> Any:
+        return lazy(lambda: loaded.append(rank))
+
+    for count, shown in ((10_000, "  0-9999: None"), (10_001, "  5000: … 1 values not loaded …")):
+        loaded.clear()
+        text = repr(ValueMesh.of(Extent.of(gpus=count), map(cell, range(count))))
+        assert shown in text.splitlines()
+        assert len(loaded) == 10_000
 
 
 def test_repr_stays_short() -> None:

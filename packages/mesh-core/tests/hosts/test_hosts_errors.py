@@ -288,7 +288,7 @@ def test_one_host_by_two_addresses(cluster: LocalCluster) -> None:
     assert "of this job already, and cannot be host" in str(error)
 
 
-@pytest.mark.parametrize("address", ["http://x:1", "b7", "b7:70000", ""])
+@pytest.mark.parametrize("address", ["http://x:1", "b7", "b7:65536", ""])
 def test_a_malformed_address_is_refused_where_it_is_given(cluster: LocalCluster, address: str) -> None:
     with pytest.raises(ValueError, match="is not an address: write"):
         attach_to_workers([*cluster.addresses, address], credentials=cluster.credentials)
@@ -305,9 +305,14 @@ def test_a_missing_folder_is_reported_as_missing(cluster: LocalCluster, tmp_path
 
 
 def test_an_invalid_time_to_wait(cluster: LocalCluster) -> None:
-    for timeout in (-1, "5", float("nan")):
+    for timeout in (-1e-300, "5", float("nan")):
         with pytest.raises(ValueError, match="timeout= must be a number of seconds"):
             attach_to_workers(cluster.addresses, credentials=cluster.credentials, timeout=timeout)  # type: ignore[arg-type]
+    for hold in (-1e-300, "5", float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="hold= must be a number of seconds"):
+            attach_to_workers(cluster.addresses, credentials=cluster.credentials, hold=hold)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="give listen= and how many to expect="):
+        attach_to_workers(listen="127.0.0.1:0", expect=0, credentials=cluster.credentials)
 
 
 def test_the_first_call_says_that_a_host_could_not_be_attached(cluster: LocalCluster, tmp_path: Path) -> None:

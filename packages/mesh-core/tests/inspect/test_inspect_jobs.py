@@ -249,6 +249,15 @@ def test_without_observers_there_is_no_cost(here: str) -> None:
     until(lambda: looks() == 0)
 
 
+@pytest.mark.parametrize("timeout", [0, 60])
+def test_a_question_may_take_up_to_a_minute(here: str, timeout: float) -> None:
+    guest = Wire(_places.connect(here))
+    guest.tell(do="snapshot", timeout=timeout)
+    heard = guest.hear(SOON)
+    assert heard is not None and heard[0].keys() == {"ok"}
+    guest.close()
+
+
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -260,7 +269,8 @@ def test_without_observers_there_is_no_cost(here: str) -> None:
         (b'{"do": ["describe"]}\n', "unknown question ['describe']"),
         (b'{"do": "stop"}\n', "unknown question 'stop'"),
         (b'{"do": "snapshot", "timeout": "long"}\n', "timeout must be between 0 and 60 seconds, got 'long'"),
-        (b'{"do": "snapshot", "timeout": 1e9}\n', "timeout must be between 0 and 60 seconds"),
+        (b'{"do": "snapshot", "timeout": 60.01}\n', "timeout must be between 0 and 60 seconds, got 60.01"),
+        (b'{"do": "snapshot", "timeout": -0.01}\n', "timeout must be between 0 and 60 seconds, got -0.01"),
         (b'{"do": "stacks", "mesh": 7}\n', "mesh must be the name of a mesh of processes, got 7"),
     ],
 )

@@ -392,6 +392,14 @@ def test_a_million(sizes: Any) -> None:
         this_host().spawn_procs(per_host=sizes)
 
 
+def test_the_size_is_refused_from_one_process_more_than_a_host_can_hold() -> None:
+    """The largest one gets as far as the next check."""
+    with pytest.raises(ValueError, match="'fork' or 'exec', got 'never'"):
+        this_host().spawn_procs(per_host={"a": 1000, "b": 100}, start="never")  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"100,001 processes .* are more than a host can hold"):
+        this_host().spawn_procs(per_host={"gpus": 100_001}, start="never")  # type: ignore[call-overload]
+
+
 def test_more_than_the_hard_limit_of_descriptors_allows(script: Any) -> None:
     run = script(
         """

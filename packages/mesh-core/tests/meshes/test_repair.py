@@ -568,6 +568,8 @@ def test_what_cannot_grow_or_shrink_says_why(procs: ProcMesh) -> None:
         procs.grow(gpus=0)
     with pytest.raises(ValueError, match=r"removing 4 would leave none; stop\(\) ends the whole mesh"):
         procs.shrink(gpus=4)
+    with pytest.raises(ValueError, match="gpus must be a whole number of at least 1, got 0"):
+        procs.shrink(gpus=0)
     with pytest.raises(ValueError, match="cannot grow a part of a mesh"):
         procs.slice(gpus=slice(0, 2)).grow(gpus=1)
     with (

@@ -483,7 +483,7 @@ def test_descriptors_are_frozen_and_checked():
         CommandPlugin(name="foo", api_version=1, create=dict, summary="a\nb")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["a", "shm", "one_for_one", "my-plugin2"])
+@pytest.mark.parametrize("name", ["a", "shm", "one_for_one", "my-plugin2", "x" * 64])
 def test_good_names(name):
     assert name_problem(name) is None
 

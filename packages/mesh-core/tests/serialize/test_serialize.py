@@ -121,6 +121,13 @@ def test_bytes_of_every_size_arrive_unchanged(kind: Any, size: int) -> None:
     assert result[0] is result[2]  # SER-1
 
 
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_bytes_travel_beside_the_stream_from_64_kib_on(kind: Any) -> None:
+    assert dumps([kind(65535)])[1] == []
+    (buffer,) = dumps([kind(65536)])[1]
+    assert buffer.nbytes == 65536
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_large_bytes_are_not_copied(kind: Any) -> None:
     """SER-3."""
@@ -162,6 +169,14 @@ def test_a_frame_that_ends_like_a_header_is_not_mistaken_for_one() -> None:
     for lead in range(9):
         value: list[Any] = ["x" * lead, *[trap] * 15_000, b"y" * 65536, trap, bytearray(65536)]
         assert arrive(value) == value
+
+
+def test_views_travel_beside_the_stream_from_16_kib_on() -> None:
+    assert OUT_OF_BAND_BYTES == 16 * 1024
+    for wrap in (memoryview, pickle.PickleBuffer):
+        assert dumps([wrap(bytearray(16 * 1024 - 1))])[1] == []
+        (buffer,) = dumps([wrap(bytearray(16 * 1024))])[1]
+        assert buffer.nbytes == 16 * 1024
 
 
 def test_memoryviews_arrive_as_memoryviews() -> None:
@@ -485,6 +500,33 @@ def test_what_cannot_be_sent_is_named(value: object, path: str) -> None:
     assert "send what it is made from" in str(error)
     assert isinstance(error, TypeError)
     assert isinstance(error, MeshError)
+
+
+def test_a_part_is_named_down_to_the_sixteenth_level() -> None:
+    def path(depth: int) -> str:
+        value: Any = threading.Lock()
+        for _ in range(depth):
+            value = [value]
+        with pytest.raises(SerializationError) as caught:
+            dumps(value, root="it")
+        return caught.value.path
+
+    assert path(16) == "it" + "[0]" * 16
+    assert path(17) == "it" + "[0]" * 16
+
+
+def test_the_search_ends_after_256_parts() -> None:
+    for before, path in ((255, "it[255]"), (256, "it")):
+        with pytest.raises(SerializationError) as caught:
+            dumps([*range(before), threading.Lock()], root="it")
+        assert caught.value.path == path
+
+
+def test_long_keys_are_cut_in_paths() -> None:
+    for key, shown in (("x" * 38, repr("x" * 38)), ("x" * 39, "'" + "x" * 36 + "...")):
+        with pytest.raises(SerializationError) as caught:
+            dumps({key: threading.Lock()}, root="it")
+        assert caught.value.path == f"it[{shown}]"
 
 
 def test_the_caller_says_what_the_root_is_called() -> None:

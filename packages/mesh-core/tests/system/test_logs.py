@@ -343,9 +343,12 @@ def test_output_that_is_not_streamed_is_kept_for_a_failure(capfd: pytest.Capture
     "options",
     [
         {"aggregate_window_sec": -1},
+        {"aggregate_window_sec": -1e-300},
+        {"aggregate_window_sec": 86_400.1},
         {"aggregate_window_sec": "3"},
         {"level": "LOUD"},
         {"level": -1},
+        {"level": 1001},
         {"level": True},
     ],
 )
@@ -354,6 +357,11 @@ def test_bad_options_are_refused(procs: ProcMesh, options: dict[str, Any]) -> No
         procs.logging_option(**options)
     with pytest.raises(ValueError, match="the script's"):
         this_proc().logging_option()
+
+
+@pytest.mark.parametrize(("window", "level"), [(0, 0), (86_400.0, 1000)])
+def test_the_least_and_the_largest_options(procs: ProcMesh, window: float, level: int) -> None:
+    procs.logging_option(aggregate_window_sec=window, level=level)
 
 
 def test_records_come_with_their_level(capfd: pytest.CaptureFixture[str]) -> None:
