@@ -62,14 +62,16 @@ def ended(script: Script) -> tuple[int, str, str]:
 
 
 def runs(command: str) -> bool:
-    """Whether a process whose arguments have this text is there."""
+    """Whether a process of this test whose arguments have this text is there."""
+    mine = f"XDG_RUNTIME_DIR={os.environ['XDG_RUNTIME_DIR']}".encode()
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and process.name != str(os.getpid()):
             try:
                 words = (process / "cmdline").read_bytes()
+                is_mine = mine in (process / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if command.encode() in words and b"mesh_core.cli" not in words:
+            if is_mine and command.encode() in words and b"mesh_core.cli" not in words:
                 return True
     return False
 
