@@ -63,9 +63,11 @@ def descriptors_to(folder: Path) -> list[str]:
 
 
 def runtime_files() -> set[str]:
-    """The sockets and files of this run's jobs. /dev/shm and /tmp have those of every other job on the machine too."""
-    own = os.environ.get("XDG_RUNTIME_DIR", "")
-    return {f"{at}/{name}" for at, _, names in os.walk(own) for name in names}
+    """The sockets and files of the jobs that this run has started. /dev/shm and /tmp have those of every other job too."""
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    # This process's own are there until `shutdown()`.
+    mine = f"/{os.getpid()}"
+    return {f"{at}/{name}" for at, _, names in os.walk(folder) if not at.endswith(mine) for name in names}
 
 
 class Traces:
