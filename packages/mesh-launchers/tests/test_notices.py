@@ -114,12 +114,12 @@ def test_without_a_grace_it_ends_at_once(tmp_path: Path) -> None:
 
 def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     """When the grace is over: by SIGINT, and SIGKILL."""
+    assert GRACE[0] in Path(_program.__file__).read_text()
 
     async def main() -> None:
         async with program(tmp_path, grace=0.1) as running:
             pid = running.process.pid
             assert pid is not None
-            assert GRACE[0] in Path(_program.__file__).read_text()
             os.kill(agent_of(pid), signal.SIGSTOP)
             os.kill(pid, signal.SIGTERM)
             assert await running.until("over") == -signal.SIGKILL
