@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -89,16 +90,15 @@ def run(cluster: Ray, text: str) -> Process:
     return cluster.script(BEGIN + "".join(f"    {line}\n" for line in text.splitlines()))
 
 
-def named(*words: str) -> list[int]:
-    """Return the processes, on all machines, whose arguments end with these."""
+def named(cluster: Ray, *words: str) -> list[int]:
+    """Return the processes, on all machines of the cluster, whose arguments end with these."""
+    end = "\0".join(["", *words, ""]).encode()
     found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                if (process / "cmdline").read_bytes().endswith("\0".join(["", *words, ""]).encode()):
-                    found.append(int(process.name))
-            except OSError:
-                continue
+    for host in cluster.network.hosts:
+        for pid in host.pids():
+            with contextlib.suppress(OSError):  # it has ended since
+                if Path(f"/proc/{pid}/cmdline").read_bytes().endswith(end):
+                    found.append(pid)
     return found
 
 
@@ -157,7 +157,7 @@ say("over")
         ).stdout.split()
         # That command's own.
         assert not [each for each in found if Path(each).exists() and "/run/ray" in each], host.name
-    agent = max(named("mesh-host", "lab-0"))
+    agent = max(named(cluster, "mesh-host", "lab-0"))
     os.kill(agent, signal.SIGKILL)
     assert script.stdin is not None
     script.stdin.write("\n")
@@ -285,13 +285,16 @@ input()
     assert heard(script) == "run"
     # The process of Ray's around the program.
     actor = int(
-        Path(f"/proc/{min(named('mesh-host', 'lab-0'))}/stat").read_text().rpartition(") ")[2].split()[1]
+        Path(f"/proc/{min(named(cluster, 'mesh-host', 'lab-0'))}/stat")
+        .read_text()
+        .rpartition(") ")[2]
+        .split()[1]
     )
     os.kill(actor, signal.SIGKILL)
     said = heard(script)
     assert said.startswith("lab-0 | The actor died"), said
-    wait_until(lambda: not named("mesh-host", "lab-0"), "a host has outlived its actor", LIMIT)
-    assert named("mesh-host", "lab-1")
+    wait_until(lambda: not named(cluster, "mesh-host", "lab-0"), "a host has outlived its actor", LIMIT)
+    assert named(cluster, "mesh-host", "lab-1")
     os.kill(keeper(cluster.folder / "jobs", "lab"), signal.SIGKILL)
     nothing_runs(cluster)
     script.kill()
@@ -306,9 +309,9 @@ input()
 def nothing_runs(cluster: Ray) -> None:
     """No host, and no process that keeps one."""
     hosts = [("mesh-host", f"{job}-{number}") for job in ("lab", "soon") for number in range(3)]
-    wait_until(lambda: not any(named(*each) for each in hosts), "hosts are there", LIMIT)
+    wait_until(lambda: not any(named(cluster, *each) for each in hosts), "hosts are there", LIMIT)
     drivers = [("mesh_launchers._ray_driver", job) for job in ("lab", "soon")]
-    wait_until(lambda: not any(named(*each) for each in drivers), "drivers are there", LIMIT)
+    wait_until(lambda: not any(named(cluster, *each) for each in drivers), "drivers are there", LIMIT)
     # What a killed keeper has left is removed by whoever launches, or looks, next.
     script = run(cluster, "say(jobs())")
     assert heard(script) == "[]"

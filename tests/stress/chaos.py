@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leftovers import TOKEN, Before, growth, resident
+from leftovers import TOKEN, Before, growth, resident, runtime_folder
 
 from mesh_core import (
     Actor,
@@ -639,7 +639,7 @@ def main() -> int:
     rounds = told = 0
     end = time.monotonic() + options.seconds
     print(f"seed {seed}, {options.seconds:.0f} s", flush=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, runtime_folder():
         try:
             while rounds == 0 or time.monotonic() < end - 0.5 * options.round:
                 length = min(options.round, max(1.0, end - time.monotonic()))

@@ -1,4 +1,4 @@
-"""What a run leaves behind: processes, threads, descriptors, shared memory."""
+"""What a run leaves behind: processes, threads, descriptors, files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import collections
 import faulthandler
 import gc
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,9 +75,16 @@ def growth(sizes: list[int]) -> int:
     return min(sizes[half:]) - max(sizes[:half]) if len(sizes) >= 8 else 0
 
 
-def _shm() -> set[str]:
-    # Other programs come and go there too.
-    return {entry.name for entry in Path("/dev/shm").iterdir() if "mesh" in entry.name}
+@contextmanager
+def runtime_folder() -> Iterator[None]:
+    """Have the run's files in a folder of its own; where they lie otherwise, those of other jobs come and go too."""
+    with tempfile.TemporaryDirectory(prefix="mesh-run-") as folder:
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        yield
+
+
+def _files() -> set[str]:
+    return {f"{at}/{name}" for at, _, names in os.walk(os.environ["XDG_RUNTIME_DIR"]) for name in names}
 
 
 def eventually(condition: Callable[[], Any], limit: float = 5.0) -> Any:
@@ -96,13 +105,13 @@ class Before:
 
     descriptors: dict[str, str]
     threads: int
-    shm: set[str]
+    files: set[str]
     mark: str
 
     @classmethod
     def now(cls, mark: str) -> Before:
         gc.collect()
-        return cls(_descriptors(), _tasks(), _shm(), mark)
+        return cls(_descriptors(), _tasks(), _files(), mark)
 
     def leftovers(self) -> list[str]:
         """What there is now that there was not."""
@@ -119,6 +128,6 @@ class Before:
         if len(now) > len(self.descriptors):
             extra = collections.Counter(now.values()) - collections.Counter(self.descriptors.values())
             found.append(f"{len(now) - len(self.descriptors)} descriptors {dict(extra)}")
-        if left := _shm() - self.shm:
-            found.append(f"shared memory {sorted(left)}")
+        if left := _files() - self.files:
+            found.append(f"files {sorted(left)}")
         return found

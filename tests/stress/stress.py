@@ -27,7 +27,7 @@ from typing import Any
 
 from calls import Caller
 from harm import Vandal
-from leftovers import TOKEN, Before, growth, resident
+from leftovers import TOKEN, Before, growth, resident, runtime_folder
 from world import LIMIT, NAMED, STOP, Violation, World
 
 from mesh_core import MeshError, configure, set_fault_handler, shutdown
@@ -185,4 +185,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with runtime_folder():
+        sys.exit(main())

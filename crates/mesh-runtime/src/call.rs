@@ -171,7 +171,17 @@ impl Call {
 
     /// Makes the call note when it completes.
     pub fn keep_time(&self) {
+        // It has been sent, and may have been answered since: then it completed just now.
+        let _state = self.lock();
         self.timed.store(true, Ordering::Relaxed);
+        if self.done.load(Ordering::SeqCst) {
+            self.note_time();
+        }
+    }
+
+    fn note_time(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.finished.store(u64::try_from(now.as_nanos()).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// When it completed, if [`Call::keep_time`] was called before.
@@ -323,8 +333,7 @@ impl Call {
             }
             finish(&mut state);
             if self.timed.load(Ordering::Relaxed) {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                self.finished.store(u64::try_from(now.as_nanos()).unwrap_or(0), Ordering::Relaxed);
+                self.note_time();
             }
             self.done.store(true, Ordering::SeqCst);
         }

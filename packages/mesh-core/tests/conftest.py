@@ -161,6 +161,12 @@ def runtime() -> Iterator[None]:
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scripts that this test starts do not wait for long for what does not stop."""
+    monkeypatch.setenv("MESH_STOP_TIMEOUT", "0.5")
+
+
+@pytest.fixture
 def fault_tolerant() -> Iterator[None]:
     """What nobody has handled is nothing to stop for: without a handler the next call that waits would raise it."""
     before = set_fault_handler(lambda failure: None)

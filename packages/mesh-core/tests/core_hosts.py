@@ -6,9 +6,11 @@ import contextlib
 import gc
 import inspect
 import math
+import random
 import socket
 import threading
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
 
@@ -75,6 +77,15 @@ def over_hosts(module: ModuleType, *, but: Collection[str] = ()) -> dict[str, An
         and shared & set(inspect.signature(value).parameters)
     }
     return {**fixtures, **tests}
+
+
+def free_address() -> str:
+    """Return one that nobody has, with a port that the kernel gives to nobody who wants any."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.SystemRandom().randrange(given // 2, given)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return f"127.0.0.1:{port}"
 
 
 def end_job(cluster: LocalCluster) -> None:

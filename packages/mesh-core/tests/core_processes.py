@@ -64,6 +64,14 @@ def descriptors_to(folder: Path) -> list[str]:
     return found
 
 
+def runtime_files() -> set[str]:
+    """The sockets and files of the jobs that this run has started. /dev/shm and /tmp have those of every other job too."""
+    folder = os.environ.get("XDG_RUNTIME_DIR", "")
+    # This process's own are there until `shutdown()`.
+    mine = f"/{os.getpid()}"
+    return {f"{at}/{name}" for at, _, names in os.walk(folder) if not at.endswith(mine) for name in names}
+
+
 class Traces:
     """What this process has, at one moment."""
 
@@ -77,8 +85,7 @@ class Traces:
         }
         self.threads = {thread.name for thread in threading.enumerate()}
         self.descriptors = descriptors()
-        # Other programs have theirs there too.
-        self.files = {path.name for path in Path("/dev/shm").glob("*mesh*")}
+        self.files = runtime_files()
 
     def left_since(self, before: Traces) -> str:
         """What is here that was not; empty if all is tidy."""
@@ -92,7 +99,7 @@ class Traces:
         if len(self.descriptors) > allowed:
             complaints.append(f"descriptors: {before.descriptors} became {self.descriptors}")
         if extra_files := self.files - before.files:
-            complaints.append(f"files in /dev/shm: {sorted(extra_files)}")
+            complaints.append(f"files in the runtime folder: {sorted(extra_files)}")
         return "; ".join(complaints)
 
 

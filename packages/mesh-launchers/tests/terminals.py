@@ -21,7 +21,9 @@ _TAKE = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); o
 class InTerminal:
     """A `mesh` command that runs in a terminal of its own."""
 
-    def __init__(self, *arguments: str, size: tuple[int, int] = (24, 80)) -> None:
+    def __init__(
+        self, *arguments: str, size: tuple[int, int] = (24, 80), env: dict[str, str] | None = None
+    ) -> None:
         self._main, side = pty.openpty()
         self.resize(*size)
         self.before = termios.tcgetattr(side)
@@ -34,6 +36,7 @@ class InTerminal:
             stdout=side,
             stderr=side,
             start_new_session=True,
+            env=env,
         )
 
     def resize(self, rows: int, columns: int) -> None:

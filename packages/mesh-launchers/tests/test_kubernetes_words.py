@@ -239,7 +239,7 @@ def test_the_probe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
     credentials = Credentials.new(tmp_path / "credentials")
-    return Place("lab", tmp_path, credentials.host_path, 5.0, print)
+    return Place("lab", tmp_path, credentials.host_path, 3.0, print)
 
 
 def started(place: Place, *before: str) -> subprocess.Popen[str]:

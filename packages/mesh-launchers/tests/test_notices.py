@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 
 from mesh_core import Credentials
-from mesh_launchers import HostSpec, Place
+from mesh_launchers import HostSpec, Place, _program
 from mesh_launchers._host import HostProcess, command, told
 
 pytestmark = pytest.mark.slow
 LIMIT = 30.0
+GRACE = "\nGRACE_S = 8.0\n", "\nGRACE_S = 1.0\n"
+"""An agent that does not end is killed sooner here."""
 
 
 class Program:
@@ -52,7 +54,8 @@ async def program(folder: Path, grace: float) -> AsyncIterator[Program]:
     place = Place("lab", folder, credentials.host_path, 600.0, lambda _: None)
     running = Program(folder)
     line = told(place, [HostSpec(0, "lab-0")], grace=grace, address="127.0.0.1:0")
-    await running.process.start(command(sys.executable, "lab"), line)
+    words = [part.replace(*GRACE) for part in command(sys.executable, "lab")]
+    await running.process.start(words, line)
     try:
         await running.until("address")
         await running.wrote("listens at")
@@ -111,6 +114,7 @@ def test_without_a_grace_it_ends_at_once(tmp_path: Path) -> None:
 
 def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     """When the grace is over: by SIGINT, and SIGKILL."""
+    assert GRACE[0] in Path(_program.__file__).read_text()
 
     async def main() -> None:
         async with program(tmp_path, grace=0.1) as running:

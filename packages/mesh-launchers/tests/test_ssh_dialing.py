@@ -18,7 +18,7 @@ from launched import LIMIT, until
 from sshd import SSHD, Servers, free_port
 from terminals import InTerminal
 from test_launcher_commands import mesh
-from test_visits import runs
+from test_visits import quick_to_be_missed, runs
 
 from mesh_core import HostMesh
 from mesh_launchers import Job, LaunchError, Phase, attach_job, launch
@@ -87,6 +87,7 @@ def begun(*words: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=quick_to_be_missed(),
     )
     assert running.stdout is not None
     assert running.stdout.readline(), running.communicate()[1]

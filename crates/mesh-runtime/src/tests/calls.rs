@@ -33,6 +33,24 @@ fn ended() -> Arc<Ended> {
 }
 
 #[test]
+fn a_call_has_its_time_also_if_the_reply_is_quicker_than_the_one_who_asks_for_it() {
+    let reactor = Reactor::new().unwrap();
+    let calls = Calls::default();
+    for late in [false, true] {
+        let call = calls.open(Target::One(ProcAddr { mesh: 7, rank: 0, host: 0 }), false);
+        if !late {
+            call.keep_time();
+        }
+        calls.on_outcome(&reactor, call.id, 0, Outcome::Replied(Arc::new(message(call.id))));
+        if late {
+            assert!(call.finished().is_none());
+            call.keep_time();
+        }
+        assert!(call.finished().is_some());
+    }
+}
+
+#[test]
 fn a_call_completes_once_whoever_races() {
     let reactor = Reactor::new().unwrap();
     let calls = Calls::default();

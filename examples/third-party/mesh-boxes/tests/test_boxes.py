@@ -36,13 +36,16 @@ class TestBoxes(LauncherConformance):
 
     def kill(self, host: HostSpec) -> bool:
         """Kill the sandbox, with all that is in it."""
+        # Another run on this machine has hosts of the same names.
+        mine = f"MESH_JOBS={os.environ['MESH_JOBS']}".encode()
         for process in Path("/proc").iterdir():
             if process.name.isdigit():
                 try:
                     words = (process / "cmdline").read_bytes().split(b"\0")
+                    is_mine = mine in (process / "environ").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                if words[0] == b"bwrap" and host.name.encode() in words:
+                if is_mine and words[0] == b"bwrap" and host.name.encode() in words:
                     os.kill(int(process.name), signal.SIGKILL)
                     return True
         return False

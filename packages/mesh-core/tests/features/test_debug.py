@@ -677,6 +677,7 @@ def test_breakpoint_without_a_socket_folder_is_reported_and_skipped(script: Any,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_sockets_are_removed_with_the_job(trainers: Script, folder: Path) -> None:
     """Stopped workers are killed when the script ends, and leave nothing behind."""
     assert sockets(folder)

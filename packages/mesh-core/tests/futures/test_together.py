@@ -25,6 +25,7 @@ from mesh_core import (
     Promise,
     SupervisionError,
     as_completed,
+    configured,
     current_rank,
     endpoint,
     gather,
@@ -364,7 +365,8 @@ class Mortal(Actor):
 
 @pytest.mark.usefixtures("fault_tolerant")
 def test_a_dead_rank_is_done() -> None:
-    with this_host().spawn_procs({"gpus": 2}) as two:
+    # The other rank never stops by itself.
+    with configured(stop_timeout=0.5), this_host().spawn_procs({"gpus": 2}) as two:
         call = two.spawn("mortal", Mortal).work.call()
         (a,) = promises(1)
         done, pending = wait([a.future, call], count=1, timeout=SOON)

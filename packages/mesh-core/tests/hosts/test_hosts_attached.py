@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
-from core_hosts import cluster, end_job  # noqa: F401 - a fixture
+from core_hosts import cluster, end_job, free_address  # noqa: F401 - a fixture
 from core_owners import Told
 from core_processes import Watch
 from hosts_samples import SOON, Member
@@ -32,15 +28,6 @@ def job(cluster: LocalCluster) -> Iterator[None]:  # noqa: F811
     shutdown()
     yield
     end_job(cluster)
-
-
-def free_address() -> str:
-    """Return one that nobody has, with a port that the kernel gives to nobody who wants any."""
-    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    while True:
-        port = random.SystemRandom().randrange(given // 2, given)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return f"127.0.0.1:{port}"
 
 
 def agent(cluster: LocalCluster, *options: str) -> subprocess.Popen[str]:  # noqa: F811

@@ -68,7 +68,8 @@ def test_some_hosts_are_released_and_the_others_continue(
     pids += [pid for _, pid in only.where.call().get(timeout=SOON).values()]
     watch = Watch(pids)
     waiting = members.slice(hosts=1, gpus=0).block.call_one()
-    hosts.detach(hosts.slice(hosts=1)).get(timeout=SOON)
+    with configured(stop_timeout=2.0):
+        hosts.detach(hosts.slice(hosts=1)).get(timeout=SOON)
     assert watch.wait() == []
     # The one that blocks was killed; the other stopped in order.
     assert lines(tmp_path / "down") == ["clean"]

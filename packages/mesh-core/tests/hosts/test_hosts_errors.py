@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from core_hosts import free_address
 
 import mesh_core
 from mesh_core import (
@@ -51,8 +52,7 @@ def refusal(workers: list[str], credentials: str | Path) -> BaseException:
 
 
 def test_an_address_where_nobody_listens(cluster: LocalCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     error = refusal([*cluster.addresses, address], cluster.credentials)
     assert type(error) is SpawnError
     assert str(error) == (
@@ -108,8 +108,7 @@ def test_a_folder_is_the_same_one_by_any_path(cluster: LocalCluster, tmp_path: P
 def test_hosts_dial_one_address_for_several_attachments(
     cluster: LocalCluster, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     first = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
     second = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
     agents = []
@@ -133,8 +132,7 @@ def test_hosts_dial_one_address_for_several_attachments(
 
 
 def test_a_spawn_before_hosts_have_dialed_spoils_nothing_but_itself(cluster: LocalCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     hosts = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
     early = hosts.spawn_procs().initialized.exception(timeout=30)
     assert isinstance(early, SpawnError)
@@ -316,8 +314,7 @@ def test_an_invalid_time_to_wait(cluster: LocalCluster) -> None:
 
 
 def test_the_first_call_says_that_a_host_could_not_be_attached(cluster: LocalCluster, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     late = attach_to_workers([address], credentials=cluster.credentials, timeout=0).spawn_procs()
     mesh = late.spawn("late", Late)
     with pytest.raises(SpawnError, match=r"was never started: .*no `mesh host` listens there") as nobody:
@@ -346,8 +343,7 @@ class Neighbour(Actor):
 
 
 def test_hosts_that_dialed_out_reach_one_another(cluster: LocalCluster) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     code = (
         "import sys; from mesh_core import run_worker_loop_forever; "
         "run_worker_loop_forever(dial=sys.argv[1], credentials=sys.argv[2])"

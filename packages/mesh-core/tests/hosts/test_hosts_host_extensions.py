@@ -211,7 +211,8 @@ from mesh_core.extensions import install
 
 if __name__ == "__main__":
     store = install(Store)
-    hosts = attach_to_workers(sys.argv[2:], credentials=sys.argv[1])
+    # A short one: hosts miss a script that was killed after this time.
+    hosts = attach_to_workers(sys.argv[2:], credentials=sys.argv[1], heartbeat_timeout=3)
     store.install_on(hosts).get(timeout=60)
     print(*(proc.pid for proc in store.call(hosts, "who").get(timeout=30).values()), flush=True)
     for line in sys.stdin:

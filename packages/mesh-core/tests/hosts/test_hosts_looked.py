@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from core_hosts import Wire, cluster, end_job  # noqa: F401 - a fixture
+from core_hosts import Wire, cluster, end_job, free_address  # noqa: F401 - a fixture
 from core_processes import Watch, family
 
 from mesh_core import (
@@ -164,8 +164,7 @@ def test_a_host_that_others_relay_for(cluster: LocalCluster, observer: Path) -> 
 
 def test_a_controller_that_hosts_dial(cluster: LocalCluster, observer: Path) -> None:  # noqa: F811
     shutdown()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = free_address()
     hosts = attach_to_workers(listen=address, expect=1, credentials=cluster.credentials)
     command = [sys.executable, "-m", "mesh_core.cli", "host", "--dial", address]
     command += ["--credentials", f"{cluster.credentials}/host", "--name", "inside"]
