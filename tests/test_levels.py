@@ -9,6 +9,8 @@ import levels
 
 ALL = {*(f"test_repeats[{n}]" for n in range(9)), "test_another"}
 
+SAMPLED = pytest.mark.sampled(4)
+
 
 class Item(SimpleNamespace):
     __hash__ = object.__hash__
@@ -20,7 +22,7 @@ def item(name, mark):
         nodeid=f"here/test_it.py::{name}",
         name=name,
         originalname=name.partition("[")[0],
-        get_closest_marker=lambda _: mark,
+        get_closest_marker=lambda name: mark if name == "sampled" else None,
     )
 
 
@@ -28,7 +30,7 @@ def item(name, mark):
 def collected(monkeypatch):
     """What a run keeps of what it has collected, by the names of its tests."""
 
-    def collect(*arguments, level, seed="0", mark=pytest.mark.sampled(4)):
+    def collect(*arguments, level, seed="0", mark=SAMPLED):
         monkeypatch.setenv(levels.LEVEL, level)
         monkeypatch.setenv(levels.SEED, seed)
         left = []

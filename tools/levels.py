@@ -71,9 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     named = [_without_folder(argument) for argument in config.args if "::" in argument]
     groups = defaultdict[tuple[Path, str, int], list[pytest.Item]](list)
     for item in items:
-        if (mark := item.get_closest_marker("sampled")) and not (
-            level() == "full" and mark.kwargs.get("full")
-        ):
+        mark = item.get_closest_marker("sampled")
+        # A draw of what a quick run leaves out anyway would be lost.
+        if mark and not (mark.kwargs.get("full") if level() == "full" else item.get_closest_marker("full")):
             function = "" if mark.kwargs.get("of") == "file" else getattr(item, "originalname", item.name)
             groups[item.path, function, mark.args[0]].append(item)
     left = set[pytest.Item]()

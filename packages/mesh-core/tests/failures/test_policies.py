@@ -451,6 +451,7 @@ RailPlugin(name="fast", api_version=1, create=dict, probe=other)
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_policies_and_kinds_are_typed(tmp_path: Any) -> None:
     program = tmp_path / "program.py"

@@ -314,6 +314,7 @@ def hear(call: Any) -> None:
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [
@@ -368,6 +369,7 @@ def test_how_a_script_ends(script: Callable[..., Script], body: str, status: int
         assert "handled this failure" not in errors
 
 
+@pytest.mark.full
 def test_a_failure_caught_by_an_actor_in_the_scripts_process_is_passed_on(
     script: Callable[..., Script],
 ) -> None:

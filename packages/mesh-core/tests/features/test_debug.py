@@ -23,7 +23,7 @@ from mesh_core._features.debug.client import Stop
 from mesh_core._features.debug.selection import Selection, names
 from mesh_core.cli import main
 
-pytestmark = pytest.mark.python
+pytestmark = [pytest.mark.python, pytest.mark.sampled(2, of="file", full=True)]
 
 TRAINERS = """
 from mesh_core import Actor, current_rank, endpoint, this_host
@@ -365,6 +365,7 @@ def test_stepping_out_of_the_endpoint_continues_it(script: Any) -> None:
     assert run.line() == "2"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_coroutines_and_constructors(script: Any) -> None:
     run = script(
@@ -609,6 +610,7 @@ def test_several_in_one_process(script: Any, folder: Path) -> None:
     assert not debugged(folder)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_breakpoints_in_odd_places(script: Any) -> None:
     run = script(
@@ -676,6 +678,7 @@ def test_breakpoint_without_a_socket_folder_is_reported_and_skipped(script: Any,
     assert "breakpoint skipped, because nobody could attach to it" in err
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_sockets_are_removed_with_the_job(trainers: Script, folder: Path) -> None:
     """Stopped workers are killed when the script ends, and leave nothing behind."""

@@ -352,6 +352,7 @@ def test_classes_that_cannot_be_changed_in_place_are_named(importable: Path, wor
     ]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_stuck_process_delays_no_sync(importable: Path) -> None:
     with this_host().spawn_procs(name="stuck") as procs:

@@ -119,6 +119,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_ending(ended: Any, ending: str) -> None:
     source, status, said = ENDINGS[ending]
@@ -270,6 +271,7 @@ def test_a_thread_that_outlives_the_main_one(ended: Any) -> None:
     assert (done.status, done.err, done.lines) == (0, "", ["end", "[2, 2]"])
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("swallow", [False, True], ids=["plain", "swallowing errors"])
 @pytest.mark.parametrize("seed", range(3))
 def test_daemon_threads_that_never_stop_calling(ended: Any, swallow: bool, seed: int) -> None:
@@ -474,6 +476,7 @@ def test_children_of_multiprocessing(script: Any, method: str) -> None:
 # Signals.
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_workers_too(script: Any, number: int) -> None:
     # Whoever runs the tests may ignore SIGHUP, which is inherited.
@@ -627,6 +630,7 @@ def end_of_swallowed(victim: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("pause", [0.05, 0.0002])
 @pytest.mark.parametrize("seed", range(10))
 def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
