@@ -362,6 +362,7 @@ class Mortal(Actor):
         threading.Event().wait()
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("fault_tolerant")
 def test_a_dead_rank_is_done() -> None:
     with this_host().spawn_procs({"gpus": 2}) as two:
