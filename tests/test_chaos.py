@@ -1,15 +1,15 @@
 """A short run of random kills; a release gets a long one: `python tests/stress/chaos.py --seconds 600`."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from levels import by_level
+
 CHAOS = Path(__file__).parent / "stress" / "chaos.py"
-# All of it with `./dev test --all`.
-SECONDS = "60" if os.environ.get("MESH_TEST_ALL") else "8"
+SECONDS = by_level(quick="2", full="8", everything="60")
 
 
 @pytest.mark.slow

@@ -52,6 +52,7 @@ def assert_all_end(mark):
                 os.close(ended)
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", [*SIGNALS, "raise", "exit", "return"])
 @pytest.mark.parametrize("seed", range(5))

@@ -30,9 +30,14 @@ def run_demo(**env: str) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def output() -> str:
+    """What it prints, also when it has ended long ago."""
+    return run_demo()
+
+
 @pytest.mark.slow
-def test_demo_trains_loses_a_process_and_gets_it_back():
-    output = run_demo()
+def test_demo_trains_loses_a_process_and_gets_it_back(output: str):
     losses = [float(loss) for loss in re.findall(r"step +\d+/\d+ .* loss (\S+) on \d ranks", output)]
     assert len(losses) == 10
     assert losses[-1] < losses[0] / 5
@@ -59,8 +64,7 @@ def test_demo_trains_loses_a_process_and_gets_it_back():
 
 
 @pytest.mark.slow
-def test_demo_draws_the_mesh_and_leaves_no_process():
-    output = run_demo()
+def test_demo_draws_the_mesh_and_leaves_no_process(output: str):
     boxes, states = (
         [line for line in output.splitlines() if "│" in line and word in line] for word in ("pid", "o up")
     )
@@ -75,6 +79,7 @@ def test_demo_draws_the_mesh_and_leaves_no_process():
             os.kill(pid, 0)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_demo_draws_in_ascii_where_the_terminal_knows_nothing_else():
     output = run_demo(PYTHONIOENCODING="ascii")

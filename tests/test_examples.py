@@ -69,7 +69,12 @@ def cluster() -> Iterator[LocalCluster]:
         yield cluster
 
 
-@pytest.fixture(params=["one host", "three hosts"])
+# Quick runs draw a few of those that only change where they run, and of those that take PyTorch its seconds.
+ELSEWHERE_TOO = pytest.param("three hosts", marks=pytest.mark.sampled(3, of="file", full=True))
+long = pytest.mark.sampled(10, of="file", full=True)
+
+
+@pytest.fixture(params=["one host", ELSEWHERE_TOO])
 def run_example(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Runs an example as it is; or with the one line changed that names its hosts."""
     if request.param == "one host":
@@ -275,6 +280,7 @@ def test_supervision(run_example: Run):
     assert re.fullmatch(r"added up \d+ blocks, and the sum is right", added_up)
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the ranks train with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 def test_ddp(run_example: Run):
@@ -287,6 +293,7 @@ def test_ddp(run_example: Run):
     assert agree == "the losses agree: True"
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the ranks train with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 def test_healed_training(run_example: Run):
@@ -298,6 +305,7 @@ def test_healed_training(run_example: Run):
     assert lines[-1] == "the losses are the same: True"
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 @pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
@@ -311,6 +319,7 @@ def test_global_transformer(run_example: Run):
     assert float(losses[-1][0]) < float(losses[0][0])
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 @pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
@@ -325,6 +334,7 @@ def test_captured_training(run_example: Run):
     ]
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 @pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
@@ -334,6 +344,7 @@ def test_tensor_streams(run_example: Run):
     assert len(output) == 3
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 @pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
@@ -345,6 +356,7 @@ def test_tensor_pipeline(run_example: Run):
     assert float(losses[-1][0]) < float(losses[0][0])
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 @pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far
@@ -360,6 +372,7 @@ def test_tensor_grpo(run_example: Run):
     assert rewards[-1] > 0.8
 
 
+@long
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mesh computes with PyTorch")
 @pytest.mark.timeout(180)  # importing PyTorch takes a busy machine its time
 @pytest.mark.parametrize("run_example", ["one host"], indirect=True)  # collectives stay on one host so far

@@ -103,6 +103,10 @@ def acquaint(rank):
     wait_until(both_came)
 
 
+# A quick run has half of them.
+pytestmark = pytest.mark.sampled(2, of="file", full=True)
+
+
 @pytest.fixture(scope="module")
 def hosts():
     with LocalCluster(hosts=2) as cluster:

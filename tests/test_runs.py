@@ -129,6 +129,7 @@ def test_pytest_leaves_what_failed_and_how_to_run_it_again(tmp_path):
     assert len(list(read_all(tmp_path / "run"))) == 1, "running again leaves no record"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_worker_that_crashes_costs_its_test_and_not_the_run(tmp_path):

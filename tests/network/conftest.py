@@ -21,6 +21,10 @@ collect_ignore_glob = ["programs/*"]
 MARK = "NETWORK_TEST"
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.full)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("network") and (reason := missing()):
         pytest.skip(reason)

@@ -1,6 +1,5 @@
 """Five hosts under load while their network misbehaves, and a gateway under a flood of garbage."""
 
-import os
 import random
 import threading
 import time
@@ -11,10 +10,12 @@ from agents import PORT, Site
 from garbage import flood
 from relay import Relay
 
+from levels import by_level
+
 pytestmark = [pytest.mark.network, pytest.mark.slow]
 
 SEED = 4
-FAULTS = 40 if os.environ.get("MESH_TEST_ALL") else 10
+FAULTS = by_level(quick=10, full=10, everything=40)
 WINDOW = 5.0
 LONGEST = 1.0
 """A fault's length. TCP looks again at twice the time that it has lost: silence is half of the window, at most."""

@@ -258,6 +258,7 @@ def test_a_job_that_is_not_kept_ends_with_its_script(tmp_path: Path, jobs_folder
     script.process.communicate()
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_script_that_is_killed_at_any_moment(tmp_path: Path, jobs_folder: Path, seed: int) -> None:
     """KPR-1, KPR-3, HST-2."""
@@ -294,6 +295,7 @@ def test_a_job_that_is_not_kept_cannot_be_detached() -> None:
         job.wait(timeout=LIMIT).detach()
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_death_of_the_keeper_ends_the_hosts(jobs_folder: Path, number: int) -> None:
     """KPR-1, HST-2, FLD-1."""

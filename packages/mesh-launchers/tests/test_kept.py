@@ -18,7 +18,7 @@ from mesh_core import MeshError, SupervisionError, set_fault_handler, shutdown, 
 from mesh_launchers import JobExists, JobNotFound, LaunchError, attach_job, jobs, launch
 from mesh_launchers._folder import LINK, JobFolder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2, of="file", full=True)]
 
 FIRST = f"""
     import sys

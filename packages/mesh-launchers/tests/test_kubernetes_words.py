@@ -255,6 +255,7 @@ def started(place: Place, *before: str) -> subprocess.Popen[str]:
     return host
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_host_without_standard_input_ends_when_its_file_stays_as_it_is(place: Place) -> None:
     with started(place) as host:

@@ -89,6 +89,7 @@ def test_run_says_what_is_wrong(script: str, arguments: list[str], says: str) ->
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_run_that_is_ended_leaves_nothing(script: str, number: int) -> None:
     run = subprocess.Popen(
@@ -108,6 +109,7 @@ def test_run_that_is_ended_leaves_nothing(script: str, number: int) -> None:
     until(lambda: jobs() == [], "the job ends")
 
 
+@pytest.mark.full
 def test_jobs_logs_scale_and_stop(tmp_path: Path) -> None:
     assert mesh("jobs").stdout == "no jobs\n"
     script = Script(tmp_path, KEPT)
@@ -143,6 +145,7 @@ def test_jobs_logs_scale_and_stop(tmp_path: Path) -> None:
     assert gone.returncode != 0 and "no job 'kept' runs here" in gone.stderr
 
 
+@pytest.mark.full
 def test_exec_runs_a_command_on_all_hosts(tmp_path: Path) -> None:
     script = Script(tmp_path, KEPT)
     script.heard()

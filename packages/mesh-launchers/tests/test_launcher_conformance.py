@@ -38,6 +38,7 @@ class TestLocal(LauncherConformance):
         return kill_host(host.name)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     SSHD is None or shutil.which("ssh") is None, reason="there is no sshd: apt install openssh-server"
 )

@@ -112,6 +112,7 @@ def test_without_a_grace_it_ends_at_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.full
 def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     """When the grace is over: by SIGINT, and SIGKILL."""
     assert GRACE[0] in Path(_program.__file__).read_text()

@@ -21,6 +21,7 @@ from mesh_launchers._host import command, told
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", ["60s", "2s"])
 def test_what_runs_on_kept_hosts_is_there_when_the_machine_has_woken(
     tmp_path: Path, jobs_folder: Path, keep: str

@@ -19,6 +19,7 @@ from mesh_launchers import LaunchError, Phase, launch
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.full,
     pytest.mark.usefixtures("failures"),
     pytest.mark.skipif(
         SSHD is None or shutil.which("ssh") is None, reason="there is no sshd: apt install openssh-server"

@@ -105,6 +105,7 @@ def script(tmp_path: Path) -> Iterator[Script]:
     assert ended(script)[:2] == (0, "")
 
 
+@pytest.mark.full
 def test_exec_while_a_script_has_the_job(tmp_path: Path) -> None:
     """VST-1. The hosts need no mesh-launchers."""
     (tmp_path / "site" / "mesh_launchers").mkdir(parents=True)
@@ -125,6 +126,7 @@ def test_exec_while_a_script_has_the_job(tmp_path: Path) -> None:
     assert ended(script)[:2] == (0, "")
 
 
+@pytest.mark.full
 def test_a_host_that_is_lost_is_left_out(script: Script) -> None:
     running = subprocess.Popen(
         [sys.executable, "-m", "mesh_core.cli", "exec", "held", "--", "sh", "-c", "echo $PPID; sleep 4242"],
@@ -151,6 +153,7 @@ def test_a_host_that_is_lost_is_left_out(script: Script) -> None:
     until(lambda: not runs("sleep 4242"), "the command ends")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("heeds", [True, False])
 def test_ctrl_c_ends_remote_commands(script: Script, heeds: bool) -> None:
     trap = "trap 'echo caught; exit 0' INT" if heeds else "trap '' INT"
@@ -173,6 +176,7 @@ def test_ctrl_c_ends_remote_commands(script: Script, heeds: bool) -> None:
     assert still_has_its_job(script)
 
 
+@pytest.mark.full
 def test_exec_that_is_killed_leaves_nothing(script: Script) -> None:
     """VST-1."""
     running = subprocess.Popen(
@@ -194,6 +198,7 @@ def test_exec_that_is_killed_leaves_nothing(script: Script) -> None:
     assert still_has_its_job(script)
 
 
+@pytest.mark.full
 def test_the_end_of_the_job_is_reported(tmp_path: Path) -> None:
     script = held(tmp_path)
     running = subprocess.Popen(
@@ -216,6 +221,7 @@ def test_the_end_of_the_job_is_reported(tmp_path: Path) -> None:
     until(lambda: not runs("sleep 4545"), "the commands end")
 
 
+@pytest.mark.full
 def test_a_kept_job_does_not_expire_while_it_is_visited(tmp_path: Path, jobs_folder: Path) -> None:
     script = held(tmp_path, "keep='3s'")
     go = tmp_path / "go"
@@ -328,6 +334,7 @@ def test_a_python_and_a_command_in_a_terminal(script: Script, terminal: list[InT
     assert "/nowhere/program: No such file or directory" in missing.shown
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("plain_shell")
 @pytest.mark.parametrize("how", ["is left", "is killed", "loses its host"])
 def test_a_shell_that_does_not_end_by_itself(tmp_path: Path, terminal: list[InTerminal], how: str) -> None:

@@ -28,6 +28,7 @@ def own_address():
         return asked.getsockname()[0]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_suite_passes_encrypted(tmp_path):
     job = Credentials.new(tmp_path / "job")

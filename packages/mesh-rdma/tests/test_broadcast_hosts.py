@@ -26,6 +26,7 @@ class Rank(Actor):
         return hashlib.sha256(self.memory).hexdigest()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_sixteen_ranks_on_two_hosts_get_and_give_the_bytes():
     data = random.Random(16).randbytes(9_000_001)

@@ -104,6 +104,7 @@ class Run:
             each.end()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.timeout(60 + READS / 50)
 @pytest.mark.parametrize("seed", [7])

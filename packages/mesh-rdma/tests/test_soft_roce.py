@@ -18,7 +18,7 @@ PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 LIMIT = 900
 """Seconds for all of them, which take about seventy of one processor."""
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * LIMIT)]
+pytestmark = [pytest.mark.slow, pytest.mark.full, pytest.mark.timeout(2 * LIMIT)]
 
 
 def missing():

@@ -62,6 +62,7 @@ def conforms(folder, environment, *arguments):
 
 @wheel
 @pytest.mark.slow
+@pytest.mark.sampled(2, full=True)
 @pytest.mark.parametrize("tls", ONE_BY_ONE)
 def test_passes_the_suite_with_the_wheel(tls, tmp_path):
     """UCX-2: forged handles reach nothing but what the owner shows."""
@@ -70,6 +71,7 @@ def test_passes_the_suite_with_the_wheel(tls, tmp_path):
 
 @system
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tls", ONE_BY_ONE)
 def test_passes_the_suite_with_the_systems_library(tls, tmp_path):
     conforms(tmp_path, WITH_SYSTEM | {"UCX_TLS": tls}, "-k", SHORT)
@@ -195,6 +197,7 @@ print(json.dumps(said))
 
 @wheel
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tls", ONE_BY_ONE)
 def test_what_is_given_up_dropped_forked_or_killed(tls, tmp_path):
     """UCX-3, UCX-4: nothing comes late, and no other operation is hurt."""
@@ -330,6 +333,7 @@ finally:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "library", [pytest.param(WITH_WHEEL, marks=wheel), pytest.param(WITH_SYSTEM, marks=system)]
 )

@@ -24,7 +24,8 @@ from mesh_supervision import (
 )
 from mesh_supervision.testing import PolicyConformance
 
-pytestmark = pytest.mark.python
+# Policies that are found by name pass all of the suite. Of what is made of them a run takes a third of the policies for each test.
+repeated = pytest.mark.sampled(3)
 
 
 class Named(PolicyConformance):
@@ -32,6 +33,7 @@ class Named(PolicyConformance):
     most_restarts: ClassVar[tuple[int, float] | None] = (3, 60.0)
 
 
+@pytest.mark.python
 class TestOneForOne(Named):
     plugin = PluginManager().get(POLICIES, "one_for_one")
 
@@ -63,6 +65,7 @@ class MadeUp(PolicyConformance):
             yield
 
 
+@repeated
 class TestWithoutBackoff(MadeUp):
     plugin = PolicyPlugin(
         name="plain", api_version=1, create=lambda: OneForOne(intensity=5, period=7.0), summary="no backoff"
@@ -70,6 +73,7 @@ class TestWithoutBackoff(MadeUp):
     most_restarts = (5, 7.0)
 
 
+@repeated
 class TestTypes(MadeUp):
     plugin = PolicyPlugin(
         name="types",
@@ -82,6 +86,7 @@ class TestTypes(MadeUp):
     most_restarts = (2, 30.0)
 
 
+@repeated
 class TestLevels(MadeUp):
     """Each restart of the upper level lets the lower one begin anew: 2 single ones for each of 2 and the first."""
 
@@ -97,6 +102,7 @@ class TestLevels(MadeUp):
     most_restarts = (8, 60.0)
 
 
+@repeated
 class TestByKind(MadeUp):
     plugin = PolicyPlugin(
         name="by-kind",
@@ -113,6 +119,7 @@ class TestByKind(MadeUp):
     most_restarts = (4, 60.0)
 
 
+@repeated
 class TestByRank(MadeUp):
     plugin = PolicyPlugin(
         name="by-rank",
@@ -123,6 +130,7 @@ class TestByRank(MadeUp):
     most_restarts = (1, 9.0)
 
 
+@repeated
 class TestBreaker(MadeUp):
     """The trial counts as a restart beside those of the policy, which begins anew after it."""
 

@@ -20,6 +20,7 @@ import pytest
 from healing import Trainer
 from supervised import WITHIN
 
+from levels import by_level
 from mesh_core import DeviceMeshError, MeshError, ProcMesh, this_host
 from mesh_core.extensions import uninstall
 from mesh_supervision import ElasticMesh, Ignore, form_group, heal_mesh, keep_snapshots, whole
@@ -28,7 +29,7 @@ pytest.importorskip("torch", reason="torch is not installed: mesh-supervision do
 
 RANKS = 4
 STARTING = 110.0
-LONG = float(os.environ.get("MESH_HEALING_SECONDS") or (180 if os.environ.get("MESH_TEST_ALL") else 0))
+LONG = float(os.environ.get("MESH_HEALING_SECONDS") or by_level(quick=0, full=0, everything=180))
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow, pytest.mark.timeout(120 + 4 * LONG)]
 

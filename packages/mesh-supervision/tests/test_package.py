@@ -1,13 +1,8 @@
-"""The package as it is: its version, what importing it brings in, and that all it offers is documented."""
+"""All that the package offers is documented. What all packages have in common is in the workspace's `tests/test_packages.py`."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import tomllib
 from pathlib import Path
-
-import pytest
 
 import mesh_supervision
 import mesh_supervision.testing
@@ -23,29 +18,6 @@ PAGES = (
     "watch-a-job",
     "watch-health",
 )
-
-LIST_FOREIGN_MODULES = """
-import sys
-before = set(sys.modules)
-from mesh_supervision import *
-for name in sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names):
-    print(name)
-"""
-
-
-def test_version_is_the_one_the_package_was_built_with() -> None:
-    project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    assert mesh_supervision.__version__ == project["version"]
-
-
-@pytest.mark.beside
-@pytest.mark.slow
-def test_import_brings_in_nothing_but_mesh_core() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIST_FOREIGN_MODULES], capture_output=True, text=True, check=True, timeout=30
-    )
-    assert {"mesh_core", "mesh_supervision"} <= set(done.stdout.split())
-    assert not {"numpy", "torch"} & set(done.stdout.split())
 
 
 def test_every_public_name_is_documented() -> None:

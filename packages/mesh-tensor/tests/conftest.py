@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from mesh_core import ProcMesh, shutdown, this_host
 
+HERE = Path(__file__).parent
 
-@pytest.fixture(scope="module", autouse=True)
-def runtime() -> Iterator[None]:
-    """Leave nothing running behind a module: others count what there is."""
-    yield
-    shutdown()
+
+@pytest.fixture(scope="session")
+def runtime() -> None:
+    """Goes on from one module to the next: its fork servers have imported PyTorch, which takes them many seconds."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Leave nothing running behind the last of these modules: those of other packages count what there is."""
+    if nextitem is None or HERE not in nextitem.path.parents:
+        shutdown()
 
 
 @pytest.fixture(scope="session")

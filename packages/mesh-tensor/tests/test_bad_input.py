@@ -202,9 +202,9 @@ def test_a_tensor_of_this_process_that_cannot_be_distributed(mesh: Mesh) -> None
         )
 
 
-def test_a_mesh_that_was_stopped_with_tensors_alive() -> None:
+def test_a_mesh_that_was_stopped_with_tensors_alive(preload: list[str]) -> None:
     ended = threading.Semaphore(0)
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="passing") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="passing") as procs:
         x = share(torch.ones(3), procs)
         fetch(x)
         # Told after the tensors are.

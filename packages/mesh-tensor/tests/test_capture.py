@@ -104,6 +104,7 @@ def train(
     return [fetch_shard(each, gpus=1) if isinstance(each, MeshTensor) else each for each in found], step
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     ("kind", "schedule", "within", "last"),
     [
@@ -659,8 +660,8 @@ class Victim(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_is_restarted() -> None:
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs:
+def test_a_process_that_is_restarted(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="mortal") as procs:
         kept: dict[str, Any] = {"weight": share(torch.ones(1), procs)}
 
         @capture
@@ -746,6 +747,7 @@ def random_step(seed: int, kept: list[Any]) -> Callable[..., Any]:
     return step
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(12))
 def test_random_steps(procs: ProcMesh, seed: int) -> None:
     """PRG-1."""

@@ -213,9 +213,12 @@ def _die_at(word: str, moment: int) -> None:
     sys.addaudithook(hook)
 
 
-def test_a_worker_that_dies_while_it_writes_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.full
+def test_a_worker_that_dies_while_it_writes_leaves_the_last_checkpoint(
+    tmp_path: Path, preload: list[str]
+) -> None:
     """CKP-1, where a worker dies."""
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch.distributed.checkpoint"]) as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload) as procs:
         with activate(procs):
             x = torch.full((1000,), 1.0)
         save({"x": x}, tmp_path / "a").get(timeout=60)
@@ -262,6 +265,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("moment", random.Random(20).sample(range(1, 8), 1))
 def test_a_controller_that_dies_at_some_moment_leaves_a_whole_checkpoint(
     moment: int, procs: ProcMesh, tmp_path: Path

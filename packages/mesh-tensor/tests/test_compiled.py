@@ -70,6 +70,7 @@ def test_training_is_the_same_to_the_last_bit_with_pytorchs_own_operators(procs:
         assert any(why.startswith("mesh_tensor.reduce_all: a collective") for why in told.reasons)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(
     shutil.which("g++") is None, reason="inductor needs a C++ compiler, and there is no g++ here"

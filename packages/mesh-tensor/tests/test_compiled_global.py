@@ -64,6 +64,7 @@ def train(mesh: Mesh, plan: Any, backend: str | bool) -> tuple[list[Any], Any]:
     return [fetch(each.detach()) for each in (*losses, *model.parameters())], step
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("plan", [None, {"*": FullyShard("gpus")}], ids=["replicated", "fully sharded"])
 def test_training_is_the_same_to_the_last_bit_with_pytorchs_own_operators(mesh: Mesh, plan: Any) -> None:
     want, _ = train(mesh, plan, False)
@@ -199,6 +200,7 @@ def test_shards_are_where_they_are_without_compilation(mesh: Mesh) -> None:
     assert torch.equal(fetch_shard(last[2], gpus=1), torch.arange(8.0).view(4, 2)[2:].t())
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_inductor_computes_the_same_up_to_rounding(mesh: Mesh) -> None:
     import shutil

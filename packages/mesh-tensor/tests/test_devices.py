@@ -46,9 +46,9 @@ has_gpu = torch.cuda.is_available()
 
 
 @pytest.fixture(scope="module")
-def procs(runtime: None) -> Iterator[ProcMesh]:
+def procs(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes that have imported no more than these tests need."""
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="pair") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="pair") as procs:
         yield procs
 
 
@@ -195,8 +195,8 @@ def register_fake() -> None:
     import torch.testing._internal.distributed.fake_pg  # noqa: F401 - what registers it
 
 
-def test_a_registered_backend_is_taken_by_its_name() -> None:
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], bootstrap=register_fake) as procs:
+def test_a_registered_backend_is_taken_by_its_name(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, bootstrap=register_fake) as procs:
         x = rank_tensor(procs, "gpus") + 1
         use_backend(procs, "fake")
         # Which it really is: nothing is carried anywhere.

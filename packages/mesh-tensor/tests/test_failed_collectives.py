@@ -53,8 +53,8 @@ def bad_on(procs: ProcMesh, *ranks: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def three(runtime: None) -> Any:
-    with this_host().spawn_procs({"gpus": 3}, preload=["torch.distributed"], name="three") as procs:
+def three(runtime: None, preload: list[str]) -> Any:
+    with this_host().spawn_procs({"gpus": 3}, preload=preload, name="three") as procs:
         yield procs
 
 
@@ -134,6 +134,7 @@ def test_a_captured_step_in_which_a_process_fails(procs: ProcMesh) -> None:
                 run(7)
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(4))
 def test_any_processes_fail_at_any_collectives(three: ProcMesh, seed: int) -> None:
     chance = random.Random(seed)
@@ -163,12 +164,11 @@ def late(x: Any) -> Any:
     return x
 
 
-def test_a_rank_that_computes_for_long_before_a_collective_is_waited_for() -> None:
+@pytest.mark.full
+def test_a_rank_that_computes_for_long_before_a_collective_is_waited_for(preload: list[str]) -> None:
     """In both views: what limits the connecting is no limit for what comes later."""
 
-    with this_host().spawn_procs(
-        {"gpus": 2}, bootstrap=hurry, preload=["torch.distributed"], name="slow"
-    ) as procs:
+    with this_host().spawn_procs({"gpus": 2}, bootstrap=hurry, preload=preload, name="slow") as procs:
         fetch(reduce(rank_tensor(procs, "gpus")), timeout=60)
         slow = remote(propagate=lambda x: x)(late)
         assert [

@@ -133,9 +133,9 @@ def test_a_tensor_of_this_process_is_not_changed_by_those_of_a_mesh(procs: ProcM
     assert fetch_shard(x * mine).tolist() == 3.0
 
 
-def test_a_process_that_dies_and_is_restarted() -> None:
+def test_a_process_that_dies_and_is_restarted(preload: list[str]) -> None:
     """STM-2."""
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="mortal") as procs:
         x = rank_tensor(procs, "gpus") + share(torch.ones(2), procs)
         assert [each.tolist() for each in fetch(reduce(x)).values()] == [[3.0, 3.0]] * 2
         lose(procs, gpus=1)
@@ -154,8 +154,8 @@ def test_a_process_that_dies_and_is_restarted() -> None:
         assert [each.tolist() for each in fetch(fresh).values()] == [[3.0, 3.0]] * 2
 
 
-def test_a_process_that_dies_in_a_collective() -> None:
-    with this_host().spawn_procs({"gpus": 3}, preload=["torch"], name="mortal") as procs:
+def test_a_process_that_dies_in_a_collective(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 3}, preload=preload, name="mortal") as procs:
         ready = share(torch.ones(1), procs)
         fetch(reduce(ready))
         victim: Any = procs.slice(gpus=2)
@@ -166,8 +166,8 @@ def test_a_process_that_dies_in_a_collective() -> None:
             fetch(reduce(ready))
 
 
-def test_a_mesh_that_was_stopped() -> None:
-    with this_host().spawn_procs({"gpus": 1}, preload=["torch"], name="stopped") as procs:
+def test_a_mesh_that_was_stopped(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 1}, preload=preload, name="stopped") as procs:
         x = share(torch.ones(2), procs)
         fetch(x)
     with pytest.raises((DeviceMeshError, SupervisionError), match="stopped"):

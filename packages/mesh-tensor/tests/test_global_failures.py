@@ -99,10 +99,9 @@ class Victim(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_process_that_dies_and_is_restarted() -> None:
-    with this_host().spawn_procs(
-        {"data": 2}, preload=["torch.distributed.tensor", "torch._dynamo"], name="mortal"
-    ) as procs:
+@pytest.mark.full
+def test_a_process_that_dies_and_is_restarted(preload: list[str]) -> None:
+    with this_host().spawn_procs({"data": 2}, preload=preload, name="mortal") as procs:
         mesh = Mesh((2,), ("data",), procs)
         x = distribute(torch.arange(4.0), mesh, ["data"])
         assert fetch(x.sum()).item() == 6

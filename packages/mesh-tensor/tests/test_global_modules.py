@@ -129,6 +129,7 @@ def curve(model: nn.Module, batches: list[Any]) -> list[float]:
     return [loss.item() for loss in train(copy.deepcopy(model), batches, 5)]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_a_transformer_trains_as_in_one_process(
     mesh: Mesh, model: nn.Module, batches: list[Any], curve: list[float], plan: str
@@ -139,6 +140,7 @@ def test_a_transformer_trains_as_in_one_process(
     assert curve[-1] < curve[0] - 0.3
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2)])
 def test_smaller_meshes(
     grid: ProcMesh, model: nn.Module, batches: list[Any], curve: list[float], shape: tuple[int, int]
@@ -174,6 +176,7 @@ def test_parameters_and_gradients_lie_as_the_plan_says(
     assert spread.block.up.weight is names["block.up.weight"]
 
 
+@pytest.mark.full
 def test_foreach_momentum_and_accumulated_gradients(mesh: Mesh, model: nn.Module, batches: list[Any]) -> None:
     def run(model: nn.Module, batches: list[Any]) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)

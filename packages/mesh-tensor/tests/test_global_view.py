@@ -44,7 +44,11 @@ def mesh(grid: ProcMesh) -> Iterator[Mesh]:
         yield mesh
 
 
-@pytest.fixture(scope="module", params=[1, 2, 4])
+FEWER = [pytest.param(count, marks=pytest.mark.sampled(4)) for count in (1, 2)]
+
+
+# All on four; of what repeats it on fewer a run draws some.
+@pytest.fixture(scope="module", params=[4, *FEWER])
 def meshes(request: pytest.FixtureRequest, grid: ProcMesh) -> Iterator[Mesh]:
     """Meshes of one, two and four of the same processes."""
     shape = {1: (1, 1), 2: (2, 1), 4: (2, 2)}[request.param]

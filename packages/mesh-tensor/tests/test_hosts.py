@@ -61,6 +61,7 @@ def values(tensor: Any) -> list[Any]:
     return [each.tolist() for each in fetch(tensor).values()]
 
 
+@pytest.mark.full
 def test_between_hosts(spread: ProcMesh) -> None:
     x = rank_tensor(spread, "hosts") + torch.tensor(1.0)
     first, second = spread.slice(hosts=0), spread.slice(hosts=1)

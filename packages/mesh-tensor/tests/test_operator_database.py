@@ -1,9 +1,7 @@
-"""PyTorch's own samples of its operators, in both views: a tenth of them, by seed, on two processes; with `./dev test --all` all, on one, two and four."""
+"""PyTorch's own samples of its operators, in both views: some of them, by seed, on two processes; with `./dev test --all` all, on one, two and four."""
 
 from __future__ import annotations
 
-import os
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,21 +12,22 @@ from mesh_core import ProcMesh, this_host
 pytest.importorskip("torch")
 pytest.importorskip("expecttest", reason="PyTorch's database of operators needs expecttest")
 
+from levels import by_level, drawn
 from mesh_tensor import Mesh
 from operator_database import KNOWN, KNOWN_GLOBAL, check, operators
 
 pytestmark = [pytest.mark.beside, pytest.mark.slow]
 
-ALL = bool(os.environ.get("MESH_TEST_ALL"))
 EVERYTHING = operators()
-CHOSEN = EVERYTHING if ALL else random.Random(13).sample(EVERYTHING, len(EVERYTHING) // 10)
-COUNTS = (1, 2, 4) if ALL else (2,)
+_NAMES = drawn([each.formatted_name for each in EVERYTHING], by_level(quick=30, full=10, everything=1))
+CHOSEN = [each for each in EVERYTHING if each.formatted_name in _NAMES]
+COUNTS = by_level(quick=(2,), full=(2,), everything=(1, 2, 4))
 
 
 @pytest.fixture(scope="module")
-def places(runtime: None) -> Iterator[Callable[[int], ProcMesh]]:
+def places(runtime: None, preload: list[str]) -> Iterator[Callable[[int], ProcMesh]]:
     """The first so many processes of a mesh."""
-    with this_host().spawn_procs({"gpus": max(COUNTS)}, preload=["torch.distributed.tensor"]) as procs:
+    with this_host().spawn_procs({"gpus": max(COUNTS)}, preload=preload) as procs:
         yield lambda count: procs.slice(gpus=slice(0, count))
 
 

@@ -135,6 +135,7 @@ def value(seed: int) -> Any:
     return torch.randn(4, 4, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(6))
 def test_in_the_per_rank_view(procs: ProcMesh, seed: int) -> None:
     """STM-1: what is issued comes in its order; COL-1: what cannot take part in a collective fails it for all, and no other."""
@@ -206,6 +207,7 @@ def mesh(procs: ProcMesh) -> Iterator[Mesh]:
 LAYOUTS: list[Any] = [[None, None], ["gpus", None], [None, "gpus"]]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(6))
 def test_in_the_global_view(mesh: Mesh, seed: int) -> None:
     """STM-3: all processes meet in the same collectives, whatever fails in one; VWS-1: views are views, however tensors lie."""

@@ -337,10 +337,12 @@ def test_bad_arguments(job: spmd.SPMD) -> None:
         job.main("/no/such/script.py").get(timeout=LIMIT)
 
 
-def test_a_mesh_of_the_global_view_goes_on_when_its_processes_have_left_their_default_group() -> None:
+def test_a_mesh_of_the_global_view_goes_on_when_its_processes_have_left_their_default_group(
+    preload: list[str],
+) -> None:
     """PyTorch then forgets the names of all groups."""
     with (
-        this_host().spawn_procs({"data": 2}, preload=["torch.distributed.tensor"]) as procs,
+        this_host().spawn_procs({"data": 2}, preload=preload) as procs,
         Mesh((2,), ("data",), procs) as mesh,
     ):
         x = distribute(torch.arange(4.0), mesh, ["data"])

@@ -46,9 +46,9 @@ side = Stream("side")
 
 
 @pytest.fixture(scope="module")
-def procs(runtime: None) -> Iterator[ProcMesh]:
+def procs(runtime: None, preload: list[str]) -> Iterator[ProcMesh]:
     """Two processes that have imported no more than these tests need."""
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="pair") as procs:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="pair") as procs:
         yield procs
 
 

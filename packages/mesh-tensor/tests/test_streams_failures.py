@@ -69,10 +69,11 @@ def lose(procs: ProcMesh) -> None:
 GONE = "it was on a process of the mesh that has ended"
 
 
-def test_loans_end_although_a_process_has_died() -> None:
+@pytest.mark.full
+def test_loans_end_although_a_process_has_died(preload: list[str]) -> None:
     """STM-2 on each stream: what was on the process that ended is gone, the rest is there."""
     comm = Stream("comm")
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs, activate(procs):
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="mortal") as procs, activate(procs):
         x, y = rank_tensor(procs, "gpus") + torch.ones(2), torch.zeros(2)
         lent, borrow = comm.borrow(x, mutable=True)
         read, reading = comm.borrow(y)
@@ -95,10 +96,10 @@ def test_loans_end_although_a_process_has_died() -> None:
             fetch_shard(own + 1, gpus=1)
 
 
-def test_streams_work_after_a_process_was_restarted() -> None:
+def test_streams_work_after_a_process_was_restarted(preload: list[str]) -> None:
     """HND-1: what is gone at its owner is gone for the borrower, and nobody waits for it."""
     comm = Stream("comm")
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="mortal") as procs, activate(procs):
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="mortal") as procs, activate(procs):
         x = torch.ones(2)
         before, borrow = comm.borrow(x)
         with borrow, comm.activate():
@@ -114,9 +115,9 @@ def test_streams_work_after_a_process_was_restarted() -> None:
             assert [each.tolist() for each in fetch(reduce(there)).values()] == [[3.0, 3.0]] * 2
 
 
-def test_a_collective_of_one_stream_fails_and_the_other_goes_on() -> None:
+def test_a_collective_of_one_stream_fails_and_the_other_goes_on(preload: list[str]) -> None:
     comm = Stream("comm")
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="pair") as procs, activate(procs):
+    with this_host().spawn_procs({"gpus": 2}, preload=preload, name="pair") as procs, activate(procs):
         rank = rank_tensor(procs, "gpus")
         one, borrow = comm.borrow(rank)
         with comm.activate():
@@ -130,9 +131,9 @@ def test_a_collective_of_one_stream_fails_and_the_other_goes_on() -> None:
         borrow.drop()
 
 
-def test_a_mesh_that_was_stopped_with_loans() -> None:
+def test_a_mesh_that_was_stopped_with_loans(preload: list[str]) -> None:
     comm = Stream("comm")
-    with this_host().spawn_procs({"gpus": 1}, preload=["torch"], name="stopped") as procs:
+    with this_host().spawn_procs({"gpus": 1}, preload=preload, name="stopped") as procs:
         x = share(torch.ones(2), procs)
         borrowed, borrow = comm.borrow(x)
         with comm.activate():

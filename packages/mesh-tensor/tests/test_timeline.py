@@ -121,8 +121,9 @@ def dying(x: Any) -> Any:
     return x
 
 
-def test_a_process_that_dies_meanwhile_is_reported_and_replaced() -> None:
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"]) as procs:
+@pytest.mark.full
+def test_a_process_that_dies_meanwhile_is_reported_and_replaced(preload: list[str]) -> None:
+    with this_host().spawn_procs({"gpus": 2}, preload=preload) as procs:
         rank = rank_tensor(procs, "gpus")
         with pytest.raises(DeviceMeshError), timeline(procs):
             fetch(dying(rank), timeout=60)

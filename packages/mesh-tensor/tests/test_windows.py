@@ -64,6 +64,7 @@ def wide(procs: ProcMesh, numbers: int = SEVERAL, dtype: Any = torch.float32) ->
     return [share(base, procs) + rank, *(base + each for each in range(3))]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("op", ["sum", "avg", "product", "min", "max", "band", "bor", "bxor"])
 def test_large_reductions(trio: ProcMesh, op: Any) -> None:
     for dtype in [torch.int32] if op.startswith("b") else [torch.int64, torch.float32, torch.float16]:

@@ -1,14 +1,12 @@
-"""A controller with counters on all hosts but the last, which is a spare; requests and answers as in `job.py`."""
+"""A controller with counters on all hosts but the last, which is a spare; requests and answers as in `serving.py`."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import threading
 from typing import Any
 
-from mesh_core import Actor, DeviceMeshError, attach_to_workers, endpoint, shutdown
+from serving import run
+
+from mesh_core import Actor, DeviceMeshError, attach_to_workers, endpoint
 from mesh_core.extensions import current_proc
 from mesh_supervision import Ignore, heal_mesh, keep_snapshots, whole
 
@@ -76,35 +74,5 @@ class Job:
         return found
 
 
-def main() -> None:
-    """Attach as the first argument says, then serve requests until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def answer(number: int, key: str, value: Any) -> None:
-        with lock:
-            answers.write(json.dumps({"number": number, key: value}) + "\n")
-            answers.flush()
-
-    try:
-        job = Job(**json.loads(sys.argv[1]))
-    except Exception as error:
-        answer(0, "error", f"{type(error).__name__}: {error}")
-        shutdown()
-        return
-    answer(0, "value", len(job.hosts))
-
-    def serve(number: int, what: str, options: dict[str, Any]) -> None:
-        try:
-            answer(number, "value", getattr(job, f"do_{what}")(**options))
-        except Exception as error:
-            answer(number, "error", f"{type(error).__name__}: {error}")
-
-    for line in sys.stdin:
-        threading.Thread(target=serve, args=json.loads(line), daemon=True).start()
-    shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    run(Job)

@@ -1,22 +1,17 @@
-"""A controller that does what a test tells it: a request a line on stdin, an answer a line on stdout, JSON both.
-
-Requests run side by side, each on a thread of its own. `agents.Job` is the other end.
-"""
+"""A controller that does what a test tells it, by requests and answers as `serving.py` has them."""
 
 from __future__ import annotations
 
 import collections
-import json
-import os
 import random
-import sys
 import threading
 import time
 from typing import Any
 
+from serving import run
 from witness import KEPT_WORDS, Talker, Witness
 
-from mesh_core import Future, MeshFailure, attach_to_workers, set_fault_handler, shutdown
+from mesh_core import Future, MeshFailure, attach_to_workers, set_fault_handler
 
 LIMIT = 20.0
 UNDER_WAY = 40
@@ -268,36 +263,5 @@ def difference(sender: str, rank: int, sent: list[int], seen: list[int]) -> str:
     )
 
 
-def main() -> None:
-    """Attach as the first argument says, then serve requests until stdin ends."""
-    # What the procs print goes elsewhere.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def answer(number: int, key: str, value: Any) -> None:
-        with lock:
-            answers.write(json.dumps({"number": number, key: value}) + "\n")
-            answers.flush()
-
-    try:
-        job = Job(**json.loads(sys.argv[1]))
-    except Exception as error:
-        answer(0, "error", f"{type(error).__name__}: {error}")
-        shutdown()
-        return
-    answer(0, "value", len(job.hosts))
-
-    def serve(number: int, what: str, options: dict[str, Any]) -> None:
-        try:
-            answer(number, "value", getattr(job, f"do_{what}")(**options))
-        except Exception as error:
-            answer(number, "error", f"{type(error).__name__}: {error}")
-
-    for line in sys.stdin:
-        threading.Thread(target=serve, args=json.loads(line), daemon=True).start()
-    shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    run(Job)

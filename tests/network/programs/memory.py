@@ -1,4 +1,4 @@
-"""A controller whose actors read and write each other's memory, as a test tells it; requests and answers as in `job.py`.
+"""A controller whose actors read and write each other's memory, as a test tells it; requests and answers as in `serving.py`.
 
 Host -1 is the controller itself; the others are counted as they were attached.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import random
 import signal
-import sys
 import threading
 import weakref
 from typing import Any
 
-from mesh_core import Actor, attach_to_workers, endpoint, set_fault_handler, shutdown
+from serving import run
+
+from mesh_core import Actor, attach_to_workers, endpoint, set_fault_handler
 from mesh_rdma import RDMABuffer, RDMAError, explain
 
 LIMIT = 40.0
@@ -152,35 +152,5 @@ class Job:
         self.keepers.slice(hosts=host).do.broadcast("die")
 
 
-def main() -> None:
-    """Attach as the first argument says, then serve requests until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def answer(number: int, key: str, value: Any) -> None:
-        with lock:
-            answers.write(json.dumps({"number": number, key: value}) + "\n")
-            answers.flush()
-
-    try:
-        job = Job(**json.loads(sys.argv[1]))
-    except Exception as error:
-        answer(0, "error", f"{type(error).__name__}: {error}")
-        shutdown()
-        return
-    answer(0, "value", len(job.hosts))
-
-    def serve(number: int, what: str, options: dict[str, Any]) -> None:
-        try:
-            answer(number, "value", getattr(job, f"do_{what}")(**options))
-        except Exception as error:
-            answer(number, "error", f"{type(error).__name__}: {error}")
-
-    for line in sys.stdin:
-        threading.Thread(target=serve, args=json.loads(line), daemon=True).start()
-    shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    run(Job)

@@ -1,14 +1,13 @@
-"""A controller whose actors send each other large data, as a test tells it; requests and answers as in `job.py`."""
+"""A controller whose actors send each other large data, as a test tells it; requests and answers as in `serving.py`."""
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from typing import Any
 
-import job as controller
+from serving import run
 
 from mesh_core import Actor, attach_to_workers, endpoint, set_fault_handler
 from mesh_core._common.bypass import find_bypass
@@ -108,5 +107,4 @@ class Job:
 
 
 if __name__ == "__main__":
-    controller.Job = Job  # type: ignore[assignment,misc]
-    sys.exit(controller.main())
+    run(Job)

@@ -1,18 +1,17 @@
-"""A controller whose actors on several hosts have memory, to broadcast to and gather from; requests and answers as in `job.py`."""
+"""A controller whose actors on several hosts have memory, to broadcast to and gather from; requests and answers as in `serving.py`."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import signal
-import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-from mesh_core import Actor, attach_to_workers, endpoint, set_fault_handler, shutdown
+from serving import run
+
+from mesh_core import Actor, attach_to_workers, endpoint, set_fault_handler
 from mesh_rdma import PartsFailed, RDMABuffer, broadcast, gather
 
 LIMIT = 40.0
@@ -110,35 +109,5 @@ class Job:
         return [sent(), *self.ranks.slice(gpus=RANKS - 1).sent.call().get(timeout=LIMIT).values()]
 
 
-def main() -> None:
-    """Attach as the first argument says, then serve requests until stdin ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    lock = threading.Lock()
-
-    def answer(number: int, key: str, value: Any) -> None:
-        with lock:
-            answers.write(json.dumps({"number": number, key: value}) + "\n")
-            answers.flush()
-
-    try:
-        job = Job(**json.loads(sys.argv[1]))
-    except Exception as error:
-        answer(0, "error", f"{type(error).__name__}: {error}")
-        shutdown()
-        return
-    answer(0, "value", len(job.hosts))
-
-    def serve(number: int, what: str, options: dict[str, Any]) -> None:
-        try:
-            answer(number, "value", getattr(job, f"do_{what}")(**options))
-        except Exception as error:
-            answer(number, "error", f"{type(error).__name__}: {error}")
-
-    for line in sys.stdin:
-        threading.Thread(target=serve, args=json.loads(line), daemon=True).start()
-    shutdown()
-
-
 if __name__ == "__main__":
-    main()
+    run(Job)

@@ -130,6 +130,7 @@ def test_what_an_editor_completes(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.full
 def test_what_an_editor_reports_as_errors(tmp_path: Path) -> None:
     found = check(
         tmp_path,

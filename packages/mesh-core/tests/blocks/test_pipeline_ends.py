@@ -87,6 +87,7 @@ def test_ctrl_c_while_the_source_blocks(workers: Any) -> None:
     assert list(pipeline.run([2])) == [4]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_ctrl_c_at_any_moment(script: Callable[..., Script]) -> None:
     run = script(
@@ -188,6 +189,7 @@ def test_deadline_passes_while_another_pool_waits_without_one(workers: Any, gate
         assert told.recv().get(WITHIN) == "cancelled"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_waiting_for_room_does_not_count_towards_the_timeout(workers: Any) -> None:
     one, other = workers.slice(hosts=0, gpus=0), workers.slice(hosts=1, gpus=0)

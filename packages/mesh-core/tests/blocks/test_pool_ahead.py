@@ -247,6 +247,7 @@ def test_killed_replicas_lose_and_repeat_no_task(ready: None, log: Path, fault_t
 # Cancelling running tasks.
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("how", ["cancel", pytest.param("timeout", marks=pytest.mark.slow)])
 def test_a_replica_that_is_still_busy_gets_no_task(how: str, workers: Any, gates: dict[int, Gate]) -> None:
     with Pool(workers) as pool:

@@ -161,6 +161,7 @@ class Schedule:
                 self.cancelled.add(n)
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(25))
 def test_random_schedules(seed: int) -> None:
     schedule = Schedule(seed)

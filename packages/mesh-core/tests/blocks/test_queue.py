@@ -330,6 +330,7 @@ def test_items_of_an_expired_lease_go_to_the_next_taker() -> None:
         assert queue.ack(second).get(timeout=SOON) == 1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_lease_can_be_renewed_and_items_given_back() -> None:
     with Queue[str]() as queue:

@@ -109,6 +109,7 @@ def test_long_input_and_output() -> None:
     assert run_tool(["true"], input=data).ok
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["session", "daemon", "deaf", "stopped", "crowd"])
 def test_a_timeout_ends_the_whole_tree(tree: Pipe, kind: str) -> None:
@@ -296,6 +297,7 @@ def test_tools_end_with_a_killed_worker(fault_tolerant: None, tree: Pipe, runtim
         assert watch.wait() == []
 
 
+@pytest.mark.full
 def test_a_detached_process_outlives_the_tool(tree: Pipe) -> None:
     """MRK-1: a detached process is not signalled, except the first one, for which the caller waits."""
     found: list[int] = []

@@ -153,6 +153,7 @@ def test_environment_holds_no_secrets(boxes: Sandboxes, monkeypatch: pytest.Monk
         assert (env["GIVEN"], env["HOME"], env["PATH"]) == ("yes", str(box.folder), os.environ["PATH"])
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 def test_limits(boxes: Sandboxes) -> None:
     with boxes.take(SOON) as box:

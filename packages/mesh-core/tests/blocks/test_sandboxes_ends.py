@@ -166,6 +166,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "end"),

@@ -334,6 +334,7 @@ def test_misbehaving_check_fails_alone(site, body, said):
     assert checks["python"]["findings"][0]["status"] == "ok"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.once
 def test_hanging_check_does_not_delay_the_others(site):

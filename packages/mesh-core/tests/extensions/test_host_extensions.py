@@ -29,7 +29,7 @@ from mesh_core._extensions.host_procs import Again
 from mesh_core.extensions import NOT_CARRIED, Extension, Proc, ProcEnd, Spawning, find, install, uninstall
 from mesh_core.policies import Ended, Failed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2, of="file", full=True)]
 SOON = 30
 
 

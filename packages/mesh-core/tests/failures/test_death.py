@@ -285,6 +285,7 @@ CONTROLLER = """
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("start", ["fork", pytest.param("exec", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_workers_die_with_their_controller(script: Any, start: str, stopped: bool) -> None:

@@ -65,6 +65,7 @@ def kill_all(procs: ProcMesh, trees: Any) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [stop, leave, crash, kill_fork_server, kill_all])
 @pytest.mark.parametrize("kind", ["daemon", "deaf"])
@@ -91,6 +92,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None], ids=str)
 @pytest.mark.parametrize(("kind", "start"), [("daemon", "fork"), ("deaf", "fork"), ("daemon", "exec")])

@@ -353,6 +353,7 @@ class Chaos:
         return self, actions
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("seed", range(200))
 def test_every_failure_is_handled_passed_on_or_put_off_once(seed: int) -> None:
     """POL-1, on random schedules, with timers on a simulated clock."""
@@ -452,6 +453,8 @@ RailPlugin(name="fast", api_version=1, create=dict, probe=other)
 """
 
 
+@pytest.mark.once
+@pytest.mark.full
 @pytest.mark.slow
 def test_policies_and_kinds_are_typed(tmp_path: Any) -> None:
     program = tmp_path / "program.py"

@@ -303,6 +303,7 @@ def test_a_failed_actor_whose_cleanup_hangs_can_be_stopped(
 # Actors as owners.
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("cls", [Guard, SoftGuard])
 @pytest.mark.parametrize("answer", ["handle", "truthy"])
 def test_an_owner_that_handles_a_failure_is_the_last_one_notified(
@@ -324,6 +325,7 @@ def test_an_owner_that_handles_a_failure_is_the_last_one_notified(
     assert guard.pid.call_one().get(WITHIN) == own.pids[0]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("cls", [Guard, SoftGuard])
 @pytest.mark.parametrize("answer", ["pass", "nothing"])
 def test_an_owner_passes_a_failure_on_to_its_own_owner(
@@ -340,6 +342,7 @@ def test_an_owner_passes_a_failure_on_to_its_own_owner(
     assert fence(told, own) == []
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("cls", [Guard, SoftGuard])
 @pytest.mark.parametrize("answer", ["raise", "exit", "cancel"])
 def test_an_owner_whose_supervise_raises_has_failed_itself(

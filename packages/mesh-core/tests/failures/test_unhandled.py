@@ -314,6 +314,7 @@ def hear(call: Any) -> None:
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     ("body", "status", "said"),
     [

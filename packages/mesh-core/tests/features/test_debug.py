@@ -23,7 +23,7 @@ from mesh_core._features.debug.client import Stop
 from mesh_core._features.debug.selection import Selection, names
 from mesh_core.cli import main
 
-pytestmark = pytest.mark.python
+pytestmark = [pytest.mark.python, pytest.mark.sampled(2, of="file", full=True)]
 
 TRAINERS = """
 from mesh_core import Actor, current_rank, endpoint, this_host
@@ -205,6 +205,7 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
     assert "nothing is stopped" in mesh_debug(trainers, "continue", status=1)
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> None:
     """DBG-4."""
@@ -224,6 +225,7 @@ def test_a_lost_terminal_leaves_it_stopped(trainers: Script, terminal: Any) -> N
     assert trainers.line() == "[10, 11, 12, 13]"
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_a_process_killed_while_somebody_is_attached(trainers: Script, terminal: Any, folder: Path) -> None:
     desk = terminal(trainers)
@@ -365,6 +367,7 @@ def test_stepping_out_of_the_endpoint_continues_it(script: Any) -> None:
     assert run.line() == "2"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_coroutines_and_constructors(script: Any) -> None:
     run = script(
@@ -609,6 +612,7 @@ def test_several_in_one_process(script: Any, folder: Path) -> None:
     assert not debugged(folder)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_breakpoints_in_odd_places(script: Any) -> None:
     run = script(
@@ -653,6 +657,7 @@ def test_breakpoints_in_odd_places(script: Any) -> None:
     assert run.line() == "[odd] cleaned"
 
 
+@pytest.mark.once
 def test_breakpoint_without_a_socket_folder_is_reported_and_skipped(script: Any, folder: Path) -> None:
     run = script(
         """
@@ -676,6 +681,8 @@ def test_breakpoint_without_a_socket_folder_is_reported_and_skipped(script: Any,
     assert "breakpoint skipped, because nobody could attach to it" in err
 
 
+@pytest.mark.once
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_sockets_are_removed_with_the_job(trainers: Script, folder: Path) -> None:
@@ -686,6 +693,7 @@ def test_sockets_are_removed_with_the_job(trainers: Script, folder: Path) -> Non
     assert not sockets(folder)
 
 
+@pytest.mark.once
 def test_listing_removes_sockets_of_killed_jobs(trainers: Script, folder: Path) -> None:
     """DBG-3."""
     watch = trainers.watch()
@@ -697,6 +705,7 @@ def test_listing_removes_sockets_of_killed_jobs(trainers: Script, folder: Path) 
     assert not sockets(folder)
 
 
+@pytest.mark.once
 def test_garbage_at_the_socket_has_no_effect(trainers: Script, folder: Path) -> None:
     (path, *_) = sorted(folder.rglob("*.sock"))
     for rubbish in (
@@ -716,6 +725,7 @@ def test_garbage_at_the_socket_has_no_effect(trainers: Script, folder: Path) -> 
     assert "4 alike" in mesh_debug(trainers, "cast", "all", "p loss")
 
 
+@pytest.mark.once
 def test_another_users_processes_are_refused_at_both_ends(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,6 +752,7 @@ def stop_at(mesh: str, **coordinates: int) -> Stop:
     return Stop("", 1, 1, "", 1, mesh, coordinates, {"rank": 0})
 
 
+@pytest.mark.once
 def test_selections() -> None:
     stops = [stop_at("a", hosts=h, gpus=g) for h in range(2) for g in range(3)] + [stop_at("b")]
     for text, wanted in {
@@ -773,6 +784,7 @@ def test_selections() -> None:
         Selection.parse("all").pick([])
 
 
+@pytest.mark.once
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["debug", "--help"])

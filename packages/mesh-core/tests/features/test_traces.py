@@ -153,6 +153,7 @@ def test_a_call_and_its_handling(kept: InMemorySpanExporter, own: ProcMesh, meth
     assert not sent.failed and not handled.failed
 
 
+@pytest.mark.once
 def test_a_call_to_many_is_one_span(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     workers = own.spawn("workers", Worker)
     assert workers.step.call(1).get().values() == [2, 2]
@@ -194,6 +195,7 @@ def test_errors_are_recorded_at_both_ends(kept: InMemorySpanExporter, own: ProcM
     assert worker.step.call_one(1).get() == 2
 
 
+@pytest.mark.once
 def test_a_broadcast_is_a_message(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     worker = own.slice(gpus=0).spawn("worker", Worker)
     worker.step.broadcast(1)
@@ -205,6 +207,7 @@ def test_a_broadcast_is_a_message(kept: InMemorySpanExporter, own: ProcMesh) -> 
     assert handled.attributes["mesh.endpoint"] == "step"
 
 
+@pytest.mark.once
 def test_spawns_and_constructors(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     worker = own.slice(gpus=0).spawn("worker", Worker)
     # Each actor is constructed on its own thread, so their spans end in any order.
@@ -245,6 +248,7 @@ def test_a_span_ends_when_the_reply_arrives_not_when_it_is_read(
     assert len(others) == len(later) and first <= min(others)
 
 
+@pytest.mark.once
 def test_it_can_be_turned_off(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     worker = own.slice(gpus=0).spawn("worker", Worker)
     assert inspect.trace(False) is False
@@ -256,6 +260,7 @@ def test_it_can_be_turned_off(kept: InMemorySpanExporter, own: ProcMesh) -> None
     assert one(here(kept), "Worker/step", CLIENT)
 
 
+@pytest.mark.once
 def test_workers_without_a_provider_handle_traced_calls(kept: InMemorySpanExporter) -> None:
     with this_host().spawn_procs() as procs:
         worker = procs.spawn("worker", Worker)
@@ -326,6 +331,7 @@ def test_a_promise_is_a_span_that_ends_with_its_outcome(kept: InMemorySpanExport
     assert not span.failed
 
 
+@pytest.mark.once
 def test_a_promise_that_fails_is_a_failed_span(kept: InMemorySpanExporter) -> None:
     promise = Promise[int]()
     promise.set_exception(KeyError("gone"))
@@ -335,6 +341,7 @@ def test_a_promise_that_fails_is_a_failed_span(kept: InMemorySpanExporter) -> No
     assert span.failed and span.exceptions == ["KeyError"] and span.attributes["error.type"] == "KeyError"
 
 
+@pytest.mark.once
 def test_a_promise_finished_by_a_descriptor_has_a_span(kept: InMemorySpanExporter) -> None:
     promise = Promise[int]("native", finish=lambda status: status)
     write = promise.descriptor()
@@ -344,6 +351,7 @@ def test_a_promise_finished_by_a_descriptor_has_a_span(kept: InMemorySpanExporte
     assert not one(here(kept), "promise native", "INTERNAL").failed
 
 
+@pytest.mark.once
 def test_an_unread_promise_has_a_span(kept: InMemorySpanExporter) -> None:
     done, dropped = Promise[int]("done"), Promise[int]("dropped")
     done.set_result(1)
@@ -355,6 +363,7 @@ def test_an_unread_promise_has_a_span(kept: InMemorySpanExporter) -> None:
     assert "mesh.abandoned" not in one(here(kept), "promise dropped", "INTERNAL").attributes
 
 
+@pytest.mark.once
 def test_the_tasks_of_a_pool_have_the_spans_of_their_calls(kept: InMemorySpanExporter, own: ProcMesh) -> None:
     workers = own.spawn("pooled", Worker)
     with trace.get_tracer("test").start_as_current_span("all of them") as mine, Pool(workers) as pool:

@@ -273,6 +273,7 @@ def test_patterns(tree: Path, copy: Path, pattern: str, path: str, fits: bool) -
     assert sync(tree, to=copy, exclude=[pattern]).sent == (() if fits else (path,))
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_file_that_changes_while_it_is_sent_arrives_whole(tree: Path, copy: Path) -> None:
     big = tree / "big.bin"
@@ -384,6 +385,7 @@ def test_a_host_that_cannot_write_says_why(tree: Path, tmp_path: Path) -> None:
 # Deaths.
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_keeper_that_dies_fails_the_sync_and_the_next_one_has_another(
     tree: Path, copy: Path, script: Callable[..., Any]
@@ -477,6 +479,7 @@ def test_a_script_does_not_wait_for_a_sync_that_nobody_waits_for(
     assert not (copy / "big.bin").exists()
 
 
+@pytest.mark.full
 def test_the_next_script_cleans_up_after_a_killed_one(tree: Path, script: Callable[..., Any]) -> None:
     write(tree / "made_up_killed.py", "value = 1")
     source = """

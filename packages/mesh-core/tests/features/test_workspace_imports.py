@@ -352,6 +352,8 @@ def test_classes_that_cannot_be_changed_in_place_are_named(importable: Path, wor
     ]
 
 
+@pytest.mark.once
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_stuck_process_delays_no_sync(importable: Path) -> None:
     with this_host().spawn_procs(name="stuck") as procs:
@@ -368,6 +370,7 @@ def test_a_stuck_process_delays_no_sync(importable: Path) -> None:
         assert worker.call.call_one(value_of, "made_up_stuck").get() == 1
 
 
+@pytest.mark.once
 def test_a_process_that_dies_meanwhile_delays_no_reload(importable: Path, fault_tolerant: None) -> None:
     with this_host().spawn_procs(name="dying") as procs:
         worker: Any = procs.spawn("dying", Echo)

@@ -329,6 +329,7 @@ async def test_an_async_fixture(other):
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "strict"])
 def test_pytest_asyncio(tmp_path: Path, mode: str) -> None:

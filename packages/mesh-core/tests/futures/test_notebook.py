@@ -169,6 +169,7 @@ def test_await_and_get_in_cells(notebook: Notebook) -> None:
     assert all_ended(first[0])
 
 
+@pytest.mark.full
 def test_an_interrupted_cell_and_the_next(notebook: Notebook) -> None:
     first, *shown = notebook.run(
         SETUP,
@@ -188,6 +189,8 @@ def test_an_interrupted_cell_and_the_next(notebook: Notebook) -> None:
     assert all_ended(first[0])
 
 
+@pytest.mark.once
+@pytest.mark.full
 def test_a_restart_of_the_kernel(notebook: Notebook) -> None:
     first, _, second, shown = notebook.run(
         SETUP + "\nfuture = counters.hold.call()\nprocs.pids",
@@ -200,6 +203,8 @@ def test_a_restart_of_the_kernel(notebook: Notebook) -> None:
     assert all_ended(first[0]) and all_ended(second[0])
 
 
+@pytest.mark.once
+@pytest.mark.full
 def test_a_kernel_that_is_shut_down_while_a_worker_is_busy(notebook: Notebook) -> None:
     cells = ["import os; os.environ['MESH_STOP_TIMEOUT'] = '0.5'", SETUP, "future = counters.hold.call()"]
     _, first, _ = notebook.run(*cells)

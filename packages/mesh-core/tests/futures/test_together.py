@@ -363,6 +363,7 @@ class Mortal(Actor):
         threading.Event().wait()
 
 
+@pytest.mark.once
 @pytest.mark.usefixtures("fault_tolerant")
 def test_a_dead_rank_is_done() -> None:
     # The other rank never stops by itself.

@@ -213,6 +213,7 @@ def make(cls: type[Any], log: str, where: list[ProcMesh] | None) -> None:
 IN_TURN = ["1 None", "0 None", "2 alone"]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("cls", [User, SoftUser])
 @pytest.mark.parametrize("where", ["own processes", "one process", "two processes"])
 def test_an_owners_meshes_end_one_by_one_the_last_made_first(

@@ -175,6 +175,7 @@ def test_credentials_on_a_disk_that_hangs(
     assert isinstance(procs.initialized.exception(timeout=SOON), AuthenticationError)
 
 
+@pytest.mark.full
 def test_a_host_that_accepts_and_says_nothing(cluster: LocalCluster) -> None:  # noqa: F811
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
@@ -230,6 +231,7 @@ def test_an_address_that_is_in_use_fails_the_hosts_that_were_to_dial_it(cluster:
     assert isinstance(hosts.spawn_procs().initialized.exception(timeout=SOON), SpawnError)
 
 
+@pytest.mark.full
 def test_each_attachment_has_a_window_of_its_own(cluster: LocalCluster) -> None:  # noqa: F811
     patient = attach_to_workers(
         [cluster.addresses[0]], credentials=cluster.credentials, heartbeat_timeout=120

@@ -12,8 +12,6 @@ from core_processes import Watch
 from mesh_core import Actor, SpawnError, SupervisionError, endpoint
 from mesh_core.testing import LocalCluster
 
-pytestmark = pytest.mark.beside
-
 _LIMIT = 30.0
 _LARGE = 4 << 20
 
@@ -64,6 +62,7 @@ def test_a_dead_host_takes_no_orders_and_delays_nobody() -> None:
         kept.stop().get(timeout=_LIMIT)
 
 
+@pytest.mark.beside
 def test_large_results_of_another_host_can_be_written_to_and_their_memory_is_used_again() -> None:
     numpy = pytest.importorskip("numpy")
     with LocalCluster(hosts=1) as cluster:

@@ -55,6 +55,7 @@ class Tidy(Member):
         write_down(self.path, "clean" if error is None else repr(error))
 
 
+@pytest.mark.full
 def test_some_hosts_are_released_and_the_others_continue(
     cluster: LocalCluster,  # noqa: F811
     told: Told,  # noqa: F811
@@ -198,6 +199,7 @@ def end_while_it_is_let_go(cluster: LocalCluster, number: int) -> None:  # noqa:
     assert members.slice(hosts=1).echo.call_one(1).get(timeout=SOON) == (1, 1)
 
 
+@pytest.mark.full
 def test_a_silent_host_is_released_too(cluster: LocalCluster, told: Told) -> None:  # noqa: F811
     hosts = attach_to_workers(cluster.addresses, credentials=cluster.credentials, heartbeat_timeout=60)
     hosts.spawn_procs().initialized.get(timeout=SOON)

@@ -215,6 +215,7 @@ def test_a_signal_ends_an_agent_in_order(tmp_path: Path, number: signal.Signals)
     assert isinstance(error, SpawnError) and "its agent was stopped" in str(error)
 
 
+@pytest.mark.full
 def test_missing_credentials_are_reported_once(tmp_path: Path) -> None:
     script = """
 import ctypes, os, pathlib, sys
@@ -378,6 +379,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.full
 def test_a_host_ends_its_work_when_it_has_not_heard_for_one_window_and_not_for_two(
     cluster: LocalCluster,
 ) -> None:

@@ -180,6 +180,7 @@ def test_a_failure_elsewhere_is_raised_by_the_call_that_waits(cluster: LocalClus
     assert not waiting.done()
 
 
+@pytest.mark.full
 def test_a_host_dies_under_a_transfer(cluster: LocalCluster, hosts: HostMesh, told: Told) -> None:
     members: Any = hosts.spawn_procs().spawn("members", Member)
     members.where.call().get(timeout=SOON)
@@ -238,6 +239,7 @@ def job(script: Callable[..., Script], cluster: LocalCluster) -> tuple[Script, l
     return started, [int(word) for word in started.line().split()]
 
 
+@pytest.mark.full
 def test_jobs_on_the_same_hosts_know_nothing_of_each_other(
     script: Callable[..., Script], cluster: LocalCluster, hosts: HostMesh
 ) -> None:

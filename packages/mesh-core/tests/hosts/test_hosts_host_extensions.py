@@ -220,6 +220,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_jobs_on_the_same_agents_are_kept_apart(
     script: Callable[..., Script],
     cluster: LocalCluster,  # noqa: F811
@@ -271,6 +272,7 @@ def test_a_crash_affects_neither_the_agent_nor_other_jobs(
         assert other.process.returncode == 0
 
 
+@pytest.mark.full
 def test_a_host_without_the_extension_is_an_error_in_workers_too(cluster: LocalCluster) -> None:  # noqa: F811
     install(Store)
     hosts = cluster.attach()

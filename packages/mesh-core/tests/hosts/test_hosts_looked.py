@@ -115,6 +115,7 @@ def test_any_host_leads_to_the_job(
         inspect.connect(1, host=cluster.addresses[0], credentials=observer)
 
 
+@pytest.mark.full
 def test_stacks_events_and_logs(
     cluster: LocalCluster,  # noqa: F811
     talkers: Talker,
@@ -341,6 +342,7 @@ def test_places_are_bounded(
     assert inspect.connect(host=cluster.addresses[0], credentials=observer).snapshot(timeout=10).procs
 
 
+@pytest.mark.full
 def test_a_reader_that_does_not_read_delays_nobody(
     cluster: LocalCluster,  # noqa: F811
     talkers: Talker,
@@ -559,6 +561,7 @@ def test_an_agent_that_is_stopped_says_so(cluster: LocalCluster, observer: Path,
     shutdown()
 
 
+@pytest.mark.full
 def test_the_command(cluster: LocalCluster, talkers: Talker, observer: Path) -> None:  # noqa: F811
     where = ["--host", cluster.addresses[1], "--credentials", str(observer)]
 

@@ -407,6 +407,7 @@ def test_stacks_of_a_running_thread(own: ProcMesh) -> None:
     assert proc(inspect.snapshot(), "mortal[0]").state == "running"
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_stacks_of_a_spinning_event_loop(own: ProcMesh) -> None:
     """Its frames change while they are read, and only the runtime can report them."""

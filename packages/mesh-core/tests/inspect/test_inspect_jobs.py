@@ -258,6 +258,7 @@ def test_a_question_may_take_up_to_a_minute(here: str, timeout: float) -> None:
     guest.close()
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     ("sent", "said"),
     [
@@ -303,6 +304,7 @@ def test_another_users_process_is_refused(here: str, monkeypatch: pytest.MonkeyP
             assert peer.recv(1) == b""
 
 
+@pytest.mark.full
 def test_too_many_and_too_slow(here: str) -> None:
     """INS-3."""
     crowd: list[Wire] = []
@@ -352,6 +354,7 @@ def test_an_unexpected_answer_is_reported(here: str, monkeypatch: pytest.MonkeyP
             there.snapshot()
 
 
+@pytest.mark.full
 def test_the_command(job: Job) -> None:
     listed = mesh("--job", str(job.pid))
     assert listed.returncode == 0 and "train.py" in listed.stdout and str(job.pid) in listed.stdout

@@ -422,6 +422,7 @@ def test_more_than_the_hard_limit_of_descriptors_allows(script: Any) -> None:
     assert lines[1] == "[1, 1, 1, 1]"
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_the_soft_limit_of_descriptors_is_raised(script: Any) -> None:
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 600:

@@ -24,7 +24,7 @@ from mesh_core import (
 from mesh_core._actors.reducers import combine, first_share, result
 from mesh_core._meshes.reduce import FAN_OUT, Plan, place_of
 
-pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
+pytestmark = pytest.mark.usefixtures("runtime")
 
 SOON = 30.0
 COUNT = 40  # three levels: 1, 16, 23
@@ -116,6 +116,7 @@ def test_concats() -> None:
         combine("concat", [1, 2])
 
 
+@pytest.mark.beside
 def test_arrays_and_tensors() -> None:
     numpy = pytest.importorskip("numpy")
     ones = [numpy.full(3, n) for n in (1, 2)]
@@ -124,6 +125,7 @@ def test_arrays_and_tensors() -> None:
     assert result("mean", combine("mean", [first_share("mean", one) for one in ones])).tolist() == [1.5] * 3
 
 
+@pytest.mark.beside
 def test_tensors() -> None:
     torch = pytest.importorskip("torch")
     ones = [torch.ones(2), torch.zeros(2)]
@@ -171,6 +173,7 @@ def test_large_parts(summands: Any) -> None:
     assert [whole[rank * size] for rank in range(COUNT)] == list(range(COUNT))
 
 
+@pytest.mark.beside
 def test_arrays(summands: Any) -> None:
     numpy = pytest.importorskip("numpy")
     total = summands.array.with_options(reduce="sum").call(50_000).get(timeout=SOON)

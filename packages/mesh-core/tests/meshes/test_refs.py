@@ -645,6 +645,7 @@ def test_the_interpreter_ends_with_live_references(script: Callable[..., Script]
     assert run.finish()[0].split("\n")[:-1] == ["102400"]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_after_any_schedule_nothing_is_kept(parties: Any, seed: int) -> None:  # noqa: C901

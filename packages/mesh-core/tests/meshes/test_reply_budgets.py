@@ -87,6 +87,7 @@ def resident(pid: int) -> int:
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmRSS"))
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["plain", "coroutine", "raising", "raising_coroutine", "concurrent"])
 def test_a_stopped_caller_holds_up_those_who_answer_it(

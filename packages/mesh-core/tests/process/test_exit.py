@@ -31,6 +31,11 @@ sys.stdin.readline()
 """
 
 
+def seeds(count: int, *, elsewhere: int) -> list[Any]:
+    """Random runs, of which the first few are enough on another interpreter."""
+    return [*range(elsewhere), *(pytest.param(n, marks=pytest.mark.once) for n in range(elsewhere, count))]
+
+
 class Ended:
     """A script that has ended, and nothing of it is left."""
 
@@ -119,6 +124,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_an_ending(ended: Any, ending: str) -> None:
     source, status, said = ENDINGS[ending]
@@ -270,8 +276,9 @@ def test_a_thread_that_outlives_the_main_one(ended: Any) -> None:
     assert (done.status, done.err, done.lines) == (0, "", ["end", "[2, 2]"])
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("swallow", [False, True], ids=["plain", "swallowing errors"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3, elsewhere=1))
 def test_daemon_threads_that_never_stop_calling(ended: Any, swallow: bool, seed: int) -> None:
     """EXIT-1: they are held where they are. Before, they died of errors or took the process with them."""
     done = ended(
@@ -474,6 +481,8 @@ def test_children_of_multiprocessing(script: Any, method: str) -> None:
 # Signals.
 
 
+@pytest.mark.once
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_ends_the_workers_too(script: Any, number: int) -> None:
     # Whoever runs the tests may ignore SIGHUP, which is inherited.
@@ -628,8 +637,9 @@ def end_of_swallowed(victim: subprocess.Popen[str]) -> tuple[str, str]:
     return out, err
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("pause", [0.05, 0.0002])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(10, elsewhere=3))
 def test_ctrl_c_at_any_moment(tmp_path: Path, seed: int, pause: float) -> None:
     """EXIT-2: during a spawn, a call, a wait, a stop, the end; once or twice, soon or at once."""
     chance = random.Random(f"{seed} {pause}")

@@ -17,7 +17,7 @@ import pytest
 from mesh_core import MeshError, set_fault_handler, shutdown, this_host
 from mesh_core.extensions import Guests, check_free, has_joined, join_job
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2, of="file", full=True)]
 
 BEGIN = """
 import os, socket, sys

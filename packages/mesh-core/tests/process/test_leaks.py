@@ -75,6 +75,7 @@ def test_without_stopping_anything() -> None:
     assert Traces().left_since(before) == ""
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_runtimes_one_after_another() -> None:
     for n in range(6):

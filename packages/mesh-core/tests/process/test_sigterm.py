@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from core_processes import Script, Watch, search_path
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2, of="file", full=True)]
 
 START = """
 import asyncio, atexit, contextlib, ctypes, os, signal, sys, threading
@@ -122,6 +122,7 @@ finally:
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("wait", WAITS)
 def test_sigterm_ends_in_order(script: Any, tmp_path: Path, wait: str) -> None:
     """EXIT-3, TERM-3."""
@@ -186,6 +187,7 @@ def test_sigterm_that_the_script_catches_is_its_own_affair(script: Any, tmp_path
     assert out == ["caught", "goes on", "with ends", "finally", "at exit"]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("wait", ["an event", "asyncio that sleeps"])
 def test_sigterm_that_another_thread_takes_is_heard(script: Any, tmp_path: Path, wait: str) -> None:
     """The same goes for one that arrives when the main thread is about to block."""
@@ -246,6 +248,7 @@ sys.exit(5)
     assert (tmp_path / "tidied-0").exists()
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("second", ["the grace", "a second SIGTERM"])
 def test_processes_that_do_not_end_are_killed(script: Any, second: str) -> None:
     """TERM-1."""
@@ -312,6 +315,7 @@ def test_the_first_process_of_a_container(tmp_path: Path, first: str) -> None:
     assert len(list(tmp_path.glob("tidied-*"))) == (2 if first == "in order" else 0)
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("whose", ["the script's", "nobody's", "from another thread", "off"])
 def test_whose_handler_it_is(script: Any, whose: str) -> None:
     first = {
@@ -362,6 +366,7 @@ print(child.exitcode, len(tidies.ping.call().get(timeout=30).values()))
     assert (run.process.returncode, out.splitlines(), err) == (0, ["-15 2", "at exit"], "")
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("where", ["with", "end"])
 def test_ctrl_c_says_what_is_being_stopped_and_another_one_kills(script: Any, where: str) -> None:
     run = script(

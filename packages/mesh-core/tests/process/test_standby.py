@@ -17,7 +17,7 @@ from hosts_samples import SOON
 
 from mesh_core import Actor, Credentials, attach_to_workers, endpoint, shutdown
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.sampled(2, of="file", full=True)]
 
 # Only a copy of this program has the mark and the class.
 PROGRAM = """

@@ -408,6 +408,7 @@ def test_a_broadcast_that_raises_ends_the_script_with_a_report(script: Any) -> N
     assert "'loud'" in err
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.timeout(170)
@@ -600,6 +601,7 @@ INTERRUPTED = """
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     "moment", ["get", "spinning", "sending", "asyncio_run", "spawning", "stopping", "stuck"]
 )

@@ -237,6 +237,7 @@ def test_a_buffer_that_is_lost_is_an_error() -> None:
         loads(data, [])
 
 
+@pytest.mark.full
 @pytest.mark.once
 @pytest.mark.slow
 def test_three_gibibytes() -> None:

@@ -685,6 +685,7 @@ def test_nothing_is_lost_when_a_script_just_ends(script: Any) -> None:
     assert out == [f"[loud] 0:{n}" for n in range(5000)]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_full_stdout_blocks_only_workers_that_print(script: Any) -> None:
     """The script's own stdout is not read: its workers' prints wait, calls to others do not, and nothing is lost."""

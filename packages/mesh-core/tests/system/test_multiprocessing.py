@@ -63,6 +63,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_classes_and_functions_of_the_script(script: Any, method: str) -> None:
     """Python 3.14 uses forkserver by default."""

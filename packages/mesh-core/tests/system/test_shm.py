@@ -16,7 +16,7 @@ from core_samples import Coroutines, Echo, scribble
 from mesh_core import MeshError, ProcMesh, SpawnError, configured, shutdown, this_host
 from mesh_core._common.current import current
 
-pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.beside]
+pytestmark = pytest.mark.usefixtures("runtime")
 
 MIB = 1 << 20
 
@@ -69,6 +69,7 @@ def test_small_data_does_not() -> None:
         assert slabs(procs.pids[0] or 0) == 0
 
 
+@pytest.mark.beside
 def test_a_result_is_writable_and_outlives_its_message(one: Any) -> None:
     numpy = pytest.importorskip("numpy")
     arrays = [one.echo.call_one(numpy.full(MIB, n, dtype="uint8")).get() for n in range(8)]
@@ -81,6 +82,7 @@ def test_a_result_is_writable_and_outlives_its_message(one: Any) -> None:
         assert (array == n + 100).all()
 
 
+@pytest.mark.beside
 def test_a_result_outlives_its_process() -> None:
     numpy = pytest.importorskip("numpy")
     with this_host().spawn_procs() as procs:
@@ -90,6 +92,7 @@ def test_a_result_outlives_its_process() -> None:
     assert array.sum() == MIB
 
 
+@pytest.mark.beside
 def test_data_sent_to_many_is_private_to_each(echo: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(2 * MIB, dtype="uint8")
@@ -98,6 +101,7 @@ def test_data_sent_to_many_is_private_to_each(echo: Any) -> None:
     assert not data.any()
 
 
+@pytest.mark.beside
 def test_data_sent_to_one_actor_is_private(one: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(2 * MIB, dtype="uint8")
@@ -106,6 +110,7 @@ def test_data_sent_to_one_actor_is_private(one: Any) -> None:
     assert not data.any()
 
 
+@pytest.mark.beside
 def test_the_sender_may_change_its_data_after_the_call(one: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(4 * MIB, dtype="uint8")
@@ -117,6 +122,7 @@ def test_the_sender_may_change_its_data_after_the_call(one: Any) -> None:
     assert [int(future.get()[-1]) for future in futures] == list(range(8))
 
 
+@pytest.mark.beside
 def test_an_object_that_occurs_twice_is_one_on_arrival(one: Any) -> None:
     numpy = pytest.importorskip("numpy")
     data = numpy.zeros(MIB, dtype="uint8")
@@ -124,6 +130,7 @@ def test_an_object_that_occurs_twice_is_one_on_arrival(one: Any) -> None:
     assert first is second
 
 
+@pytest.mark.beside
 def test_a_view_sends_only_its_elements(one: Any) -> None:
     torch = pytest.importorskip("torch")
     before = owned()
@@ -134,6 +141,7 @@ def test_a_view_sends_only_its_elements(one: Any) -> None:
     assert owned() - before < 20 * MIB
 
 
+@pytest.mark.beside
 def test_tensors(one: Any) -> None:
     torch = pytest.importorskip("torch")
     tensor = torch.randn(1024, 1024)

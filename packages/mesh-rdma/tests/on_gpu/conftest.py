@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from levels import level
 from mesh_rdma._cuda import VARIABLE
 from mesh_rdma._gpu import missing
 from mesh_rdma.testing._ends import Process
@@ -19,7 +20,7 @@ ON_STAND_IN = VARIABLE in os.environ
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     ours = [item for item in items if item.path.parent.name == "on_gpu"]
-    if ON_STAND_IN and not os.environ.get("MESH_TEST_ALL"):
+    if ON_STAND_IN and level() != "all":
         left = [item for item in ours if "Stress" in item.nodeid]
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if item not in left]

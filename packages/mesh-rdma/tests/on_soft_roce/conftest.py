@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from levels import level
 from mesh_rdma.testing._ends import Ends, Process
 from mesh_rdma.testing._memory import HOST
 from soft_roce.fork_server import Copy
@@ -70,7 +71,7 @@ ENGINE = os.environ.get("SOFT_ROCE_ENGINE") or "native"
 
 
 def pytest_collection_modifyitems(config, items):
-    if os.environ.get("MESH_TEST_ALL") or os.environ.get("MESH_SOFT_ROCE"):
+    if level() == "all" or os.environ.get("MESH_SOFT_ROCE"):
         return
     left = [item for item in items if item.path.parent == HERE and is_left(item)]
     config.hook.pytest_deselected(items=left)

@@ -1,0 +1,58 @@
+"""Each package as it is: its version, its public names, and what importing it brings in where all is installed."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import workspace
+
+PACKAGES = workspace.packages()
+# Beside itself and mesh_core: what mesh_core reads, and finds plugins with.
+COMES_WITH_CORE = {"cloudpickle", "mesh_core", "pluggy"}
+# What else is said where it is used first; a package that is not here is imported, and nothing more.
+USES = {
+    "mesh_rdma": "mesh_rdma.RDMABuffer(bytearray(8))",
+    "mesh_supervision": "from mesh_supervision import *",
+}
+
+LIST_FOREIGN_MODULES = """
+import sys
+before = set(sys.modules)
+import {name}
+{use}
+print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - before}} - sys.stdlib_module_names))
+"""
+
+
+@pytest.fixture(params=PACKAGES, ids=str)
+def package(request):
+    pytest.importorskip(request.param.import_name)
+    return request.param
+
+
+def test_version_is_the_one_the_package_was_built_with(package):
+    assert importlib.import_module(package.import_name).__version__ == package.version
+    if package.is_native:
+        native = importlib.import_module(f"{package.import_name}._native")
+        assert native.__version__ == package.version
+
+
+def test_importing_it_brings_in_nothing_but_itself_and_the_core(package):
+    name = package.import_name
+    source = LIST_FOREIGN_MODULES.format(name=name, use=USES.get(name, ""))
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=True, timeout=50
+    )
+    found = set(done.stdout.split())
+    assert name in found
+    assert found <= {name, *COMES_WITH_CORE}
+
+
+def test_public_names_are_there_and_listed(package):
+    module = importlib.import_module(package.import_name)
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert name == "__version__" or not callable(value) or (value.__doc__ or "").strip(), name
+    assert set(module.__all__) <= set(dir(module))
