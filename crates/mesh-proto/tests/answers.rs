@@ -2,14 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
+use crate::support::dice::Dice;
 use mesh_proto::{Answer, Answers, Flow, Kept, ProcAddr, Progress, REPLIES, REPLY_WINDOW};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
-use support::config;
-use support::dice::Dice;
 
 const ME: ProcAddr = ProcAddr { mesh: 1, rank: 0, host: 0 };
 

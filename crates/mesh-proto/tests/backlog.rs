@@ -2,13 +2,11 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
+use crate::support::dice::Dice;
 use mesh_proto::{Admission, Backlog, Credit, Ledger, Meter, Place, ProcAddr};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, VecDeque};
-use support::config;
-use support::dice::Dice;
 
 const ME: ProcAddr = ProcAddr { mesh: 1, rank: 0, host: 0 };
 

@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::{addr, config, entry};
 use bytes::Bytes;
 use mesh_proto::control::{
     Attachment, Closed, Down, Fetch, Goodbye, Held, Hello, Holding, HostDown, HostLost, HostStanding, Inspect,
@@ -20,7 +19,6 @@ use mesh_proto::{
 use mesh_topology::{Extent, Region};
 use proptest::prelude::*;
 use std::time::Duration;
-use support::{addr, config, entry};
 
 fn text() -> impl Strategy<Value = String> {
     any::<String>()

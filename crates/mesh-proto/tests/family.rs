@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
 use mesh_proto::{ActorId, Aftermath, Family, MeshId, Owned, ProcAddr};
 use proptest::prelude::*;
 use std::collections::{HashMap, HashSet, VecDeque};
-use support::config;
 
 const ROOT: ProcAddr = ProcAddr::CONTROLLER;
 

@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
+use crate::support::dice::Dice;
 use mesh_proto::{
     Admission, Credit, Flow, Frame, Header, INITIAL_WINDOW, Ledger, MESSAGE_COST, Meter, Part, Placement, ProcAddr,
     SharedRef, Sharing, Target,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
-use support::config;
-use support::dice::Dice;
 
 #[derive(Default)]
 struct Sender {
@@ -278,7 +276,7 @@ proptest! {
 
     /// A message costs the same for the sender of a cast and for each of its receivers.
     #[test]
-    fn both_ends_count_alike(header in support::header(), lens in prop::collection::vec(0_u64..9_000, 0..4), shared in any::<bool>()) {
+    fn both_ends_count_alike(header in crate::support::header(), lens in prop::collection::vec(0_u64..9_000, 0..4), shared in any::<bool>()) {
         let at = SharedRef { pid: 1, fd: 1, slab: 1, offset: 0, chunk: 0, turn: 0 };
         let parts: Vec<Part> = lens.iter().map(|len| match shared {
             true => Part::Shared { at, len: *len },

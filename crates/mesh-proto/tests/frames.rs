@@ -2,12 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::{addr, cast, config, entry, frame, header, on_the_wire, part};
 use mesh_proto::messages::Meaning;
 use mesh_proto::{Decoder, Frame, FrameError, HEADER_LEN, Header, Kind, MAX_BODY, Part, ProcAddr, READ_CHUNK, Target};
 use proptest::prelude::*;
-use support::{addr, cast, config, entry, frame, header, on_the_wire, part};
 
 fn all(decoder: &mut Decoder) -> Result<Vec<Frame>, FrameError> {
     let mut frames = Vec::new();

@@ -1,17 +1,12 @@
 //! Gateways under random schedules: partitions, broken connections, pauses, sleeps, clock steps and deaths.
 //!
 //! GTW-1 to GTW-4. `MESH_SCHEDULES` sets the number of schedules; the long run is
-//! `MESH_SCHEDULES=1000000 cargo test --release -p mesh-proto --test gateway_sim`. `MESH_SEED` sets the first seed.
+//! `MESH_SCHEDULES=1000000 cargo test --release -p mesh-proto --test all gateway_sim`. `MESH_SEED` sets the first seed.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-#[path = "support/dice.rs"]
-mod dice;
-#[path = "support/hosts.rs"]
-mod hosts;
-
-use dice::Dice;
-use hosts::{Setup, World};
+use crate::support::dice::Dice;
+use crate::support::hosts::{Setup, World};
 
 /// The seeds of the schedules.
 fn schedules(few: u64) -> std::ops::Range<u64> {

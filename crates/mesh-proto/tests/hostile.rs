@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::dice::Dice;
+use crate::support::{config, connection, entry, frame, on_the_wire, peer};
 use bytes::Bytes;
 use mesh_proto::hosts::{
     Cargo, Dest, Farewell, Gap, HostMerge, HostSet, Join, Lane, Look, MAX_HOSTS, Packet, PacketKind, Parting,
@@ -13,8 +13,6 @@ use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, Header, Kind, Part, Placement, ProcAddr, Target};
 use proptest::prelude::*;
 use std::time::Duration;
-use support::dice::Dice;
-use support::{config, connection, entry, frame, on_the_wire, peer};
 
 proptest! {
     #![proptest_config(config(400, 3))]

@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::{config, region};
 use mesh_proto::{
     EndReason, Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, Placement, ProcAddr, Route, Router, Stage,
     Target,
@@ -13,7 +12,6 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{config, region};
 
 fn ended(reason: &str) -> Arc<Ended> {
     Arc::new(Ended {

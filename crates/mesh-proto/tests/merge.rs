@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
+use crate::support::dice::Dice;
 use bytes::Bytes;
 use mesh_proto::hosts::{
     Dest, HOLD, HostMerge, HostSet, MERGE_LIMIT, Packet, PacketKind, RelayMerge, Share, Short, origins, unmerge,
@@ -13,8 +13,6 @@ use mesh_proto::{Decoder, Frame, HostNo, Kind, Part, ProcAddr, Sharing};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
-use support::config;
-use support::dice::Dice;
 
 fn addr(rank: u32) -> ProcAddr {
     let mut addr = ProcAddr::CONTROLLER;
@@ -480,7 +478,7 @@ proptest! {
             let mut count = 0;
             for (index, frame) in replies {
                 prop_assert!(index < places);
-                support::entry::look_into(&frame);
+                crate::support::entry::look_into(&frame);
                 count += 1;
             }
             prop_assert!(count <= places);

@@ -2,15 +2,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::{addr, config, entry, frame, header, raw};
 use mesh_proto::messages::{
     Answer, Asked, Call, Cancel, Cancelled, Extend, Failure, Gathered, Meaning, Name, Partial, Post, ProcUp, Reply,
     Request, Returned, Spawn, SpawnPart, StopActor, Task, Tell, Unlooked, Unseen, merged_call,
 };
 use mesh_proto::{Credit, Flow, Frame, Header, Kind, ProcAddr, Progress, REPLIES, SPAWNS, Sharing};
 use proptest::prelude::*;
-use support::{addr, config, entry, frame, header, raw};
 
 fn answer() -> impl Strategy<Value = Answer> {
     prop::sample::select(vec![Answer::Value, Answer::More, Answer::Raised, Answer::Dead])

@@ -2,16 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
+use crate::support::dice::Dice;
 use mesh_proto::control::News;
 use mesh_proto::{Frame, Gather, Joined, Moved, Moves, Outcome, Piece, Placement, ProcAddr, Run, Seat, Target};
 use mesh_topology::{Extent, Region, Selector, Span};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use support::config;
-use support::dice::Dice;
 
 const MESH: u64 = 7;
 const RANKS: u32 = 12;
@@ -327,7 +325,7 @@ proptest! {
     #[test]
     fn whatever_arrives_as_news_is_sound_or_none(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let header = mesh_proto::Header::new(mesh_proto::Kind::Moved, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
-        let header = support::raw(header, (0, 3, 0, 0, 0));
+        let header = crate::support::raw(header, (0, 3, 0, 0, 0));
         if let Some(news) = News::read(&Frame::build_plain(header, None, b"", &bytes)) {
             prop_assert!(news.moved.is_sound());
             let mut moves = Moves::default();

@@ -2,8 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-mod support;
-
+use crate::support::config;
 use bytes::Bytes;
 use mesh_proto::READ_CHUNK;
 use mesh_proto::hosts::{
@@ -11,7 +10,6 @@ use mesh_proto::hosts::{
     PacketError, PacketKind, Parting, Refusal, Refuse, Share, Short, Welcome,
 };
 use proptest::prelude::*;
-use support::config;
 
 fn runs(most: usize) -> impl Strategy<Value = Vec<(u32, u32)>> {
     prop::collection::vec((1_u32..50, 1_u32..2000), 1..most).prop_map(|steps| {

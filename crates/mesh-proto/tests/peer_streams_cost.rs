@@ -1,4 +1,4 @@
-//! The cost of peer streams: `cargo test --release -p mesh-proto --test peer_streams_cost -- --ignored --nocapture`.
+//! The cost of peer streams: `cargo test --release -p mesh-proto --test all peer_streams_cost -- --ignored --nocapture`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 

@@ -1,15 +1,12 @@
 //! Peer streams under random schedules: hosts, relays, and connections that lose, repeat, reorder, break and come back.
 //!
 //! STR-1..6. `MESH_SCHEDULES` sets the number of schedules; the long run is
-//! `MESH_SCHEDULES=200000 cargo test --release -p mesh-proto --test peer_streams_sim`.
+//! `MESH_SCHEDULES=200000 cargo test --release -p mesh-proto --test all peer_streams_sim`.
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-#[path = "support/dice.rs"]
-mod dice;
-
+use crate::support::dice::Dice;
 use bytes::Bytes;
-use dice::Dice;
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{
     Arrival, Cargo, HostSet, Lane, PACKET_COST, Packet, PacketKind, PeerStreams, SEGMENT, Share, Short,

@@ -2,10 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
-#[path = "support/dice.rs"]
-mod dice;
-
-use dice::Dice;
+use crate::support::dice::Dice;
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{HostSet, Standing, Topology};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

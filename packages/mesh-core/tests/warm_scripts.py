@@ -68,7 +68,7 @@ class WarmScripts:
         """Start a script; return its pid."""
         order = os.memfd_create("order")
         with open(order, "wb", closefd=False) as file:
-            file.write(json.dumps({"argv": list(argv), "env": dict(env), "cwd": os.getcwd()}).encode())
+            file.write(json.dumps({"argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}).encode())
         try:
             with self._lock:
                 socket.send_fds(self._control, [b"f"], [*streams, order])
@@ -236,5 +236,5 @@ def begin(control: int) -> None:
     from mesh_core import preload_host
 
     preload_host()
-    assert len(os.listdir("/proc/self/task")) == 1, "an import has started a thread"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "an import has started a thread"
     _run(*_serve(socket.socket(fileno=control)))

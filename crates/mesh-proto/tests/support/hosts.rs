@@ -3,7 +3,7 @@
 //! Connections are like TCP: what is sent arrives in order, late while the path is cut, and is lost when the connection
 //! breaks.
 
-use crate::dice::Dice;
+use super::dice::Dice;
 use mesh_proto::control::{Attachment, Introduction, Terms};
 use mesh_proto::hosts::gateway::{Action, Caller, Event, Gateway, GatewayOptions, Missed, Wire};
 use mesh_proto::hosts::{Arrival, Cargo, Farewell, Fate, HostSet, Packet, PacketKind, Topology};

@@ -11,6 +11,7 @@ use proptest::test_runner::RngSeed;
 pub(crate) mod connection;
 pub(crate) mod dice;
 pub(crate) mod entry;
+pub(crate) mod hosts;
 pub(crate) mod peer;
 
 /// A fixed seed: the same cases in every run, and no files left behind.
