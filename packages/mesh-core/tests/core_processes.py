@@ -65,11 +65,11 @@ def descriptors_to(folder: Path) -> list[str]:
 
 
 def runtime_files() -> set[str]:
-    """The sockets and files of the jobs that this run has started. /dev/shm and /tmp have those of every other job too."""
-    folder = os.environ.get("XDG_RUNTIME_DIR", "")
-    # This process's own are there until `shutdown()`.
-    mine = f"/{os.getpid()}"
-    return {f"{at}/{name}" for at, _, names in os.walk(folder) if not at.endswith(mine) for name in names}
+    """What this run has put into its runtime folder. /dev/shm and /tmp have the files of every other job too."""
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    # The sockets of a script that was killed stay until somebody looks for jobs.
+    sockets = f"mesh-{os.geteuid()}"
+    return {each.name for each in Path(folder).iterdir() if each.name != sockets} if folder else set()
 
 
 class Traces:

@@ -185,8 +185,9 @@ def test_a_shell_on_a_host_that_connects_to_the_script(servers: Servers) -> None
 
 def test_neither_side_can_connect(servers: Servers) -> None:
     """The error names who could not connect, and to what."""
-    with start(servers, ["b1"], dial="nowhere.invalid:26700", start_timeout=6) as job:
-        words = "b1 cannot connect to the script at nowhere.invalid:26700: "
+    dial = f"nowhere.invalid:{free_port('0.0.0.0')}"
+    with start(servers, ["b1"], dial=dial, start_timeout=6) as job:
+        words = f"b1 cannot connect to the script at {dial}: "
         until(lambda: words in str(job.state()), "what fails is told while it is tried")
         with pytest.raises(
             LaunchError, match=rf"{words}.*after 6 s: dial= must be an address of the script's"
