@@ -262,3 +262,13 @@ fn what_a_guest_owns_outlives_it_on_its_host_and_on_others() {
         assert_eq!(aftermath.end, [Owned::Procs(8)], "what others own ends with them as ever");
     }
 }
+
+#[test]
+fn processes_of_the_controller_alone_are_remembered_until_they_die() {
+    let mut family = Family::new(0);
+    assert!(family.is_empty());
+    assert!(family.procs_made(1, 0..1, ROOT));
+    assert!(!family.is_empty());
+    assert_eq!(family.died(ProcAddr { mesh: 1, rank: 0, host: 0 }), Aftermath::default());
+    assert!(family.is_empty());
+}

@@ -40,6 +40,22 @@ def test_without_leases_the_oldest_is_filled():
     assert versions.held() == [5, 6, 7]
 
 
+def test_a_refusal_names_what_was_asked_for():
+    versions = Versions(2, 0)
+    nothing = "is there; nothing has been published yet"
+    for ask, wanted in (
+        (Ask(), "no version"),
+        (Ask(floor=3), "no version from 3 on"),
+        (Ask(2, 1), "no version 2"),
+    ):
+        assert versions.ask("reader", ask) == Refusal(f"{wanted} {nothing}")
+    for number in (1, 2):
+        versions.begin(number)
+        versions.finish()
+    assert isinstance(versions.ask("reader", Ask(floor=2)), Lease)
+    assert versions.ask("other", Ask(floor=3)) == Refusal("no version from 3 on is there; there are 1, 2")
+
+
 def test_a_reader_asks_again_only_when_it_has_given_back():
     versions = Versions(2, 0)
     versions.begin(1)

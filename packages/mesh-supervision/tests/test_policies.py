@@ -450,6 +450,29 @@ def test_a_circuit_that_opens_too_often_passes_the_failure_on() -> None:
     assert "one_for_one gave up" in mesh.passed_on[0].reason
 
 
+def test_a_failed_repair_that_no_policy_asked_for_opens_nothing() -> None:
+    strange = RepairFailed("workers", Restart((0,)), "no", (loss().failure,))
+    policy, actions = breaker().on_repair(strange, 0.0)
+    assert (policy.circuit, actions) == (Circuit.CLOSED, (core.Ignore(),))  # type: ignore[attr-defined]
+
+
+def test_a_wrapped_policy_gets_its_own_events_back() -> None:
+    mine = Due("mine")
+
+    class Waits:
+        def on(self, event: Any, now: float) -> tuple[Policy, tuple[Action, ...]]:
+            if isinstance(event, Due):
+                assert event is mine
+                return self, (Stop(),)
+            return self, (Later(1.0, mine),)
+
+    policy, (later,) = CircuitBreaker(Waits(), cooldown=1.0, trips=1).on(loss(), 0.0)
+    assert isinstance(later, Later) and later.event is not mine
+    policy, actions = policy.on(later.event, 1.0)
+    assert actions == (Stop(),)
+    assert not policy._members.busy(0)  # type: ignore[attr-defined]  # noqa: SLF001
+
+
 def test_a_trial_that_does_not_start_opens_the_circuit_again() -> None:
     mesh = Rehearsal(breaker(trips=2), size=1, starts=lambda rank: False)
     mesh.kill(0)
