@@ -277,6 +277,7 @@ def test_those_that_die_while_members_change_are_replaced_too(tmp_path: Path) ->
         assert not victims.exists()
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_any_order_of_deaths_notices_and_wishes_loses_no_step(seed: int) -> None:
     """ELA-1..3 on a random schedule."""

@@ -155,6 +155,7 @@ def test_nobody_waits_for_one_that_dies_while_a_group_is_formed(
     assert trainers.sum_up.call().get(timeout=WITHIN).values() == [4.0] * RANKS
 
 
+@pytest.mark.full
 def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -> None:
     chance = random.Random(2026)
     seconds, every = (LONG, 3.0) if LONG else (3.0, 1.0)
@@ -196,6 +197,7 @@ def test_those_killed_at_any_moment_are_healed(procs: ProcMesh, trainers: Any) -
     )
 
 
+@pytest.mark.full
 def test_a_training_of_more_and_fewer_members_has_the_losses_of_one(procs: ProcMesh) -> None:
     """ELA-2, with a group that is formed anew by each change."""
     shares, steps = 6, 12

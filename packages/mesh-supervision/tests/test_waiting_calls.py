@@ -36,6 +36,7 @@ def pids(tellers: Any) -> list[int]:
     return [call.get(timeout=WITHIN) for call in calls]
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     "policy",
     [

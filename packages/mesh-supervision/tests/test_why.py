@@ -49,6 +49,7 @@ def reason(is_it: Callable[[Reason], bool]) -> Reason:
         assert time.monotonic() < end, found
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize(
     ("method", "line"),
     [
@@ -212,6 +213,7 @@ def test_what_goes_on_between_two_looks_is_not_named() -> None:
     assert looks(circle, circle) == circle
 
 
+@pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seeded_hang_is_named_while_others_work(workers: Any, seed: int) -> None:
     chance = random.Random(seed)
