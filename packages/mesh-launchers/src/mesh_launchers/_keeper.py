@@ -535,8 +535,11 @@ class _Client:
 def main(path: str, door: int) -> None:
     """Keep the job of a folder, whose lock was passed to this process; `door` is its first client's socket."""
     folder = JobFolder(Path(path))
+    # The launcher may be a plugin that only the script's folders have.
+    sys.path[:] = folder.read()["path"]
     asyncio.run(Keeper(folder).run(socket.socket(fileno=door)))
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Entry point of the keeper's process."""
     main(sys.argv[1], int(sys.argv[2]))

@@ -24,7 +24,11 @@ from typing import Any, NoReturn
 
 from mesh_core._native import die_with_parent
 from mesh_core._process import fork_server
-from mesh_core._system import descendants  # noqa: F401 - imported before the fork, for all copies
+from mesh_core._system import (
+    descendants,  # noqa: F401 - imported before the fork, for all copies
+    search_path,
+)
+from mesh_core._system.interpreter import runs_code
 
 _PACKET = 16
 _OWN = frozenset({"_MESH_HOST", fork_server.SCRATCH})
@@ -93,8 +97,10 @@ def _stand_by(control: int) -> NoReturn:
     os.close(told)
     for name in _OWN & env.keys():
         os.environ[name] = env[name]
-    there = _new_directories(plan["path"])
-    sys.path[:] = [*there, *sys.path]
+    if not sys.flags.safe_path and sys.path[:1] == [""]:
+        # The agent's working directory, which Mesh's own interpreters do not have.
+        del sys.path[0]
+    plan["left out"] = search_path.search(plan["path"], afar=True)
     _forget_main()
     fork_server.main(control, board, plan)
 
@@ -129,12 +135,13 @@ def _forget_main() -> None:
 
 
 def _new_directories(path: Iterable[str]) -> list[str]:
-    return [each for each in path if Path(each).is_dir() and each not in sys.path]
+    new = (each for each in path if Path(each).is_dir() and each not in sys.path)
+    return [each for each in new if not search_path.why_unsafe(each)]
 
 
 def _can_stand_for(plan: dict[str, Any], env: dict[str, str]) -> bool:
     """Whether a fresh interpreter would be in the same state by now."""
-    if not plan["afar"] or sys.argv[:1] != ["-c"]:
+    if not plan["afar"] or not runs_code():
         return False
     if {name: value for name, value in env.items() if name not in _OWN} != dict(os.environ):
         # The loader, the allocator and the interpreter read some of them when they start.
