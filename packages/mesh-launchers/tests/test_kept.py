@@ -518,3 +518,23 @@ def test_several_meshes_and_a_spare(tmp_path: Path) -> None:
         counters: Any = again.procs["trainers"].spawn("counters", Counter)
         assert counters.add.call(1).get(timeout=LIMIT).values() == [1, 1]
         again.stop()
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        ({"packages": {"mesh-core": "0.0.9"}}, "it has mesh-core 0.0.9, and the script mesh-core "),
+        ({"python": "3.9.1"}, r"it has Python 3.9.1 \(.*\), and the script Python "),
+    ],
+)
+def test_a_script_of_another_version_does_not_attach(there: dict[str, Any], words: str) -> None:
+    launch("local", hosts=1, name="kept", keep="60s").wait(LIMIT).detach()
+    let_go()
+    folder = JobFolder.of("kept")
+    told = folder.read()
+    folder.write({**told, "environment": {**told["environment"], **there}})
+    with pytest.raises(LaunchError, match=f"job 'kept' cannot be attached: {words}.*mesh stop kept"):
+        attach_job("kept")
+    folder.write(told)
+    with attach_job("kept") as again:
+        assert again.hosts.names == ["kept-0"]

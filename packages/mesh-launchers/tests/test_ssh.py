@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from greeter import Greeter, host_pids, kill_host
 from launched import LIMIT, until
 from sshd import SSHD, Servers, free_port
 
-from mesh_launchers import LaunchError, Phase, launch
+from mesh_launchers import LaunchError, Phase, attach_job, jobs, launch
 
 pytestmark = [
     pytest.mark.slow,
@@ -60,6 +61,53 @@ def test_hosts_by_their_names(servers: Servers) -> None:
         assert job.scale(["b1", "b3"]).names == ["b1", "b3"]
         assert host_pids("b2") == []
         assert job.scale(["b1", "b2", "b3"]).sizes == {"hosts": 3}
+
+
+def test_scale_wants_names(servers: Servers) -> None:
+    """KPR-4: a number is an error that says so, and changes nothing."""
+    with start(servers, "b1", "b2", name="lab") as job:
+        job.wait(timeout=LIMIT)
+        greeters = job.hosts.spawn_procs().spawn("greeters", Greeter)
+        for wanted, words in (
+            (
+                3,
+                r"the launcher 'ssh' wants the names of all hosts .*: those that it has, \['b1', 'b2'\], and",
+            ),
+            (["b1", "b3", "b3"], "b3 would be in job 'lab' twice"),
+            (["b1", ""], "wants the names"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                job.scale(wanted)
+        assert [(each.name, str(each.phase)) for each in job.state().hosts] == [
+            ("b1", "running"),
+            ("b2", "running"),
+        ]
+        assert greeters.greet.call("you").get(timeout=LIMIT).values() == ["hello you"] * 2
+        # Fewer hosts need no names.
+        assert job.scale(1).names == ["b1"]
+
+
+def test_the_command_scale_wants_names(servers: Servers) -> None:
+    """KPR-4."""
+    with start(servers, "b1", keep="60s", name="lab") as job:
+        job.wait(timeout=LIMIT)
+        job.detach()
+        until(lambda: jobs()[0].used_by is None, "the script's end is known")
+        refused = scale("lab", "2")
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("mesh: scale: the launcher 'ssh' wants the names of all hosts")
+        assert len(jobs()[0].hosts) == 1
+        assert scale("lab", "b1,b2").returncode == 0
+        until(lambda: [str(each.phase) for each in jobs()[0].hosts] == ["running"] * 2, "a second host runs")
+        assert scale("lab", "b2").returncode == 0
+        with attach_job("lab") as again:
+            assert again.hosts.names == ["b2"]
+
+
+def scale(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mesh_core.cli", "scale", *words], capture_output=True, text=True, check=False
+    )
 
 
 def test_several_meshes_and_spares_by_their_names(servers: Servers) -> None:

@@ -122,6 +122,13 @@ def test_exec_while_a_script_has_the_job(tmp_path: Path) -> None:
     assert still_has_its_job(script)
     assert mesh("exec", "--on", "hosts=1:2", "held", "--", "sh", "-c", "kill -9 $$").returncode == 137
     assert mesh("exec", "--on", "held-1,held-0", "held", "--", "true").returncode == 0
+    # Behind the name it means the same, and never a command on all hosts.
+    one = mesh("exec", "held", "--on", "host=1", "--", "echo", "--on", "here")
+    assert one.stdout == "[exec hosts=0 on held-1] --on here\n"
+    assert "there are 2" in mesh("exec", "held", "--on=7", "--", "true").stderr
+    for words in (["--om", "host=1", "--", "true"], ["--on", "host=1", "true"], ["--on"]):
+        wrong = mesh("exec", "held", *words)
+        assert wrong.returncode == 2 and "usage: mesh exec [options] JOB [options] -- COMMAND" in wrong.stderr
     assert still_has_its_job(script)
     assert ended(script)[:2] == (0, "")
 

@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from mesh_core._process.agent import run_worker_loop_forever
     from mesh_core._process.host_agent import HostAgent
     from mesh_core._process.standby import preload_host
+    from mesh_core._system.interpreter import python_command
     from mesh_core._system.seeds import rank_seed
 else:
     from mesh_core._meshes.actors import ActorMesh
@@ -190,6 +191,7 @@ __all__ = [
     "proc_mesh",
     "put",
     "put_async",
+    "python_command",
     "rank_seed",
     "run_tool",
     "run_tool_async",
@@ -241,6 +243,7 @@ _LATER = {
     "RefStoreFull": "mesh_core._meshes.refs",
     "put": "mesh_core._meshes.refs",
     "put_async": "mesh_core._meshes.refs",
+    "python_command": "mesh_core._system.interpreter",
     "rank_seed": "mesh_core._system.seeds",
     "Credentials": "mesh_core._common.credentials",
     "Host": "mesh_core._meshes.host_traits",

@@ -163,7 +163,9 @@ class ScaleCommand:
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the options."""
         parser.add_argument("job", help="its name; `mesh jobs` lists them")
-        parser.add_argument("hosts", type=int, help="how many it is to have")
+        parser.add_argument(
+            "hosts", help="how many it is to have; or, of a launcher that wants names, such as b1,b2"
+        )
         parser.add_argument("--mesh", help="in which mesh, where there are several")
 
     def run(self, args: Namespace) -> int:
@@ -177,17 +179,33 @@ class ScaleCommand:
                     f"job {args.job!r} has the meshes {', '.join(meshes)}: say which with --mesh"
                 )
             mesh = args.mesh or meshes[0]
-            there = [each.number for each in state.hosts if each.mesh == mesh and each.is_there]
-            if args.hosts < 1:
-                raise LaunchError("a mesh has one host at least; `mesh stop` ends the job")
-            if len(there) > args.hosts:
-                door.ask("end", hosts=there[args.hosts :])
-            elif len(there) < args.hosts:
-                door.ask("start", mesh=mesh, targets=[None] * (args.hosts - len(there)))
+            there = {each.number: each.name for each in state.hosts if each.mesh == mesh and each.is_there}
+            gone, new = _changes(there, args.hosts)
+            if new:
+                # Before hosts are ended: nothing is to change where these cannot be had.
+                door.ask("fits", mesh=mesh, targets=new)
+            if gone:
+                door.ask("end", hosts=gone)
+            if new:
+                door.ask("start", mesh=mesh, targets=new)
             _write(str(JobState.of(door.ask("state"))))
+        except (ValueError, TypeError) as error:
+            raise LaunchError(str(error)) from None
         finally:
             door.close()
         return 0
+
+
+def _changes(there: Mapping[int, str], wanted: str) -> tuple[list[int], list[str | None]]:
+    """Return which hosts go, by number, and which come, for as many or those that are wanted."""
+    if wanted.lstrip("-").isdecimal():
+        count = int(wanted)
+        if count < 1:
+            raise LaunchError("a mesh has one host at least; `mesh stop` ends the job")
+        return list(there)[count:], [None] * (count - len(there))
+    names = wanted.split(",")
+    gone = [number for number, name in there.items() if name not in names]
+    return gone, [each for each in names if each not in there.values()]
 
 
 class RunCommand:

@@ -14,12 +14,15 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
-from mesh_launchers import _errors
-from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._errors import JobExists, JobNotFound, LaunchError
 from mesh_launchers._state import JobState
 
 _CREDENTIALS = struct.Struct("3i")
 _LIMIT_S = 60.0
+_KINDS: dict[str, type[Exception]] = {
+    each.__name__: each for each in (JobExists, JobNotFound, ValueError, TypeError)
+}
+"""Errors that arrive as what they are; all others are a :class:`LaunchError`."""
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
@@ -101,8 +104,7 @@ class Door:
         if answer is None:
             return
         if "error" in what:
-            kind = getattr(_errors, what["error"], LaunchError)
-            answer.set_exception(kind(what["why"]))
+            answer.set_exception(_KINDS.get(what["error"], LaunchError)(what["why"]))
         else:
             answer.set_result(what["is"])
 

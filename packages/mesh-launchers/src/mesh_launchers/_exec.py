@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from argparse import REMAINDER, ArgumentParser, Namespace
+from collections.abc import Callable
 
 from mesh_core import HostMesh
 from mesh_launchers._contract import Phase
@@ -24,6 +25,11 @@ class ExecCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the options."""
+        self._options(parser)
+        parser.add_argument("job", help="its name; `mesh jobs` lists them")
+        parser.add_argument("command", nargs=REMAINDER, help="after --: the command and its arguments")
+
+    def _options(self, parser: ArgumentParser) -> None:
         parser.add_argument("--mesh", help="on the hosts of this mesh, where the job has several")
         parser.add_argument(
             "--on",
@@ -31,12 +37,10 @@ class ExecCommand:
             help="only on these hosts of the mesh: host=2, hosts=0:4, or their names with commas in between",
         )
         add_dial(parser)
-        parser.add_argument("job", help="its name; `mesh jobs` lists them")
-        parser.add_argument("command", nargs=REMAINDER, help="after --: the command and its arguments")
 
     def run(self, args: Namespace) -> int:
         """Run it."""
-        argv = args.command[1:] if args.command[:1] == ["--"] else args.command
+        argv = command_of(args, "mesh exec", args.command, self._options)
         if not argv:
             raise LaunchError(f"say what to run: mesh exec {args.job} -- COMMAND")
         with visited(args.job) as visit:
@@ -54,6 +58,22 @@ class ExecCommand:
             if interrupted:
                 return _INTERRUPTED
             return max(LOST if isinstance(each, BaseException) else each for each in statuses)
+
+
+def command_of(
+    args: Namespace, name: str, words: list[str], options: Callable[[ArgumentParser], None]
+) -> list[str]:
+    """Return the command among the words behind a job's name. Options before its ``--`` are added to the arguments.
+
+    As a part of the command, they would have it run on all hosts where one was meant.
+    """
+    if not words or not words[0].startswith("-"):
+        return words
+    at = words.index("--") if "--" in words else len(words)
+    parser = ArgumentParser(prog=name, usage=f"{name} [options] JOB [options] -- COMMAND", add_help=False)
+    options(parser)
+    parser.parse_args(words[:at], args)
+    return words[at + 1 :]
 
 
 def add_dial(parser: ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from mesh_core import python_command
 from mesh_launchers import _program
 from mesh_launchers._contract import HostSpec, Place
 
@@ -25,7 +26,7 @@ _TIMES = 6
 
 def command(python: str, name: str) -> list[str]:
     """Return the arguments that run a host's program; listings of processes show the last ones."""
-    return [python, "-c", Path(_program.__file__).read_text(), "mesh-host", name]
+    return python_command(Path(_program.__file__).read_text(), "mesh-host", name, python=python)
 
 
 def shell(python: str, name: str) -> str:

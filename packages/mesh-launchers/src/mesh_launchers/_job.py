@@ -235,7 +235,7 @@ class Job:
         failure. Meshes of processes do not change: use their ``grow`` and ``shrink``.
 
         Args:
-            hosts: the number of hosts or, if hosts have names, their names.
+            hosts: the number of hosts or, if hosts have names, the names of all: a number can then only be smaller than before.
             mesh: the name of the mesh, if there are several.
         """
         self._come()
@@ -251,6 +251,9 @@ class Job:
             known = {state[number].name for number in wanted}
             new = [each for each in hosts if each not in known]  # type: ignore[misc]
         gone = [number for number in self._numbers.get(name, []) if number not in wanted]
+        if new:
+            # Before hosts are let go: nothing is to change where these cannot be had.
+            self._door.ask("fits", mesh=name, targets=new)
         self._let_go(name, gone)
         if new:
             begun = self._door.ask("start", mesh=name, targets=new, timeout=_JOIN_S)

@@ -4,6 +4,7 @@ KPR-1: hosts end with the script that has them or, if they are kept, when no scr
 always with this process.
 KPR-2: at most one script has a job's hosts.
 KPR-3: when it has ended, its folder is gone, and so is everything that its launcher has made.
+KPR-4: no request ends a job but the one to stop it. Whatever else a client asks, and however, it gets an answer or an error, and the job goes on.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ from mesh_launchers._state import HostState, JobState
 _LINE = 1 << 24
 _SHOWN = 1 << 22
 _SILENCE_S = 600.0
+_LONG = ("attached", "dial")
+_TOLD = 200
+"""How much of a strange request an error repeats."""
 
 
 class Keeper:
@@ -186,11 +190,14 @@ class Keeper:
         try:
             await self._launcher.start(options_of(self._plugin, self._given[mesh]), specs)
         except Exception as error:
-            for each in specs:
-                self._report(Report(each.number, Phase.FAILED, why=str(error)))
+            self._have_failed(specs, error)
             if not isinstance(error, LaunchError):
                 raise
         return [each.number for each in specs]
+
+    def _have_failed(self, specs: list[HostSpec], error: Exception) -> None:
+        for each in specs:
+            self._report(Report(each.number, Phase.FAILED, why=str(error) or type(error).__name__))
 
     def _report(self, report: Report) -> None:
         """A launcher's report about a host."""
@@ -260,18 +267,19 @@ class Keeper:
             writer.close()
             return
         # The client that has launched the job may end before it has confirmed that it has the hosts.
-        client = _Client(writer, pid, counts=is_first)
+        client = _Client(writer, pid, is_first=is_first)
         self._clients.add(client)
         try:
-            while line := await reader.readline():
-                question = json.loads(line)
-                if question.get("do") in ("attached", "dial"):
+            while line := await _line(reader):
+                question = _question(line)
+                answering = self._answer(client, question)
+                if isinstance(question, dict) and question.get("do") in _LONG:
                     # Its next request, and its end, need not wait for hosts.
-                    client.asks(self._answer(client, question))
+                    client.asks(answering)
                 else:
-                    await self._answer(client, question)
-        except (ConnectionError, ValueError, KeyError, TypeError, AttributeError):
-            pass  # it has ended, or belongs to somebody else
+                    await answering
+        except ConnectionError:
+            pass  # it has ended
         finally:
             self._clients.discard(client)
             await client.close()
@@ -287,12 +295,23 @@ class Keeper:
             elif self._is_late and client.visits:
                 self._expire()
 
-    async def _answer(self, client: _Client, question: dict[str, Any]) -> None:
+    async def _answer(self, client: _Client, question: object) -> None:
+        """Answer a request, whatever it is (KPR-4). This is the only guard: what is raised below is for the client."""
+        number = question.get("number") if isinstance(question, dict) else None
+        if type(number) is not int:
+            number = None
         try:
-            answer = {"is": await self._do(client, question)}
+            if isinstance(question, ValueError):
+                raise question
+            if not isinstance(question, dict):
+                raise ValueError(f"a request must be an object, got {_short(question)}")
+            client.say({"to": number, "is": await self._do(client, question)})
         except (LaunchError, ValueError, TypeError) as error:
-            answer = {"error": type(error).__name__, "why": str(error)}
-        client.say({"to": question["number"], **answer})
+            client.say({"to": number, "error": type(error).__name__, "why": str(error)})
+        except Exception as error:  # noqa: BLE001 - the job goes on
+            traceback.print_exc()
+            why = f"job {self._folder.name!r} could not do this: {type(error).__name__}: {error}"
+            client.say({"to": number, "error": "LaunchError", "why": why})
 
     async def _do(self, client: _Client, question: dict[str, Any]) -> Any:
         match question:
@@ -302,7 +321,7 @@ class Keeper:
                 return self.state().as_dict()
             case {"do": "hold"}:
                 return self._hold(client, take_over=question.get("take_over") is True)
-            case {"do": "offer"}:
+            case {"do": "offer"} if client.is_first:
                 self._offers, client.counts, client.watches = client, True, True
                 client.watch_process()
                 return self.state().as_dict()
@@ -311,30 +330,76 @@ class Keeper:
                     f"the hosts of job {self._folder.name!r} are used by process {self._holder.pid}, which alone can have more of them or fewer: "
                     "use job.scale() there"
                 )
-            case {"do": "start", "mesh": str(mesh), "targets": list(targets)}:
-                if mesh not in self._given:
-                    raise LaunchError(
-                        f"job {self._folder.name!r} has no mesh {mesh!r}; it has {', '.join(self._given)}"
-                    )
-                return await self._start_more(mesh, targets)
+            case {"do": "fits" | "start" as do, "mesh": str(mesh), "targets": list(targets)}:
+                self._check_targets(mesh, targets)
+                return await self._start_more(mesh, targets) if do == "start" else None
             case {"do": "join" | "flush" | "attached" | "traits"} if (
                 self._kept is not None and self._holder is client
             ):
                 return await self._do_kept(self._kept, client, question)
-            case {"do": "end" | "dial", "hosts": list(numbers)}:
-                is_end = question["do"] == "end"
-                work = (
-                    self._end_some(numbers)
-                    if is_end
-                    else self._dial_visitor(client, numbers, str(question["address"]))
-                )
-                return await work
-            case {"do": "log", "host": int(number), "lines": int(lines)}:
-                return await self._launcher.log(number, lines)
+            case {"do": "end" | "dial" | "log"}:
+                return await self._do_hosts(client, question)
             case {"do": "stop"}:
                 self._over.set()
                 return None
-        raise LaunchError(f"job {self._folder.name!r} cannot do {question.get('do')!r}")
+        raise self._cannot(question)
+
+    async def _do_hosts(self, client: _Client, question: dict[str, Any]) -> Any:
+        """Requests about single hosts."""
+        match question:
+            case {"do": "end", "hosts": list(numbers)}:
+                return await self._end_some(self._checked(numbers))
+            case {"do": "dial", "hosts": list(numbers), "address": str(address)}:
+                return await self._dial_visitor(client, self._checked(numbers), address)
+            case {"do": "log", "host": number, "lines": int(lines)}:
+                return await self._begun().log(self._checked([number])[0], max(lines, 0))
+        raise self._cannot(question)
+
+    def _cannot(self, question: dict[str, Any]) -> LaunchError:
+        return LaunchError(f"job {self._folder.name!r} cannot do {_short(question)}")
+
+    def _begun(self) -> Launcher:
+        if not hasattr(self, "_launcher"):
+            raise LaunchError(f"job {self._folder.name!r} is still being started: ask again")
+        return self._launcher
+
+    def _checked(self, numbers: list[object]) -> list[int]:
+        """Return the numbers of hosts that a client has given."""
+        checked = [each for each in numbers if type(each) is int and each in self._hosts]
+        if len(checked) < len(numbers):
+            raise LaunchError(
+                f"job {self._folder.name!r} has the hosts 0 to {len(self._hosts) - 1}, got {_short(numbers)}"
+            )
+        return checked
+
+    def _check_targets(self, mesh: str, targets: list[object]) -> None:
+        """Refuse what the launcher could not start, before anything is changed."""
+        self._begun()
+        if not targets:
+            raise ValueError("scale: no hosts are named that are to be started")
+        if mesh not in self._given:
+            raise LaunchError(
+                f"job {self._folder.name!r} has no mesh {_short(mesh)}; it has {', '.join(self._given)}"
+            )
+        there = [each.name for each in self._meshes().get(mesh, [])]
+        if not self._plugin.is_named:
+            if any(each is not None for each in targets):
+                raise ValueError(
+                    f"scale: the launcher {self._launcher_name!r} wants how many hosts mesh {mesh!r} is to have, such as "
+                    f"{len(there) + 1}, and gives them names itself"
+                )
+            return
+        if not all(isinstance(each, str) and each for each in targets):
+            raise ValueError(
+                f"scale: the launcher {self._launcher_name!r} wants the names of all hosts that mesh {mesh!r} is to have: those that "
+                f"it has, {there}, and the new ones"
+            )
+        taken = [each.name for each in self._hosts.values() if each.is_there]
+        twice = sorted({str(each) for each in targets if each in taken or targets.count(each) > 1})
+        if twice:
+            raise ValueError(
+                f"scale: {', '.join(twice)} would be in job {self._folder.name!r} twice: a host is started once"
+            )
 
     async def _do_kept(self, kept: Kept, client: _Client, question: dict[str, Any]) -> Any:
         """Requests of the script of a kept job."""
@@ -345,12 +410,18 @@ class Keeper:
                 return await kept.attached(numbers)
             case {"do": "traits", "hosts": list(numbers)}:
                 return kept.traits(numbers)
-        return await kept.flush()
+            case {"do": "flush"}:
+                return await kept.flush()
+        raise self._cannot(question)
 
     async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
         """Start more hosts."""
         specs = self._known(mesh, targets)
-        self._attach([self._hosts[each.number] for each in specs])
+        try:
+            self._attach([self._hosts[each.number] for each in specs])
+        except Exception as error:
+            self._have_failed(specs, error)
+            raise
         numbers = await self._start(mesh, specs)
         if self._kept is None:
             return {"numbers": numbers}
@@ -359,7 +430,7 @@ class Keeper:
 
     async def _dial_visitor(self, client: _Client, numbers: list[int], address: str) -> None:
         """Let hosts that connect to the script connect to a visitor too."""
-        launcher = self._launcher
+        launcher = self._begun()
         if not isinstance(launcher, DialingLauncher):
             raise LaunchError(
                 f"hosts of job {self._folder.name!r} connect to its script (dial=), and the launcher {self._launcher_name!r} cannot have them "
@@ -376,7 +447,9 @@ class Keeper:
         """Let hosts end what they do for a visitor that has left (VST-1)."""
         launcher = self._launcher if client.dialed else None
         if isinstance(launcher, DialingLauncher):
-            await asyncio.gather(*[launcher.leave(number, visit) for number, visit in client.dialed])
+            leaving = [launcher.leave(number, visit) for number, visit in client.dialed]
+            # What follows is to be done in any case.
+            await asyncio.gather(*leaving, return_exceptions=True)
 
     async def _end_some(self, numbers: list[int]) -> None:
         """End hosts, and what runs there."""
@@ -435,6 +508,8 @@ class Keeper:
             self._over.set()
             return
         self._left_at = time.monotonic()
+        if self._expiry is not None:
+            self._expiry.cancel()
         self._expiry = asyncio.get_running_loop().call_later(self._keep, self._expire)
         self._changed()
 
@@ -460,8 +535,10 @@ class Keeper:
 class _Client:
     """A connected client."""
 
-    def __init__(self, writer: asyncio.StreamWriter, pid: int, *, counts: bool) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, pid: int, *, is_first: bool) -> None:
         self._writer = writer
+        self.is_first = is_first
+        """Whether it has launched the job."""
         self.pid = pid
         self.watches = False
         self.joined = False
@@ -470,7 +547,7 @@ class _Client:
         """Whether it runs something on the hosts beside the script that has them."""
         self.dialed: list[tuple[int, str]] = []
         """Hosts that were told to connect to it, and the names of these visits."""
-        self.counts = counts
+        self.counts = is_first
         """Whether it has, or has had, the hosts."""
         self._tasks: set[asyncio.Future[None]] = set()
         self._process: int | None = None
@@ -532,11 +609,44 @@ class _Client:
             self._writer.close()
 
 
+async def _line(reader: asyncio.StreamReader) -> bytes | ValueError:
+    """Return the next line, empty at the end, or an error instead of one that is too long."""
+    skipped = False
+    while True:
+        try:
+            line = await reader.readuntil()
+        except asyncio.LimitOverrunError as error:
+            await reader.readexactly(error.consumed)
+            skipped = True
+        except asyncio.IncompleteReadError:
+            return b""
+        else:
+            return ValueError(f"a request is longer than {_LINE} bytes") if skipped else line
+
+
+def _question(line: bytes | ValueError) -> object:
+    """Return a request, or an error where it cannot be read."""
+    if isinstance(line, ValueError):
+        return line
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return ValueError(f"a request must be JSON: {error}")
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= _TOLD else f"{text[:_TOLD]}..."
+
+
 def main(path: str, door: int) -> None:
     """Keep the job of a folder, whose lock was passed to this process; `door` is its first client's socket."""
     folder = JobFolder(Path(path))
+    # The launcher may be a plugin that only the script's folders have.
+    sys.path[:] = folder.read()["path"]
     asyncio.run(Keeper(folder).run(socket.socket(fileno=door)))
 
 
-if __name__ == "__main__":
+def start() -> None:
+    """Entry point of the keeper's process."""
     main(sys.argv[1], int(sys.argv[2]))

@@ -11,11 +11,13 @@ from typing import Any
 from mesh_core import MeshError
 from mesh_core.extensions import check_free, has_joined
 from mesh_launchers._authority import authority, sweep
+from mesh_launchers._comparing import refusal
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
 from mesh_launchers._folder import JobFolder
 from mesh_launchers._job import Job, wants_progress
 from mesh_launchers._plan import Plan
+from mesh_launchers._program import environment
 from mesh_launchers._state import JobState
 
 JOB_VARIABLE = "MESH_JOB"
@@ -105,6 +107,11 @@ def attach_job(name: str | None = None, *, take_over: bool = False, progress: bo
         told = folder.read()
         is_kept = told["keep"] is not None
         _check_free(name, is_kept=is_kept)
+        if refused := refusal(told["environment"], environment()):
+            raise LaunchError(
+                f"job {name!r} cannot be attached: {refused.partition(': ')[0]}. Run the script in the environment from which the job was "
+                f"launched ({told['environment']['executable']}); or end the job (`mesh stop {name}`), and launch another"
+            )
         if not is_kept:
             authority().take(Path(told["credentials"]), name)
     except BaseException:

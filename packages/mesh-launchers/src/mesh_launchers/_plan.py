@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from mesh_core import Credentials, configure
+from mesh_core import Credentials, configure, python_command
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import Use, authority
 from mesh_launchers._code import own_code
@@ -24,6 +24,8 @@ from mesh_launchers._job import SPARES
 from mesh_launchers._program import environment
 
 _ONLY = "hosts"
+_KEEPER = "from mesh_launchers._keeper import start; start()  # mesh_launchers._keeper"
+"""The comment is for people who look at a list of processes."""
 _SETTINGS = ("heartbeat_timeout", "fan_out", "stop_timeout")
 
 
@@ -103,7 +105,7 @@ class Plan:
                     "dial": self.dial,
                     "settings": self.settings,
                     "environment": {**environment(), "code": own_code()},
-                    "path": sys.path,
+                    "path": [each or os.getcwd() for each in sys.path],  # noqa: PTH109 - as at a spawn
                 }
             )
             return folder, _start_keeper(folder, lock)
@@ -140,7 +142,7 @@ def _start_keeper(folder: JobFolder, lock: int) -> socket.socket:
     """Start the process that keeps the job; returns this script's connection to it."""
     ours, theirs = socket.socketpair()
     # By a shell that ends at once: it is no child of the script, which need not wait for it.
-    command = ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "mesh_launchers._keeper"]
+    command = ["/bin/sh", "-c", '"$@" &', "sh", *python_command(_KEEPER)]
     with theirs, folder.log.open("ab") as log:
         subprocess.run(
             [*command, str(folder.path), str(theirs.fileno())],

@@ -13,18 +13,19 @@ import asyncio
 import importlib.util
 import json
 import os
-import sys
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from mesh_core import python_command
 from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place, Report
 from mesh_launchers._durations import seconds
 from mesh_launchers._host import HostProcess, tail, told
 
+_DRIVER = "import runpy; runpy.run_module('mesh_launchers._ray_driver', run_name='__main__', alter_sys=True)"
 _LAST_LINES = 12
 _STOP_S = 30.0
 _REACH_S = 10.0
@@ -120,6 +121,11 @@ class RayLauncher:
         await asyncio.gather(*[each.close() for each in self._all])
 
 
+def driver(job: str) -> list[str]:
+    """Return the command of the process that talks with Ray for a job."""
+    return python_command(_DRIVER, job)
+
+
 class _Driver:
     """The process that talks with one Ray cluster, as the keeper sees it."""
 
@@ -145,7 +151,7 @@ class _Driver:
         self._report([each.number for each in hosts], Phase.WAITING, "connecting to Ray")
         if self._starting is None:
             what = {"address": self._address, "job": self._place.job, "folder": str(self._place.folder)}
-            words = [sys.executable, "-m", "mesh_launchers._ray_driver", self._place.job]
+            words = driver(self._place.job)
             line = json.dumps(what).encode() + b"\n"
             self._starting = asyncio.ensure_future(self._process.start(words, line))
         await asyncio.shield(self._starting)

@@ -13,7 +13,7 @@ import sys
 import termios
 from contextlib import suppress
 
-from mesh_core import Actor, endpoint
+from mesh_core import Actor, endpoint, python_command
 
 _NOT_FOUND = 127
 _SIGNAL = 128
@@ -87,7 +87,7 @@ class Terminal(Actor):
             shell = [os.environ.get("SHELL") or "/bin/sh", "-l"]
             words = [sys.executable, *argv] if is_python else argv or shell
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-ISc", _TAKE_TERMINAL, *words),
+                *python_command(_TAKE_TERMINAL, *words, isolated=True),
                 stdin=side,
                 stdout=side,
                 stderr=side,

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from mesh_core import HostMesh, MeshError
 from mesh_launchers._errors import LaunchError
-from mesh_launchers._exec import LOST, add_dial, running
+from mesh_launchers._exec import LOST, add_dial, command_of, running
 from mesh_launchers._remote import Terminal
 from mesh_launchers._visit import chosen, visited
 
@@ -32,21 +32,24 @@ class ShellCommand:
 
     def configure(self, parser: ArgumentParser) -> None:
         """Declare the options."""
-        parser.add_argument("--mesh", help="a host of this mesh, where the job has several")
-        parser.add_argument("--python", action="store_true", help="an interactive Python in place of a shell")
-        add_dial(parser)
+        self._options(parser)
         parser.add_argument("job", help="its name; `mesh jobs` lists them")
         parser.add_argument(
             "host", nargs="?", help="which host: host=2, or its name; needed where there are several"
         )
         parser.add_argument("command", nargs=REMAINDER, help="after --: a command in place of the shell")
 
+    def _options(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--mesh", help="a host of this mesh, where the job has several")
+        parser.add_argument("--python", action="store_true", help="an interactive Python in place of a shell")
+        add_dial(parser)
+
     def run(self, args: Namespace) -> int:
         """Be the terminal until the shell ends, and return its exit status."""
         host, words = args.host, args.command
         if host == "--":
             host, words = None, ["--", *words]
-        argv = words[1:] if words[:1] == ["--"] else words
+        argv = command_of(args, "mesh shell", words, self._options)
         if not (os.isatty(0) and os.isatty(1)):
             raise LaunchError("mesh shell needs a terminal; `mesh exec` runs commands without one")
         with visited(args.job) as visit:

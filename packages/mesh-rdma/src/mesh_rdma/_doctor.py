@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mesh_core import python_command
 from mesh_core.plugins import Check, DoctorCheck, Finding, hookimpl
 from mesh_rdma import _cuda, _ucx
 
@@ -37,7 +37,7 @@ sys.stdin.read()
 @contextmanager
 def _neighbour(kind: str) -> Iterator[RDMABuffer]:
     """Memory of another process, which ends with this block."""
-    command = [sys.executable, "-c", _OFFERS.format(memory=_MEMORY[kind])]
+    command = python_command(_OFFERS.format(memory=_MEMORY[kind]))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

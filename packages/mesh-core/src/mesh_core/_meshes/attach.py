@@ -63,7 +63,7 @@ def attach_to_workers(
     The mesh has one dimension, ``hosts``, in the order of ``workers`` or in the order in which the agents dial in; one call
     cannot do both. ``await`` the mesh, or wait for ``.initialized``, to learn whether all hosts can be reached.
     """
-    from mesh_core._meshes.spawning import interpreter_command
+    from mesh_core._system.interpreter import interpreter_words
 
     process = current()
     if process.identity.is_guest:
@@ -109,9 +109,7 @@ def attach_to_workers(
     changes = {name: value for name, value in given.items() if value is not None}
     settings = process.settings.changed("attach_to_workers()", **changes) if changes else process.settings
     # How processes are started on this host on behalf of other hosts.
-    be_host(
-        process.runtime, process.identity.host, interpreter_command(None), sorted(process.environ.items())
-    )
+    be_host(process.runtime, process.identity.host, interpreter_words(None), sorted(process.environ.items()))
     # Processes spawned on this host from now on identify themselves with these credentials.
     process.credentials = (os.path.abspath(folder), listen or "")  # noqa: PTH100 - without links resolved
     if listen is None:

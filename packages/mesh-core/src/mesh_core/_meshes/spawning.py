@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +33,7 @@ from mesh_core._system.environment import (
     own_device,
     visible_devices,
 )
+from mesh_core._system.interpreter import code_words, interpreter_words, searching
 from mesh_core._system.seeds import checked_seed
 
 if TYPE_CHECKING:
@@ -43,12 +43,6 @@ if TYPE_CHECKING:
     from mesh_core._native import Call, Extent, Placement, Point, Target
     from mesh_core._process.process import Process
     from mesh_core._system.environment import Env
-
-
-def interpreter_command(python: str | None) -> list[str]:
-    # The flags of this interpreter (-O, -W, -X ...) apply to its workers too.
-    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    return [python or sys.executable, *flags]
 
 
 def _check_devices(environ: Mapping[str, str], per_host: int) -> None:
@@ -288,7 +282,7 @@ class Recipe:
             "bind": options.binding,
             "job": process.job,
             "credentials": _credentials(process),
-            "python": interpreter_command(python) if options.fresh and (python or not afar) else None,
+            "python": interpreter_words(python) if options.fresh and (python or not afar) else None,
             "interpreter": python,
             "extensions": self._extensions(extent, placement),
         }
@@ -311,7 +305,10 @@ class Recipe:
             mesh_id,
             region,
             placement,
-            argv=[*([""] if afar else interpreter_command(process.python)), "-c", _FORK_SERVER],
+            argv=[
+                *([""] if afar else interpreter_words(process.python)),
+                *code_words(searching(_FORK_SERVER)),
+            ],
             env=sorted(env_there.items()),
             plan=json.dumps(plan).encode(),
             fresh=options.fresh,
@@ -397,11 +394,10 @@ def _machine(address: str) -> str:
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
-_FORK_SERVER = """\
-import json, os, sys
+_FORK_SERVER = """
+import json
 with open(int(sys.argv[3]), "rb") as file: plan = json.load(file)
-there = [p for p in plan["path"] if os.path.isdir(p) and p not in sys.path]
-sys.path[:] = [*there, *sys.path] if plan["afar"] else plan["path"]
+plan["left out"] = search(plan["path"], afar=plan["afar"])
 from mesh_core._process.fork_server import main
 main(int(sys.argv[1]), int(sys.argv[2]), plan)
 """

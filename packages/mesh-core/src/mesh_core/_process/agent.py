@@ -117,7 +117,7 @@ def run_worker_loop_forever(
         )
     from mesh_core._common.settings import current_settings, runtime_options
     from mesh_core._meshes.host_traits import check_labels, check_resources
-    from mesh_core._meshes.spawning import interpreter_command
+    from mesh_core._system.interpreter import interpreter_words
     from mesh_core._system.scratch import Scratch
 
     said_labels, said_resources = check_labels(labels), check_resources(resources)
@@ -128,7 +128,7 @@ def run_worker_loop_forever(
             address,
             credentials=str(getattr(credentials, "path", credentials)),
             name=name or socket.gethostname(),
-            python=interpreter_command(None),
+            python=interpreter_words(None),
             env=sorted(os.environ.items()),
             scratch=scratch.path,
             once=once,

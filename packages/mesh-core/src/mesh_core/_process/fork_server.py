@@ -31,6 +31,7 @@ from mesh_core._native import die_with_parent, name_process
 from mesh_core._process import worker as _worker
 from mesh_core._system import config, environment, leaving, streams
 from mesh_core._system.descendants import Brood
+from mesh_core._system.interpreter import code_words, searching, show_flags_of_users
 
 _ORDER = struct.Struct("<BQIII")
 _REPORT = struct.Struct("<BQIIi")
@@ -67,11 +68,10 @@ _SHARED = (
     "tempfile",
 )
 
-_EXEC_CODE = """\
-import json, os, sys
+_EXEC_CODE = """
+import json
 with open(int(sys.argv[1]), "rb") as file: told = json.load(file)
-there = [p for p in told["path"] if os.path.isdir(p) and p not in sys.path]
-sys.path[:] = [*there, *sys.path] if told["afar"] else told["path"]
+search(told["path"], afar=told["afar"])
 from mesh_core._process.worker import main_exec
 main_exec(told)
 """
@@ -280,7 +280,7 @@ class ForkServer:
         os.lseek(file, 0, os.SEEK_SET)
         os.set_inheritable(order.link, True)
         os.set_inheritable(self._board, True)
-        argv = [*interpreter, "-c", _EXEC_CODE, str(file)]
+        argv = [*interpreter, *code_words(searching(_EXEC_CODE), str(file))]
         try:
             os.execvpe(argv[0], argv, env)
         except OSError as error:
@@ -383,6 +383,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     os.set_inheritable(control, False)
     os.set_inheritable(board, False)
     show_name()
+    show_flags_of_users()
     # If the script was started without stdout or stderr, nothing else must get their numbers.
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -394,6 +395,12 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         os._exit(1)
     fork_server.start_minder()
     import_shared()
+    for folder, why in plan["left out"].items():
+        sys.stderr.write(
+            f"mesh: on this host, modules of {folder} are not found: {why}. Put the code into a folder that only you can write to, "
+            "or send it with hosts.sync_workspace()\n"
+        )
+    sys.stderr.flush()
     os.environ.update(plan["env"])
     for name in plan["unset"]:
         os.environ.pop(name, None)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.errors import MeshError
+from mesh_core._system.interpreter import python_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,7 +92,7 @@ class HostAgent:
             "once": once,
         }
         self._env = {**os.environ, **(env or {})}
-        self._python = python or sys.executable
+        self._python = python
         self._log_file = None if log is None else Path(log)
         self._process: subprocess.Popen[str] | None = None
         self._address = ""
@@ -120,7 +120,7 @@ class HostAgent:
             weakref.finalize(self, self._log_file.unlink, missing_ok=True)
         with self._log_file.open("a") as log:
             self._process = subprocess.Popen(
-                [self._python, "-c", _SERVE, json.dumps(self._told)],
+                python_command(_SERVE, json.dumps(self._told), python=self._python),
                 env=self._env,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -25,7 +25,11 @@ from typing import Any, NoReturn
 from mesh_core._common.current import holder
 from mesh_core._native import die_with_parent
 from mesh_core._process import fork_server
-from mesh_core._system import descendants  # noqa: F401 - imported before the fork, for all copies
+from mesh_core._system import (
+    descendants,  # noqa: F401 - imported before the fork, for all copies
+    search_path,
+)
+from mesh_core._system.interpreter import runs_code
 
 _PACKET = 16
 _OWN = frozenset({"_MESH_HOST", fork_server.SCRATCH})
@@ -105,7 +109,10 @@ def _stand_by(control: int) -> NoReturn:
     os.close(told)
     for name in _OWN & env.keys():
         os.environ[name] = env[name]
-    sys.path[:] = [*_new_directories(plan["path"]), *sys.path] if plan["afar"] else plan["path"]
+    if plan["afar"] and not sys.flags.safe_path and sys.path[:1] == [""]:
+        # The agent's working directory, which Mesh's own interpreters do not have.
+        del sys.path[0]
+    plan["left out"] = search_path.search(plan["path"], afar=plan["afar"])
     _forget_main()
     fork_server.main(control, board, plan)
 
@@ -140,12 +147,13 @@ def _forget_main() -> None:
 
 
 def _new_directories(path: Iterable[str]) -> list[str]:
-    return [each for each in path if Path(each).is_dir() and each not in sys.path]
+    new = (each for each in path if Path(each).is_dir() and each not in sys.path)
+    return [each for each in new if not search_path.why_unsafe(each)]
 
 
 def _can_stand_for(plan: dict[str, Any], argv: list[str], env: dict[str, str]) -> bool:
     """Whether a fresh interpreter would be in the same state by now."""
-    if sys.argv[:1] != ["-c"] if plan["afar"] else argv[0] != sys.executable:
+    if not runs_code() if plan["afar"] else argv[0] != sys.executable:
         return False
     if {name: value for name, value in env.items() if name not in _OWN} != dict(os.environ):
         # The loader, the allocator and the interpreter read some of them when they start.

@@ -16,6 +16,7 @@ from mesh_core._native import Extent, Placement, Region, learn_moves
 from mesh_core._process import process as _process
 from mesh_core._process.multiprocess import teach
 from mesh_core._system import streams
+from mesh_core._system.interpreter import show_flags_of_users
 from mesh_core._system.leaving import leave
 from mesh_core._system.process_title import Title
 from mesh_core._system.seeds import Seeds, seed_process
@@ -99,5 +100,6 @@ def main_exec(config: dict[str, Any]) -> None:
     mesh, rank, host, seat, link, board, parent = config["numbers"]
     from mesh_core._native import die_with_parent
 
+    show_flags_of_users()
     die_with_parent(parent)
     leave(run(config, addr=(mesh, rank, host), seat=seat, link=link, board=board, forked=False))

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mesh_core._system.interpreter import python_command
 from mesh_core.plugins import BYPASSES, BypassPlugin, PluginManager
 from mesh_core.testing._plugins import PluginConformance
 
@@ -146,7 +147,7 @@ class _Peer:
     def __init__(self, name: str) -> None:
         program = "import sys; from mesh_core.testing._bypasses import serve; serve(sys.argv[1])"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            python_command(program, name), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
     def ask(self, **question: Any) -> Any:

@@ -1,7 +1,5 @@
 """The process that talks with a Ray cluster for the launcher ``ray``: Ray's driver, which owns the placement groups and the actors.
 
-    python -m mesh_launchers._ray_driver JOB
-
 Commands come as lines of JSON on its standard input; what becomes of each host goes to its standard output, in the line format of `_program.py`.
 When its input ends, it ends all hosts. However it ends itself, Ray kills its actors, and each host ends with its actor (RAY-1).
 
@@ -20,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -34,6 +32,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from mesh_core import python_command
 from mesh_launchers import _program
 
 POLL_S = 1.0
@@ -344,7 +343,7 @@ class Driver:
                     runtime_env=options["runtime_env"],
                 ).remote()
                 # The credentials are an argument of a call, not of the actor's creation: Ray sends calls straight to the actor's process, and keeps creations in its tables.
-                words = ["-c", self._program, "mesh-host", host.name]
+                words = python_command(self._program, "mesh-host", host.name)[1:]
                 begun = await self._call(host, "begin", options["python"], words, host.line.encode())
                 if "failed" in begun:
                     raise Refused(begun["failed"])
@@ -557,7 +556,9 @@ def main() -> int:
     watch.start()
     try:
         look_for(told["address"])
-        ray.init(address=told["address"], log_to_driver=False, logging_level=logging.ERROR)
+        # Ray has the actors' processes import from the directory in which it was started.
+        with chdir(told["folder"]):
+            ray.init(address=told["address"], log_to_driver=False, logging_level=logging.ERROR)
         watch.cancel()
     except Exception as error:  # noqa: BLE001 - the reason why no host comes
         place = "on this machine" if told["address"] == "auto" else f"at {told['address']}"

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from mesh_core import Promise
+from mesh_core import Promise, python_command
 from mesh_rdma import RDMABuffer, RDMAError
 from mesh_rdma.testing._memory import GPU, HOST, look, make
 
 HEAD = struct.Struct("=Q")
-COMMAND = [sys.executable, "-c", f"from {__name__} import main; main()"]
+COMMAND = python_command(f"from {__name__} import main; main()")
 _BLOCK = 65_537
 
 

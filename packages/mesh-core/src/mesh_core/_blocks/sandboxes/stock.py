@@ -21,8 +21,8 @@ from typing import Any
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxError
-from mesh_core._meshes.spawning import interpreter_command
 from mesh_core._system import process_marks
+from mesh_core._system.interpreter import code_words, interpreter_words
 from mesh_core._system.process_marks import Hunt
 
 _START = """\
@@ -235,7 +235,7 @@ class Stock:
                 os.lseek(file, 0, os.SEEK_SET)
             fds = (theirs.fileno(), plan, path)
             return subprocess.Popen(
-                [*interpreter_command(None), "-c", _START, *map(str, fds)],
+                [*interpreter_words(None), *code_words(_START, *map(str, fds))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -27,6 +27,7 @@ from mesh_core._blocks.sandboxes.isolation import EVERYTHING, Isolation, Seclusi
 from mesh_core._native import adopt_orphans, ask_to_die_with_parent, die_with_parent, name_process
 from mesh_core._system import process_marks
 from mesh_core._system.descendants import Brood
+from mesh_core._system.interpreter import show_flags_of_users
 from mesh_core._system.process_marks import Found, Hunt
 from mesh_core._system.scratch import Scratch
 
@@ -52,6 +53,7 @@ class Unfit(Exception):
 def main(control: int, plan: dict[str, Any]) -> NoReturn:
     """Entry point of a guard, which its owner starts with these arguments."""
     os.set_inheritable(control, False)
+    show_flags_of_users()
     end = socket.socket(fileno=control)
     scratch = None
     try:

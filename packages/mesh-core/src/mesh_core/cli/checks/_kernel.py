@@ -6,12 +6,12 @@ import select
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mesh_core._system.interpreter import python_command
 from mesh_core.plugins import Finding
 
 SMALL_DEV_SHM: Final = 64 * 1024 * 1024 + 1  # containers get 64 MiB by default
@@ -82,14 +82,20 @@ def check_memory_sharing(
         yama = "absent"
     except OSError:
         yama = "unknown"
-    owner = subprocess.Popen(_isolated(_OWNER), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    owner = subprocess.Popen(
+        python_command(_OWNER, isolated=True), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     # Leaving the block closes the owner's stdin, which ends it, and waits for it.
     with owner:
         assert owner.stdout is not None
         path = owner.stdout.readline().strip()
         try:
             sibling = subprocess.run(
-                _isolated(_SIBLING, path), capture_output=True, text=True, timeout=TRIAL_SECONDS, check=False
+                python_command(_SIBLING, path, isolated=True),
+                capture_output=True,
+                text=True,
+                timeout=TRIAL_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             reason = f"no answer within {TRIAL_SECONDS:g} s"
@@ -118,14 +124,12 @@ def check_memory_sharing(
     )
 
 
-def _isolated(script: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-I", "-S", "-c", script, *arguments]
-
-
 def check_pidfd() -> Iterator[Finding]:
     """Check that a pidfd reports the end of a child process."""
     try:
-        child = subprocess.Popen(_isolated("import sys; sys.stdin.read()"), stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            python_command("import sys; sys.stdin.read()", isolated=True), stdin=subprocess.PIPE
+        )
         with child:
             descriptor = os.pidfd_open(child.pid)
             try:
