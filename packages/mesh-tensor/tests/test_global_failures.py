@@ -99,7 +99,6 @@ class Victim(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.full
 def test_a_process_that_dies_and_is_restarted(preload: list[str]) -> None:
     with this_host().spawn_procs({"data": 2}, preload=preload, name="mortal") as procs:
         mesh = Mesh((2,), ("data",), procs)

@@ -69,7 +69,6 @@ def lose(procs: ProcMesh) -> None:
 GONE = "it was on a process of the mesh that has ended"
 
 
-@pytest.mark.full
 def test_loans_end_although_a_process_has_died(preload: list[str]) -> None:
     """STM-2 on each stream: what was on the process that ended is gone, the rest is there."""
     comm = Stream("comm")
