@@ -214,7 +214,8 @@ def warm_scripts(request: pytest.FixtureRequest, light: None) -> Iterator[WarmSc
 def script(tmp_path: Path, warm_scripts: WarmScripts | None) -> Iterator[Callable[..., Script]]:
     """Start a script; it and all its processes are gone afterwards, whatever the test did.
 
-    It is a copy of a process that has imported Mesh, or, if it must be ``fresh``, runs in an interpreter of its own.
+    It is a copy of a process that has imported Mesh, or, if it must be ``fresh``, runs in an interpreter of its own: where it
+    looks at what has been imported, or changes itself by what its fork server inherits, such as a filter of system calls.
     """
     started: list[Script] = []
 

@@ -514,6 +514,7 @@ def test_programs_that_do_not_sync_load_nothing(script: Callable[..., Any]) -> N
             return [name for name in sys.modules if "_features.workspace" in name or ".scratch" in name]
         with this_host().spawn_procs() as procs:
             print(modules() + procs.spawn("echo", Echo).call.call_one(modules).get())
-        """
+        """,
+        fresh=True,
     ).finish()
     assert out == "[]\n", err

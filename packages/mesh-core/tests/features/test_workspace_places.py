@@ -166,6 +166,7 @@ def test_a_full_disk_is_named_to_the_script(tree: Path, copy: Path, script: Call
         """,
         str(tree),
         str(copy),
+        fresh=True,
     )
     out, err = run.finish()
     if "cannot mount here" in err:

@@ -162,7 +162,8 @@ def test_a_kernel_that_lacks_what_mesh_needs(script: Any, call: str, errno: str,
             except SpawnError as error:
                 print(error, flush=True)
             """
-        )
+        ),
+        fresh=True,
     )
     if run.line() != "filtered":
         run.finish()

@@ -67,6 +67,7 @@ def test_a_death_by_lack_of_memory_is_named(group: Path, script: Callable[..., A
                 print(error.failure.signal, error.failure.out_of_memory, error.failure.headline().partition(": ")[2])
         """,
         str(group),
+        fresh=True,
     )
     out, err = run.finish()
     killed = "killed by signal 9 (SIGKILL)"
