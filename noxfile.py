@@ -142,9 +142,8 @@ def typing(session: nox.Session) -> None:
 @nox.session(venv_backend="none", tags=[NARROW])
 def rust(session: nox.Session) -> None:
     """The crates: tests; but for quick runs also format and clippy without a warning."""
-    # The bindings hold no decisions, and a test binary of theirs would have to link a libpython.
-    excluded = [f"--exclude={_crate(package)}" for package in PACKAGES if package.is_native]
-    chosen = ["--profile", PROFILE, "--workspace", "--locked", *excluded]
+    # All of the workspace, bindings too: only then have dependencies the same features as for wheels, and are compiled once.
+    chosen = ["--profile", PROFILE, "--workspace", "--locked"]
     session.run("cargo", "test", "--no-run", *chosen)
     session.run("python3", "tools/cargo_test.py", *chosen, success_codes=PASSED)
     if QUICK:
