@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import struct
@@ -56,6 +57,8 @@ class Other:
 
     def halt(self) -> None:
         self.process.send_signal(signal.SIGSTOP)
+        # Until then it may still answer.
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def go_on(self) -> None:
         self.process.send_signal(signal.SIGCONT)

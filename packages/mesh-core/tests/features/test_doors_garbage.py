@@ -98,7 +98,7 @@ def is_dropped(connect: Callable[[], socket.socket], sent: bytes) -> bool:
 
 def test_garbage_at_the_inspection_socket(script: Callable[..., Script]) -> None:
     """INS-1."""
-    run = script(LOOKED_INTO)
+    run = script(LOOKED_INTO, fresh=True)  # found by the variables that it was started with
     assert run.line() == "up"
     job = run.process.pid
 

@@ -549,7 +549,10 @@ def test_a_surviving_grandchild_delays_no_notice(one: Any, capfd: pytest.Capture
 
 def start_sleeper() -> int:
     code = "import signal; print('ready', file=open('/dev/stderr', 'w')); signal.sigwait([signal.SIGUSR1]); print('of the child')"
-    code = "import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); " + code
+    # SIGTERM is what processes are sent that a worker leaves behind.
+    code = (
+        f"import signal; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGTERM]); {code}"
+    )
     child = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE)
     assert child.stderr is not None
     child.stderr.readline()

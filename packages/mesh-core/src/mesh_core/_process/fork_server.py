@@ -304,6 +304,13 @@ def nothing_at_exit() -> Iterator[None]:
         atexit.register = register
 
 
+def _warn(text: str) -> None:
+    # There is none where the script was started without one.
+    if sys.stderr is not None:
+        sys.stderr.write(f"mesh: {text}\n")
+        sys.stderr.flush()
+
+
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked before and after every import
 
@@ -396,11 +403,10 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
     fork_server.start_minder()
     import_shared()
     for folder, why in plan["left out"].items():
-        sys.stderr.write(
-            f"mesh: on this host, modules of {folder} are not found: {why}. Put the code into a folder that only you can write to, "
-            "or send it with hosts.sync_workspace()\n"
+        _warn(
+            f"on this host, modules of {folder} are not found: {why}. Put the code into a folder that only you can write to, "
+            "or send it with hosts.sync_workspace()"
         )
-    sys.stderr.flush()
     os.environ.update(plan["env"])
     for name in plan["unset"]:
         os.environ.pop(name, None)
@@ -421,8 +427,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         )
         os._exit(1)
     if why:
-        sys.stderr.write(f"mesh: {why}\n")
-        sys.stderr.flush()
+        _warn(why)
         fork_server.only_exec = True
     # What exists now lives as long as the workers: pages stay shared if the collector does not touch them.
     gc.collect()

@@ -29,7 +29,7 @@ from mesh_core._system import (
     descendants,  # noqa: F401 - imported before the fork, for all copies
     search_path,
 )
-from mesh_core._system.interpreter import runs_code
+from mesh_core._system.interpreter import interpreter_words, runs_code
 
 _PACKET = 16
 _OWN = frozenset({"_MESH_HOST", fork_server.SCRATCH})
@@ -153,7 +153,7 @@ def _new_directories(path: Iterable[str]) -> list[str]:
 
 def _can_stand_for(plan: dict[str, Any], argv: list[str], env: dict[str, str]) -> bool:
     """Whether a fresh interpreter would be in the same state by now."""
-    if not runs_code() if plan["afar"] else argv[0] != sys.executable:
+    if not runs_code() if plan["afar"] else argv[:1] != interpreter_words(None)[:1]:
         return False
     if {name: value for name, value in env.items() if name not in _OWN} != dict(os.environ):
         # The loader, the allocator and the interpreter read some of them when they start.
