@@ -1,7 +1,5 @@
 //! Replies under random schedules: one process that answers several callers, some of which stop reading.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use crate::support::dice::Dice;
 use mesh_proto::{Answer, Answers, Flow, Kept, ProcAddr, Progress, REPLIES, REPLY_WINDOW};

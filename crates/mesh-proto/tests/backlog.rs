@@ -1,7 +1,5 @@
 //! The backlog under random schedules: one process that sends to several mailboxes, each with a meter and a ledger.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use crate::support::dice::Dice;
 use mesh_proto::{Admission, Backlog, Credit, Ledger, Meter, Place, ProcAddr};

@@ -1,7 +1,5 @@
 //! Control frames: one side reads what the other writes, and nothing that arrives makes a reader panic.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::{addr, config, entry};
 use bytes::Bytes;
 use mesh_proto::control::{

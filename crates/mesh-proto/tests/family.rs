@@ -1,7 +1,5 @@
 //! Ownership and deaths under random schedules, against a model that knows everything.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use mesh_proto::{ActorId, Aftermath, Family, MeshId, Owned, ProcAddr};
 use proptest::prelude::*;

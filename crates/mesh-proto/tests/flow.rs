@@ -1,7 +1,5 @@
 //! Flow control under random schedules: senders, a mailbox, and what is on its way between them.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use crate::support::dice::Dice;
 use mesh_proto::{

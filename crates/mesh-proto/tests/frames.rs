@@ -1,7 +1,5 @@
 //! Frames to bytes and back, however the bytes are cut.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::{addr, cast, config, entry, frame, header, on_the_wire, part};
 use mesh_proto::messages::Meaning;
 use mesh_proto::{Decoder, Frame, FrameError, HEADER_LEN, Header, Kind, MAX_BODY, Part, ProcAddr, READ_CHUNK, Target};

@@ -1,7 +1,5 @@
 //! The cost of a gateway's tick, by how often it looks at its connections.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use mesh_proto::HostNo;
 use mesh_proto::control::Terms;
 use mesh_proto::hosts::gateway::{Event, Gateway, GatewayOptions, Wire};

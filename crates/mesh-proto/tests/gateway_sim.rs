@@ -3,8 +3,6 @@
 //! GTW-1 to GTW-4. `MESH_SCHEDULES` sets the number of schedules; the long run is
 //! `MESH_SCHEDULES=1000000 cargo test --release -p mesh-proto --test all gateway_sim`. `MESH_SEED` sets the first seed.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::dice::Dice;
 use crate::support::hosts::{Setup, World};
 

@@ -1,7 +1,5 @@
 //! Bytes that no honest peer sends: nothing panics, nothing grows. The fuzzer runs the same entries without end.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::dice::Dice;
 use crate::support::{config, connection, entry, frame, on_the_wire, peer};
 use bytes::Bytes;

@@ -1,7 +1,5 @@
 //! What processes print: taps and the aggregator, with random lines, ranks, pieces and times.
 
-#![expect(clippy::unwrap_used, reason = "a failure here is the test's failure")]
-
 use mesh_proto::logs::{Aggregator, Chunk, Found, Line, LogOptions, Stream, TAIL_LINES, Tap};
 use proptest::prelude::*;
 use std::collections::BTreeMap;

@@ -1,7 +1,5 @@
 //! The state machines against naive models, under random schedules.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::{config, region};
 use mesh_proto::{
     EndReason, Ended, Event, Exit, Gather, IdMaker, Lifecycle, Outcome, Placement, ProcAddr, Route, Router, Stage,

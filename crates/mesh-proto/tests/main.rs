@@ -1,5 +1,7 @@
 //! All tests of what the crate offers, as one program: linking twenty takes a minute.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod support;
 
 mod answers;

@@ -1,7 +1,5 @@
 //! Replies on their way up: what goes in comes out, with random arrivals.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use crate::support::dice::Dice;
 use bytes::Bytes;

@@ -1,7 +1,5 @@
 //! Messages: one side reads what the other writes, and any other header is refused (MSG-1).
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::{addr, config, entry, frame, header, raw};
 use mesh_proto::messages::{
     Answer, Asked, Call, Cancel, Cancelled, Extend, Failure, Gathered, Meaning, Name, Partial, Post, ProcUp, Reply,

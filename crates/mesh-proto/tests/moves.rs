@@ -1,7 +1,5 @@
 //! Meshes that are repaired while messages are in flight, under random schedules.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use crate::support::dice::Dice;
 use mesh_proto::control::News;

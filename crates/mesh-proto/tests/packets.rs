@@ -1,7 +1,5 @@
 //! Packets on a connection: what is written is read, and what no honest peer sends is refused.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::config;
 use bytes::Bytes;
 use mesh_proto::READ_CHUNK;

@@ -1,7 +1,5 @@
 //! Peer streams between hosts: order and exactly-once delivery.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use bytes::Bytes;
 use mesh_proto::hosts::{Arrival, Cargo, HostSet, Lane, Packet, PacketKind, PeerStreams, SEGMENT, Share, Short};
 use std::time::Duration;

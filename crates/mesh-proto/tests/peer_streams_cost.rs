@@ -1,7 +1,5 @@
 //! The cost of peer streams: `cargo test --release -p mesh-proto --test all peer_streams_cost -- --ignored --nocapture`.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use bytes::Bytes;
 use mesh_proto::hosts::{Cargo, HostSet, Lane, PacketDecoder, PeerStreams, Short};
 use std::time::{Duration, Instant};

@@ -3,8 +3,6 @@
 //! STR-1..6. `MESH_SCHEDULES` sets the number of schedules; the long run is
 //! `MESH_SCHEDULES=200000 cargo test --release -p mesh-proto --test all peer_streams_sim`.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::dice::Dice;
 use bytes::Bytes;
 use mesh_proto::HostNo;

@@ -1,7 +1,5 @@
 //! The paths of messages between hosts, followed to their ends over random trees and standings.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
-
 use crate::support::dice::Dice;
 use mesh_proto::HostNo;
 use mesh_proto::hosts::{HostSet, Standing, Topology};
