@@ -269,8 +269,9 @@ def test_contributing_has_a_budget_for_every_part():
     parts = {*(package.name for package in workspace.packages()), OTHER, WHOLE}
     quick, full = budgets(page, "quick"), budgets(page, "full")
     assert set(quick) == set(full) == parts
-    assert quick[WHOLE].idle <= 10
-    assert full[WHOLE] == Budget(20, 45)
+    assert quick[WHOLE].idle <= 12
+    assert full[WHOLE].idle <= 32
+    assert full[WHOLE].busy == 45
     assert budgets(page, "all") == {}
 
 

@@ -145,6 +145,8 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def runtime() -> Iterator[None]:
     """A runtime that is warm before the first test of a module, and gone without a trace after the last."""
+    # Tests of other packages, run in this process before, may have left theirs.
+    shutdown()
     gc.collect()
     before = Traces()
     with this_host().spawn_procs() as procs:

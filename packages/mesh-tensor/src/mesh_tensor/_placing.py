@@ -33,6 +33,10 @@ def moved(tensor: MeshTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     if args and isinstance(args[0], torch.Tensor):
         (other, *rest) = args
         args = (other.device, other.dtype, *rest)
+    # `to(dtype, non_blocking, copy)` and `to(device, dtype, non_blocking, copy)`.
+    before_copy = 2 if args and isinstance(args[0], torch.dtype) else 3
+    if len(args) > before_copy:
+        args, copies = args[:before_copy], args[before_copy]
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 - as modules do
     if device is not None:
         device = device_named(device)
