@@ -33,6 +33,6 @@ def keeper(jobs: Path, job: str) -> int:
                 words = (process / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"mesh_launchers._keeper" in words and os.fsencode(jobs / job) in words:
+            if any(b"mesh_launchers._keeper" in each for each in words) and os.fsencode(jobs / job) in words:
                 return int(process.name)
     raise AssertionError(f"nobody keeps {job}")
