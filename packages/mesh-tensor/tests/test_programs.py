@@ -64,7 +64,9 @@ def lists(x: Any) -> Any:
 
 def kinds(x: Any) -> Any:
     whole = (x * 10).to(torch.int64)
-    return whole // 3, whole + 0.5, x.double() + x, x > 0, whole.bool() & (x > 0), (x + 2j * x).abs()
+    # The last argument is `copy`.
+    copies = x.to(torch.float64, False, True), x.to("cpu", torch.float64, False, True), x.to(x, False, True)
+    return *copies, whole // 3, whole + 0.5, x.double() + x, x > 0, whole.bool() & (x > 0), (x + 2j * x).abs()
 
 
 def numbers(x: Any) -> Any:
