@@ -203,7 +203,7 @@ impl Gate {
                 full.doubt = Some(match block {
                     false => Doubt::Unwilling,
                     true if self.receivers == Receivers::Channel && !own => Doubt::OwnChannel,
-                    true if runtime.event_loop().is_mine() => Doubt::OwnLoop,
+                    true if runtime.event_loops().is_mine() => Doubt::OwnLoop,
                     true => Doubt::OwnProcess,
                 });
             }

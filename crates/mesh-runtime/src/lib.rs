@@ -86,7 +86,7 @@ pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_pri
 pub use ports::{Receive, Way};
 pub use refs::{Hold, Kept, Opened, RefAddr, Refs, View, pack};
 pub use runtime::{
-    Body, Calling, Counts, Deferral, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted, Posting, Runtime, Said,
+    Body, Calling, Counts, Deferral, EventLoop, EventLoops, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted, Posting, Runtime, Said,
     Spawned, Terms, Wait, Waited,
 };
 pub use rustix::io::Errno;

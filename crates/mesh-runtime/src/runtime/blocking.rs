@@ -2,10 +2,10 @@
 //! meanwhile.
 
 use super::alarms::Alarms;
-use super::event_loop::EventLoop;
+use super::event_loop::{EventLoop, EventLoops};
 use super::signals::Signals;
 use super::waiting::Awaited;
-use super::{Patience, Runtime, TOKEN_LOOP, Waited};
+use super::{Patience, Runtime, TOKEN_LOOPS, Waited};
 use crate::call::Call;
 use crate::completion::Completion;
 use crate::inbox::Inbox;
@@ -110,10 +110,21 @@ impl Runtime {
         self.waiting.for_message(self, inbox);
     }
 
-    /// Replaces the sleep of the event loop of this process's actors on its own descriptors: waits until `waker` has
+    /// Another event loop of this process's actors.
+    pub fn add_event_loop(&self) -> Arc<EventLoop> {
+        self.waiting.event_loops.add(TOKEN_LOOPS)
+    }
+
+    /// Replaces the sleep of an event loop of this process's actors on its own descriptors: waits until `waker` has
     /// something, one of the loop's descriptors is ready (`watched` is the set that they are in), or the deadline.
-    pub fn wait_loop(&self, waker: &LoopWaker, watched: BorrowedFd<'_>, deadline: Option<Instant>) {
-        self.waiting.for_loop(self, TOKEN_LOOP, waker, watched, deadline);
+    pub fn wait_loop(
+        &self,
+        event_loop: &EventLoop,
+        waker: &LoopWaker,
+        watched: BorrowedFd<'_>,
+        deadline: Option<Instant>,
+    ) {
+        self.waiting.for_loop(self, event_loop, waker, watched, deadline);
     }
 
     /// Ends all waits of this process that heed alarms.
@@ -133,9 +144,9 @@ impl Runtime {
         &self.waiting.signals
     }
 
-    /// The event loop of this process's actors.
-    pub fn event_loop(&self) -> &EventLoop {
-        &self.waiting.event_loop
+    /// The event loops of this process's actors.
+    pub fn event_loops(&self) -> &EventLoops {
+        &self.waiting.event_loops
     }
 
     /// What wakes the threads of this process.

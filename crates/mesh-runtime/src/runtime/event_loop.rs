@@ -1,4 +1,4 @@
-//! The event loop of this process's actors, as the reactor sees it: a thread that waits here for its own descriptors.
+//! The event loops of this process's actors, as the reactor sees them: threads that wait here for their own descriptors.
 
 use crate::locks::lock;
 use crate::loop_waker::LoopWaker;
@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-/// See the module.
+/// One loop.
 #[derive(Debug)]
 pub struct EventLoop {
+    token: u64,
     /// The set of its descriptors known to the reactor; -1 before there is one.
     watched: AtomicI32,
     ready: AtomicBool,
@@ -20,30 +21,20 @@ pub struct EventLoop {
     thread: Mutex<Option<ThreadId>>,
 }
 
-impl Default for EventLoop {
-    fn default() -> Self {
-        let (waiter, thread) = (Mutex::default(), Mutex::default());
-        Self { watched: AtomicI32::new(-1), ready: AtomicBool::new(false), waiter, thread }
-    }
-}
-
 impl EventLoop {
-    /// The calling thread is the loop's. It waits by `wait`, with the set `watched` announced to `reactor` under
-    /// `token`.
-    pub(super) fn wait(
-        &self,
-        reactor: &Reactor,
-        token: u64,
-        waker: &LoopWaker,
-        watched: BorrowedFd<'_>,
-        wait: impl FnOnce(),
-    ) {
+    fn new(token: u64) -> Self {
+        let (waiter, thread) = (Mutex::default(), Mutex::default());
+        Self { token, watched: AtomicI32::new(-1), ready: AtomicBool::new(false), waiter, thread }
+    }
+
+    /// The calling thread is the loop's. It waits by `wait`, with the set `watched` announced to `reactor`.
+    pub(super) fn wait(&self, reactor: &Reactor, waker: &LoopWaker, watched: BorrowedFd<'_>, wait: impl FnOnce()) {
         self.ready.store(false, Ordering::SeqCst);
         *lock(&self.waiter) = Some(Waiter::current());
         *lock(&self.thread) = Some(std::thread::current().id());
         waker.wait_here(true);
         let first = self.watched.swap(watched.as_raw_fd(), Ordering::SeqCst) != watched.as_raw_fd();
-        reactor.watch_once(watched, token, first);
+        reactor.watch_once(watched, self.token, first);
         wait();
         waker.wait_here(false);
         *lock(&self.waiter) = None;
@@ -55,21 +46,55 @@ impl EventLoop {
     }
 
     /// Notes that one of its descriptors is ready. It is not polled again until the loop waits again.
-    pub(super) fn on_ready(&self, reactor: &Reactor) {
+    fn on_ready(&self, reactor: &Reactor) {
         self.ready.store(true, Ordering::SeqCst);
         self.wake(reactor);
     }
 
     /// Makes its thread check again what it waits for.
-    pub(super) fn wake(&self, reactor: &Reactor) {
+    fn wake(&self, reactor: &Reactor) {
         if let Some(waiter) = lock(&self.waiter).clone() {
             waiter.notify(reactor);
         }
     }
 
-    /// Whether the calling thread is the loop's, which may not wait for what runs on it.
-    pub fn is_mine(&self) -> bool {
+    fn is_mine(&self) -> bool {
         let me = std::thread::current().id();
         lock(&self.thread).is_some_and(|thread| thread == me)
+    }
+}
+
+/// The loops of a process. They stay until it ends.
+#[derive(Debug, Default)]
+pub struct EventLoops(Mutex<Vec<Arc<EventLoop>>>);
+
+impl EventLoops {
+    /// Another one; the first is announced to the reactor under `tokens`, the next under the number after it.
+    pub(super) fn add(&self, tokens: u64) -> Arc<EventLoop> {
+        let mut all = lock(&self.0);
+        let one = Arc::new(EventLoop::new(tokens + all.len() as u64));
+        all.push(Arc::clone(&one));
+        one
+    }
+
+    /// Notes that one of the descriptors of the loop with this number is ready.
+    pub(super) fn on_ready(&self, reactor: &Reactor, number: u64) {
+        let one = usize::try_from(number).ok().and_then(|number| lock(&self.0).get(number).cloned());
+        if let Some(one) = one {
+            one.on_ready(reactor);
+        }
+    }
+
+    /// Makes all their threads check again what they wait for.
+    pub(super) fn wake(&self, reactor: &Reactor) {
+        let all = lock(&self.0).clone();
+        for one in all {
+            one.wake(reactor);
+        }
+    }
+
+    /// Whether the calling thread is that of a loop: it may not wait for what runs there.
+    pub fn is_mine(&self) -> bool {
+        lock(&self.0).iter().any(|one| one.is_mine())
     }
 }

@@ -64,6 +64,7 @@ pub(crate) use backlog::Delayed;
 pub(crate) use backlog::{Deferred, Ways, millis};
 pub use blocking::Wait;
 pub use counts::Counts;
+pub use event_loop::{EventLoop, EventLoops};
 #[cfg(test)]
 pub(crate) use landing::Ground;
 pub(crate) use landing::Landings;
@@ -128,8 +129,9 @@ use std::time::{Duration, Instant};
 use waiting::Waiting;
 
 const TOKEN_SIGNAL: u64 = 1 << 34;
-const TOKEN_LOOP: u64 = TOKEN_SIGNAL + 1;
-const TOKEN_INSPECTION: u64 = TOKEN_SIGNAL + 2;
+const TOKEN_INSPECTION: u64 = TOKEN_SIGNAL + 1;
+/// Those of the event loops begin here.
+const TOKEN_LOOPS: u64 = 1 << 35;
 /// The name of the notice that somebody wants to look in.
 const VISITOR: &str = ".inspect";
 /// The link of a proc to its agent.
@@ -553,7 +555,7 @@ impl Runtime {
         self.descriptors.close();
         self.gateway.close(Duration::from_secs(1));
         self.visits.close();
-        self.waiting.event_loop.wake(&self.reactor);
+        self.waiting.event_loops.wake(&self.reactor);
         self.agent.close(within);
         let ended = Arc::new(Ended { orderly: true, ..Ended::unmade(EndReason::Shutdown) });
         self.calls.fail_all(&self.reactor, &ended);
@@ -599,10 +601,10 @@ impl Handler for Runtime {
             self.gateway.on_connection(token, readable, writable);
         } else if token >= descriptors::DESCRIPTOR_TOKENS {
             self.descriptors.on_ready(token);
+        } else if token >= TOKEN_LOOPS {
+            self.waiting.event_loops.on_ready(&self.reactor, token - TOKEN_LOOPS);
         } else if token == TOKEN_SIGNAL {
             self.waiting.signals.on_ready(&self.reactor);
-        } else if token == TOKEN_LOOP {
-            self.waiting.event_loop.on_ready(&self.reactor);
         } else if token == TOKEN_INSPECTION {
             if self.inspection_socket.forget() {
                 self.notice_visitor();

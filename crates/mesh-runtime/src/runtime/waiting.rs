@@ -1,7 +1,7 @@
 //! How threads wait for calls and messages, while one of them reads for all.
 
 use super::alarms::Alarms;
-use super::event_loop::EventLoop;
+use super::event_loop::{EventLoop, EventLoops};
 use super::signals::Signals;
 use crate::call::Call;
 use crate::completion::Completion;
@@ -102,7 +102,7 @@ pub struct Waiting {
     standing: Arc<Standing>,
     pub(super) signals: Signals,
     pub(super) alarms: Alarms,
-    pub(super) event_loop: EventLoop,
+    pub(super) event_loops: EventLoops,
 }
 
 impl Waiting {
@@ -121,7 +121,7 @@ impl Waiting {
             standing: Arc::clone(standing),
             signals: Signals::new(reactor, token)?,
             alarms: Alarms::default(),
-            event_loop: EventLoop::default(),
+            event_loops: EventLoops::default(),
         })
     }
 
@@ -223,13 +223,13 @@ impl Waiting {
         self.until(handler, Duration::ZERO, patience, &ready)
     }
 
-    /// Replaces the sleep of the event loop of this process's actors on its own descriptors: waits here until `waker`
-    /// has something, one of the loop's descriptors is ready (`watched` is the set that they are in, announced under
-    /// `token`), or the deadline passes.
+    /// Replaces the sleep of an event loop of this process's actors on its own descriptors: waits here until `waker`
+    /// has something, one of the loop's descriptors is ready (`watched` is the set that they are in), or the deadline
+    /// passes.
     pub(super) fn for_loop(
         &self,
         handler: &dyn Handler,
-        token: u64,
+        event_loop: &EventLoop,
         waker: &LoopWaker,
         watched: BorrowedFd<'_>,
         deadline: Option<Instant>,
@@ -243,9 +243,9 @@ impl Waiting {
             let _ = poll(&mut fds, deadline.map(until).as_ref());
             return;
         }
-        self.event_loop.wait(&self.reactor, token, waker, watched, || {
+        event_loop.wait(&self.reactor, waker, watched, || {
             self.until(handler, self.spin, Patience { deadline, ..Patience::default() }, &|| {
-                waker.any() || self.event_loop.is_ready() || self.standing.is_over()
+                waker.any() || event_loop.is_ready() || self.standing.is_over()
             });
         });
     }

@@ -1,10 +1,10 @@
-//! The event loop of this process's actors.
+//! The event loops of this process's actors.
 
 use crate::door::{self, outside};
 use crate::errors::OrRaise as _;
 use crate::runtime::PyRuntime;
 use crate::time::deadline;
-use mesh_runtime::LoopWaker;
+use mesh_runtime::{EventLoop, LoopWaker, Runtime};
 use pyo3::prelude::*;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -36,18 +36,32 @@ impl PyWaker {
     }
 }
 
+/// An event loop of this process's actors, as the runtime knows it.
+#[pyclass(name = "EventLoop", module = "mesh_core._native", frozen)]
+pub(crate) struct PyEventLoop {
+    runtime: Arc<Runtime>,
+    one: Arc<EventLoop>,
+    waker: Arc<LoopWaker>,
+}
+
 #[pymethods]
-impl PyRuntime {
-    /// Waits as the event loop of this process's actors: for `waker`, for one of the descriptors in the set `watched` or for a
-    /// signal, for at most `timeout` seconds.
-    #[pyo3(signature = (waker, watched, timeout=None))]
-    fn wait_loop(&self, py: Python<'_>, waker: &PyWaker, watched: i32, timeout: Option<f64>) -> PyResult<()> {
+impl PyEventLoop {
+    #[new]
+    fn new(runtime: &PyRuntime, waker: &PyWaker) -> Self {
+        let one = runtime.0.add_event_loop();
+        Self { runtime: Arc::clone(&runtime.0), one, waker: Arc::clone(&waker.0) }
+    }
+
+    /// Waits as that loop: for its waker, for one of the descriptors in the set `watched` or for a signal, for at most `timeout`
+    /// seconds.
+    #[pyo3(signature = (watched, timeout=None))]
+    fn wait(&self, py: Python<'_>, watched: i32, timeout: Option<f64>) -> PyResult<()> {
         let until = deadline(timeout)?;
         door::serves();
         outside(py, || {
             // SAFETY: the caller, a selector, keeps its set open during this call.
             let watched = unsafe { BorrowedFd::borrow_raw(watched) };
-            self.0.wait_loop(&waker.0, watched, until);
+            self.runtime.wait_loop(&self.one, &self.waker, watched, until);
         });
         Ok(())
     }

@@ -65,7 +65,7 @@ mod _native {
     #[pymodule_export]
     use super::door::{begin_exit, serve_to_the_end};
     #[pymodule_export]
-    use super::event_loop::PyWaker;
+    use super::event_loop::{PyEventLoop, PyWaker};
     #[pymodule_export]
     use super::finisher::PyFinisher;
     #[pymodule_export]

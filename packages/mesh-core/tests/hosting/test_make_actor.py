@@ -167,7 +167,7 @@ def test_between_messages_no_endpoint_is_half_done(cls: Any, tmp_path: Any) -> N
             path.write_text("")
         busy, thread = asked.get(timeout=30).item()
         assert not busy
-        assert thread == ("mesh-actors" if cls is Plain else "MainThread")
+        assert thread == ("mesh-actors" if cls is Plain else "mesh-coroutines")
         working.get(timeout=30)
         last.get(timeout=30)
         with pytest.raises(ZeroDivisionError):

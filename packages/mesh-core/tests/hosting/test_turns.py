@@ -30,6 +30,17 @@ def wait_at(fifo: str) -> None:
     Path(fifo).read_text()
 
 
+class OnProcessLoop(Actor):
+    """Its coroutines run on the loop that takes notices of failures, because it has a plain function too."""
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def plain(self) -> None: ...
+
+
 class Busy(Actor):
     """Owns another, and writes down what it does; on a thread of its own."""
 
@@ -91,7 +102,7 @@ def test_a_failure_goes_ahead_of_messages_that_were_taken_with_the_last(
     own: ProcMesh, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    beside: Any = own.slice(gpus=0).spawn("beside", Soft)
+    beside: Any = own.slice(gpus=0).spawn("beside", OnProcessLoop)
     actor: Any = own.slice(gpus=0).spawn("actor", Busy, own.slice(gpus=1), str(log))
     child = actor.mine.call_one().get(WITHIN)
     before, first = gate(tmp_path, "before"), gate(tmp_path, "first")

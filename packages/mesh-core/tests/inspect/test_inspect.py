@@ -378,7 +378,7 @@ def test_stuck_threads_are_shown_while_others_answer(own: ProcMesh, tmp_path: An
     assert [frame.function for frame in sleeping.own] == ["sleep"]
     assert sleeping.own[0].file == __file__
     assert sleeping.running[0].startswith("stuck.sleep for ")
-    blocked = found[1].of("loop")
+    blocked = found[1].of("loops")
     assert blocked.own[0].function == "block"
     assert blocked.running[0].startswith("loops.block for ")
     assert found[2].of("stuck").own[0].function == "hold_the_lock"
@@ -421,6 +421,7 @@ def test_stacks_of_a_spinning_event_loop(own: ProcMesh) -> None:
     for _ in range(20):
         found = inspect.stacks(one, timeout=20).item()
         assert found.error == ""
+        assert found.of("spinning").frames
         assert found.of("loop").frames
         assert found.of("stuck").frames
     assert proc(inspect.snapshot(), "mortal[0]").state == "running"

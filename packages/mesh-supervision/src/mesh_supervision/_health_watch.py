@@ -146,8 +146,8 @@ def _with_stack(trouble: Trouble) -> Trouble:
         # This very job, asked as another terminal would.
         told = inspect.connect(os.getpid()).stacks(trouble.proc.partition("[")[0])
         found = next(each for each in told if each.proc == trouble.proc)
-        named = [thread for thread in found.threads if thread.name == trouble.actor]
-        # Coroutines run on the loop.
+        named = [thread for thread in found.threads if trouble.actor in thread.actors]
+        # Coroutines of actors that have plain endpoints too run on the process's loop.
         thread = named[0] if named else found.of("loop")
     except (MeshError, LookupError, StopIteration):
         return trouble

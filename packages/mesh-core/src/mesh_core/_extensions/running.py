@@ -416,7 +416,7 @@ class _Running:
 
     def _on_loop(self, work: Callable[[T], None], about: T) -> None:
         actor_host = self._process.actor_host()
-        if threading.get_ident() == actor_host.ident:
+        if actor_host.loop.is_here:
             work(about)
         else:
             actor_host.loop.call_soon_threadsafe(work, about)
@@ -434,11 +434,10 @@ class _Running:
         try:
             said, signature = message.load()
             actor_host = self._process.actor_host()
-            if actor_host.held is not None:
-                await actor_host.room()
+            if actor_host.loop.held is not None:
+                await actor_host.loop.room()
             held = message.reply(await self.extension.receive(said, self._signatures.read(signature)))
-            if held is not None:
-                actor_host.held = held
+            actor_host.hold_back(held)
         except BaseException as error:  # noqa: BLE001 - reported to the caller
             self._fail(message, error)
 

@@ -264,7 +264,7 @@ class Supervision:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         actor_host = self._process.actor_host()
-        actor_host.keep(actor_host.loop.create_task(work))
+        actor_host.loop.keep(actor_host.loop.create_task(work))
 
     # Actions of policies.
 

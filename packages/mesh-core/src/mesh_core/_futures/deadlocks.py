@@ -1,7 +1,7 @@
 """Waits that can never end are refused when they begin.
 
 WAIT-1: an actor that handles one message at a time does not wait for its own mailbox while it handles one.
-WAIT-2: the thread of a process's event loop does not block for an answer that this loop has to give.
+WAIT-2: the thread of an event loop does not block for an answer that this loop has to give.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def refused(process: Process, call: Coming, owner: Any, what: str, *, awaited: b
             "(self.method(...)), do not wait here, or mark the waiting endpoint "
             "@endpoint(concurrent=True)"
         )
-    if not awaited and threading.get_ident() == actor_host.ident:
+    if not awaited and (actor_host.loop if actor is None else actor.loop).is_here:
         if actor is not None and not actor.needs_loop(getattr(owner, "_name", "")):
             return None
         return MeshError(

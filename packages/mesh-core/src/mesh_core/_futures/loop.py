@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mesh_core._native import Waker
+from mesh_core._native import EventLoop, Waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ _NOTHING: deque[object] = deque()
 
 
 class ActorSelector(selectors.EpollSelector):
-    """The selector of the loop that runs actors: it waits inside the runtime, where the loop's thread may read connections itself.
+    """The selector of a loop that runs actors: it waits inside the runtime, where the loop's thread may read connections itself.
 
     A message for an actor then wakes the loop's thread directly. If the waker has tokens, its descriptor is reported as readable,
     although it is rarely written.
@@ -33,14 +33,14 @@ class ActorSelector(selectors.EpollSelector):
 
     def __init__(self, runtime: Runtime, waker: Waker) -> None:
         super().__init__()
-        self._runtime = runtime
+        self._inside = EventLoop(runtime, waker)
         self._mesh_waker = waker
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Wait for descriptors and for messages."""
         waker = self._mesh_waker
         if timeout is None or timeout > 0:
-            self._runtime.wait_loop(waker, self.fileno(), timeout)
+            self._inside.wait(self.fileno(), timeout)
         events = super().select(0)
         if waker.any():
             key = self.get_key(waker.fileno())

@@ -1,9 +1,9 @@
 """One actor in its process: its object, its inbox, and what happens to a message.
 
-Two executors drain an inbox: the process's event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
-(``_hosting.thread_executor``) for plain functions. If an actor has both, the inbox goes back and forth: an executor that finds a
+Two executors drain an inbox: an event loop (``_hosting.loop_executor``) for coroutines, and a thread of the actor's own
+(``_hosting.thread_executor``) for plain functions. An actor is constructed where its endpoints run, on its thread if it has one. If an actor has both, the inbox goes back and forth: an executor that finds a
 message for the other hands over the inbox with it, so that a run of calls of one kind is as fast as in an actor that has only
-that kind. ``_hosting.ending`` ends actors, and ``_hosting.constructors`` runs their constructors.
+that kind. ``_hosting.ending`` ends actors, and ``_hosting.actor_loops`` assigns them to event loops.
 
 STG-1: an actor handles one message at a time, in the order of arrival; only ``concurrent`` endpoints overlap.
 STG-2: every call gets exactly one reply, whatever its endpoint does.
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     import concurrent.futures
 
     from mesh_core._hosting.actor_host import ActorHost
+    from mesh_core._hosting.actor_loops import ActorLoop
     from mesh_core._native import Inbox, Message
 
 CallKey = tuple[tuple[int, int, int], int]
@@ -63,6 +64,7 @@ class ActorCell(CellState):
         "gone",
         "inbox",
         "instance",
+        "loop",
         "object",
         "on_loop",
         "on_thread",
@@ -85,6 +87,8 @@ class ActorCell(CellState):
         owner: tuple[tuple[int, int, int], int] = ((0, 0, 0), 0),
     ) -> None:
         self.actor_host = actor_host
+        self.loop: ActorLoop = actor_host.loop
+        """The loop that runs its coroutines: the process's, if it has a thread for plain functions too."""
         self.inbox = inbox
         self.instance = instance
         self._cls = cls
@@ -126,32 +130,31 @@ class ActorCell(CellState):
                 self.on_thread, self.drains = None, LOOP
                 self.broken = SpawnError(
                     f"no thread can be started for {self.describe()}: {error}. Raise the limit on threads or memory "
-                    "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share one thread"
+                    "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share threads"
                 )
                 self.inbox.retire()
         if self.broken is None:
-            self.actor_host.constructors.construct(self)
+            self.actor_host.loops.construct(self)
         else:
             self.be_made()
             self.join()
 
     def be_made(self) -> None:
-        """Construct an actor that runs on the loop; called on a thread beside the loop."""
+        """Construct an actor that runs on its loop; called there."""
         self._maker = threading.get_ident()
         self.inbox.worked_by(self._maker)
         try:
             self.construct()
         finally:
             self._maker = 0
-            self.inbox.worked_by(0)
 
     def join(self) -> None:
         """Attach the inbox to the loop, which drains it, once the actor is constructed."""
         if not self.over:
-            self.inbox.attach(self.actor_host.waker, self.instance.actor_id)
+            self.inbox.attach(self.loop.waker, self.instance.actor_id)
 
     def lost(self, error: BaseException) -> None:
-        """Fail the actor, because its constructor's thread caught an error that escaped; the loop answers for it."""
+        """Fail the actor, because an error escaped while it was constructed; the loop answers for it."""
         self.advance(WORKING)
         self.fail(error)
 
@@ -237,7 +240,7 @@ class ActorCell(CellState):
         return task is not None and self.on_loop.runner is task
 
     def needs_loop(self, endpoint: str) -> bool:
-        """Whether the process's loop must run for that endpoint to be called."""
+        """Whether the actor's loop must run for that endpoint to be called."""
         spec = self.table.get(endpoint)
         return self.loop_takes or (spec is not None and spec.is_async)
 
@@ -246,6 +249,13 @@ class ActorCell(CellState):
 
         ``answered`` means that the caller waits to be told.
         """
+        if self.loop.is_here:
+            self._cancel_here(key, answered)
+        else:
+            # Between two steps of the coroutines there, one of which may be about to begin the call.
+            self.loop.soon(self._cancel_here, key, answered)
+
+    def _cancel_here(self, key: CallKey, answered: bool) -> None:
         running = self.on_loop.running.get(key)
         if running is not None:
             running[0].cancel()
@@ -378,15 +388,18 @@ class ActorCell(CellState):
     # Failures.
 
     async def between_messages(self, errand: Callable[[], Any]) -> Any:
-        """Run something ahead of the messages that wait: on the actor's thread if it has one, else here and now."""
-        answer: asyncio.Future[Any] = self.actor_host.loop.create_future()
+        """Run something ahead of the messages that wait: on the actor's thread if it has one, else on its loop, at once."""
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         with self.actor_host.failing:
-            here = self.over or (self.threadless and self.made)
-            if not here:
+            now = self.over or (self.threadless and self.made)
+            if not now:
                 self.errands.append((errand, answer))
-        if here:
+        if not now:
+            self.inbox.nudge()
+        elif self.over or self.loop.is_here:
             return errand()
-        self.inbox.nudge()
+        else:
+            self.loop.call_soon_threadsafe(self._run_errand, errand, answer)
         return await answer
 
     def in_turn(self, errand: Callable[[], Any], over: Callable[[asyncio.Future[Any]], None]) -> bool:
@@ -408,19 +421,25 @@ class ActorCell(CellState):
         context.enter(Context(self.instance, None))
         errands, self.errands = self.errands, []
         for errand, answer in errands:
-            result: Any = None
-            error: BaseException | None = None
-            try:
-                result = errand()
-            except BaseException as raised:  # noqa: BLE001 - reported to the asker
-                error = raised
-            self.actor_host.loop.call_soon_threadsafe(settle, answer, result, error)
+            self._run_errand(errand, answer)
+
+    def _run_errand(self, errand: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        try:
+            result = errand()
+        except BaseException as raised:  # noqa: BLE001 - reported to the asker
+            error = raised
+        answer.get_loop().call_soon_threadsafe(settle, answer, result, error)
 
     async def supervise(self, failure: MeshFailure) -> bool | None:
         """Ask the actor about a failure of something that it owns; ``None`` if it has no ``__supervise__``."""
         method = getattr(self._cls, "__supervise__", None)
         if method is None or self.broken is not None:
             return None
+        if not self.loop.is_here:
+            there = asyncio.run_coroutine_threadsafe(self.supervise(failure), self.loop)
+            return await asyncio.wrap_future(there)
 
         def ask() -> Any:
             # A constructor may have failed, or the actor ended, while this waited.
@@ -446,7 +465,7 @@ class ActorCell(CellState):
             self.inbox.retire()
             self.advance(ENDING)
         self.actor_host.process.supervision.pass_on(self.owner, failure)
-        self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.actor_host.loop)
+        self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.loop)
 
     def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
         from mesh_core._serialize.exceptions import decode_exception, encode_exception

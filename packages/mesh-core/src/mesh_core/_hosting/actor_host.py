@@ -1,7 +1,7 @@
-"""Where a process's actors live, with the event loop that works for all of them.
+"""Where a process's actors live, with the process's own event loop.
 
-The loop's thread (a worker's main thread) takes messages for the process itself (spawns, stops, cancellations) and runs
-coroutines. ``_hosting.actor_cell`` has what one actor does with its messages.
+The loop's thread (a worker's main thread) takes messages for the process itself (spawns, stops, cancellations). Coroutine actors
+have loops of their own (``_hosting.actor_loops``); it runs the coroutines of those that have plain functions too. ``_hosting.actor_cell`` has what one actor does with its messages.
 
 STG-3: whatever a message raises here, it is answered, and those behind it are handled.
 """
@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mesh_core._common.bypass import find_bypass
 from mesh_core._common.codes import MessageKind
@@ -26,12 +26,11 @@ from mesh_core._common.control import Control
 from mesh_core._common.errors import BOOTSTRAP_FAILED, MeshError
 from mesh_core._failures.failure import raised_in_words
 from mesh_core._futures import unseen
-from mesh_core._futures.loop import ActorSelector
 from mesh_core._hosting import ending
 from mesh_core._hosting.actor_cell import ActorCell, unreadable
-from mesh_core._hosting.constructors import ActorLoop, Constructors
+from mesh_core._hosting.actor_loops import ActorLoop, ActorLoops
 from mesh_core._meshes.reduce import Reductions
-from mesh_core._native import Extent, Point, Waker
+from mesh_core._native import Extent, Point
 from mesh_core._serialize import loads
 from mesh_core._system.process_title import Title
 from mesh_core._system.stack_dumps import stacks
@@ -45,6 +44,8 @@ _SYSTEM = 0
 _CHILDREN_FIRST = 0.8
 # For this share of the time, the actors of a stopping process end one after the other; then the rest end together.
 _IN_TURN = 0.5
+# How long the end of a process waits for the loops of its coroutine actors, which may be in users' code.
+_LOOPS_END_S = 1.0
 
 
 class ActorHost:
@@ -56,10 +57,9 @@ class ActorHost:
         self._classes: dict[bytes, type] = {}
         # Not in a script's process, which is the user's own.
         self._title = None if process.identity.is_script else Title(process.identity)
-        self.waker = Waker()
         self._system = process.runtime.system_inbox()
-        self.loop = ActorLoop(ActorSelector(process.runtime, self.waker))
-        self.constructors = Constructors(self.loop)
+        self.loop = ActorLoop(process)
+        self.loops = ActorLoops(self)
         self._exit_code = 0
         self.unready: str | None = None
         """Why this process ends before its first actor, in one line: what its bootstrap or an extension raised."""
@@ -67,22 +67,11 @@ class ActorHost:
         """Held while an actor comes to an end, which several threads may notice."""
         self.stop_limit = process.settings.stop_timeout
         """How long the end of an actor may take."""
-        # The loop itself keeps only weak references to tasks.
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._thread: threading.Thread | None = None
         self.reductions: Reductions | None = None
         """Replies that are combined here; made at the first one."""
-        self.ident = 0
-        """The thread that runs the loop."""
-        self.held: Deferral | None = None
-        """A reply that the loop has sent and that waits for its caller, if more wait than may (ANS-3)."""
         self.threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         """The threads of actors with sync endpoints."""
-
-    def keep(self, task: asyncio.Task[Any]) -> None:
-        """Hold a task until it is done."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Running.
 
@@ -92,33 +81,28 @@ class ActorHost:
         thread.start()
         # Only now: while the interpreter exits no thread can be started, and this one is waited for.
         self._thread = thread
-        self.constructors.start()
 
     def end_thread(self, limit: float) -> None:
         """End the thread that :meth:`start_thread` started, and wait for those of actors, after the runtime is closed."""
         if self._thread is None:
             return
-        with contextlib.suppress(RuntimeError):  # the loop has ended already
-            self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.soon(self.loop.stop)
         until = time.monotonic() + limit
         me = threading.current_thread()
         if self._thread is not me:
             # First, because it starts the others.
             self._thread.join(limit)
-        self.constructors.end(max(0.0, until - time.monotonic()))
+        self.loops.end(max(0.0, until - time.monotonic()))
         for thread in list(self.threads):
             if thread is not me:
                 thread.join(max(0.0, until - time.monotonic()))
 
     def run(self) -> int:
         """Serve until the process is told to stop; return its exit status."""
-        asyncio.set_event_loop(self.loop)
-        self.ident = self.loop.ident = threading.get_ident()
-        self._system.worked_by(self.ident)
-        self.loop.add_reader(self.waker.fileno(), self._on_ready)
-        self._system.attach(self.waker, _SYSTEM)
+        self._system.worked_by(threading.get_ident())
+        self._system.attach(self.loop.waker, _SYSTEM)
         with self._signals():
-            self.loop.run_forever()
+            self.loop.serve(self._on_ready)
         self._end()
         return self._exit_code
 
@@ -141,18 +125,15 @@ class ActorHost:
                 self.loop.remove_reader(here)
 
     def _end(self) -> None:
-        for task in asyncio.all_tasks(self.loop):
-            task.cancel()
         for actor in self.actors.values():
             if actor.on_thread is not None:
                 # It may be waiting to get its inbox back.
                 actor.on_thread.hand_back([])
-        with contextlib.suppress(Exception):
-            self.loop.run_until_complete(self.loop.shutdown_asyncgens())
-        self.loop.close()
+        self.loops.end(_LOOPS_END_S)
+        self.loop.end()
 
     def _on_ready(self) -> None:
-        for token in self.waker.drain():
+        for token in self.loop.waker.drain():
             if token == _SYSTEM:
                 # Large ones not all at once: their senders are notified when a batch is gone.
                 while batch := self._system.take_nowait(1_000_000):
@@ -164,7 +145,7 @@ class ActorHost:
                     del message
             else:
                 actor = self.actors.get(token)
-                if actor is not None:
+                if actor is not None and actor.loop is self.loop:
                     actor.on_loop.pump()
 
     def _on_trouble(self, message: Message, error: BaseException) -> None:
@@ -192,7 +173,7 @@ class ActorHost:
         elif kind is MessageKind.INSPECT:
             message.reply(stacks())
         elif kind is MessageKind.STOP_PROC:
-            self.keep(self.loop.create_task(self._stop(message.within or 0.0)))
+            self.loop.keep(self.loop.create_task(self._stop(message.within or 0.0)))
         elif kind is MessageKind.DOWN or kind is MessageKind.FAILURE:
             self.process.supervision.on_notice(message)
         elif kind is MessageKind.EXTENSION:
@@ -217,7 +198,7 @@ class ActorHost:
     def _spawn(self, message: Message) -> None:
         before = self.actors.get(message.actor)
         if before is not None:
-            self.keep(self.loop.create_task(self._spawn_again(message, before)))
+            self.loop.keep(self.loop.create_task(self._spawn_again(message, before)))
             return
         instance = self._instance(message, parse_shape(message.shape))
         inbox = self.process.runtime.inbox(message.actor)
@@ -382,6 +363,7 @@ class ActorHost:
         if self.actors.get(actor.instance.actor_id) is actor:
             del self.actors[actor.instance.actor_id]
             self._show_title()
+        self.loops.left(actor)
         if actor.gone is not None and not actor.gone.done():
             actor.gone.set_result(None)
 
@@ -416,17 +398,13 @@ class ActorHost:
         data, buffers = encode_exception(
             error, actor=name, rank=me.rank, host=me.host, pid=os.getpid(), bootstrap=bootstrap
         )
-        held = message.reply_error(data, buffers, dead=dead)
-        if held is not None:
-            self.held = held
+        self.hold_back(message.reply_error(data, buffers, dead=dead))
 
-    async def room(self) -> None:
-        """Wait until none of the loop's replies has to leave before the next message is handled."""
-        while (held := self.held) is not None:
-            if not held.done():
-                await self.process.bridge().wait(held)
-            if self.held is held:
-                self.held = None
+    def hold_back(self, held: Deferral | None) -> None:
+        """If a reply that the calling thread has sent must leave before more messages are handled, have its loop wait for that."""
+        if held is not None:
+            here = asyncio._get_running_loop()
+            (here if isinstance(here, ActorLoop) else self.loop).held = held
 
     def log_failure(self, message: Message, error: BaseException, name: str) -> None:
         """Log an error that no caller is waiting for."""

@@ -100,7 +100,7 @@ def _overdue(cell: ActorCell, what: str = "__cleanup__") -> MeshError:
 def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> None:
     """End an actor that has a thread; runs on that thread."""
     error: BaseException | None = None
-    loop = cell.actor_host.loop
+    loop = cell.loop
     overdue = asyncio.Event()
     try:
         cell.advance(ENDING)
@@ -113,7 +113,7 @@ def stop_on_thread(cell: ActorCell, message: Message, behind: list[Message]) -> 
             # The loop keeps the limit.
             error = asyncio.run_coroutine_threadsafe(_end_endpoints(cell), loop).result()
         watch = _watch(cell, message, behind, overdue)
-        loop.call_soon_threadsafe(lambda: cell.actor_host.keep(loop.create_task(watch)))
+        loop.call_soon_threadsafe(lambda: loop.keep(loop.create_task(watch)))
         owned_meshes = cell.actor_host.process.owners.leave(cell.instance.actor_id)
         if owned_meshes is not None:
             owned_meshes.close(cell.actor_host.stop_limit)
@@ -184,8 +184,8 @@ async def _cleanup_apart(cell: ActorCell, error: BaseException) -> Coroutine[Any
         except BaseException as raised:  # noqa: BLE001 - some would end the loop, if a task raised them
             return raised
 
-    done = cell.actor_host.loop.create_task(cell.between_messages(clean_up))
-    cell.actor_host.keep(done)
+    done = cell.loop.create_task(cell.between_messages(clean_up))
+    cell.loop.keep(done)
     finished, _ = await asyncio.wait([done], timeout=cell.actor_host.stop_limit)
     if finished:
         cleanup: Coroutine[Any, Any, object] | BaseException | None = done.result()
@@ -205,7 +205,7 @@ def hurry(cell: ActorCell) -> None:
     actor_host = cell.actor_host
 
     def give_up() -> None:
-        actor_host.keep(actor_host.loop.create_task(_give_up(cell)))
+        actor_host.loop.keep(actor_host.loop.create_task(_give_up(cell)))
 
     actor_host.loop.call_later(actor_host.stop_limit, give_up)
 
@@ -229,7 +229,7 @@ def clean_up_late(cell: ActorCell, made: Any) -> None:
     try:
         cleanup = _cleanup(cell, None)
         if cleanup is not None:
-            asyncio.run_coroutine_threadsafe(_guarded(cleanup), cell.actor_host.loop)
+            asyncio.run_coroutine_threadsafe(_guarded(cleanup), cell.loop)
     except BaseException:
         logging.getLogger("mesh").exception("the __cleanup__ of %s raised", cell.describe())
     cell.object = None
@@ -256,7 +256,7 @@ def _leave(
 
     actor_host = cell.actor_host
     for _, answer in cell.errands:
-        actor_host.loop.call_soon_threadsafe(settle, answer, None, None)
+        answer.get_loop().call_soon_threadsafe(settle, answer, None, None)
     cell.inbox.close()
     if made and cell.downfall is None:
         # Before the answers: whoever stopped it may ask an extension next. After a failure, the tear-down has told them.

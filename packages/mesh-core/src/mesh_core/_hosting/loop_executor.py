@@ -33,7 +33,7 @@ _EXPIRED = "the call's deadline has passed"
 
 
 class OnLoop:
-    """Drains an actor's inbox on the process's event loop, while there are coroutines to run."""
+    """Drains an actor's inbox on its event loop, while there are coroutines to run."""
 
     __slots__ = ("_cell", "_quiet", "runner", "running", "starting")
 
@@ -49,17 +49,17 @@ class OnLoop:
     def pump(self) -> None:
         """Handle messages that arrived, if the loop drains the inbox."""
         if self.runner is None and self._cell.loop_takes:
-            self.runner = self._cell.actor_host.loop.create_task(self._work([]))
+            self.runner = self._cell.loop.create_task(self._work([]))
 
     def borrow(self, messages: list[Message]) -> None:
         """Take the inbox over from the actor's thread, with the messages that the thread has already taken from it."""
         cell = self._cell
         cell.lend()
-        cell.inbox.attach(cell.actor_host.waker, cell.instance.actor_id)
+        cell.inbox.attach(cell.loop.waker, cell.instance.actor_id)
         # A copy: the thread must not hold on to messages, and the buffers in them, while it waits.
         mine = messages.copy()
         messages.clear()
-        self.runner = cell.actor_host.loop.create_task(self._work(mine))
+        self.runner = cell.loop.create_task(self._work(mine))
 
     def take_over(self) -> None:
         """Take the inbox over from a thread that died or does not come back."""
@@ -68,9 +68,9 @@ class OnLoop:
         left = cell.on_thread.abandon()
         if cell.over:
             return
-        cell.inbox.attach(cell.actor_host.waker, cell.instance.actor_id)
+        cell.inbox.attach(cell.loop.waker, cell.instance.actor_id)
         if self.runner is None:
-            self.runner = cell.actor_host.loop.create_task(self._work(left))
+            self.runner = cell.loop.create_task(self._work(left))
 
     def _hand_back(self, messages: list[Message]) -> None:
         cell = self._cell
@@ -103,15 +103,15 @@ class OnLoop:
                 if message.kind is _FAILURE:
                     cell.run_errands()
                     continue
-                if cell.actor_host.held is not None:
-                    await cell.actor_host.room()
+                if cell.loop.held is not None:
+                    await cell.loop.room()
                 if cell.given_up(message) or cell.refused(message, spec):
                     continue
                 assert spec is not None
                 if spec.concurrent:
                     starts += 1
                     self.starting.add(message)
-                    cell.actor_host.keep(cell.actor_host.loop.create_task(self._run(message, spec)))
+                    cell.loop.keep(cell.loop.create_task(self._run(message, spec)))
                 else:
                     await self._run(message, spec)
             burst = []
@@ -138,7 +138,7 @@ class OnLoop:
             if (left := message.left) is not None:
                 if cell.too_late(message):
                     return
-                limit = cell.actor_host.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
+                limit = cell.loop.call_later(left + _GRACE_S, task.cancel, _EXPIRED)
             context.enter(Context(cell.instance, message))
             self.running[key] = task, message
             await self._perform(message, spec)
@@ -170,7 +170,7 @@ class OnLoop:
             if spec.respond is None:
                 held = message.reply(await function(cell.object, *args, **kwargs))
                 if held is not None:
-                    cell.actor_host.held = held
+                    cell.loop.held = held
             else:
                 await function(args, kwargs)
         except asyncio.CancelledError:
@@ -206,7 +206,7 @@ class OnLoop:
             task.cancel()
         if not self.busy:
             return True
-        self._quiet = self._cell.actor_host.loop.create_future()
+        self._quiet = self._cell.loop.create_future()
         done, _ = await asyncio.wait([self._quiet], timeout=limit)
         self._quiet = None
         return bool(done)

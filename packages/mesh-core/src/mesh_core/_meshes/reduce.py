@@ -257,5 +257,4 @@ class Reductions:
         else:
             rank = plan.rank(place.above)
             held = message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)))
-        if held is not None:
-            self._actor_host.held = held
+        self._actor_host.hold_back(held)

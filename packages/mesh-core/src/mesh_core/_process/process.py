@@ -299,9 +299,10 @@ class Process:
 
     def alarm_loops(self) -> None:
         """Raise a failure in whatever event loops wait for."""
-        actors = None if self._actor_host is None else self._actor_host.loop
+        from mesh_core._hosting.actor_loops import ActorLoop
+
         for bridge in list(self._bridges.values()):
-            if actors is None or bridge.loop() is not actors:
+            if not isinstance(bridge.loop(), ActorLoop):
                 bridge.alarm()
 
     def reference_to(self, cell: ActorCell) -> ActorMesh[Any]:

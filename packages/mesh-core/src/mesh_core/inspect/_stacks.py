@@ -41,6 +41,8 @@ _PLUMBING = tuple(
 )
 _LOOP_S = 0.1
 """How many seconds a process's event loop may take to answer."""
+_NAMED = 3
+"""How many actors of a thread are named where it is shown."""
 
 _FRAME = re.compile(r'^  File "(.*)", line (\d+|\?\?\?) in (.*)$')
 
@@ -65,11 +67,13 @@ class ThreadStack:
     ident: int
     """Its :func:`threading.get_ident`."""
     name: str
-    """``loop`` for the process's event loop, the actor's name for an actor's thread; empty if unknown."""
+    """``loop`` for the process's own event loop, the names of the actors that run there for their threads; empty if unknown."""
     running: tuple[str, ...]
     """The endpoints that it runs, such as ``trainers.step for 3.2 s``."""
     frames: tuple[StackFrame, ...]
     """The most recent call first."""
+    actors: tuple[str, ...] = ()
+    """The names of the actors that run on it: one for an actor's own thread, one or more for an event loop of coroutines."""
 
     @property
     def own(self) -> tuple[StackFrame, ...]:
@@ -101,12 +105,12 @@ class ProcStacks:
     """Why there are no stacks."""
 
     def of(self, name: str) -> ThreadStack:
-        """Return the thread of the actor with this name, or the ``loop``.
+        """Return the thread on which the actor with this name runs, or that of the process's own event ``loop``.
 
-        An actor whose endpoints are all coroutines has no thread; it runs on the ``loop``.
+        Actors whose endpoints are all coroutines may share a thread.
         """
         for thread in self.threads:
-            if thread.name == name:
+            if name == thread.name or name in thread.actors:
                 return thread
         known = ", ".join(repr(thread.name) for thread in self.threads if thread.name) or "none with a name"
         raise KeyError(
@@ -223,23 +227,29 @@ def _mesh_name(process: Process, mesh: Any) -> str:
 def _made(name: str, told: dict[str, Any], stacks: list[Stack], error: str = "") -> ProcStacks:
     """Combine stacks with what the runtime knows about the threads."""
     loop = told["loop"]
-    named = {loop: "loop"} if loop else {}
+    on: dict[int, list[str]] = {}
     running: dict[int, list[str]] = {}
     for ident, actor, messages in told["actors"]:
         if ident:
-            named[ident] = actor
+            on.setdefault(ident, []).append(actor)
         for endpoint, seconds, _caller in messages:
             running.setdefault(ident or loop, []).append(f"{actor}.{endpoint} for {span(seconds)}")
     threads = (
         ThreadStack(
             ident,
-            named.get(ident, title),
+            "loop" if ident == loop else _short(on.get(ident, [title])),
             tuple(running.get(ident, ())),
             tuple(StackFrame(*frame) for frame in frames),
+            tuple(on.get(ident, ())),
         )
         for ident, title, frames in stacks
     )
     return ProcStacks(name, told["pid"], tuple(threads), error)
+
+
+def _short(names: list[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def parse(text: str) -> list[Stack]:

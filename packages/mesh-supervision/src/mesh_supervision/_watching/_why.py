@@ -375,11 +375,12 @@ class _Search:
         stacks = self.stacks.get(proc.name) if proc is not None else None
         if stacks is None:
             return None
-        named = {thread.name: thread for thread in stacks.threads}
         if actor is None:
             return next((each for each in stacks.threads if each.name not in ("loop", "") and each.own), None)
-        thread = named.get(actor.name)
-        return thread if thread is not None and thread.own else named.get("loop", thread)
+        thread = next((each for each in stacks.threads if actor.name in each.actors), None)
+        if thread is not None and thread.own:
+            return thread
+        return next((each for each in stacks.threads if each.name == "loop"), thread)
 
 
 def _own_lines(thread: ThreadStack | None) -> list[StackFrame]:
