@@ -257,7 +257,9 @@ def test_the_rank_that_does_not_come_to_a_collective_is_named() -> None:
     loading = (StackFrame("train.py", 3, "load"), StackFrame("train.py", 6, "step"))
     stacks = [
         ProcStacks(
-            f"workers[{rank}]", 1, (ThreadStack(1, "trainers", (), loading if rank == 1 else meeting, ("trainers",)),)
+            f"workers[{rank}]",
+            1,
+            (ThreadStack(1, "trainers", (), loading if rank == 1 else meeting, ("trainers",)),),
         )
         for rank in range(3)
     ]

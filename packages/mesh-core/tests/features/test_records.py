@@ -29,6 +29,18 @@ def log(level: int, text: str, **extra: Any) -> None:
     logging.getLogger("lib.part").log(level, text, extra=extra)
 
 
+def log_by_module() -> None:
+    """Use the functions of the module, which configure logging by themselves in a plain program."""
+    logging.info("1")  # noqa: LOG015 - the functions of the module are what is tested
+    logging.warning("2")  # noqa: LOG015
+    logging.getLogger("lib").warning("3")
+
+
+def configure_and_log() -> None:
+    logging.basicConfig(format="mine:%(message)s")
+    logging.warning("4")  # noqa: LOG015
+
+
 def log_all() -> None:
     lib = logging.getLogger("lib.part")
     lib.debug("debug")
@@ -131,6 +143,18 @@ def test_each_rank_has_its_own_record(kept: Kept, procs: ProcMesh) -> None:
     procs.spawn("trainers", Echo).call.call(log, logging.WARNING, "equal").get(timeout=30)
     procs.stop().get(timeout=30)
     assert sorted(record.rank for record in kept.records) == [0, 1]
+
+
+def test_functions_of_the_module_leave_the_way_of_records_as_it_is(
+    kept: Kept, procs: ProcMesh, capfd: pytest.CaptureFixture[str]
+) -> None:
+    trainer: Any = procs.spawn("trainers", Echo).slice(gpus=0)
+    trainer.call.call_one(log_by_module).get(timeout=30)
+    # What a program configures itself keeps its meaning.
+    trainer.call.call_one(configure_and_log).get(timeout=30)
+    procs.stop().get(timeout=30)
+    assert [record.getMessage() for record in kept.records] == ["1", "2", "3"]
+    assert capfd.readouterr().err == "[trainers gpus=0] mine:4\n"
 
 
 def test_records_are_text_without_handlers(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -> None:

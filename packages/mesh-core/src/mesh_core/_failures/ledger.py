@@ -219,6 +219,8 @@ class FailureLedger:
         # For an owner of actors in the process one death is one failure: the mesh of processes is named only if there are no
         # actors. In any case a policy is asked about the mesh that it was given for.
         with_actors = {owner for owner, holding, _ in struck if holding.actor_id}
+        # A policy of actors covers their processes, even if one dies while its actor, which had failed, is being restarted.
+        with_actors |= {owner for owner, holding, _ in event.places if holding.actor_id and holding.policy}
         for owner, holding, rank in struck:
             if holding.actor_id or holding.policy or owner not in with_actors:
                 failure = event.failure(holding, rank)

@@ -152,6 +152,11 @@ class OwnedMeshes:
     def __len__(self) -> int:
         return len(self._holdings)
 
+    def restarts(self, procs_id: int) -> bool:
+        """Whether a mesh of processes has a policy that is told what became of its repairs, as those are that restart."""
+        holding = self._holdings.get(procs_id)
+        return holding is not None and holding.policy is not None and holding.policy.hears_repairs
+
     def add(self, holding: Holding) -> None:
         """Take ownership of a mesh."""
         with self._lock:

@@ -58,6 +58,8 @@ class Supervision:
         self._repairs: weakref.WeakKeyDictionary[PolicyRun, asyncio.Lock] = weakref.WeakKeyDictionary()
         """One for each policy with a repair under way."""
         self._given_up: dict[ledger.Key, tuple[str, ...]] = {}
+        self._stopped: dict[int, MeshFailure] = {}
+        """Why policies here stopped meshes, by their numbers."""
         """Why policies passed failures on, latest last."""
 
     # Notices.
@@ -116,6 +118,11 @@ class Supervision:
         """Return the failure with the reasons why a policy here passed it on, for later calls."""
         chain = self._given_up.get(failure._key)
         return failure if chain is None else dataclasses.replace(failure, chain=chain)
+
+    def stopped_for(self, mesh: Any) -> MeshFailure | None:
+        """Return the failure for which a policy here stopped a mesh of actors, or their processes, for calls that come later."""
+        failure = self._stopped.get(mesh._actor_id) if hasattr(mesh, "_actor_id") else None
+        return failure or self._stopped.get(mesh._procs_id)
 
     def _remember(self, given_up: Iterable[MeshFailure]) -> None:
         for failure in given_up:
@@ -271,6 +278,10 @@ class Supervision:
     def _do(self, asked: ledger.Consult, decision: Decision) -> None:
         if decision.stop:
             mesh = asked.holding.mesh
+            if decision.passed_on:
+                self._stopped[asked.holding.actor_id or asked.holding.procs_id] = decision.passed_on[-1]
+                while len(self._stopped) > _REMEMBERED:
+                    del self._stopped[next(iter(self._stopped))]
             try:
                 mesh.stop()
             except Exception:

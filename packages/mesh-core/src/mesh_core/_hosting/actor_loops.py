@@ -51,6 +51,8 @@ class ActorLoop(asyncio.SelectorEventLoop):
         self.held: Deferral | None = None
         """A reply that the loop has sent and that waits for its caller, if more wait than may (ANS-3)."""
         self._process = process
+        # Now, so that all descriptors of the loop are opened together.
+        process.bridge(self)
         # The loop itself keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[object]] = set()
 
@@ -82,8 +84,6 @@ class ActorLoop(asyncio.SelectorEventLoop):
         asyncio.set_event_loop(self)
         self.ident = threading.get_ident()
         self.add_reader(self.waker.fileno(), on_ready)
-        # Now, so that a loop's descriptors are all opened when it begins.
-        self.call_soon(self._process.bridge)
         self.run_forever()
 
     def end(self) -> None:

@@ -79,6 +79,8 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
 
         data, buffers = outcome.raw()
         error = decode_exception(data, buffers, point=who.point(index))
+        if isinstance(error, Undeliverable) and (stopped := _stopped_by_policy(who)) is not None:
+            return stopped
         if (
             outcome.is_dead
             and not isinstance(error, SupervisionError)
@@ -105,13 +107,10 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
     rank = who.point(index).rank
     if why is Undelivered.NO_ROOM:
         return _dropped(outcome, index, rank, who)
-    remedy = "spawn the actor again"
-    if _was_respawned(who, index):
-        remedy = (
-            "its process was respawned; call respawn() on the actors' mesh in the process that spawned it"
-        )
+    if (stopped := _stopped_by_policy(who)) is not None:
+        return stopped
     return (NotBegun if why is Undelivered.NOT_BEGUN else Undeliverable)(
-        f"the message to actor {who.name!r} on rank {rank} came back: {said}; {remedy}",
+        f"the message to actor {who.name!r} on rank {rank} came back: {said}; {_remedy(who, index)}",
         actor=who.name,
         rank=rank,
         host=who.host(index),
@@ -133,6 +132,23 @@ def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDr
         host=who.host(index),
         size=size,
     )
+
+
+def _stopped_by_policy(who: Addressee) -> SupervisionError | None:
+    """Return the failure for which a policy of this process stopped the mesh, if one did: every call says why, not only the first."""
+    if who.mesh is None:
+        return None
+    failure = who.mesh._process.supervision.stopped_for(who.mesh)
+    return None if failure is None else SupervisionError(failure=failure)
+
+
+def _remedy(who: Addressee, index: int) -> str:
+    if not _was_respawned(who, index):
+        return "spawn the actor again"
+    making = getattr(who.mesh, "_making", None)
+    if making is not None and making.holding is not None and making.holding.policy is not None:
+        return "its process was respawned, and the actors' policy is about to restart it: call again"
+    return "its process was respawned; call respawn() on the actors' mesh in the process that spawned it, or give the actors a policy"
 
 
 def _was_respawned(who: Addressee, index: int) -> bool:
@@ -204,6 +220,8 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failures.failure import OF_HOSTS
 
     if lost.orderly:
+        if (stopped := _stopped_by_policy(who)) is not None:
+            return stopped
         # A process that was asked to stop closes its connection, which is not the reason. The processes
         # of a released host were stopped for that host's reason.
         telling = lost.pid is None or lost.kind in OF_HOSTS

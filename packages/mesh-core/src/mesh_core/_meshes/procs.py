@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -193,6 +194,12 @@ class ProcMesh(Mesh):
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
+        if policy is None and process.owners.of(owner_id).restarts(self._procs_id):
+            logging.getLogger("mesh").warning(
+                "the actors %r will not be restarted: the policy that their processes %r have restarts processes only. Give "
+                "spawn(%r, ..., supervise=) the policy; it also restarts the processes",
+                name, self._name, name,
+            )  # fmt: skip
         if policy is not None and any(each.arity.on_restart != "fail" for each in table.values()):
             from mesh_core._failures.policy_run import can_repair
             from mesh_core._failures.returns import Returns

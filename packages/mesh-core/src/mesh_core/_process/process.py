@@ -21,6 +21,7 @@ from mesh_core._process.notices import Notices
 from mesh_core._serialize import dumps
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     from mesh_core._actors.endpoint import EndpointProperty
@@ -188,12 +189,12 @@ class Process:
         """Whether there is something to stop here; false after a shutdown and in a forked copy."""
         return not self.closed and os.getpid() == self.pid
 
-    def bridge(self) -> Bridge:
-        """Return the running event loop's connection to the runtime."""
+    def bridge(self, loop: asyncio.AbstractEventLoop | None = None) -> Bridge:
+        """Return an event loop's connection to the runtime, by default the running loop's."""
         import asyncio
 
         try:
-            loop = asyncio.get_running_loop()
+            loop = loop or asyncio.get_running_loop()
         except RuntimeError:
             raise MeshError(
                 "a future can be awaited in an asyncio event loop only, and none runs in this thread. With trio or "

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from mesh_core._features.logs.fallback import Fallback
 from mesh_core._system.streams import LineStream
@@ -70,8 +72,24 @@ def set_up(level: str, where: str) -> None:
 def set_up_worker(level: str, *, records: bool) -> None:
     """Send a worker's records to the controller, from ``level`` on unless a preloaded module has set up handlers."""
     logging.lastResort = _ToController(records=records)
+    logging.basicConfig = _not_by_itself(logging.basicConfig)
     if not logging.getLogger().handlers:
         logging.getLogger().setLevel(level)
+
+
+def _not_by_itself(basic_config: Callable[..., None]) -> Callable[..., None]:
+    """Let programs configure logging, but not logging itself.
+
+    Its functions, such as ``logging.info``, give the root logger a handler if it has none. Records would no longer come
+    to the script, from any logger.
+    """
+
+    @functools.wraps(basic_config)
+    def configure(**options: Any) -> None:
+        if sys._getframe(1).f_globals is not vars(logging):
+            basic_config(**options)
+
+    return configure
 
 
 def set_level(level: int) -> None:
