@@ -30,7 +30,7 @@ pub(crate) fn check_unique<S: AsRef<str>>(labels: &[S]) -> Result<()> {
 }
 
 /// The candidate nearest to `name`, if it is close enough to be what was meant.
-pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     // Work and memory stay bounded whatever is passed as a name.
     if name.len() > MAX_LABEL_LEN {
         return None;
@@ -46,20 +46,25 @@ pub(crate) fn nearest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein's edit distance, ignoring case.
+/// The edit distance, ignoring case; two neighbours that changed places count as one edit.
 fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().flat_map(char::to_lowercase).collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().flat_map(char::to_lowercase).enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, &y) in b.iter().enumerate() {
-            let above = row[j + 1];
-            row[j + 1] = (diagonal + usize::from(x != y)).min(row[j] + 1).min(above + 1);
-            diagonal = above;
+    let lower = |text: &str| text.chars().flat_map(char::to_lowercase).collect::<Vec<_>>();
+    let (a, b) = (lower(a), lower(b));
+    let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            rows[i][j] = if i == 0 || j == 0 {
+                i + j
+            } else {
+                let changed = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+                changed.min(rows[i][j - 1] + 1).min(rows[i - 1][j] + 1)
+            };
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                rows[i][j] = rows[i][j].min(rows[i - 2][j - 2] + 1);
+            }
         }
     }
-    row[b.len()]
+    rows[a.len()][b.len()]
 }
 
 #[cfg(test)]
@@ -79,6 +84,7 @@ mod tests {
     fn a_near_name_is_found_and_a_far_one_is_not() {
         let names = || ["hosts", "gpus"].into_iter();
         assert_eq!(nearest("gpu", names()), Some("gpus"));
+        assert_eq!(nearest("tpc", ["shm", "tcp"].into_iter()), Some("tcp"));
         assert_eq!(nearest("GPUS", names()), Some("gpus"));
         assert_eq!(nearest("hsots", names()), Some("hosts"));
         assert_eq!(nearest("b", ["a"].into_iter()), None);

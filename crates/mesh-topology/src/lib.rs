@@ -43,6 +43,7 @@ mod wire;
 
 pub use error::{Result, TopologyError};
 pub use extent::Extent;
+pub use label::nearest;
 pub use point::Point;
 pub use ranks::Ranks;
 pub use region::{Region, Shape};

@@ -45,6 +45,25 @@ pub struct Choice {
     pub passed: Vec<(String, String)>,
 }
 
+impl Choice {
+    /// Why nothing can be tried, in words.
+    pub fn nothing(&self, owner: &str, forced: Option<&str>) -> String {
+        let Some(forced) = forced else {
+            let passed: Vec<_> = self.passed.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+            return format!("no transport reaches the buffer's owner, {owner}: {}", passed.join("; "));
+        };
+        if let Some((_, why)) = self.passed.iter().find(|(name, _)| name == forced) {
+            return format!("the transport '{forced}' does not reach the buffer's owner, {owner}: {why}");
+        }
+        let names = || self.passed.iter().map(|(name, _)| name.as_str());
+        let advice = match mesh_topology::nearest(forced, names()) {
+            Some(meant) => format!("did you mean '{meant}'?"),
+            None => format!("there are {}", names().collect::<Vec<_>>().join(", ")),
+        };
+        format!("no transport is called '{forced}'; {advice}")
+    }
+}
+
 /// Ranks the transports. `theirs` are the owner's, in its order; `forced` is the only one that the user allows.
 pub fn choose(ours: &[Ours], theirs: &[&str], distance: Distance, need: Need, forced: Option<&str>) -> Choice {
     let mut choice = Choice::default();

@@ -501,11 +501,7 @@ impl Engine {
                 choice = self.explain(&handle, need, forced);
             }
             let Some(name) = choice.candidates.first() else {
-                let passed: Vec<_> = choice.passed.into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-                return Err(TransferError::new(
-                    ErrorKind::NoTransport,
-                    format!("no transport reaches the buffer's owner, {}: {}", handle.owner(), passed.join("; ")),
-                ));
+                return Err(TransferError::new(ErrorKind::NoTransport, choice.nothing(&handle.owner(), forced)));
             };
             let peer = self.reach(&handle, name, watch);
             let done = match &peer {

@@ -212,7 +212,7 @@ def test_each_careless_one_is_caught(tmp_path, names):
         (
             "absent",
             [
-                "TransportUnavailable: no transport reaches the buffer's owner",
+                "TransportUnavailable: the transport 'unix' does not reach the buffer's owner",
                 "\0" * 5,
                 "there is no such device (buy one)",
                 ["shm", "tcp"],
@@ -222,7 +222,7 @@ def test_each_careless_one_is_caught(tmp_path, names):
         (
             "wrong",
             [
-                "TransportUnavailable: no transport reaches the buffer's owner",
+                "TransportUnavailable: the transport 'unix' does not reach the buffer's owner",
                 "\0" * 5,
                 None,
                 ["shm", "tcp"],
