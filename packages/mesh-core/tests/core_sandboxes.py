@@ -60,6 +60,14 @@ def read(path: str) -> str:
     return Path(path).read_text()
 
 
+def knock(path: str) -> bytes:
+    """Connect to a Unix socket; return what it says first."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(SOON)
+        peer.connect(path)
+        return peer.recv(100)
+
+
 def spin() -> None:
     while True:
         pass

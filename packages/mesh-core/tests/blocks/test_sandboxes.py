@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from mesh_core import (
     SerializationError,
     ToolLimit,
 )
+from mesh_core._common.peers import require_same_namespaces
 
 
 @pytest.fixture(scope="module", params=["isolated", "plain"])
@@ -204,6 +207,49 @@ def test_other_processes_are_out_of_reach(boxes: Sandboxes) -> None:
     with boxes.take(SOON) as box:
         assert not box.call(inside.can_signal, os.getpid())
         assert len([name for name in box.call(os.listdir, "/proc") if name.isdigit()]) == 2
+
+
+def test_sockets_and_keys_of_other_processes_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the code comes from the folder that they are in, and where they are made later."""
+    (tmp_path / "run").mkdir()
+    for name in ("code.py", "run/bus"):
+        (tmp_path / name).touch()
+    monkeypatch.syspath_prepend(str(tmp_path))  # type: ignore[no-untyped-call]
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    monkeypatch.setenv("MESH_JOBS", str(tmp_path / "jobs"))
+    with Sandboxes(network=None) as boxes, boxes.take(timeout=SOON) as box:
+        needs(boxes, Isolation.FILES)
+        (tmp_path / "jobs" / "train").mkdir()
+        assert "code.py" in box.call(os.listdir, str(tmp_path))
+        for name in ("jobs", "run"):
+            assert box.call(os.listdir, str(tmp_path / name)) == []
+            with pytest.raises(OSError, match="Read-only"):
+                box.call(os.mkdir, str(tmp_path / name / "mine"))
+
+
+def test_a_box_is_known_by_its_namespaces(boxes: Sandboxes) -> None:
+    """PER-1: although it has the same user as this process."""
+    needs(boxes, Isolation.PROCESSES)
+    with boxes.take(timeout=SOON) as box, socket.socket(socket.AF_UNIX) as door:
+        place = str(box.folder / "door")
+        door.bind(place)
+        door.listen()
+        with ThreadPoolExecutor(1) as visitor:
+            for call in (inside.knock, partial(box.call, inside.knock)):
+                heard = visitor.submit(call, place)
+                with door.accept()[0] as peer:
+                    if call is inside.knock:
+                        require_same_namespaces(peer)
+                    else:
+                        with pytest.raises(
+                            PermissionError,
+                            match=r"pid \d+, is in another .*pid namespace, such as a sandbox's",
+                        ):
+                            require_same_namespaces(peer)
+                    peer.sendall(b"go")
+                assert heard.result(SOON) == b"go"
 
 
 def test_no_network(boxes: Sandboxes) -> None:

@@ -17,6 +17,7 @@ import pytest
 from core_processes import Script, Watch, family
 from core_terminal import Terminal
 
+from mesh_core._common import peers
 from mesh_core._common.errors import MeshError
 from mesh_core._features.debug import places
 from mesh_core._features.debug.client import Stop
@@ -735,13 +736,13 @@ def test_another_users_processes_are_refused_at_both_ends(
         assert Path(path).parent.stat().st_mode & 0o777 == 0o700
         with places.connect(path):
             pass
-        monkeypatch.setattr(places, "peer_uid", lambda peer: 12345)
+        monkeypatch.setattr(peers, "peer_of", lambda _: (os.getpid(), 12345))
         with pytest.raises(PermissionError, match="belongs to uid 12345"):
             places.connect(path)
         assert list(places.find(1)) == []
         there, here = socket.socketpair()
         with there, here, pytest.raises(PermissionError):
-            places.require_same_user(here)
+            peers.require_same_user(here)
     finally:
         listener.close()
         places.unlink(path)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mesh_core import Actor, MeshError, endpoint, inspect, shutdown, this_host
+from mesh_core._common import peers
 from mesh_core._features.debug import places as _places
 from mesh_core._features.debug.wire import Wire
 from mesh_core.inspect._socket_server import MOST
@@ -293,7 +294,7 @@ def test_garbage_is_answered_and_changes_nothing(here: str, sent: bytes, said: s
 def test_another_users_process_is_refused(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """INS-1."""
     with monkeypatch.context() as other:
-        other.setattr(_places, "peer_uid", lambda _: 12345)
+        other.setattr(peers, "peer_of", lambda _: (os.getpid(), 12345))
         with pytest.raises(PermissionError, match="belongs to uid 12345"):
             _places.connect(here)
         assert list(_places.find_inspected(os.getpid())) == []
@@ -302,6 +303,16 @@ def test_another_users_process_is_refused(here: str, monkeypatch: pytest.MonkeyP
             peer.connect(here)
             peer.settimeout(SOON)
             assert peer.recv(1) == b""
+
+
+def test_a_process_in_another_namespace_is_refused(here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PER-1."""
+    there = {"user": (1, 1), "pid": (1, 2)}
+    found = peers.namespaces
+    monkeypatch.setattr(peers, "namespaces", lambda process: found(process) if process == "self" else there)
+    with _places.connect(here) as peer:
+        peer.settimeout(SOON)
+        assert peer.recv(1) == b""
 
 
 @pytest.mark.full

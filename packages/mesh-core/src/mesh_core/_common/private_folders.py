@@ -10,6 +10,7 @@ import errno
 import os
 import stat
 
+_GROUP_OR_OTHERS_WRITE = 0o022
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -80,12 +81,112 @@ def _open(path: str, dir_fd: int | None, refused: str) -> int:
         raise
 
 
+def open_base(path: str) -> int:
+    """Open a folder in which private ones lie; raise ``PermissionError`` if another user could replace or remove these.
+
+    >>> import tempfile
+    >>> os.close(open_base(tempfile.mkdtemp()))
+    """
+    at = open_own(path)
+    if not _is_safe(os.fstat(at)):
+        os.close(at)
+        raise PermissionError(
+            f"others can write to {path} and replace what is there: chmod go-w it, or use another folder"
+        )
+    return at
+
+
+def open_own_file(path: str) -> int:
+    """Open a file of this user or root to read it; raise ``PermissionError`` for any other: its owner says what is in it.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     os.close(open_own_file(file.name))
+    """
+    owners = (0, os.geteuid())
+    link = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - pathlib takes long to import
+    at = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    found = os.fstat(at)
+    other = next((each.st_uid for each in (link, found) if each.st_uid not in owners), None)
+    if other is not None or not stat.S_ISREG(found.st_mode):
+        os.close(at)
+        why = (
+            "is not a regular file"
+            if other is None
+            else f"belongs to uid {other}, not to uid {owners[1]} or root"
+        )
+        raise PermissionError(f"{path} {why}")
+    return at
+
+
+def make_secret_folder(prefix: str) -> tuple[str, int]:
+    """Make a folder of mode 0700 for keys, in memory where that is possible; return its path, and a descriptor of it (PRV-1).
+
+    Files must be made through the descriptor. The caller removes the folder, and closes the descriptor.
+
+    >>> path, at = make_secret_folder("mesh-example-")
+    >>> os.rmdir(path); os.close(at)
+    """
+    import tempfile
+
+    places = [*runtime_folders()[:1], "/dev/shm"]
+    there = next(
+        (each for each in places if is_safe_parent(each) and os.access(each, os.W_OK | os.X_OK)), None
+    )
+    path = tempfile.mkdtemp(prefix=prefix, dir=there or temporary_folder())
+    return path, open_private(path)
+
+
+def runtime_folders() -> list[str]:
+    """Return this user's folders for sockets, as the system has made them."""
+    user = os.geteuid()
+    given = os.environ.get("XDG_RUNTIME_DIR")
+    # After `su` it may still be the previous user's.
+    if given and not _belongs_to(given, user):
+        given = None
+    return [each for each in (given, f"/run/user/{user}") if each]
+
+
+def _belongs_to(folder: str, user: int) -> bool:
+    try:
+        return os.stat(folder).st_uid == user  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
+    except OSError:
+        return False
+
+
+def jobs_folder() -> str:
+    """Return the folder in which the jobs of this user are found by their names, and which may not exist yet."""
+    if given := os.environ.get("MESH_JOBS"):
+        return os.path.abspath(given)  # noqa: PTH100 - as above
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - as above
+    return f"{state}/mesh/jobs"
+
+
+def temporary_folder() -> str:
+    """Return the folder for temporary files, or another if other users could replace our files there.
+
+    After ``su``, for example, ``TMPDIR`` may still name a folder of the previous user.
+    """
+    import tempfile
+
+    usual = tempfile.gettempdir()
+    for folder in (usual, "/tmp", "/var/tmp"):
+        if is_safe_parent(folder) and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    # For example a container whose /tmp is a volume of mode 0777: either there are no other users, or nothing is safe.
+    return usual
+
+
 def is_safe_parent(path: str) -> bool:
     """Return whether no other user but root can rename or replace what this user puts into a folder."""
     try:
         found = os.stat(path)  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
     except OSError:
         return False
+    return _is_safe(found)
+
+
+def _is_safe(found: os.stat_result) -> bool:
     if found.st_mode & stat.S_ISVTX:
         return True
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & 0o022
+    return found.st_uid in (0, os.geteuid()) and not found.st_mode & _GROUP_OR_OTHERS_WRITE

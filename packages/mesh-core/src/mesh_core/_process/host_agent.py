@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.errors import MeshError
+from mesh_core._common.private_folders import temporary_folder
 from mesh_core._system.interpreter import python_command
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class HostAgent:
             raise MeshError(f"cannot start {self!r}: it is running. Stop it first.")
         self._close()
         if self._log_file is None:
-            file, name = tempfile.mkstemp(prefix="mesh-agent-", suffix=".log")
+            file, name = tempfile.mkstemp(prefix="mesh-agent-", suffix=".log", dir=temporary_folder())
             os.close(file)
             self._log_file = Path(name)
             # Kept as long as this object: the log can be read after the agent's end.

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 
-from mesh_core._common.private_folders import is_safe_parent, open_private
+from mesh_core._common.private_folders import open_private, temporary_folder
 
 _PREFIX = "mesh-scratch-"
 _LOCK = ".alive"
@@ -18,7 +18,7 @@ class Scratch:
     """A directory of mode 0700. Removed by :meth:`close`, or by the next process to create one if this process is killed."""
 
     def __init__(self) -> None:
-        parent = _parent()
+        parent = temporary_folder()
         sweep(parent)
         self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
         self._pid = os.getpid()
@@ -45,19 +45,6 @@ class Scratch:
             _remove(self.path, self._inode)
             os.close(self._lock)
             self._lock = -1
-
-
-def _parent() -> str:
-    """Return the folder for temporary files, or another if other users could replace our files there.
-
-    After ``su``, for example, ``TMPDIR`` may still name a folder of the previous user.
-    """
-    usual = tempfile.gettempdir()
-    for folder in (usual, "/tmp", "/var/tmp"):
-        if is_safe_parent(folder) and os.access(folder, os.W_OK | os.X_OK):
-            return folder
-    # For example a container whose /tmp is a volume of mode 0777: either there are no other users, or nothing is safe.
-    return usual
 
 
 def sweep(parent: str) -> None:

@@ -24,6 +24,15 @@ from mesh_core._extensions.base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
     from mesh_core._common.membership import Membership, membership
+    from mesh_core._common.peers import peer_of, require_same_namespaces, require_same_user
+    from mesh_core._common.private_folders import (
+        jobs_folder,
+        make_private,
+        make_secret_folder,
+        open_base,
+        open_own_file,
+        open_private,
+    )
     from mesh_core._common.proc import Proc, current_proc
     from mesh_core._extensions.events import ActorEnd, ProcEnd, Raised, Spawning
     from mesh_core._extensions.install import find, install, uninstall
@@ -66,13 +75,22 @@ __all__ = [
     "find",
     "has_joined",
     "install",
+    "jobs_folder",
     "join_job",
     "loads",
     "local_actor",
+    "make_private",
+    "make_secret_folder",
     "membership",
+    "open_base",
+    "open_own_file",
+    "open_private",
+    "peer_of",
     "procs_of",
     "register_handler",
     "register_reducer",
+    "require_same_namespaces",
+    "require_same_user",
     "settled",
     "uninstall",
     "watch",
@@ -105,6 +123,15 @@ _LATER = {
     "find": "mesh_core._extensions.install",
     "install": "mesh_core._extensions.install",
     "local_actor": "mesh_core._hosting.local_actor",
+    "peer_of": "mesh_core._common.peers",
+    "require_same_namespaces": "mesh_core._common.peers",
+    "require_same_user": "mesh_core._common.peers",
+    "jobs_folder": "mesh_core._common.private_folders",
+    "make_private": "mesh_core._common.private_folders",
+    "make_secret_folder": "mesh_core._common.private_folders",
+    "open_base": "mesh_core._common.private_folders",
+    "open_own_file": "mesh_core._common.private_folders",
+    "open_private": "mesh_core._common.private_folders",
     "procs_of": "mesh_core._hosting.local_actor",
     "register_handler": "mesh_core._serialize.registered",
     "register_reducer": "mesh_core._serialize.registered",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.checks import is_number
 from mesh_core._common.errors import MeshError
-from mesh_core._features.debug.places import require_same_user
+from mesh_core._common.peers import require_same_namespaces
 from mesh_core._features.debug.wire import Garbled, Told, Wire
 from mesh_core._native import serve_to_the_end
 
@@ -54,7 +54,7 @@ def receive(inspection: Inspection) -> None:
 
 def _admit(inspection: Inspection, peer: socket.socket) -> None:
     try:
-        require_same_user(peer)
+        require_same_namespaces(peer)
     except OSError:
         peer.close()
         return

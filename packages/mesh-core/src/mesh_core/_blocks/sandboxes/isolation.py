@@ -16,6 +16,7 @@ from contextlib import suppress
 from enum import Flag
 from pathlib import Path
 
+from mesh_core._common.private_folders import temporary_folder
 from mesh_core._native import beget_in, change_mount, give_up_privileges, mount, unshare
 
 _MOUNTS, _IPC, _USERS, _PIDS, _NET = 0x20000, 0x08000000, 0x10000000, 0x20000000, 0x40000000
@@ -54,9 +55,12 @@ EVERYTHING = Isolation.PROCESSES | Isolation.FILES | Isolation.NETWORK | Isolati
 class Seclusion:
     """Isolates guard, template and boxes; each step runs in the process that it is named after."""
 
-    def __init__(self, kinds: Isolation, keep: list[str], size: int | None, pids: int | None) -> None:
+    def __init__(
+        self, kinds: Isolation, keep: list[str], hide: list[str], size: int | None, pids: int | None
+    ) -> None:
         self.kinds = kinds
         self._keep = keep
+        self._hide = hide
         self._size = size
         self._pids = pids
         self._own = -1
@@ -146,12 +150,25 @@ class Seclusion:
         for name, target in _LINKS.items():
             Path(f"/dev/{name}").symlink_to(target)
         change_mount("/dev", _RDONLY, 0, False)
+        hidden = [each for each in self._hide if _is_replaced(each)]
         for path, fd in held.items():
-            if path == folder or path.startswith(tuple(f"{each}/" for each in _REPLACED)):
+            if path == folder or path.startswith(tuple(f"{each}/" for each in (*_REPLACED, *hidden))):
                 Path(path).mkdir(parents=True, exist_ok=True)
                 _bind(fd, path, _RDONLY if path == folder else 0)
+        # Others may have come back just now, in a folder that is kept.
+        hidden += [each for each in self._hide if each not in hidden and _is_replaced(each)]
+        for each in hidden:
+            change_mount(each, _RDONLY, 0, False)
         for fd in [*held.values(), *devices.values()]:
             os.close(fd)
+
+
+def _is_replaced(folder: str) -> bool:
+    """Replace a folder by an empty one; return whether there is such a folder. There is none where one around it has been replaced."""
+    if not Path(folder).is_dir():
+        return False
+    mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=755,size=64k")
+    return True
 
 
 def _bind(fd: int, target: str, clear: int) -> None:
@@ -186,8 +203,8 @@ def available(wanted: Isolation) -> Isolation:
 
 def _works(kinds: Isolation) -> bool:
     """Try all steps, from a guard to a box."""
-    with tempfile.TemporaryDirectory(prefix="mesh-probe-") as folder:
-        seclusion = Seclusion(kinds, [], 1 << 20, None)
+    with tempfile.TemporaryDirectory(prefix="mesh-probe-", dir=temporary_folder()) as folder:
+        seclusion = Seclusion(kinds, [], [], 1 << 20, None)
 
         def box() -> bool:
             seclusion.settle_box(folder)

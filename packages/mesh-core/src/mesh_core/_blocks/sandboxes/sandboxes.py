@@ -13,7 +13,7 @@ from typing import Any, Self
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxTimeout
 from mesh_core._blocks.sandboxes.sandbox import Sandbox
-from mesh_core._blocks.sandboxes.stock import Box, Stock, folders_to_keep, plain_environment
+from mesh_core._blocks.sandboxes.stock import Box, Stock, folders_to_hide, folders_to_keep, plain_environment
 from mesh_core._common.checks import check_positive
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import SerializationError
@@ -96,6 +96,7 @@ class Sandboxes(Closing):
             "isolate": isolate,
             "path": path,
             "keep": folders_to_keep(path),
+            "hide": folders_to_hide(),
             "argv": list(sys.argv),
         }
         self.name = name

@@ -21,6 +21,7 @@ from typing import Any
 from mesh_core._blocks.sandboxes import wire
 from mesh_core._blocks.sandboxes.isolation import Isolation
 from mesh_core._blocks.sandboxes.outcome import SandboxError
+from mesh_core._common.private_folders import jobs_folder, runtime_folders
 from mesh_core._system import process_marks
 from mesh_core._system.interpreter import code_words, interpreter_words
 from mesh_core._system.process_marks import Hunt
@@ -423,3 +424,14 @@ def folders_to_keep(path: list[str]) -> list[str]:
     """Return the folders that code in boxes is imported from, even if they are among temporary files."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return sorted({os.path.abspath(each) for each in [*path, *prefixes] if os.path.isdir(each)})  # noqa: PTH100, PTH112
+
+
+def folders_to_hide() -> list[str]:
+    """Return the folders in which other processes of this user listen, or keep keys: boxes see empty ones instead.
+
+    The folder of jobs is made if it does not exist: a box must not see one that is made later.
+    """
+    jobs = jobs_folder()
+    with suppress(OSError):  # such as a home that cannot be written to, in which there will be no jobs either
+        os.makedirs(jobs, 0o700, exist_ok=True)  # noqa: PTH103 - pathlib takes long to import
+    return list(dict.fromkeys(os.path.realpath(each) for each in (jobs, *runtime_folders())))

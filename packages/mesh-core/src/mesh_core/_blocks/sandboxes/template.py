@@ -69,7 +69,7 @@ def main(control: int, plan: dict[str, Any]) -> NoReturn:
         scratch = Scratch()
         isolation = _isolation(plan)
         limits = Limits(**plan["limits"])
-        seclusion = Seclusion(isolation, plan["keep"], limits.memory, limits.pids)
+        seclusion = Seclusion(isolation, plan["keep"], plan["hide"], limits.memory, limits.pids)
         if plan["folder"] is not None:
             shutil.copytree(plan["folder"], f"{scratch.path}/origin", symlinks=True)
         with suppress(OSError):

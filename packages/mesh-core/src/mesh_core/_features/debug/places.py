@@ -6,10 +6,10 @@ import contextlib
 import os
 import socket
 import stat
-import struct
 from collections.abc import Iterator
 
-from mesh_core._common.private_folders import open_private
+from mesh_core._common.peers import require_same_user
+from mesh_core._common.private_folders import open_private, runtime_folders
 
 _ANSWER_S = 2.0
 _TRIES = 5
@@ -21,34 +21,8 @@ _REMEDY = "remove it, or set XDG_RUNTIME_DIR to a folder of your own"
 
 def folders() -> list[str]:
     """Return the folders that may contain jobs; first those that a new terminal would find too."""
-    uid = os.geteuid()
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    # After `su` it may still be the previous user's.
-    if runtime and not _belongs_to(runtime, uid):
-        runtime = None
-    parents = (runtime, f"/run/user/{uid}", "/tmp", os.environ.get("TMPDIR"))
-    return list(dict.fromkeys(f"{parent.rstrip('/')}/mesh-{uid}" for parent in parents if parent))
-
-
-def _belongs_to(folder: str, uid: int) -> bool:
-    try:
-        return os.stat(folder).st_uid == uid  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
-    except OSError:
-        return False
-
-
-def require_same_user(peer: socket.socket) -> None:
-    """Raise ``PermissionError`` unless the process at the other end belongs to the same user (DBG-2)."""
-    uid = peer_uid(peer)
-    if uid != os.geteuid():
-        raise PermissionError(f"the process at the other end belongs to uid {uid}, not {os.geteuid()}")
-
-
-def peer_uid(peer: socket.socket) -> int:
-    """Return the user of the process at the other end, according to the kernel."""
-    credentials = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    _pid, uid, _gid = struct.unpack("3i", credentials)
-    return int(uid)
+    parents = (*runtime_folders(), "/tmp", os.environ.get("TMPDIR"))
+    return list(dict.fromkeys(f"{parent.rstrip('/')}/mesh-{os.geteuid()}" for parent in parents if parent))
 
 
 def listen(job: int, name: str = "") -> tuple[socket.socket, str]:

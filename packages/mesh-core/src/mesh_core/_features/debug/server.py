@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.context import current_instance
+from mesh_core._common.peers import require_same_namespaces
 from mesh_core._features.debug import places
 from mesh_core._features.debug.session import Session
 from mesh_core._features.debug.wire import Garbled, Told, Wire
@@ -185,7 +186,7 @@ class Server(threading.Thread):
                 time.sleep(_NO_ROOM_S)
             return
         try:
-            places.require_same_user(peer)
+            require_same_namespaces(peer)
         except OSError as error:
             _say(f"mesh: refused a connection to a stopped actor: {error}")
             peer.close()
