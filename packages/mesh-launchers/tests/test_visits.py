@@ -267,6 +267,7 @@ def test_others_are_refused(script: Script, jobs_folder: Path) -> None:
         with suppress(ConnectionError):
             door.sendall(b'{"number": 1, "do": "visit"}\n')
             assert door.recv(100) == b""
+    (jobs_folder / "held").chmod(0o700)
 
 
 @pytest.fixture

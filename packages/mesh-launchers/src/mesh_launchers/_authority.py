@@ -10,16 +10,29 @@ import fcntl
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
 from mesh_core import Credentials
-from mesh_core.extensions import NOT_CARRIED, Extension, Spawning, find, install
+from mesh_core.extensions import NOT_CARRIED, Extension, Spawning, find, install, make_private, open_private
 from mesh_launchers._errors import LaunchError
-from mesh_launchers._folder import base
+from mesh_launchers._folder import base, base_opened
 
 _KEYS = ".keys"
 _LOCK = "lock"
+
+
+@contextmanager
+def _keys(*, make: bool = False) -> Iterator[int]:
+    """Open the folder of all credentials (FLD-2)."""
+    with base_opened(make=make) as outer:
+        at = make_private(_KEYS, outer) if make else open_private(_KEYS, dir_fd=outer)
+    try:
+        yield at
+    finally:
+        os.close(at)
 
 
 class Use:
@@ -29,18 +42,18 @@ class Use:
         self.path = path
         self._lock = -1
         if path.parent.parent == base() / _KEYS:
-            self._lock = os.open(path.parent / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            with _keys() as keys:
+                self._lock = _open_lock(path.parent.name, keys)
             fcntl.lockf(self._lock, fcntl.LOCK_SH)
 
     @classmethod
     def of_new(cls) -> Use:
         """Make credentials."""
-        folder = base() / _KEYS
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         sweep()
         while True:
-            path = folder / secrets.token_hex(8)
-            path.mkdir(mode=0o700)
+            path = base() / _KEYS / secrets.token_hex(8)
+            with _keys(make=True) as keys:
+                os.mkdir(path.name, 0o700, dir_fd=keys)
             try:
                 use = cls(path / "credentials")
             except FileNotFoundError:
@@ -110,23 +123,34 @@ def authority() -> Authority:
 def sweep() -> None:
     """Remove what killed processes have left."""
     folder, ours = base() / _KEYS, Authority.here
-    if folder.is_dir():
-        for each in folder.iterdir():
-            # A process's own lock does not keep it out, and closing the file would end it.
-            if ours is None or not ours.uses(each):
-                _remove_unused(each)
+    try:
+        with _keys() as keys:
+            names = os.listdir(keys)  # noqa: PTH208 - of a descriptor
+    except FileNotFoundError:
+        return
+    for name in names:
+        # A process's own lock does not keep it out, and closing the file would end it.
+        if ours is None or not ours.uses(folder / name):
+            _remove_unused(folder / name)
+
+
+def _open_lock(name: str, keys: int) -> int:
+    folder = open_private(name, dir_fd=keys)
+    try:
+        return os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def _remove_unused(path: Path) -> None:
     """Remove a folder that nobody uses."""
     try:
-        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    except FileNotFoundError:
-        return
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except (BlockingIOError, PermissionError):
-        pass  # in use
-    finally:
-        os.close(lock)
+        with _keys() as keys:
+            lock = _open_lock(path.name, keys)
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.name, ignore_errors=True, dir_fd=keys)
+            finally:
+                os.close(lock)
+    except (FileNotFoundError, BlockingIOError, PermissionError):
+        pass  # it is gone, in use, or not ours

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mesh_core.extensions import open_own_file
 from mesh_core.plugins import CommandPlugin, hookimpl
 from mesh_launchers._contract import Phase
 from mesh_launchers._door import Door
@@ -308,7 +309,7 @@ def _target(name: str) -> Mapping[str, Any]:
     for folder in (here, *here.parents):
         path = folder / _TARGETS
         if path.is_file():
-            targets = tomllib.loads(path.read_text()).get("targets", {})
+            targets = _read(path).get("targets", {})
             if name not in targets:
                 raise LaunchError(f"{path} has no target {name!r}; it has {', '.join(targets) or 'none'}")
             found: Mapping[str, Any] = targets[name]
@@ -316,6 +317,18 @@ def _target(name: str) -> Mapping[str, Any]:
     raise LaunchError(
         f"there is no {_TARGETS} in {here} or above it, which would say what target {name!r} is"
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Read a file of targets; refuse another user's, whose launchers and interpreters would be started."""
+    try:
+        with os.fdopen(open_own_file(str(path)), "rb") as file:
+            return tomllib.load(file)
+    except PermissionError as error:
+        raise LaunchError(
+            f"{error}: a target says which programs are started, so only your own files are read. Copy what you trust into a {_TARGETS} of "
+            "your own in a nearer folder, or name it by --launcher, --hosts and --opt"
+        ) from None
 
 
 @hookimpl

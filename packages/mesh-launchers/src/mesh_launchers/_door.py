@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import socket
-import struct
 import sys
 import threading
 from collections.abc import Callable
@@ -17,19 +16,11 @@ from typing import Any
 from mesh_launchers._errors import JobExists, JobNotFound, LaunchError
 from mesh_launchers._state import JobState
 
-_CREDENTIALS = struct.Struct("3i")
 _LIMIT_S = 60.0
 _KINDS: dict[str, type[Exception]] = {
     each.__name__: each for each in (JobExists, JobNotFound, ValueError, TypeError)
 }
 """Errors that arrive as what they are; all others are a :class:`LaunchError`."""
-
-
-def peer_of(connection: socket.socket) -> tuple[int, int]:
-    """Return the process at the other end, and its user."""
-    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(found)
-    return pid, uid
 
 
 class Door:

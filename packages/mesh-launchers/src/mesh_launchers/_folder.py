@@ -2,6 +2,8 @@
 
 FLD-1: a job holds a lock in its folder from before its keeper starts until the folder is removed: a folder without a lock was left by a killed
 keeper. The lock is on a file, because network file systems have no locks on folders.
+FLD-2: no other user can make, replace or change the folder of a job. It is opened anew for each use, checked, and accessed through the descriptor; and
+the process that listens there must be the user's.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
-from mesh_launchers._errors import JobExists, JobNotFound
+from mesh_core.extensions import jobs_folder, open_base, open_private, require_same_user
+from mesh_launchers._errors import JobExists, JobNotFound, LaunchError
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DOOR = "door"
 LINK = "link"
 """The socket by which scripts join a kept job."""
+LOG = "keeper.log"
 _LOCK = "lock"
 _LOOK_S = 0.2
 _PAUSE_S = 0.01
@@ -31,11 +37,30 @@ _PAUSE_S = 0.01
 
 def base() -> Path:
     """Return the folder with those of all jobs of this user."""
-    given = os.environ.get("MESH_JOBS")
-    if given:
-        return Path(given)
-    state = os.environ.get("XDG_STATE_HOME")
-    return (Path(state) if state else Path.home() / ".local" / "state") / "mesh" / "jobs"
+    return Path(jobs_folder())
+
+
+@contextlib.contextmanager
+def base_opened(*, make: bool = False) -> Iterator[int]:
+    """Open it; raise :class:`LaunchError` if another user could replace what is in it (FLD-2)."""
+    path = base()
+    if make:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    at = _checked(lambda: open_base(str(path)), path)
+    try:
+        yield at
+    finally:
+        os.close(at)
+
+
+def _checked(check: Callable[[], T], path: Path) -> T:
+    try:
+        return check()
+    except PermissionError as error:
+        raise LaunchError(
+            f"{path} is not used, because another user could have made it or could change it: {error}. Jobs are in MESH_JOBS, else "
+            "in XDG_STATE_HOME, else in ~/.local/state: set MESH_JOBS to a folder of your own"
+        ) from None
 
 
 class JobFolder:
@@ -52,7 +77,7 @@ class JobFolder:
     @property
     def log(self) -> Path:
         """The keeper's log."""
-        return self.path / "keeper.log"
+        return self.path / LOG
 
     @classmethod
     def of(cls, name: str) -> JobFolder:
@@ -63,15 +88,24 @@ class JobFolder:
             )
         return cls(base() / name)
 
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """Open it; raise :class:`LaunchError` unless it is private to this user (FLD-2)."""
+        with base_opened() as outer:
+            at = _checked(lambda: open_private(self.name, dir_fd=outer), self.path)
+        try:
+            yield at
+        finally:
+            os.close(at)
+
     @classmethod
     def make(cls, name: str) -> tuple[JobFolder, int]:
         """Make a folder for a new job; return it, and the descriptor that holds its lock."""
         folder = cls.of(name)
-        folder.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         until = time.monotonic() + _LOOK_S
         while True:
-            with contextlib.suppress(FileExistsError):
-                folder.path.mkdir(mode=0o700)
+            with base_opened(make=True) as outer, contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=outer)
             try:
                 lock = folder.lock()
             except FileNotFoundError:
@@ -92,13 +126,17 @@ class JobFolder:
 
     @classmethod
     def all(cls) -> Iterator[JobFolder]:
-        """Yield the folders of all running jobs; those of killed ones are removed."""
-        if not base().is_dir():
+        """Yield the folders of all running jobs; those of killed ones are removed. What others have put there is passed over."""
+        try:
+            with base_opened() as outer:
+                names = sorted(filter(_NAME.fullmatch, os.listdir(outer)))  # noqa: PTH208 - of a descriptor
+        except FileNotFoundError:
             return
-        for path in sorted(base().iterdir()):
-            folder = cls(path)
-            if _NAME.fullmatch(path.name) and path.is_dir() and folder.runs():
-                yield folder
+        for name in names:
+            folder = cls(base() / name)
+            with contextlib.suppress(LaunchError):
+                if folder.runs():
+                    yield folder
 
     def runs(self) -> bool:
         """Return whether the job runs."""
@@ -113,20 +151,35 @@ class JobFolder:
         os.close(lock)
         return False
 
+    def make_inner(self, name: str) -> Path:
+        """Make a folder in it."""
+        with self.opened() as at:
+            os.mkdir(name, 0o700, dir_fd=at)
+        return self.path / name
+
+    def open(self, name: str, mode: str) -> IO[Any]:
+        """Open a file in it, as ``open`` does."""
+        with self.opened() as at:
+            return open(
+                name, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o600, dir_fd=at)
+            )
+
     def write(self, what: dict[str, Any]) -> None:
         """Store the plan of the job."""
-        (self.path / "job.json").write_text(json.dumps(what))
+        with self.open("job.json", "w") as file:
+            json.dump(what, file)
 
     def read(self) -> dict[str, Any]:
         """Return it."""
-        told: dict[str, Any] = json.loads((self.path / "job.json").read_text())
+        with self.open("job.json", "r") as file:
+            told: dict[str, Any] = json.load(file)
         return told
 
     def listen(self, name: str = DOOR) -> socket.socket:
         """Make a socket for requests, or for scripts that join the job."""
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with self._short() as path:
-            door.bind(f"{path}/{name}")
+        with self.opened() as at:
+            door.bind(_short(at, name))
         door.listen()
         return door
 
@@ -135,32 +188,29 @@ class JobFolder:
         door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         door.settimeout(timeout)
         try:
-            with self._short() as path:
-                door.connect(f"{path}/{name}")
+            with self.opened() as at:
+                door.connect(_short(at, name))
+            _checked(lambda: require_same_user(door), self.path)
         except OSError as error:
             door.close()
             raise JobNotFound(
                 f"no job {self.name!r} runs here ({error.strerror}); `mesh jobs` lists those that do"
             ) from None
+        except BaseException:
+            door.close()
+            raise
         door.settimeout(None)
         return door
 
     def remove(self) -> None:
         """Remove it with everything in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    @contextlib.contextmanager
-    def _short(self) -> Iterator[str]:
-        """Yield a path that is short enough for a socket, however long the folder's own is."""
-        at = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            yield f"/proc/self/fd/{at}"
-        finally:
-            os.close(at)
+        with contextlib.suppress(OSError, LaunchError), self.opened(), base_opened() as outer:
+            shutil.rmtree(self.name, ignore_errors=True, dir_fd=outer)
 
     def lock(self) -> int | None:
         """Take the lock; return its descriptor, or ``None`` if another process has it (FLD-1)."""
-        at = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        with self.opened() as folder:
+            at = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
         try:
             fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,14 +221,21 @@ class JobFolder:
     def is_at(self, lock: int) -> bool:
         """Return whether the lock is on the folder that is there now."""
         try:
-            return os.fstat(lock).st_ino == (self.path / _LOCK).stat().st_ino
+            with self.opened() as at:
+                return os.path.samestat(os.fstat(lock), os.stat(_LOCK, dir_fd=at, follow_symlinks=False))
         except FileNotFoundError:
             return False
 
     def empty(self) -> None:
         """Remove what a killed keeper has left in it."""
-        for each in self.path.iterdir():
-            if each.is_dir():
-                shutil.rmtree(each)
-            elif each.name != _LOCK:
-                each.unlink()
+        with self.opened() as at, os.scandir(at) as entries:
+            for each in list(entries):
+                if each.is_dir(follow_symlinks=False):
+                    shutil.rmtree(each.name, dir_fd=at)
+                elif each.name != _LOCK:
+                    os.unlink(each.name, dir_fd=at)
+
+
+def _short(at: int, name: str) -> str:
+    """Return a path that is short enough for a socket, however long the folder's own is."""
+    return f"/proc/self/fd/{at}/{name}"

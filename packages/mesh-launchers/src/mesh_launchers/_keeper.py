@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core import Credentials
+from mesh_core.extensions import peer_of, require_same_namespaces
 from mesh_core.plugins import PluginManager
 from mesh_launchers._authority import Use
 from mesh_launchers._comparing import compare
@@ -39,7 +40,6 @@ from mesh_launchers._contract import (
     Report,
     options_of,
 )
-from mesh_launchers._door import peer_of
 from mesh_launchers._errors import JobExists, LaunchError
 from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._kept import Kept
@@ -134,8 +134,7 @@ class Keeper:
         plugin = PluginManager().get(LAUNCHERS, self._launcher_name)
         assert isinstance(plugin, LauncherPlugin)
         self._plugin = plugin
-        folder = self._folder.path / "launcher"
-        folder.mkdir(mode=0o700)
+        folder = self._folder.make_inner("launcher")
         # Kept hosts must still be there when a machine that slept has woken.
         silence = max(_SILENCE_S, self._keep or 0.0)
         place = Place(
@@ -262,10 +261,15 @@ class Keeper:
     async def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_first: bool = False
     ) -> None:
-        pid, uid = peer_of(writer.get_extra_info("socket"))
-        if uid not in {os.getuid(), 0}:
-            writer.close()
-            return
+        connection = writer.get_extra_info("socket")
+        if not is_first:  # its socket was inherited, and it may have ended
+            try:
+                require_same_namespaces(connection)
+            except OSError as error:
+                sys.stderr.write(f"refused a connection to job {self._folder.name!r}: {error}\n")
+                writer.close()
+                return
+        pid, _ = peer_of(connection)
         # The client that has launched the job may end before it has confirmed that it has the hosts.
         client = _Client(writer, pid, is_first=is_first)
         self._clients.add(client)

@@ -20,10 +20,9 @@ from contextlib import suppress
 from typing import Any
 
 from mesh_core import HostMesh, MeshError, attach_to_workers, configure, shutdown
-from mesh_core.extensions import Guests
+from mesh_core.extensions import Guests, peer_of
 from mesh_launchers._contract import Phase
 from mesh_launchers._dialing import listening
-from mesh_launchers._door import peer_of
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._state import HostState
 

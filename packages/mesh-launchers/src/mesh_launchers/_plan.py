@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from mesh_launchers._code import own_code
 from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
 from mesh_launchers._durations import seconds
 from mesh_launchers._errors import LaunchError
-from mesh_launchers._folder import JobFolder
+from mesh_launchers._folder import LOG, JobFolder
 from mesh_launchers._job import SPARES
 from mesh_launchers._program import environment
 
@@ -133,7 +134,9 @@ class Plan:
 
     def has_ended(self, folder: JobFolder) -> LaunchError:
         """Say why the process that was to keep the job has not."""
-        said = folder.log.read_text().strip() if folder.log.exists() else ""
+        said = ""
+        with suppress(FileNotFoundError), folder.open(LOG, "r") as log:
+            said = log.read().strip()
         folder.runs()
         return LaunchError(f"the process that was to keep job {self.name!r} has ended at once: {said}")
 
@@ -143,7 +146,7 @@ def _start_keeper(folder: JobFolder, lock: int) -> socket.socket:
     ours, theirs = socket.socketpair()
     # By a shell that ends at once: it is no child of the script, which need not wait for it.
     command = ["/bin/sh", "-c", '"$@" &', "sh", *python_command(_KEEPER)]
-    with theirs, folder.log.open("ab") as log:
+    with theirs, folder.open(LOG, "ab") as log:
         subprocess.run(
             [*command, str(folder.path), str(theirs.fileno())],
             stdin=subprocess.DEVNULL,

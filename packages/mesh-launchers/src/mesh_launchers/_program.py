@@ -25,7 +25,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -157,14 +156,16 @@ class Host:
 
     def fork(self) -> bool:
         """Make the agent's process; whether this is still the other one."""
-        # In memory, where there is such a folder.
-        folders = [os.environ.get("XDG_RUNTIME_DIR", ""), "/dev/shm"]
-        there = next((each for each in folders if each and os.access(each, os.W_OK)), None)
-        self._credentials = tempfile.mkdtemp(prefix="mesh-host-", dir=there)
-        for name, data in self._files.items():
-            path = os.open(Path(self._credentials) / name, os.O_WRONLY | os.O_CREAT, 0o600)
-            with os.fdopen(path, "wb") as file:
-                file.write(base64.b64decode(data))
+        from mesh_core.extensions import make_secret_folder
+
+        self._credentials, at = make_secret_folder("mesh-host-")
+        try:
+            for name, data in self._files.items():
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with os.fdopen(os.open(name, flags, 0o600, dir_fd=at), "wb") as file:
+                    file.write(base64.b64decode(data))
+        finally:
+            os.close(at)
         # One that came while Python forks would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
         self._agent = os.fork()

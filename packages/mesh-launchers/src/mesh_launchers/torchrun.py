@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mesh_core import Credentials, HostMesh, MeshError, attach_to_workers
+from mesh_core.extensions import open_private
 from mesh_launchers._authority import authority
 from mesh_launchers._comparing import compare
 from mesh_launchers._contract import HostSpec, Place
@@ -428,13 +429,13 @@ def _credentials_here(meeting: _Meeting, token: str) -> Path:
         return given.host_path if given.owner else given.path
     folder = meeting.passed_on(token)
     try:
-        status = folder.stat()
+        os.close(open_private(str(folder)))
     except FileNotFoundError:
         raise LaunchError(
             f"there is no {folder}, where rank 0 has put the credentials: name a folder= that all nodes see, or give credentials="
         ) from None
-    if status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise LaunchError(f"{folder} is not this user's alone: its credentials are not used")
+    except PermissionError as error:
+        raise LaunchError(f"the credentials that rank 0 has passed on are not used: {error}") from None
     return folder
 
 
