@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -22,6 +24,7 @@ from mesh_core import Sandboxes
 SOON = 30.0
 MODES = {"isolated": None, "plain": False}
 kept: list[int] = []
+kept_maps: list[mmap.mmap] = []
 
 
 class Odd(Exception):
@@ -58,6 +61,24 @@ def write(path: str, text: str) -> int:
 
 def read(path: str) -> str:
     return Path(path).read_text()
+
+
+def fill(kind: str, megabytes: int) -> None:
+    """Fill memory that can be shared, and wait for the end."""
+    if kind == "hidden":
+        ctypes.CDLL(None).prctl(4, 0)  # nobody may look at this process
+    if kind == "anonymous":
+        kept_maps.append(mmap.mmap(-1, megabytes << 20))
+        for _ in range(megabytes):
+            kept_maps[0].write(bytes(1 << 20))
+    else:
+        # Each of them is within the limit for files.
+        for _ in range(megabytes):
+            file = os.memfd_create("filled")
+            os.write(file, bytes(1 << 20))
+            if kind == "mapped":
+                kept_maps.append(mmap.mmap(file, 1 << 20))
+    signal.pause()
 
 
 def knock(path: str) -> bytes:

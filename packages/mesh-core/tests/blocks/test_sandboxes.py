@@ -8,6 +8,7 @@ import gc
 import os
 import pickle
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from mesh_core import (
     SerializationError,
     ToolLimit,
 )
+from mesh_core._blocks.sandboxes.memory import Memory
 from mesh_core._common.peers import require_same_namespaces
 
 
@@ -177,6 +179,39 @@ def test_limits(boxes: Sandboxes) -> None:
         with pytest.raises(SandboxDied, match="exceeded its limit cpu=") as died:
             box.call(inside.spin)
         assert died.value.limit == "cpu"
+
+
+@pytest.mark.parametrize("kind", ["anonymous", "mapped", "unmapped", "hidden"])
+def test_memory_that_can_be_shared_is_limited(boxes: Sandboxes, kind: str) -> None:
+    """MEM-1: `memory=` is 128 MiB."""
+    with boxes.take(SOON) as box, pytest.raises(SandboxDied, match="exceeded its limit memory=") as caught:
+        box.call(inside.fill, kind, 1 if kind == "hidden" else 130, timeout=SOON)
+    assert caught.value.limit == "memory"
+
+
+def test_memory_that_is_shared_counts_once() -> None:
+    """MEM-1: mapped by several processes, open in several, and both."""
+    source = (
+        "import mmap, os\n"
+        "files = os.memfd_create('a'), os.memfd_create('b')\n"
+        "for each in files: os.write(each, bytes(8 << 20))\n"
+        "kept = mmap.mmap(-1, 8 << 20), mmap.mmap(files[1], 8 << 20)\n"
+        "for _ in range(3):\n"
+        "    if os.fork() == 0: break\n"
+        "for each in kept: each.write(bytes(8 << 20))\n"
+        "os.write(1, b'%d\\n' % os.getpid())\n"
+        "os.read(0, 1)\n"
+    )
+    memory = Memory()
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        pids = [int(program.stdout.readline()) for _ in range(4)]
+        private = sum(memory.private(each) for each in pids)
+        assert memory.exceeds(pids, private + (23 << 20))
+        assert not memory.exceeds(pids, private + (25 << 20))
+        program.communicate()
 
 
 def test_a_timeout_ends_the_box(box: Sandbox) -> None:

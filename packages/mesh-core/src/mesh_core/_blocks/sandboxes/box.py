@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from mesh_core import _serialize
 from mesh_core._blocks.sandboxes import plain, wire
 from mesh_core._blocks.sandboxes.isolation import Isolation
+from mesh_core._blocks.sandboxes.memory import Memory
 from mesh_core._blocks.sandboxes.outcome import tell_exception
 from mesh_core._native import adopt_orphans, die_with_parent, let_look
 from mesh_core._system import process_marks
@@ -62,7 +63,7 @@ class Keeper:
             adopt_orphans()
         output, written = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         me = os.getpid()
-        self._base = _private_memory("self")
+        self._memory = Memory()
         worker = os.fork()
         if worker == 0:
             os.close(output)
@@ -120,8 +121,7 @@ class Keeper:
         found = self._below()
         if pids is not None and len(found) > pids:
             self._limit = "pids"
-        # Memory that they share with the template does not count.
-        elif memory is not None and sum(max(0, _private_memory(pid) - self._base) for pid in found) > memory:
+        elif memory is not None and self._memory.exceeds(found, memory):
             self._limit = "memory"
         return bool(self._limit)
 
@@ -152,15 +152,6 @@ class Keeper:
         with suppress(OSError):
             wire.send_packet(self._told, report)
         os._exit(0)
-
-
-def _private_memory(pid: int | str) -> int:
-    """Resident bytes that do not belong to files."""
-    try:
-        fields = Path(f"/proc/{pid}/statm").read_bytes().split()
-        return (int(fields[1]) - int(fields[2])) * _PAGE
-    except (OSError, IndexError):
-        return 0
 
 
 # --- the worker ------------------------------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""How much memory the processes of a box use together.
+
+MEM-1: what is counted does not depend on how memory was allocated: private, shared and in memory files, mapped or not. A process that does not let
+its keeper look counts as one that exceeds every limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+_PRIVATE = re.compile(rb"^RssAnon:\s+(\d+) kB$", re.MULTILINE)
+_SHARED = re.compile(rb"^RssShmem:\s+(\d+) kB$", re.MULTILINE)
+_MAPPING = re.compile(
+    rb"^[0-9a-f]+-[0-9a-f]+ \S+ [0-9a-f]+ ([0-9a-f]+):([0-9a-f]+) (\d+).*$(?:\n[A-Z].*)*?\nPss: +(\d+) kB$",
+    re.MULTILINE,
+)
+_BLOCK = 512
+
+
+class Memory:
+    """Made before a box starts anything: memory that its processes share with this one does not count."""
+
+    def __init__(self) -> None:
+        self._base = _resident("self", _PRIVATE)
+        file = os.memfd_create("mesh-probe")
+        self._device = os.fstat(file).st_dev
+        """That of memory files, and of memory that is shared without a file."""
+        os.close(file)
+
+    def exceeds(self, pids: Iterable[int], limit: int) -> bool:
+        """Return whether these processes use more than that."""
+        pids = list(pids)
+        try:
+            files = self._files(pids)
+        except PermissionError:
+            return True
+        certain = sum(map(self.private, pids)) + sum(files.values())
+        shared = {pid: size for pid in pids if (size := _resident(pid, _SHARED))}
+        if certain + sum(shared.values()) <= limit:
+            return False
+        # What is mapped by several of them, or is in a file, has been counted more than once. To know better takes longer.
+        return certain + sum(self._shares(pid, most, files) for pid, most in shared.items()) > limit
+
+    def private(self, pid: int) -> int:
+        """Return the memory of a process that is its own."""
+        return max(0, _resident(pid, _PRIVATE) - self._base)
+
+    def _files(self, pids: Iterable[int]) -> dict[int, int]:
+        """Return the sizes of open memory files, by their inodes."""
+        found = {}
+        for pid in pids:
+            with suppress(FileNotFoundError, ProcessLookupError), os.scandir(f"/proc/{pid}/fd") as entries:
+                for each in entries:
+                    with suppress(FileNotFoundError, ProcessLookupError):
+                        about = os.stat(each.path)  # noqa: PTH116 - of many files
+                        if about.st_dev == self._device:
+                            found[about.st_ino] = about.st_blocks * _BLOCK
+        return found
+
+    def _shares(self, pid: int, most: int, files: dict[int, int]) -> int:
+        """Return a process's shares of memory that it and others have mapped, except for open files."""
+        try:
+            told = Path(f"/proc/{pid}/smaps").read_bytes()
+        except OSError:
+            return most
+        return sum(
+            int(kilobytes) << 10
+            for major, minor, inode, kilobytes in _MAPPING.findall(told)
+            if os.makedev(int(major, 16), int(minor, 16)) == self._device and int(inode) not in files
+        )
+
+
+def _resident(pid: int | str, kind: re.Pattern[bytes]) -> int:
+    """Return resident bytes of one kind."""
+    try:
+        found = kind.search(Path(f"/proc/{pid}/status").read_bytes())
+    except OSError:
+        return 0
+    return 0 if found is None else int(found[1]) << 10
