@@ -119,6 +119,16 @@ def sockets() -> list[int]:
     return found
 
 
+def _alike(count: int) -> bytes:
+    """A frame with a set of numbers that all have the same hash: hash tables compare each with each."""
+    modulus = sys.hash_info.modulus
+    members = b"".join(
+        b"i" + (16).to_bytes(8, "big") + (number * modulus).to_bytes(16, "big") for number in range(count)
+    )
+    data = b"e" + count.to_bytes(8, "big") + members
+    return len(data).to_bytes(8, "big") + data
+
+
 def misuse(how: str) -> None:
     if how == "close":
         os.closerange(3, 1000)
@@ -129,12 +139,15 @@ def misuse(how: str) -> None:
         # A frame that is read, and holds a list of 2**60 members.
         "lies": (10).to_bytes(8, "big") + b"l" + (1 << 60).to_bytes(8, "big") + b"n",
         "two": (1).to_bytes(8, "big") + b"n" + (1).to_bytes(8, "big") + b"n",
+        "alike": _alike(100_000),
         "kind": (1).to_bytes(8, "big") + b"n",
         # A pickle that would run something.
         "pickle": b"cos\nsystem\n(S'echo owned'\ntR.",
     }[how]
     for fd in sockets():
-        os.write(fd, garbage)
+        left = garbage
+        while left:
+            left = left[os.write(fd, left) :]
     time.sleep(1000)
 
 

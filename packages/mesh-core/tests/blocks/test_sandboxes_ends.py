@@ -41,7 +41,7 @@ def test_a_crash_is_an_error(boxes: Sandboxes, how: str, exitcode: int) -> None:
         assert box.call(len, "four") == 4
 
 
-@pytest.mark.parametrize("how", ["close", "noise", "huge", "lies", "two", "kind", "pickle"])
+@pytest.mark.parametrize("how", ["close", "noise", "huge", "lies", "two", "alike", "kind", "pickle"])
 def test_misuse_of_the_connection_is_an_error(boxes: Sandboxes, how: str) -> None:
     """BOX-1: what a box sends is not unpickled, either."""
     with boxes.take(SOON) as box:

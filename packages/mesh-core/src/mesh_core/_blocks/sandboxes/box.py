@@ -237,11 +237,21 @@ def _answer(parts: list[bytearray], limits: Limits) -> bytes:
         except plain.NotPlain as error:
             return plain.encode(("refused", str(error)))
     except BaseException as error:  # noqa: BLE001 - raised by whoever has asked
-        return plain.encode(("raised", tell_exception(error)))
+        return _raised(error)
     finally:
         with suppress(BaseException):
             sys.stdout.flush()
             sys.stderr.flush()
+
+
+def _raised(error: BaseException) -> bytes:
+    told = tell_exception(error)
+    with suppress(plain.NotPlain):
+        data = plain.encode(("raised", told))
+        if len(data) <= wire.LONGEST_ANSWER:
+            return data
+    # Each part can be sent, but together they are too much.
+    return plain.encode(("raised", {**told, "args": None, "fields": {}}))
 
 
 def _run_tool(options: dict[str, Any], limits: Limits) -> dict[str, Any]:

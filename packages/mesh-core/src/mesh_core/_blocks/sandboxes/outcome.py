@@ -102,8 +102,10 @@ def rebuild_exception(told: Any, sandboxes: str, function: str) -> Exception:
 
     Raises ``KeyError`` and others for data that is not from :func:`tell_exception`.
     """
-    name, text, trace = str(told["name"]), str(told["text"]), str(told["traceback"])
-    error = _remake(str(told["module"]), name, told["args"], dict(told["fields"]))
+    module, name, text, trace = (
+        str(told[each])[:_LONGEST_TEXT] for each in ("module", "name", "text", "traceback")
+    )
+    error = _remake(module, name, told["args"], dict(told["fields"]))
     if error is None:
         error = SandboxError(
             f"{function} raised {name} in a sandbox of {sandboxes!r}: {text}", sandboxes=sandboxes

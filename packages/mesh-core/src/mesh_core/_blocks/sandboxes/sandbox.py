@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -112,7 +113,7 @@ class Sandbox:
             if kind == "refused":
                 error: Exception = SerializationError(
                     f"{name}() cannot return this from a sandbox of {self._stock.name!r}: {value}. What comes from a "
-                    f"sandbox must be plain data of up to {wire.LONGEST_ANSWER >> 20} MiB: numbers, text, bytes, and lists, "
+                    f"sandbox must be plain data of up to {wire.LONGEST_ANSWER >> 20} MiB and {_plain.MOST_VALUES:,} values: numbers, text, bytes, and lists, "
                     "tuples, dictionaries or sets of these"
                 )
             elif kind == "raised":
@@ -247,7 +248,7 @@ class Sandbox:
                     self._watch(b"idle")
                     self._watched = True
                 data = self._talk(parts, until, timeout, what, watch=self._stock.watched and watch)
-                return _plain.decode(data)
+                return _plain.decode(data, partial(self._look, until, timeout, what))
             except SandboxError as error:
                 self._died = error
                 self._stock.end(self._box)
@@ -259,6 +260,13 @@ class Sandbox:
                 self._died = self._ended(what)
                 self._stock.end(self._box)
                 raise
+
+    def _look(self, until: float | None, timeout: float | None, what: str) -> None:
+        """Raise if the answer that is being read is no longer wanted."""
+        if select.select([self._stop], [], [], 0)[0]:
+            raise self._ended(what)
+        if until is not None and time.monotonic() >= until:
+            raise self._too_late(what, timeout)
 
     def _watch(self, how: bytes) -> None:
         with suppress(OSError):  # it has ended, which is seen next
