@@ -15,6 +15,7 @@ from core_typing import mypy
 
 import mesh_core.policies
 from mesh_core import FailureKind, MeshFailure
+from mesh_core._failures import patience
 from mesh_core._failures.policy_run import PolicyRun, failed, policy_of
 from mesh_core._failures.supervision import _now
 from mesh_core.plugins import PolicyPlugin
@@ -217,6 +218,24 @@ def test_a_timer_or_an_orderly_end_without_an_answer_changes_nothing() -> None:
     for other in (Due("x"), Ended("workers", 1)):
         decision = run.decide(other, 1.0, _now)
         assert (decision.handled, decision.passed_on, run.put_off) == ((), (), (event.failure,))
+
+
+def test_a_coroutine_that_does_not_return_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """POL-4."""
+    monkeypatch.setattr(patience, "LIMIT_S", 0.01)
+    ended = []
+
+    async def endless(_: MeshFailure) -> bool:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(1)
+        return True
+
+    event = loss()
+    decision = asyncio.run(PolicyRun(policy_of(endless), "workers").decide_async(event, 0.0))
+    assert decision.passed_on == (event.failure,)
+    assert ended == [1]
 
 
 def test_a_stop_ends_the_events() -> None:

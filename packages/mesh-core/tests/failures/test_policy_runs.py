@@ -29,6 +29,7 @@ from mesh_core import (
     this_host,
     this_proc,
 )
+from mesh_core._failures import patience
 from mesh_core.plugins import PolicyPlugin, ProbeResult
 from mesh_core.policies import Action, Due, Ended, Escalate, Event, Failed, Ignore, Later, Policy, Stop
 from mesh_core.testing import installed_plugins
@@ -229,6 +230,52 @@ def test_a_policy_that_raises_is_reported_and_the_failure_passed_on(
         fail(actors, 1)
         assert told.next().rank == 1
     assert "LookupError: a bad policy" in caplog.text
+
+
+class Blocks:
+    """Returns when it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.go = threading.Event()
+
+    def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
+        self.asked.put(event)
+        assert self.go.wait(WITHIN)
+        return self, [Ignore()]
+
+
+def test_a_policy_that_does_not_return_is_passed_over(
+    own: ProcMesh, told: Told, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """POL-4: other meshes are repaired and reported on, and it is asked again once it has returned."""
+    monkeypatch.setattr(patience, "WARN_S", 0.01)
+    monkeypatch.setattr(patience, "LIMIT_S", 0.2)
+    policy, other = Blocks(), Asked([Ignore()], [Escalate("other")])
+    slow: Any = own.spawn("slow", Leaf, supervise=policy)
+    quick: Any = own.spawn("quick", Leaf, supervise=other)
+    with caplog.at_level(logging.WARNING, logger="mesh"):
+        fail(slow, 0)
+        policy.asked.get(timeout=WITHIN)
+        fail(quick, 1)
+        assert other.next().rank == 1  # type: ignore[union-attr]
+        assert told.next().chain == ("the policy of 'slow': it had not returned after 0.2 s",)
+        # While it blocks, it is not asked.
+        fail(slow, 1)
+        assert told.next().chain == ("the policy of 'slow': it had not returned after 0.2 s",)
+        fail(quick, 2)
+        assert told.next().chain == ("the policy of 'quick': other",)
+    assert "the policy of 'slow' has not returned for 0.01 s: failures of all other meshes" in caplog.text
+    assert "the policy of 'slow' has not returned for 0.2 s: it is passed over" in caplog.text
+    left = [each for each in threading.enumerate() if each.name == "mesh-notices"]
+    assert len(left) == 2
+    policy.go.set()
+    for each in left[:1]:
+        each.join(WITHIN)
+    assert not left[0].is_alive()
+    fail(slow, 2)
+    assert policy.asked.get(timeout=WITHIN).rank == 2  # type: ignore[union-attr]
+    assert fence(told, own) == []
 
 
 def test_failures_put_off_at_the_end_of_the_script_are_reported(script: Any) -> None:

@@ -5,6 +5,7 @@ No clock, process or timer is used here: the caller carries the decision out.
 POL-1: every failure that a policy is asked about is handled, passed on, put off, or handled by a repair; none is lost.
 POL-2: a policy that raises or returns something invalid passes on what it was asked about.
 POL-3: a failed repair is reported to a policy that handles repair events, and is passed on for all others.
+POL-4: a policy that does not return is passed over after a limit, with what it is asked about meanwhile; other meshes do not wait for it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import dataclasses
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
+from mesh_core._failures import patience
 from mesh_core._failures.policies import (
     Action,
     Escalate,
@@ -108,6 +111,8 @@ class PolicyRun:
         self._put_off: list[MeshFailure] = []
         self.closed = False
         """Set when its mesh is being stopped."""
+        self.overdue = ""
+        """Why it is not asked: it has not returned from an earlier question, and was passed over (POL-4)."""
         self.timers: set[TimerHandle] = set()
         """Running timers; used on their event loop only."""
         self.on_close: Callable[[], object] | None = None
@@ -168,25 +173,47 @@ class PolicyRun:
             return Decision()
         return self._decide(event, (Escalate(),))
 
-    def decide(self, event: Event | RepairEvent, now: float, wait: Callable[[Any], object]) -> Decision:
-        """Ask and settle without an event loop; ``wait`` returns the result of an awaitable."""
-        if self.closed:
+    def pass_over(self, event: Event | RepairEvent) -> Decision:
+        """Return the decision instead of that of a policy that does not return (POL-4)."""
+        if isinstance(event, Repaired):
             return Decision()
+        return self._decide(event, (Escalate(self.overdue),))
+
+    def answer(
+        self, event: Event | RepairEvent, now: float, wait: Callable[[Any], object]
+    ) -> Callable[[], Decision]:
+        """Ask without an event loop; return what settles the answer. ``wait`` returns the result of an awaitable."""
+        if self.closed:
+            return Decision
         try:
-            return self.settle(event, wait(self.ask(event, now)))
+            answer = wait(self.ask(event, now))
         except BaseException as error:  # noqa: BLE001 - a policy is somebody else's code
+            return partial(self.broken, event, error)
+        return partial(self._settled, event, answer)
+
+    def decide(self, event: Event | RepairEvent, now: float, wait: Callable[[Any], object]) -> Decision:
+        """Ask and settle without an event loop."""
+        return self.answer(event, now, wait)()
+
+    def _settled(self, event: Event | RepairEvent, answer: object) -> Decision:
+        try:
+            return self.settle(event, answer)
+        except Exception as error:  # noqa: BLE001 - the policy has returned something invalid
             return self.broken(event, error)
 
     async def decide_async(self, event: Event | RepairEvent, now: float) -> Decision:
         """Ask and settle on an event loop."""
+        import asyncio
+
         if self.closed:
             return Decision()
         try:
             answer = self.ask(event, now)
-            return self.settle(event, await answer if inspect.isawaitable(answer) else answer)
+            if inspect.isawaitable(answer):
+                async with asyncio.timeout(patience.LIMIT_S):
+                    answer = await answer
+            return self.settle(event, answer)
         except BaseException as error:
-            import asyncio
-
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the loop is ending; a policy that raises this itself is no different from any other error

@@ -25,6 +25,7 @@ from mesh_core._common.current import holder
 from mesh_core._common.errors import SupervisionError, first_line
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import MeshFailure, error_of, of_loss
+from mesh_core._failures.patience import Turn
 from mesh_core._futures import unseen
 from mesh_core._geometry.location import is_guest_mesh
 from mesh_core._native import Placement, Target, exit_with, locate, seat
@@ -223,8 +224,9 @@ class Supervision:
             with contextlib.suppress(Exception):  # the runtime was shut down
                 self._process.notices.barrier(lambda: self._ask(action))
         elif isinstance(action, ledger.Consult):
-            decision = action.run.decide(action.event, time.monotonic(), _now)
-            self._decided(action, decision)
+            decision = Turn(action, partial(self._passed_over, action)).take(_now)
+            if decision is not None:
+                self._decided(action, decision)
         else:
             handler = holder().fault_handler
             if handled := handler is not None:
@@ -259,6 +261,11 @@ class Supervision:
                 return
             if verdict is not None or not cell.ending:
                 self._on(ledger.Answered(action, bool(verdict), cell.describe(), cell.owner))
+
+    def _passed_over(self, asked: ledger.Consult, decision: Decision) -> None:
+        """Go on without a policy that does not return (POL-4)."""
+        self._process.notices.succeed()
+        self._decided(asked, decision)
 
     def _decided(self, asked: ledger.Consult, decision: Decision) -> None:
         self._remember(decision.passed_on)

@@ -29,6 +29,8 @@ class Notices:
         self._thread: threading.Thread | None = None
         self._began = threading.Event()
         self._barriers: deque[Callable[[], object]] = deque()
+        self._due: deque[Message] = deque()
+        """Notices that have been taken and not handled: a successor of the thread goes on with them."""
 
     def start(self) -> None:
         """Take notices from now on."""
@@ -47,14 +49,25 @@ class Notices:
         serve_to_the_end()
         for begin in self._process.hooks.noticing:
             begin()
+        self._take()
+
+    def succeed(self) -> None:
+        """Have another thread go on: the present one is in a policy that does not return (POL-4)."""
+        thread = threading.Thread(target=self._go_on, name="mesh-notices", daemon=True)
+        self._thread = thread
+        thread.start()
+
+    def _go_on(self) -> None:
+        serve_to_the_end()
+        self._take()
+
+    def _take(self) -> None:
+        """Take notices until the runtime ends, or this thread has a successor."""
         runtime = self._process.runtime
         inbox = runtime.notices()
         while True:
-            runtime.wait_notices()
-            batch = inbox.take_nowait(1_000)
-            if not batch:
-                return
-            for message in batch:
+            while self._due:
+                message = self._due.popleft()
                 try:
                     self._on_notice(message)
                 except BaseException:
@@ -62,8 +75,14 @@ class Notices:
                     import logging
 
                     logging.getLogger("mesh").exception("a notice of a failure could not be handled")
-            batch.clear()
-            del message
+                del message
+                if not self.is_current():
+                    return
+            runtime.wait_notices()
+            self._due.extend(batch := inbox.take_nowait(1_000))
+            if not batch:
+                return
+            del batch
 
     def barrier(self, then: Callable[[], object]) -> None:
         """Call ``then`` on the thread once every notice that has already arrived was passed to its owner."""
