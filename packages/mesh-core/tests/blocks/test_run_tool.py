@@ -15,7 +15,17 @@ import pytest
 from core_processes import Watch, descriptors, family
 from core_trees import TREES, Pipe, pipe
 
-from mesh_core import Actor, ProcMesh, ToolLimit, detach, endpoint, run_tool, run_tool_async
+from mesh_core import (
+    Actor,
+    MeshError,
+    ProcMesh,
+    Sandboxes,
+    ToolLimit,
+    detach,
+    endpoint,
+    run_tool,
+    run_tool_async,
+)
 from mesh_core._system import process_marks
 
 
@@ -321,3 +331,14 @@ def test_a_detached_process_outlives_the_tool(tree: Pipe) -> None:
             if Path(f"/proc/{pid}").exists():
                 os.kill(pid, signal.SIGKILL)
     assert tree.ended()
+
+
+def test_ignored_ends_of_children_are_an_error() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        for start in (lambda: run_tool(["true"]), lambda: Sandboxes(network=None)):
+            with pytest.raises(MeshError, match=r"cannot start .* ignores SIGCHLD.*signal.SIG_DFL"):
+                start()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert run_tool(["true"]).ok

@@ -183,14 +183,14 @@ def test_limits(boxes: Sandboxes) -> None:
 
 @pytest.mark.parametrize("kind", ["anonymous", "mapped", "unmapped", "hidden"])
 def test_memory_that_can_be_shared_is_limited(boxes: Sandboxes, kind: str) -> None:
-    """MEM-1: `memory=` is 128 MiB."""
+    """BXM-1: `memory=` is 128 MiB."""
     with boxes.take(SOON) as box, pytest.raises(SandboxDied, match="exceeded its limit memory=") as caught:
         box.call(inside.fill, kind, 1 if kind == "hidden" else 130, timeout=SOON)
     assert caught.value.limit == "memory"
 
 
 def test_memory_that_is_shared_counts_once() -> None:
-    """MEM-1: mapped by several processes, open in several, and both."""
+    """BXM-1: mapped by several processes, open in several, and both."""
     source = (
         "import mmap, os\n"
         "files = os.memfd_create('a'), os.memfd_create('b')\n"
@@ -262,6 +262,18 @@ def test_sockets_and_keys_of_other_processes_are_hidden(
             assert box.call(os.listdir, str(tmp_path / name)) == []
             with pytest.raises(OSError, match="Read-only"):
                 box.call(os.mkdir, str(tmp_path / name / "mine"))
+
+
+def test_paths_may_be_any_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working directory, from which code is imported, and the folder that boxes get a copy of."""
+    folder = os.fsencode(tmp_path) + b"/o\xff"
+    os.mkdir(folder)  # noqa: PTH102 - of bytes
+    monkeypatch.chdir(os.fsdecode(folder))
+    monkeypatch.syspath_prepend("")  # type: ignore[no-untyped-call]
+    Path("some_module.py").write_text("value = 3")
+    with Sandboxes(network=None, folder=os.fsdecode(folder)) as boxes, boxes.take(SOON) as box:
+        assert box.call(eval, "__import__('some_module').value") == 3
+        assert box.call(os.listdir, ".") == ["some_module.py"]
 
 
 def test_a_box_is_known_by_its_namespaces(boxes: Sandboxes) -> None:

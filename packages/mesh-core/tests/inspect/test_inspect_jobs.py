@@ -20,6 +20,7 @@ from mesh_core import Actor, MeshError, endpoint, inspect, shutdown, this_host
 from mesh_core._common import peers
 from mesh_core._features.debug import places as _places
 from mesh_core._features.debug.wire import Wire
+from mesh_core.cli import main
 from mesh_core.inspect._socket_server import MOST
 
 pytestmark = [pytest.mark.slow]
@@ -289,6 +290,29 @@ def test_garbage_is_answered_and_changes_nothing(here: str, sent: bytes, said: s
     assert heard is not None and said in heard[0]["error"]
     peer.close()
     assert inspect.connect(os.getpid()).snapshot(timeout=10).procs
+
+
+class Masked(Actor):
+    @endpoint
+    def stop_in(self, file: str, fifo: str) -> None:
+        """Run code that is said to be in this file, until the other end of a fifo is closed."""
+        exec(compile("open(fifo, 'wb').close(); open(fifo, 'rb').read()", file, "exec"), {"fifo": fifo})
+
+
+def test_stacks_cannot_control_the_terminal(
+    here: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fifo = str(tmp_path / "fifo")
+    os.mkfifo(fifo)
+    with this_host().spawn_procs(name="masked") as procs:
+        running = procs.spawn("masked", Masked).stop_in.call_one("\x1b]0;title\x07.py", fifo)
+        Path(fifo).read_bytes()
+        assert main(["look", "stacks", "masked", "--job", str(os.getpid()), "--timeout", "10"]) == 0
+        Path(fifo).write_bytes(b"")
+        running.get(SOON)
+    shown = capsys.readouterr().out
+    assert r"\x1b]0;title\x07.py" in shown
+    assert "\x1b" not in shown
 
 
 def test_another_users_process_is_refused(here: str, monkeypatch: pytest.MonkeyPatch) -> None:

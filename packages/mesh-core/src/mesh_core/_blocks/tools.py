@@ -27,6 +27,7 @@ from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError
 from mesh_core._native import start_marked
 from mesh_core._system import process_marks
+from mesh_core._system.child_status import require_child_status
 from mesh_core._system.process_marks import Found, Hunt, Mark
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -373,6 +374,7 @@ class _Run:
         self._ended = False
 
     def run(self) -> ToolResult:
+        require_child_status(f"the tool {self._request.argv[0]!r}")
         minding = holder().slots.of(_Minding)
         mark = minding.begin()
         try:

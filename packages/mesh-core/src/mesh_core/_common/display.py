@@ -85,6 +85,15 @@ def _flat(text: str) -> str:
     return "".join(c if c.isprintable() else _escape(c) for c in text)
 
 
+def printable(text: str) -> str:
+    r"""Return lines for a terminal: control characters, which programs could have put into names, are shown escaped.
+
+    >>> printable("thread \x1b[2J:\n  f()")
+    'thread \\x1b[2J:\n  f()'
+    """
+    return "\n".join(map(_flat, text.split("\n")))
+
+
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
 

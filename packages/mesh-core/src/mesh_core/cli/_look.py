@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from mesh_core._common.display import printable
 from mesh_core._common.errors import MeshError
 from mesh_core.cli import _exit
 from mesh_core.cli._table import age, aligned
@@ -110,23 +111,23 @@ def _job(text: str) -> int | str:
 def _show(job: RunningJob, args: Namespace) -> None:
     if args.do == "snapshot":
         shot = job.snapshot(args.timeout)
-        print(json.dumps({"schema": 1, **shot.as_dict()}, indent=2) if args.json else shot)
+        print(json.dumps({"schema": 1, **shot.as_dict()}, indent=2) if args.json else printable(str(shot)))
     elif args.do == "waits":
         graph = job.waits(args.timeout)
-        print(json.dumps({"schema": 1, **graph.as_dict()}, indent=2) if args.json else graph)
+        print(json.dumps({"schema": 1, **graph.as_dict()}, indent=2) if args.json else printable(str(graph)))
     elif args.do == "stacks":
         found = job.stacks(args.mesh, args.timeout)
         if args.json:
             print(json.dumps({"schema": 1, "procs": [asdict(one) for one in found]}, indent=2))
         else:
-            print("\n\n".join(map(str, found)))
+            print(printable("\n\n".join(map(str, found))))
     elif args.do == "events":
         missed = 0
         for event in job.events(past=args.past):
             if job.missed > missed:
                 print(f"mesh: missed {job.missed - missed} events", file=sys.stderr)
                 missed = job.missed
-            print(event.as_json() if args.json else event, flush=True)
+            print(event.as_json() if args.json else printable(str(event)), flush=True)
     else:
         for one in job.logs():
             if one.missed:

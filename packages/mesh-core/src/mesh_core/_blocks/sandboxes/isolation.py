@@ -11,8 +11,8 @@ import socket
 import struct
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Flag
 from pathlib import Path
 
@@ -158,7 +158,8 @@ class Seclusion:
         # Others may have come back just now, in a folder that is kept.
         hidden += [each for each in self._hide if each not in hidden and _is_replaced(each)]
         for each in hidden:
-            change_mount(each, _RDONLY, 0, False)
+            with _at(each) as place:
+                change_mount(place, _RDONLY, 0, False)
         for fd in [*held.values(), *devices.values()]:
             os.close(fd)
 
@@ -167,15 +168,28 @@ def _is_replaced(folder: str) -> bool:
     """Replace a folder by an empty one; return whether there is such a folder. There is none where one around it has been replaced."""
     if not Path(folder).is_dir():
         return False
-    mount("tmpfs", folder, "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=755,size=64k")
+    with _at(folder) as place:
+        mount("tmpfs", place, "tmpfs", _NOSUID | _NODEV | _NOEXEC, "mode=755,size=64k")
     return True
 
 
 def _bind(fd: int, target: str, clear: int) -> None:
     """Mount what a descriptor refers to at another place, and clear these attributes there."""
-    mount(f"/proc/self/fd/{fd}", target, None, _BIND, None)
+    with _at(target) as place:
+        mount(f"/proc/self/fd/{fd}", place, None, _BIND, None)
     if clear:
-        change_mount(target, 0, clear, False)
+        with _at(target) as place:
+            change_mount(place, 0, clear, False)
+
+
+@contextmanager
+def _at(path: str) -> Iterator[str]:
+    """Name what is at a path now, for system calls that take text: a path may be any bytes."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
 
 
 def _mount_proc() -> None:

@@ -1,6 +1,6 @@
 """How much memory the processes of a box use together.
 
-MEM-1: what is counted does not depend on how memory was allocated: private, shared and in memory files, mapped or not. A process that does not let
+BXM-1: what is counted does not depend on how memory was allocated: private, shared and in memory files, mapped or not. A process that does not let
 its keeper look counts as one that exceeds every limit.
 """
 

@@ -17,6 +17,7 @@ from mesh_core._blocks.sandboxes.stock import Box, Stock, folders_to_hide, folde
 from mesh_core._common.checks import check_positive
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import SerializationError
+from mesh_core._system.child_status import require_child_status
 
 _MOST, _READY = 64, 4
 
@@ -84,6 +85,7 @@ class Sandboxes(Closing):
         where = None if folder is None else os.path.abspath(os.fsdecode(folder))  # noqa: PTH100
         if where is not None and not os.path.isdir(where):  # noqa: PTH112
             raise NotADirectoryError(f"folder={where!r} is not a folder")
+        require_child_status(f"sandboxes {name!r}")
         here = os.getcwd()  # noqa: PTH109
         path = [entry or here for entry in sys.path]
         plan = {
