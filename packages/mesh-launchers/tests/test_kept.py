@@ -331,6 +331,11 @@ def test_a_script_that_was_taken_over_from_does_nothing_any_more(tmp_path: Path)
         job.hosts.spawn_procs({"gpus": 1})
     except Exception as error:
         print(" ".join(str(error).split()), flush=True)
+    for use in (job.state, lambda: job.scale(2)):
+        try:
+            use()
+        except Exception as error:
+            print(str(error), flush=True)
     input()
 """,
     )
@@ -343,6 +348,10 @@ def test_a_script_that_was_taken_over_from_does_nothing_any_more(tmp_path: Path)
     os.kill(script.process.pid, signal.SIGCONT)
     for _ in range(3):
         assert "no longer part of its job" in script.heard()
+    for _ in range(2):
+        assert script.heard().startswith(
+            f"job 'kept' was taken over by process {os.getpid()}, and goes on there"
+        )
     assert counters.add.call(0).get(timeout=LIMIT).values() == [6, 6]
     script.go()
     assert script.end()[0] == 0

@@ -36,6 +36,8 @@ class Door:
         self._asked: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
         self._closed = False
+        self._why = ""
+        """Why the keeper has closed the connection, if that is not its end."""
         self._thread = threading.Thread(target=self._read, name="mesh-launchers-door", daemon=True)
         self._thread.start()
 
@@ -52,7 +54,7 @@ class Door:
         answer: Future[Any] = Future()
         with self._lock:
             if self._closed:
-                raise self._gone()
+                raise self.gone()
             number = next(self._numbers)
             self._asked[number] = answer
             line = json.dumps({"number": number, "do": do, **what}).encode() + b"\n"
@@ -60,11 +62,12 @@ class Door:
                 self._connection.sendall(line)
             except OSError:
                 del self._asked[number]
-                raise self._gone() from None
+                raise self.gone() from None
         return answer
 
-    def _gone(self) -> LaunchError:
-        return JobNotFound(f"job {self._name!r} has ended")
+    def gone(self) -> LaunchError:
+        """Return the error for all that is asked after the connection was closed."""
+        return JobNotFound(self._why or f"job {self._name!r} has ended")
 
     def _read(self) -> None:
         with suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
@@ -74,7 +77,7 @@ class Door:
             self._closed = True
             waiting, self._asked = self._asked, {}
         for each in waiting.values():
-            each.set_exception(self._gone())
+            each.set_exception(self.gone())
         if self._watch is not None:
             self._watch(None)
 
@@ -85,6 +88,9 @@ class Door:
                 stream = sys.stderr if is_error else sys.stdout
                 stream.write(text)
                 stream.flush()
+            return
+        if "gone" in what:
+            self._why = str(what["gone"])
             return
         if "state" in what:
             if self._watch is not None:

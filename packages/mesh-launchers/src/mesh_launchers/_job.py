@@ -201,7 +201,7 @@ class Job:
         """Return the state of each host."""
         with self._changed:
             if self._state is None or self._ended:
-                raise JobNotFound(f"job {self.name!r} has ended")
+                raise self._door.gone()
             return self._state
 
     def _knows(self, numbers: Sequence[int]) -> bool:

@@ -487,7 +487,11 @@ class Keeper:
             # From here on it can do nothing, whether it is notified or not.
             self._kept.dismiss()
             before.counts, self._holder = False, None
-            before.end()
+            name = self._folder.name
+            before.end(
+                f"job {name!r} was taken over by process {client.pid}, and goes on there; attach_job({name!r}, take_over=True) in another "
+                "script takes it back"
+            )
         if self._holder is not None and self._holder is not client:
             raise JobExists(
                 f"the hosts of job {self._folder.name!r} are used by process {self._holder.pid}: a job has one script at a time"
@@ -584,10 +588,11 @@ class _Client:
             self._process = os.pidfd_open(self.pid)
             asyncio.get_running_loop().add_reader(self._process, self._ended)
 
-    def end(self) -> None:
-        """Stop listening to it."""
+    def end(self, why: str) -> None:
+        """Tell it why, and stop listening to it."""
         self._forget_process()
-        self._writer.transport.abort()
+        self.say({"gone": why})
+        self._writer.close()
 
     def has_ended(self) -> bool:
         """Return whether its process has ended, even if nobody was notified so far."""
