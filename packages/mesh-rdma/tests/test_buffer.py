@@ -171,7 +171,7 @@ def test_atomics_of_several_processes_lose_nothing(shared, other):
 def test_atomics_have_no_shm(shared):
     counter = shared.offer("counter", bytes(8))
     with pytest.raises(
-        ConnectionError, match="'shm' does not reach the buffer's owner, .*: it has no atomic operations$"
+        ConnectionError, match=r"'shm' does not reach the buffer's owner, .*: it has no atomic operations$"
     ):
         counter.fetch_add(1, transport="shm").get(timeout=30)
 

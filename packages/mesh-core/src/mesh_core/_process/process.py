@@ -204,7 +204,7 @@ class Process:
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._futures.loop import Bridge
 
-            bridge = self._bridges[id(loop)] = Bridge(loop, self.supervision.alarm)
+            bridge = self._bridges[id(loop)] = Bridge(loop, lambda: self.supervision.alarm())
         return bridge
 
     @property
