@@ -16,6 +16,7 @@ from mesh_tensor._instructions import (
     IN_PLACE_SHAPE,
     LIST,
     LOST,
+    QUESTION,
     SPECIAL,
     Failed,
     Instead,
@@ -263,7 +264,7 @@ class Bench:
         try:
             return getattr(_worker, what)(self, *rest)
         except Exception as error:  # noqa: BLE001 - said
-            return sent(Failed(-1, "checkpoint", error))
+            return sent(Failed(QUESTION, "checkpoint", error))
 
     def exchange(self, what: str, count: int, *rest: Any) -> None:
         """Give tensors to others, or receive theirs: an instruction that is sent by itself."""

@@ -46,6 +46,8 @@ class Instead(Exception):
         self.mark = mark
 
 
+QUESTION = -1
+"""In place of an instruction's number: what has failed is the answer to a question."""
 LOST = "lost"
 """Takes the place of a tensor of a process that was restarted since."""
 
@@ -135,7 +137,7 @@ def fill(what: Any, tensors: Any, numbers: Any) -> Any:
 def sent(value: Any) -> Any:
     """Return a tensor as it is sent, without a copy: a reply's bytes are copied before the next instruction can change the tensor."""
     if value is LOST:
-        return ("failed", -1, "keeping it", GONE, "")
+        return ("failed", QUESTION, "keeping it", GONE, "")
     if type(value) is Failed:
         return ("failed", value.instruction, value.operator, value.error, value.trace)
     if not hasattr(value, "detach"):

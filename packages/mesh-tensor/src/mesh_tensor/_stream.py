@@ -39,6 +39,7 @@ from mesh_core.extensions import ProcEnd, watch
 from mesh_tensor._descriptors import Descriptor, Form
 from mesh_tensor._errors import RanksDisagree, RemoteException, line_of
 from mesh_tensor._groups import Groups
+from mesh_tensor._instructions import QUESTION
 from mesh_tensor._meeting import Exchange
 
 if TYPE_CHECKING:
@@ -335,11 +336,15 @@ class Stream:
     def alone(self, frame: FrameType, what: str, *rest: Any) -> None:
         """Let the workers do something that is an instruction by itself, issued by that frame."""
         with self.lock, _disable_current_modes():
-            self.check()
-            self._before()
-            self.flush()
-            count = self._number(frame)
+            count = self.numbered(frame)
             self._tell("exchange", what, count, *rest)
+
+    def numbered(self, frame: FrameType) -> int:
+        """Return the number of an instruction that is sent next, by itself, issued by that frame. To be called with the lock."""
+        self.check()
+        self._before()
+        self.flush()
+        return self._number(frame)
 
     def made_at(self, ref: Ref) -> str:
         """Return which line a tensor comes from."""
@@ -425,7 +430,7 @@ class Stream:
             return rest[0]
         instruction, operator, error, trace = rest
         raise RemoteException(
-            f"{operator} failed at {point} of {self.procs}: {error}\n  {self._issued(instruction)}\n"
+            f"{operator} failed at {point} of {self.procs}: {error}\n{self._issued(instruction)}"
             f"The traceback there:\n{trace}",
             operator=operator,
             point=point,
@@ -433,16 +438,19 @@ class Stream:
         )
 
     def _issued(self, instruction: Any) -> str:
-        """Return where an instruction was issued."""
+        """Return where an instruction was issued, as lines of a message."""
+        if instruction == QUESTION:
+            # By the line that waits, which the traceback shows.
+            return ""
         if isinstance(instruction, int):
-            return f"issued at {line_of(self.source(instruction))}"
+            return f"  issued at {line_of(self.source(instruction))}\n"
         if len(instruction) == 2:
             lender, instruction = instruction
             return self.tensors.guard.lenders[lender]._issued(instruction)  # noqa: SLF001 - of this class
         replay, number, at = instruction
         program = self.programs.get(number)
         recorded = "a line of a step that is gone" if program is None else line_of(program.places[at])
-        return f"recorded at {recorded}\n  replayed at {line_of(self.source(replay))}"
+        return f"  recorded at {recorded}\n  replayed at {line_of(self.source(replay))}\n"
 
     def source(self, instruction: int) -> tuple[Any, int] | None:
         """Return where an instruction was issued, if it is not too long ago."""

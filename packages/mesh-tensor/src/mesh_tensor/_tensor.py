@@ -10,7 +10,7 @@ from mesh_core.extensions import dumps, find, install
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import described
 from mesh_tensor._extension import Tensors
-from mesh_tensor._values import numbers, of_mesh
+from mesh_tensor._values import numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Ref
     from mesh_tensor._user_streams import Stream
+
+
+_GRAD: Any = torch.Tensor.grad
+"""PyTorch's own attribute, which does not look at what it is given."""
 
 
 class MeshTensor(torch.Tensor):
@@ -83,9 +87,23 @@ class MeshTensor(torch.Tensor):
 
     @data.setter
     def data(self, other: torch.Tensor) -> None:
-        source = of_mesh(other)
+        source: Any = of_its_kind(self, "data", other)
         torch.Tensor.data.__set__(self, source)  # type: ignore[attr-defined]
         self.descriptor, self.ref = source.descriptor, source.ref
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The gradient, if there is one; a tensor of the mesh, too."""
+        grad: torch.Tensor | None = _GRAD.__get__(self)
+        return grad
+
+    @grad.setter
+    def grad(self, other: torch.Tensor | None) -> None:
+        _GRAD.__set__(self, None if other is None else of_its_kind(self, "grad", other))
+
+    @grad.deleter
+    def grad(self) -> None:
+        _GRAD.__delete__(self)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Move the values to another device of their process, or convert them to another dtype, as in PyTorch."""
@@ -129,6 +147,22 @@ def first_of(values: Iterable[Any]) -> MeshTensor | None:
         if isinstance(each, (list, tuple)) and (found := first_of(each)) is not None:
             return found
     return None
+
+
+def of_its_kind(tensor: Any, name: str, other: Any) -> torch.Tensor:
+    """Return what an attribute of a tensor is to be, if it is a tensor of the same view."""
+    if type(other) is not type(tensor):
+        how = "distribute()" if getattr(type(tensor), "is_global", False) else "share()"
+        what = (
+            f"a tensor of this process, {tuple(other.shape)} of {other.dtype}"
+            if type(other) in (torch.Tensor, torch.nn.Parameter)
+            else repr(other)
+        )
+        raise TypeError(
+            f".{name} of a tensor of a mesh must be one too, got {what}: give it to the mesh first, with {how}. The tensor is {described(tensor)}"
+        )
+    found: torch.Tensor = other
+    return found
 
 
 def issuer_of(procs: ProcMesh | Mesh) -> Issuer:

@@ -103,9 +103,10 @@ class Mesh:
         return self.shape[self.mesh_dim_names.index(dim)]
 
     def execute(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function on every process, with DTensors in place of mesh tensors; wait, and return its result.
+        """Call a function on every process, with DTensors in place of tensors; wait, and return its result.
 
-        DTensors in the result become mesh tensors; everything else must be the same on all processes.
+        Of an ordinary tensor among the arguments every process gets a copy, as from `distribute(tensor, mesh)`. DTensors in the
+        result become mesh tensors; everything else must be the same on all processes.
 
         >>> import torch
         >>> from mesh_tensor import Mesh, distribute, fetch
@@ -117,17 +118,27 @@ class Mesh:
         """
         stream = self._stream
 
-        def name(value: Any) -> Any:
+        def give(value: Any) -> Any:
+            if isinstance(value, MeshTensor):
+                raise TypeError(
+                    f"an argument is of the per-rank view, and the function is to run on {self}: fetch() it, and distribute() what is to be "
+                    f"given. It is {described(value)}"
+                )
             if isinstance(value, GlobalTensor):
                 if value.mesh is not self:
                     raise ValueError(f"an argument is on {value.mesh}, and the function is to run on {self}")
-                return Numbered(value.ref.number)
-            return value
+                return value
+            return distribute(value, self) if isinstance(value, torch.Tensor) else value
+
+        def name(value: Any) -> Any:
+            return Numbered(value.ref.number) if isinstance(value, GlobalTensor) else value
 
         with _disable_current_modes(), stream.lock:
-            args, kwargs = tree_map(name, (args, kwargs))
+            # Kept until the processes have answered: the caller may have no other reference to an argument.
+            given = tree_map(give, (args, kwargs))
             number = next(self._tensors.numbers)
-            form, said = stream.agreed_on("execute", number, function, args, kwargs)
+            instruction = stream.numbered(user_frame())
+            form, said = stream.agreed_on("execute", number, instruction, function, *tree_map(name, given))
             made = [stream.ref() for kind, _ in said if kind == "form"]
             stream.tell("adopt", number, [each.number for each in made])
             supply = iter(made)

@@ -54,6 +54,8 @@ class GlobalTensor(torch.Tensor):
 
     __deepcopy__ = MeshTensor.__deepcopy__
     __reduce_ex__ = MeshTensor.__reduce_ex__
+    data = MeshTensor.data
+    grad = MeshTensor.grad
 
     @property
     def mesh(self) -> Mesh:

@@ -73,6 +73,49 @@ NONEMPTY = frozenset(
 """They fail if there is no element: a process with an empty part would, and DTensor lets the others wait for it."""
 
 
+SEEKING = frozenset({"aten::argmax", "aten::argmin"})
+"""DTensor seeks in the parts as they are, says that the result is laid out as if it had redistributed them, and of equals takes the first that it finds."""
+
+
+REDUCING = frozenset(
+    {
+        "aten::amax",
+        "aten::amin",
+        "aten::count_nonzero",
+        "aten::linalg_vector_norm",
+        "aten::mean",
+        "aten::nansum",
+        "aten::norm",
+        "aten::std",
+        "aten::std_mean",
+        "aten::sum",
+        "aten::var",
+        "aten::var_mean",
+    }
+)
+"""For them an empty list of dimensions means all; DTensor takes it for none, and keeps the sum of each part."""
+
+
+MASKED = {"aten::embedding": (0, 1, None), "aten::gather": (0, 2, 1)}
+"""A tensor, its indices, and the dimension that they refer to, by default the first. If that is split, DTensor takes an index that no process has for one
+that another process has, and gives zeros."""
+
+
+def dims_given(func: Any) -> int | None:
+    """Return which argument of a reduction is the list of its dimensions, if it takes one."""
+    schema = func._schema  # noqa: SLF001 - as the whole of PyTorch reads it
+    if schema.name not in REDUCING:
+        return None
+    return next(
+        (
+            place
+            for place, each in enumerate(schema.arguments)
+            if each.name == "dim" and str(each.type) in ("List[int]", "Optional[List[int]]")
+        ),
+        None,
+    )
+
+
 def is_unaligned(tensor: Any, dim: int, index: Any, *_: Any) -> bool:
     """Return whether a tensor and the indices into it are split and of different sizes: their parts do not belong together."""
     sizes = list(zip(tensor.shape, index.shape, strict=False))

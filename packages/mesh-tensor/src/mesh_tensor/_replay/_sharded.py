@@ -21,9 +21,10 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
+from mesh_tensor._parts._call import Call, failure_of, mark
 from mesh_tensor._parts._copies import Copies
 from mesh_tensor._parts._sums import Sums
-from mesh_tensor._parts._worker import Call, Special, failure_of, mark, seed
+from mesh_tensor._parts._worker import Special, seed
 from mesh_tensor._replay._compiled import (
     LEAST,
     Compilation,
