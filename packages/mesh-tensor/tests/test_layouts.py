@@ -178,3 +178,23 @@ def test_of_equals_the_first_is_found(mesh: Mesh, layout: Any) -> None:
     for dim in (None, 0, 1):
         assert fetch(x.argmax(dim)).equal(equal.argmax(dim))
         assert fetch((-x).argmin(dim)).equal((-equal).argmin(dim))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda x: x.logsumexp(0, keepdim=True),
+        lambda x: (
+            torch.linalg.solve_triangular(torch.eye(2) * 2, x, upper=True)
+            if type(x) is torch.Tensor
+            else torch.linalg.solve_triangular(distribute(torch.eye(2) * 2, x.mesh), x, upper=True)
+        ),
+        lambda x: torch.complex(x, x).prod(),
+    ],
+    ids=["logsumexp", "solve_triangular", "complex prod"],
+)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_operators_that_dtensor_lays_out_wrongly(mesh: Mesh, dim: int, work: Callable[[Any], Any]) -> None:
+    here = torch.arange(12.0).view(3, 2, 2) / 12 + 1
+    x = distribute(here, mesh, [Shard(dim)])
+    torch.testing.assert_close(fetch(work(x)), work(here))
