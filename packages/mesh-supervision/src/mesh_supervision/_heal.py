@@ -13,10 +13,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from mesh_core import (
     ActorError,
+    ActorMesh,
     DeviceMeshError,
     Future,
     HostMesh,
@@ -45,12 +46,22 @@ from mesh_supervision._snapshots import Adopt, Fetch, Snapshots, result_of
 from mesh_supervision._store import Kept, Owner, Store
 
 M = TypeVar("M")
+_MESHES: tuple[type, ...] = (ActorMesh, ProcMesh)
 _TRIES = 10
 """How often a heal starts over as more ranks die."""
 _LEAVE_S = 2.0
 """How long survivors have to leave a collective before it is checked whether they can."""
 _GRACE_S = 1.0
 """How long an error of a rank waits for the news of a death that may have caused it."""
+
+
+@runtime_checkable
+class OnProcs(Protocol):
+    """What lives on processes and can be used again once they are whole, such as the `Mesh` of mesh-tensor."""
+
+    @property
+    def procs(self) -> ProcMesh:
+        """The processes, which this process has spawned."""
 
 
 class _Subject:
@@ -316,6 +327,9 @@ def heal_mesh(
 ) -> M:
     """Heal a mesh that has lost ranks, and return the mesh to continue with.
 
+    Of something else that has `procs`, such as the `Mesh` of mesh-tensor, these processes are healed, and it is returned itself: its
+    tensors are lost, and it takes new ones. It cannot shrink.
+
     1. Survivors that wait in a collective with the dead leave it (:func:`form_group`).
     2. ``"replace"``: lost ranks are replaced in their places, and the mesh stays the same. ``"shrink"``: the survivors become a
        mesh without gaps, with new ranks.
@@ -326,8 +340,8 @@ def heal_mesh(
     ``__restore__``, call it again: it continues with what is not healed yet.
 
     Args:
-        mesh: actors or processes that this process has spawned, or the result of an earlier ``heal_mesh``. Give them
-            a policy that restarts nothing, such as ``Ignore()``.
+        mesh: actors or processes that this process has spawned, what has such processes as its `procs`, or the result of an earlier
+            ``heal_mesh``. Give them a policy that restarts nothing, such as ``Ignore()``.
         mode: whether to replace the lost ranks or to shrink the mesh.
         on: hosts for processes whose own host is dead.
         replicas: whether all actors have the same state. If not, each replaced actor starts from its own last snapshot, and the
@@ -336,6 +350,17 @@ def heal_mesh(
     """
     if mode not in ("replace", "shrink"):
         raise ValueError(f"mode must be 'replace' or 'shrink', got {mode!r}")
+    if not isinstance(mesh, _MESHES):
+        if not isinstance(mesh, OnProcs) or not isinstance(mesh.procs, ProcMesh):
+            raise TypeError(
+                f"heal_mesh() takes a mesh of actors or of processes, or what has one of processes as its procs, got {mesh!r}"
+            )
+        if mode == "shrink":
+            raise ValueError(
+                f"{mesh!r} cannot shrink: its processes have fixed places. Use mode='replace', or make another one of fewer processes"
+            )
+        heal_mesh(mesh.procs, on=on, timeout=timeout)
+        return mesh
     until = time.monotonic() + timeout
     healed = find(_Healed) or install(_Healed)
     subject = _subject(mesh)

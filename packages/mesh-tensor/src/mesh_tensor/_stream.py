@@ -69,6 +69,8 @@ _PACE = 0.001
 """The least time in seconds between two messages of a script that issues replays faster than that."""
 _SHARE = 10
 """The time between two such messages, as a multiple of the processor time of a message, which grows with the mesh."""
+_TOLD_S = 5.0
+"""How long a call to a process that has ended may take, if it was restarted meanwhile."""
 _REPLAYS = 128
 """The most replays that wait to be sent together."""
 
@@ -153,7 +155,7 @@ class Stream:
                 return
             if self.procs.failed() or not self.procs.alive():
                 self._hand_to_those_left()
-                raise self._loss()
+                raise self.loss()
             self._watch = watch(self.procs, self._ended)
             self.broken = False
             self.tensors.install_on(self.procs).get()
@@ -170,7 +172,12 @@ class Stream:
             self.devices.clear()
             self.lives += 1
 
-    def _loss(self) -> DeviceMeshError:
+    def loss(self) -> DeviceMeshError:
+        """Return the error for the processes that have ended. The script is told of their ends by it, and its waiting calls need not raise them."""
+        for point in self.procs.failed():
+            with suppress(MeshError, TimeoutError):
+                # This is how a failure counts as raised to the script: a call to what is dead raises it at once.
+                self.tensors.call(self.procs.slice(**point), ("who",)).get(timeout=_TOLD_S)
         if self._was_stopped and not self.procs.alive():
             return DeviceMeshError(
                 f"{self.procs} was stopped, and its tensors are gone: spawn other processes to go on",
@@ -421,7 +428,7 @@ class Stream:
                 raise
             # Later users of the mesh get the error too, whenever the notice comes.
             self.broken = True
-            raise DeviceMeshError.of(self.procs) from error
+            raise self.loss() from error
 
     def value(self, point: Any, answer: Any) -> Any:
         """Return a process's answer, or raise what has failed there."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_core import DeviceMeshError, MeshError
+from mesh_core import MeshError
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._errors import RemoteException, among, described, part_of
 from mesh_tensor._global._sharding import Sharding, placements_of
@@ -257,7 +257,7 @@ class GlobalStream(Stream):
                 return [self.value(point, answer) for point, answer in answers]
             except RemoteException as error:
                 if self.procs.failed():
-                    raise DeviceMeshError.of(self.procs) from error
+                    raise self.loss() from error
                 raise
 
 
