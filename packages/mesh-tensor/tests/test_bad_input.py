@@ -53,7 +53,7 @@ PER_RANK: dict[str, tuple[Callable[[Any, ProcMesh], Any], type[Exception], str]]
         "works on one.*to_mesh",
     ),
     "a tensor of this process": (
-        lambda x, _: x + torch.ones(3),
+        lambda x, _: x + torch.ones(3, requires_grad=True),
         ValueError,
         r"a tensor of this process, \(3,\) .* meets .*share\(\)",
     ),
@@ -138,7 +138,7 @@ def test_a_deep_copy_is_another_tensor_of_the_mesh(procs: ProcMesh, mesh: Mesh) 
 
 GLOBAL: dict[str, tuple[Callable[[Any, Mesh], Any], type[Exception], str]] = {
     "a tensor of this process": (
-        lambda x, _: x + torch.ones(5, 3),
+        lambda x, _: x + torch.ones(5, 3, requires_grad=True),
         ValueError,
         r"a tensor of this process, \(5, 3\) .* meets .*distribute\(\)",
     ),

@@ -246,10 +246,11 @@ def test_random_numbers_come_again_with_the_seed_of_this_process(mesh: Mesh) -> 
 def test_tensors_that_do_not_mix_are_an_error(mesh: Mesh, grid: ProcMesh) -> None:
     x = distribute(A, mesh)
     assert fetch(x + torch.tensor(1.0)).equal(A + 1)
+    assert fetch(x + A).equal(A + A)
     with pytest.raises(
         ValueError, match=r"a tensor of this process, \(7, 3\) .* meets tensors of Mesh\(data=2, model=2\)"
     ):
-        x + A
+        x + A.clone().requires_grad_()
     with pytest.raises(ValueError, match="of the per-rank view"):
         x + share(A, grid)
     with pytest.raises(TypeError, match="global view"):

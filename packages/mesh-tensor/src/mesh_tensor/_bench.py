@@ -42,13 +42,18 @@ def function_of(what: tuple[Any, ...], bench: Bench) -> Callable[..., Any]:
         from mesh_tensor._special import SPECIAL as FUNCTIONS
 
         return partial(FUNCTIONS[name[1]], bench)
-    from mesh_tensor._operators import find
+    from mesh_tensor._operators import NEEDS_GRADIENTS, find
 
     try:
-        func: Callable[..., Any] = find(name, module)
+        func = find(name, module)
     except (AttributeError, ImportError) as error:
         return unknown(name, error)
-    return func
+    if func._schema.name in NEEDS_GRADIENTS:  # noqa: SLF001 - as the whole of PyTorch reads it
+        import torch
+
+        func = torch.enable_grad()(func)
+    called: Callable[..., Any] = func
+    return called
 
 
 class Bench:

@@ -88,6 +88,10 @@ _AT_ONCE = {
 """Operators that only leave a mark for PyTorch where they are called: they are called elsewhere, and it does not see the mark."""
 
 
+NEEDS_GRADIENTS = frozenset({"aten::mkldnn_rnn_layer"})
+"""Operators that return what their own backward needs only where PyTorch records gradients: workers do not, and must for these."""
+
+
 def _module(name: str) -> str | None:
     from torch._library.custom_ops import OPDEFS
 

@@ -6,6 +6,9 @@ with a template that the workers know. SIG-1: two calls of one signature differ 
 
 from __future__ import annotations
 
+import logging
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -28,12 +31,15 @@ from mesh_tensor._stream import Ref, Stream, caller
 from mesh_tensor._streams._guard import storage_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch._ops import OpOverload
 
     from mesh_tensor._tensor import MeshTensor
 
+_FORMS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+SMALL = 1 << 20
+"""The most bytes of a tensor of this process that an operator gives to the mesh by itself."""
 CACHED = 1 << 15
 """The most signatures that are remembered."""
 
@@ -45,6 +51,7 @@ class Hit:
         "asks",
         "base",
         "bases",
+        "known",
         "lists",
         "mode",
         "new",
@@ -79,6 +86,8 @@ class Hit:
         """The same, if there is one tensor."""
         self.written: tuple[int, ...] = ()
         """Which of the given tensors are changed."""
+        self.known: Any = None
+        """What is no tensor, and follows from the forms alone: nobody is asked."""
         self.shape: Any = None
         """Of a function: its results with a hole for each tensor, and their structure."""
 
@@ -156,8 +165,7 @@ class Issuer:
         )
         one = hit.one if not self._guard.on else self._guarded(func, tensors, hit)
         if one is None:
-            asked = Asked(func, operator, args, kwargs or {}, tensors, scalars)
-            return self._ask(hit, asked) if hit.asks else self._send(hit, asked)
+            return self._answer(hit, Asked(func, operator, args, kwargs or {}, tensors, scalars))
         # One new tensor, as in nearly all cases.
         result = one.make()
         result.descriptor = one
@@ -167,6 +175,11 @@ class Issuer:
         if hit.base is not None:
             ref.storage = storage_of(tensors[hit.base].ref)
         return result
+
+    def _answer(self, hit: Hit, asked: Asked) -> Any:
+        if hit.known is not None:
+            return hit.known
+        return self._ask(hit, asked) if hit.asks else self._send(hit, asked)
 
     def _guarded(self, func: OpOverload, tensors: list[Any], hit: Hit) -> Descriptor | None:
         """Raise if the tensors may not be used so; return the form of the one new tensor, if there is nothing else."""
@@ -198,23 +211,35 @@ class Issuer:
                 )
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Give the mesh those tensors of this process that are single numbers, as PyTorch does between devices."""
+        """Give the mesh those tensors of this process that are small, such as numbers and indices: PyTorch makes many of them by itself."""
 
         def give(value: Any) -> Any:
             if isinstance(value, (list, tuple)):
                 return type(value)(give(each) for each in value)
             if not isinstance(value, torch.Tensor) or type(value) is self.cls:
                 return value
-            if value.dim():
-                # Not a TypeError: Python's operators would turn it into one of their own, which says nothing.
+            if (why := self._why_not_given(value)) is not None:
                 mine = among([args, kwargs or {}])
-                raise ValueError(
-                    f"a tensor of this process, {_form(value)}, meets tensors of {self.stream.procs}: give it to the mesh first, with "
-                    f"share()" + ("" if mine is None else f". The other is {described(mine)}")
-                )
+                # Not a TypeError: Python's operators would turn it into one of their own, which says nothing.
+                raise ValueError(f"{why}" + ("" if mine is None else f". The other is {described(mine)}"))
             return self.share(value)
 
         return give(args), {name: give(each) for name, each in (kwargs or {}).items()}
+
+    def _why_not_given(self, value: torch.Tensor) -> str | None:
+        """Return why a tensor of this process must be given to the mesh by the script, if it must."""
+        where, how = self._place()
+        if value.dim() and value.requires_grad and torch.is_grad_enabled():
+            why = "it has a gradient here, which would not come back"
+        elif value.dim() and value.nbytes > SMALL:
+            why = f"it has {value.nbytes:,} bytes, and only up to {SMALL:,} are sent with an operator"
+        else:
+            return None
+        return f"a tensor of this process, {_form(value)}, meets tensors of {where}, and {why}: give it to the mesh first, with {how}"
+
+    def _place(self) -> tuple[object, str]:
+        """Return the mesh, and how a tensor is given to it."""
+        return self.stream.procs, "share()"
 
     def _stranger(self, value: Any) -> torch.Tensor | None:
         """Return a tensor of this process that is among these."""
@@ -390,6 +415,10 @@ class Issuer:
                 count = len(func._schema.returns)  # noqa: SLF001
                 template = self._teach(asked, count, 0)
                 return self._remember(signature, Hit(template, [], 0, operator.lists, count))
+        if isinstance(found, (bool, int, float)):
+            hit = self._remember(signature, Hit(0, [], 0, False))
+            hit.known = found
+            return hit
         results = list(found) if isinstance(found, (list, tuple)) else [] if found is None else [found]
         said: list[Descriptor | int | str | None] = []
         for place, each in enumerate(results):
@@ -478,16 +507,21 @@ def _form(tensor: torch.Tensor) -> str:
     return f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
-def fakes() -> Any:
+@contextmanager
+def fakes() -> Iterator[None]:
     """Compute forms only, whatever modes are active."""
-    from contextlib import ExitStack
+    here = threading.get_ident()
 
-    from torch.utils._python_dispatch import _disable_current_modes
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != here
 
-    stack = ExitStack()
-    stack.enter_context(_disable_current_modes())
-    stack.enter_context(FakeTensorMode())
-    return stack
+    # PyTorch logs what it raises, with its own frames.
+    _FORMS_LOG.addFilter(is_of_others)
+    try:
+        with _disable_current_modes(), FakeTensorMode():
+            yield
+    finally:
+        _FORMS_LOG.removeFilter(is_of_others)
 
 
 def _reshaped(asked: Asked, to: Descriptor, ref: Ref) -> Any:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError
 from mesh_tensor._descriptors import form_of
-from mesh_tensor._errors import RemoteException, among, described, part_of
+from mesh_tensor._errors import RemoteException, described, part_of
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._instructions import NUMBER, SPECIAL
 from mesh_tensor._lending import carry
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mesh_tensor._descriptors import Descriptor, Form
     from mesh_tensor._extension import Tensors
     from mesh_tensor._global._mesh import Mesh
+
+
+_FINITE = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
 class GlobalTensor(torch.Tensor):
@@ -278,6 +281,12 @@ class GlobalIssuer(Issuer):
 
     def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Let the workers do it; random numbers come from a seed that this process draws."""
+        if func is _FINITE and (here := self._stranger(args[1])) is not None:
+            # What GradScaler keeps of each optimizer, and reads next, is a tensor of this process.
+            found = self.share(here)
+            super().issue(func, (args[0], found, *args[2:]), kwargs)
+            here.copy_(whole(found))
+            return None
         random = self._random.get(func)
         if random is None:
             random = self._random[func] = _is_random(func)
@@ -309,34 +318,16 @@ class GlobalIssuer(Issuer):
         result: GlobalTensor = self._made(self.stream.descriptor(form), ref)
         return result
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
-        """Give the mesh those tensors of this process that are single numbers, as PyTorch does between devices."""
+    def _why_not_given(self, value: torch.Tensor) -> str | None:
+        if isinstance(value, MeshTensor):
+            return (
+                f"a tensor of the per-rank view, {value.descriptor} on {value.procs}, meets tensors of the global view, "
+                f"on {self.stream.mesh}: fetch() one of them, and distribute() it or share() it. The first is {described(value)}"
+            )
+        return super()._why_not_given(value)
 
-        def give(value: Any) -> Any:
-            if isinstance(value, (list, tuple)):
-                return type(value)(give(each) for each in value)
-            if not isinstance(value, torch.Tensor) or type(value) is self.cls:
-                return value
-            mesh = self.stream.mesh
-            if isinstance(value, MeshTensor):
-                raise ValueError(
-                    f"a tensor of the per-rank view, {value.descriptor} on {value.procs}, meets tensors of the global view, "
-                    f"on {mesh}: fetch() one of them, and distribute() it or share() it. The first is {described(value)}"
-                )
-            if value.dim():
-                # Not a TypeError: Python's operators would turn it into one of their own, which says nothing.
-                raise ValueError(
-                    f"a tensor of this process, {tuple(value.shape)} of {value.dtype}, meets tensors of {mesh}: "
-                    "give it to the mesh first, with distribute(), or have it made there, with activate()"
-                    + (
-                        ""
-                        if (mine := among([args, kwargs or {}])) is None
-                        else f". The other is {described(mine)}"
-                    )
-                )
-            return self.share(value)
-
-        return give(args), {name: give(each) for name, each in (kwargs or {}).items()}
+    def _place(self) -> tuple[object, str]:
+        return self.stream.mesh, "distribute(), or have it made there, with activate()"
 
 
 def _is_random(func: OpOverload) -> bool:

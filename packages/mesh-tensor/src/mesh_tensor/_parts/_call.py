@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import MeshError
 from mesh_tensor._instructions import Failed, Instead
+from mesh_tensor._operators import NEEDS_GRADIENTS
 from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._parts._limits import (
     FILLING,
@@ -61,6 +62,7 @@ class Call:
         "indexed",
         "masked",
         "mean",
+        "needs_gradients",
         "nonempty",
         "random",
         "replicated",
@@ -92,6 +94,7 @@ class Call:
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.indexed = schema.name in INDEXED
         self.filling = schema.name in FILLING
+        self.needs_gradients = schema.name in NEEDS_GRADIENTS
         self.nonempty = schema.name in NONEMPTY
         self.seeking = schema.name in SEEKING
         self.dims = dims_given(func)
@@ -152,6 +155,7 @@ class Call:
             or (self.indexed and is_unaligned(*args))
             or (self.nonempty and any(map(self._leaves_some_without, args)))
             or (self.filling and any(isinstance(each, Partial) for each in args[0].placements))
+            or self.needs_gradients
             or complex in map(type, args)
             or ((self.written or self.seeking) and not self._stays(args, kwargs))
         ):
@@ -357,7 +361,8 @@ class Call:
         whole_args, whole_kwargs = tree_map(give, (args, kwargs))
         try:
             func = torch.ops.aten.reshape.default if self.views else self.func
-            result = func(*whole_args, **whole_kwargs)
+            with torch.set_grad_enabled(self.needs_gradients):
+                result = func(*whole_args, **whole_kwargs)
         except Exception as error:
             worker.failures = True
             form = _CANNOT

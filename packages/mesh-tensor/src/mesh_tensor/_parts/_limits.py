@@ -34,6 +34,8 @@ WHOLE = frozenset(
         "aten::logsumexp",
         # multiplies complex numbers, which gloo cannot,
         "aten::prod",
+        # cuts blocks out of a part that are larger than it,
+        "aten::pixel_unshuffle",
         # does not know what it is made of,
         "aten::conj_physical",
         # and reduces the parts, and then what was there once more.
