@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mesh_tensor._tensor import MeshTensor
 
 _FORMS_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_COPY = torch.ops.aten.copy_.default
 SMALL = 1 << 20
 """The most bytes of a tensor of this process that an operator gives to the mesh by itself."""
 CACHED = 1 << 15
@@ -158,7 +159,8 @@ class Issuer:
                         key.append(self._part(each, tensors))
         except Mixed:
             self._check_changed(func, operator, args, kwargs)
-            return self.issue(func, *self._given(args, kwargs))
+            # What is copied into a tensor, as load_state_dict() does, may be of any size.
+            return self.issue(func, *self._given(args, kwargs, SMALL if func is not _COPY else None))
         signature = tuple(key)
         hit = self._cache.get(signature) or self._propagate(
             signature, Asked(func, operator, args, kwargs or {}, tensors, scalars)
@@ -210,7 +212,7 @@ class Issuer:
                     "give it to the mesh first, or fetch() the others"
                 )
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, most: int | None) -> Any:
         """Give the mesh those tensors of this process that are small, such as numbers and indices: PyTorch makes many of them by itself."""
 
         def give(value: Any) -> Any:
@@ -218,7 +220,7 @@ class Issuer:
                 return type(value)(give(each) for each in value)
             if not isinstance(value, torch.Tensor) or type(value) is self.cls:
                 return value
-            if (why := self._why_not_given(value)) is not None:
+            if (why := self._why_not_given(value, most)) is not None:
                 mine = among([args, kwargs or {}])
                 # Not a TypeError: Python's operators would turn it into one of their own, which says nothing.
                 raise ValueError(f"{why}" + ("" if mine is None else f". The other is {described(mine)}"))
@@ -226,13 +228,13 @@ class Issuer:
 
         return give(args), {name: give(each) for name, each in (kwargs or {}).items()}
 
-    def _why_not_given(self, value: torch.Tensor) -> str | None:
+    def _why_not_given(self, value: torch.Tensor, most: int | None) -> str | None:
         """Return why a tensor of this process must be given to the mesh by the script, if it must."""
         where, how = self._place()
         if value.dim() and value.requires_grad and torch.is_grad_enabled():
             why = "it has a gradient here, which would not come back"
-        elif value.dim() and value.nbytes > SMALL:
-            why = f"it has {value.nbytes:,} bytes, and only up to {SMALL:,} are sent with an operator"
+        elif value.dim() and most is not None and value.nbytes > most:
+            why = f"it has {value.nbytes:,} bytes, and only up to {most:,} are sent with an operator"
         else:
             return None
         return f"a tensor of this process, {_form(value)}, meets tensors of {where}, and {why}: give it to the mesh first, with {how}"

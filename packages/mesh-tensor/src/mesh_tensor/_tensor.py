@@ -74,6 +74,13 @@ class MeshTensor(torch.Tensor):
         """Wait for the tensor, and return its values as Python numbers; all processes must have the same."""
         return numbers(self)
 
+    def data_ptr(self) -> int:
+        """Refuse: what reads memory, such as `safetensors.torch.save_file`, would read none of the values."""
+        raise TypeError(
+            f"{described(self)}, has no memory in this process: fetch() it. To write tensors of a mesh to a file, use save(), and "
+            "export_safetensors() for a file of safetensors"
+        )
+
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The kind of device on which each process has its values."""

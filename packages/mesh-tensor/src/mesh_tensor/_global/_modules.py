@@ -61,6 +61,9 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
     Without a plan every process has a copy of all of them, so a batch that is split over the mesh trains data-parallel. Create the
     optimizer afterwards, because the parameters are replaced.
 
+    A module that was made on the device `meta` gets its values on the mesh, from `reset_parameters()` of each module in it that has parameters or buffers
+    there: one parameter after the other, so that neither this process nor another has to hold all of it.
+
     >>> import torch
     >>> from mesh_tensor import ColumnParallel, FullyShard, Mesh, RowParallel, distribute, module_to_mesh
     >>> with Mesh((1, 2), ("data", "model")) as mesh:
@@ -74,6 +77,7 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
     """
     with _disable_current_modes():
         planner = _Planner(module, mesh, plan or {})
+        empty = _Empty(module)
         made: dict[int, nn.Parameter] = {}
         for prefix, owner in module.named_modules():
             gathered: dict[str, tuple[Placement, ...]] = {}
@@ -90,13 +94,66 @@ def module_to_mesh(module: M, mesh: Mesh, plan: Plan | None = None) -> M:
                     gathered[own] = layout.used
             for own, buffer in list(owner._buffers.items()):  # noqa: SLF001 - which are not persistent is kept
                 if buffer is not None and not isinstance(buffer, GlobalTensor):
-                    owner._buffers[own] = distribute(buffer, mesh)  # noqa: SLF001 - likewise
+                    owner._buffers[own] = _spread(buffer, mesh, None)  # noqa: SLF001 - likewise
             if gathered:
                 _gather_while_it_computes(owner, gathered)
             for dim in planner.rows(prefix):
                 owner.register_forward_hook(lambda _module, _args, output, dim=dim: summed(output, dim))
         planner.check()
+        empty.fill()
     return module
+
+
+class _Empty:
+    """The modules among others whose parameters or buffers have no values: they are on the device `meta`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules: list[tuple[str, nn.Module, list[str]]] = []
+        for prefix, owner in module.named_modules():
+            own = {**owner._parameters, **owner._buffers}  # noqa: SLF001 - its own only
+            names = [name for name, each in own.items() if each is not None and each.is_meta]
+            if not names:
+                continue
+            if _reset_of(owner) is None:
+                what = ", ".join(f"{prefix}.{name}" if prefix else name for name in names)
+                raise ValueError(
+                    f"{what} is on the device 'meta', and {type(owner).__name__} has no reset_parameters() that would give it values: write "
+                    "one, or make the module on the CPU"
+                )
+            self._modules.append((prefix, owner, names))
+
+    def fill(self) -> None:
+        """Give them values."""
+        for prefix, owner, names in self._modules:
+            reset = _reset_of(owner)
+            assert reset is not None, "found before"
+            reset()
+            for name in names:
+                tensor: Any = getattr(owner, name)
+                if tensor.is_floating_point() and bool(tensor.detach().isnan().any()):
+                    raise ValueError(
+                        f"{prefix}.{name}".lstrip(".")
+                        + f" was on the device 'meta', and {type(owner).__name__}.reset_parameters() has left it without values: have it "
+                        "set them, or make the module on the CPU"
+                    )
+
+
+def _reset_of(module: nn.Module) -> Any:
+    """Return what gives a module's own parameters their first values; some of PyTorch's modules have it under a private name."""
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+
+
+def _spread(tensor: torch.Tensor, mesh: Mesh, placements: Any) -> GlobalTensor:
+    """Return a tensor on the mesh; for one without values, one whose values are still to be set."""
+    if not tensor.is_meta:
+        return distribute(tensor, mesh, placements)
+    # Not a number, so that it is seen if they are not.
+    unset = float("nan") if tensor.is_floating_point() else 0
+    made: Any = mesh.issuer.issue(
+        torch.ops.aten.full.default, (list(tensor.shape), unset), {"dtype": tensor.dtype}
+    )
+    spread: GlobalTensor = made.redistribute(placements)
+    return spread
 
 
 @dataclass(frozen=True)
@@ -195,7 +252,7 @@ def _split(style: Style, owner: nn.Module, name: str) -> int | None:
 def _parameter(parameter: torch.Tensor, mesh: Mesh, placements: tuple[Placement, ...]) -> nn.Parameter:
     if isinstance(parameter, GlobalTensor):
         raise ValueError(f"the module is on {parameter.mesh} already")
-    spread = distribute(parameter.detach(), mesh, placements)
+    spread = _spread(parameter.detach(), mesh, placements)
     made = nn.Parameter(spread, requires_grad=parameter.requires_grad)
     if made.requires_grad:
         own = weakref.ref(made)

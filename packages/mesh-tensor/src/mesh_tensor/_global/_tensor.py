@@ -57,6 +57,7 @@ class GlobalTensor(torch.Tensor):
 
     __deepcopy__ = MeshTensor.__deepcopy__
     __reduce_ex__ = MeshTensor.__reduce_ex__
+    data_ptr = MeshTensor.data_ptr
     data = MeshTensor.data
     grad = MeshTensor.grad
 
@@ -318,13 +319,13 @@ class GlobalIssuer(Issuer):
         result: GlobalTensor = self._made(self.stream.descriptor(form), ref)
         return result
 
-    def _why_not_given(self, value: torch.Tensor) -> str | None:
+    def _why_not_given(self, value: torch.Tensor, most: int | None) -> str | None:
         if isinstance(value, MeshTensor):
             return (
                 f"a tensor of the per-rank view, {value.descriptor} on {value.procs}, meets tensors of the global view, "
                 f"on {self.stream.mesh}: fetch() one of them, and distribute() it or share() it. The first is {described(value)}"
             )
-        return super()._why_not_given(value)
+        return super()._why_not_given(value, most)
 
     def _place(self) -> tuple[object, str]:
         return self.stream.mesh, "distribute(), or have it made there, with activate()"
