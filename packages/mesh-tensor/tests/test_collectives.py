@@ -129,3 +129,15 @@ def test_a_list_is_reduced_at_once(procs: ProcMesh) -> None:
         reduce(given, op="stack")
     with pytest.raises(ValueError, match="no gradient flows through"):
         reduce([given[0].requires_grad_()])
+
+
+def test_names_of_reductions(grid: ProcMesh) -> None:
+    x = ranks(grid).float() + 1
+    assert lists(reduce(x, op="mean")) == lists(reduce(x, op="avg")) == [2.5] * 4
+    assert lists(reduce([x], op="prod")[0]) == lists(reduce(x, op="product")) == [24.0] * 4
+    for given in (x, [x]):
+        with pytest.raises(
+            ValueError,
+            match=r"op must be 'sum', 'avg', .* or 'stack', got 'average'; 'mean' stands for 'avg'",
+        ):
+            reduce(given, op="average")  # type: ignore[call-overload]

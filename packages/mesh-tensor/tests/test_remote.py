@@ -234,3 +234,25 @@ def test_views_keep_their_form_on_a_part(grid: ProcMesh) -> None:
     part = slice_mesh(x.t()[1:, ::2], data=0)
     assert (tuple(part.shape), part.stride()) == ((3, 2), x.t()[1:, ::2].stride())
     assert lists(part) == [[[1, 9], [2, 10], [3, 11]]] * 2
+
+
+@remote(propagate=lambda x: x.new_empty(5))
+def shorter(x: Any) -> Any:
+    return x[:3].clone()
+
+
+@remote(propagate=lambda x: torch.empty_like(x, dtype=torch.int64))
+def other_type(x: Any) -> Any:
+    return x * 2
+
+
+def test_a_propagate_that_is_wrong_is_noticed(procs: ProcMesh) -> None:
+    x = share(torch.arange(5.0), procs)
+    with pytest.raises(
+        RemoteException,
+        match=r"(?s)shorter failed.*is \(3,\) of torch.float32 here, and \(5,\) of .*propagate='ask'",
+    ):
+        fetch(reduce(shorter(x)))
+    with pytest.raises(RemoteException, match=r"of torch.float32 here, and \(5,\) of torch.int64 where"):
+        fetch(other_type(x))
+    assert lists(x.sum()) == [10.0, 10.0]

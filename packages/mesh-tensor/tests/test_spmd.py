@@ -350,3 +350,8 @@ def test_a_mesh_of_the_global_view_goes_on_when_its_processes_have_left_their_de
         ranks = spmd.setup(procs)
         assert ranks.run(torch.distributed.get_rank).get(timeout=LIMIT).values() == [0, 1]
         assert float(fetch((x + 1).sum() * 1)) == 10
+
+
+def test_a_start_timeout_must_be_positive(procs: ProcMesh) -> None:
+    with pytest.raises(ValueError, match="start_timeout must be positive, got 0"):
+        spmd.setup(procs, start_timeout=0)

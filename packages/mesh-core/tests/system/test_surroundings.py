@@ -173,6 +173,9 @@ def test_what_torchrun_sets(start: Any, monkeypatch: Any) -> None:
     assert len(ports) == 1 and 1024 < int(ports.pop()) < 65536
     with this_host().spawn_procs(torch_env=True, env={"MASTER_PORT": "29500"}) as procs:
         assert ask(procs, environment, "MASTER_PORT") == ["29500"]
+        # What Lightning looks for, before it would start ranks itself.
+        assert ask(procs, environment, "GROUP_RANK") == ["0"]
+        assert ask(procs, environment, "TORCHELASTIC_RUN_ID")[0].startswith("mesh-")
 
 
 # Arguments, and what other programs see.

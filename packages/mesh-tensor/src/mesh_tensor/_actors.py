@@ -85,7 +85,9 @@ class RemoteEndpoint(Generic[P, R]):
         values, shape, forms = known
 
         def learn() -> Any:
-            return self._hit(issuer, "collected", [len(forms), NUMBER], forms)
+            return self._hit(
+                issuer, "collected", [[(each.form[0], each.form[3]) for each in forms], NUMBER], forms
+            )
 
         _, made = issuer.function(("collected", self._name, *forms), learn, [], number)
         supply = iter(made)

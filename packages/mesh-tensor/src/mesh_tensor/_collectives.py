@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_args, overload
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -16,7 +16,8 @@ from mesh_tensor._propagate import Hit
 from mesh_tensor._tensor import MeshTensor, issuer_of
 from mesh_tensor._values import of_mesh
 
-Op = Literal["sum", "avg", "product", "min", "max", "band", "bor", "bxor", "stack"]
+Op = Literal["sum", "avg", "mean", "product", "prod", "min", "max", "band", "bor", "bxor", "stack"]
+_SPELLINGS = {"mean": "avg", "prod": "product"}
 _LINEAR = ("sum", "avg")
 
 
@@ -65,7 +66,7 @@ def reduce(
     """Combine the tensors of all processes along mesh dimensions, by default all dimensions. Each process gets the result.
 
     With `scatter`, each process keeps only its own part of the first dimension. `op="stack"` stacks the tensors in a
-    new first dimension. Gradients flow through sums, averages and stacks. A list of tensors is reduced in one piece, element by
+    new first dimension; `"mean"` and `"prod"` are other names of `"avg"` and `"product"`. Gradients flow through sums, averages and stacks. A list of tensors is reduced in one piece, element by
     element; no gradients flow through it.
 
     >>> from mesh_core import this_host
@@ -74,20 +75,32 @@ def reduce(
     ...     print(fetch(reduce(rank_tensor(procs, "gpus"), "gpus")).values())
     [tensor(6), tensor(6), tensor(6), tensor(6)]
     """
+    how = _named(op)
     if not isinstance(tensor, torch.Tensor):
-        return _reduce_all([of_mesh(each) for each in tensor], dims, op, scatter)
+        return _reduce_all([of_mesh(each) for each in tensor], dims, how, scatter)
     tensor = of_mesh(tensor)
     along = _dims(tensor, dims)
-    if op == "stack":
+    if how == "stack":
         if scatter:
             raise ValueError("a stack cannot be scattered: each process would get its own tensor back")
         return all_gather(tensor, dims)
     if tensor.requires_grad and torch.is_grad_enabled():
-        if op not in _LINEAR:
+        if how not in _LINEAR:
             raise ValueError(f"no gradient flows through reduce(op={op!r}): detach() the tensor first")
-        result: torch.Tensor = _Reduce.apply(tensor, along, op, scatter)
+        result: torch.Tensor = _Reduce.apply(tensor, along, how, scatter)
         return result
-    return _reduce(tensor, along, op, scatter)
+    return _reduce(tensor, along, how, scatter)
+
+
+def _named(op: str) -> str:
+    """Return the name by which the processes know a reduction."""
+    known = [each for each in get_args(Op) if each not in _SPELLINGS]
+    how = _SPELLINGS.get(op, op)
+    if how not in known:
+        raise ValueError(
+            f"op must be {', '.join(map(repr, known[:-1]))} or {known[-1]!r}, got {op!r}; 'mean' stands for 'avg', and 'prod' for 'product'"
+        )
+    return how
 
 
 def all_gather(tensor: torch.Tensor, dims: str | Sequence[str] | None = None) -> torch.Tensor:

@@ -116,14 +116,25 @@ def collect(bench: Bench, number: int) -> list[Any]:
     return [Results(own, shape)]
 
 
-def collected(bench: Bench, count: int, number: int) -> list[torch.Tensor]:
-    """Wait for the result of an actor of this process, which consists of so many tensors."""
+def collected(bench: Bench, forms: list[Any], number: int) -> list[torch.Tensor]:
+    """Wait for the result of an actor of this process, whose tensors have these shapes and types."""
     (found,) = collect(bench, number)
-    tensors = [each for each in found.leaves if isinstance(each, torch.Tensor)]
-    if len(tensors) != count:
+    return as_told(found.leaves, forms)
+
+
+def as_told(leaves: list[Any], forms: list[Any]) -> list[torch.Tensor]:
+    """Return the tensors among results, which must have the shapes and types that the script was told."""
+    tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+    if len(tensors) != len(forms):
         raise ValueError(
-            f"it has returned {len(tensors)} tensors here, and {count} where the forms of its results were found"
+            f"it has returned {len(tensors)} tensors here, and {len(forms)} where the forms of its results were found"
         )
+    for place, (tensor, (shape, dtype)) in enumerate(zip(tensors, forms, strict=True)):
+        if tensor.shape != tuple(shape) or tensor.dtype != dtype:
+            raise ValueError(
+                f"tensor {place} of its result is {tuple(tensor.shape)} of {tensor.dtype} here, and {tuple(shape)} of {dtype} where the "
+                "forms of its results were found: correct the function given as propagate=, or give propagate='ask'"
+            )
     return tensors
 
 

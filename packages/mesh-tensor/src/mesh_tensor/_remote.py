@@ -157,7 +157,8 @@ class RemoteFunction(Generic[P, R]):
         results: list[Any] = [
             stream.descriptor(form_of(each)) for each in values if isinstance(each, torch.Tensor)
         ]
-        always = [self._function, spec, len(results), *arguments]
+        told = [(each.form[0], each.form[3]) for each in results]
+        always = [self._function, spec, told, *arguments]
         template = stream.teach(
             ((SPECIAL, "call", self._name), None), always, {}, count, len(results), LIST, ()
         )

@@ -13,7 +13,7 @@ from torch.distributed import AllreduceOptions, AllToAllOptions, ReduceOp
 from torch.utils import _pytree as pytree
 
 from mesh_tensor import _windows
-from mesh_tensor._exchange import Results, collect, collected, receive, send
+from mesh_tensor._exchange import Results, as_told, collect, collected, receive, send
 from mesh_tensor._spares import SPARES
 
 if TYPE_CHECKING:
@@ -133,16 +133,10 @@ def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     return result.to(tensor.device)
 
 
-def call(_bench: Bench, function: Any, spec: Any, count: int, *leaves: Any) -> list[torch.Tensor]:
-    """Call a user's function, and return the tensors among its results."""
+def call(_bench: Bench, function: Any, spec: Any, forms: list[Any], *leaves: Any) -> list[torch.Tensor]:
+    """Call a user's function, and return the tensors among its results, which have these shapes and types."""
     args, kwargs = pytree.tree_unflatten(leaves, spec)
-    found = pytree.tree_leaves(function(*args, **kwargs))
-    tensors = [each for each in found if isinstance(each, torch.Tensor)]
-    if len(tensors) != count:
-        raise ValueError(
-            f"it has returned {len(tensors)} tensors here, and {count} where the forms of its results were found"
-        )
-    return tensors
+    return as_told(pytree.tree_leaves(function(*args, **kwargs)), forms)
 
 
 def ask(_bench: Bench, function: Any, spec: Any, *leaves: Any) -> list[Results]:

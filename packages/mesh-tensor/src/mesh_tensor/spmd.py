@@ -43,6 +43,7 @@ def setup(
     backend: str | None = None,
     timeout: float = _TIMEOUT_S,
     master_addr: str | None = None,
+    start_timeout: float = _SETUP_S,
 ) -> SPMD:
     """Give each process of a mesh the environment of a torchrun rank, and return what runs functions and scripts on all of them.
 
@@ -55,16 +56,20 @@ def setup(
         backend: of process groups that :meth:`SPMD.run` makes; by default gloo, beside NCCL where each rank has a CUDA device.
         timeout: how many seconds a collective of theirs may take.
         master_addr: the address at which ranks on other hosts reach this process; by default its host's name.
+        start_timeout: how many seconds the processes may take to start, and to import what they need; those that spawn them have the setting
+            ``spawn_timeout`` besides.
     """
     if timeout <= 0:
         raise ValueError(f"timeout must be positive, got {timeout}")
-    meetings().install_on(procs).get(timeout=_SETUP_S)
+    if start_timeout <= 0:
+        raise ValueError(f"start_timeout must be positive, got {start_timeout}")
+    meetings().install_on(procs).get(timeout=start_timeout)
     ranks = procs.spawn("spmd", Ranks)
-    hosts = tuple(ranks.where.call().get(timeout=_SETUP_S).values())
+    hosts = tuple(ranks.where.call().get(timeout=start_timeout).values())
     is_local = {*hosts} == {current_proc().host}
     layout = Layout(hosts, master_addr or ("127.0.0.1" if is_local else socket.gethostname()))
     job = SPMD(procs, layout, ranks, backend, timeout)
-    ranks.enter.call(layout, job.meet(0)).get(timeout=_SETUP_S)
+    ranks.enter.call(layout, job.meet(0)).get(timeout=start_timeout)
     return job
 
 

@@ -245,7 +245,7 @@ class HostMesh(Mesh):
                 it they differ on each rank and in each run. See also :func:`rank_seed`.
             devices: ``"own"`` gives each process of a host one of the CUDA devices there, by ``CUDA_VISIBLE_DEVICES``.
             torch_env: set ``RANK``, ``LOCAL_RANK``, ``WORLD_SIZE``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``
-                as ``torchrun`` does.
+                as ``torchrun`` does, and ``GROUP_RANK`` and ``TORCHELASTIC_RUN_ID``, by which Lightning recognizes such ranks.
             supervise: is asked about a process's death before the owner is: a function of the failure that returns true if it
                 handled the failure, a :class:`mesh_core.policies.Policy`, or the name of an installed policy.
             **unknown: refused, with a hint at what was probably meant.

@@ -144,6 +144,9 @@ def environment(told: dict[str, Any], rank: int, around: Mapping[str, str]) -> d
             "LOCAL_WORLD_SIZE": str(per_host),
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
+            # By these, programs such as Lightning's recognize that they were started on every rank, and need not start ranks themselves.
+            "GROUP_RANK": str(rank // per_host),
+            "TORCHELASTIC_RUN_ID": f"mesh-{port}",
         }
     for key, value in changes.items():
         if value is None:
