@@ -31,8 +31,8 @@ CHOSEN = [each for each in EVERYTHING if each.formatted_name in _NAMES]
 COUNTS = by_level(quick=(2,), full=(2,), everything=(1, 2, 4))
 
 
-KINDS = (torch.float32, torch.float32, torch.float64, torch.int64)
-"""What is drawn from: of 16 bits, sums over processes are rounded differently; of complex ones, PyTorch itself computes some wrongly."""
+KINDS = (torch.float32, torch.float32, torch.float64, torch.int64, torch.complex64)
+"""What is drawn from. Not numbers of 16 bits, as sums of them over processes are rounded differently."""
 
 
 def comparison(operator: Any) -> Comparison:
