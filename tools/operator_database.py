@@ -150,6 +150,9 @@ KNOWN = {
 KNOWN_GLOBAL = {
     **KNOWN,
     "ldexp": "rounding: the gradient of a number is summed in another order, and differs by 2e-6 of itself",
+    "linalg_pinv_singular": "rounding: of a product of split matrices, which has no inverse, and whose rank it decides about",
+    "trapezoid": "after certain other operators, PyTorch's DTensor refuses to subtract a number",
+    "trapz": "after certain other operators, PyTorch's DTensor refuses to subtract a number",
     "pca_lowrank": "rounding: products of split matrices are summed in another order, and differ by 7e-6 of themselves",
 }
 """The same in the global view."""

@@ -91,8 +91,9 @@ def test_ranks_that_disagree(procs: ProcMesh) -> None:
 
 def test_tensors_of_this_process_and_of_other_meshes(procs: ProcMesh) -> None:
     x = share(torch.ones(2), procs)
+    assert fetch_shard(x + torch.ones(2)).tolist() == [2.0, 2.0]
     with pytest.raises(ValueError, match=r"a tensor of this process, \(2,\) of torch\.float32"):
-        x + torch.ones(2)
+        x + torch.ones(2, requires_grad=True)
     assert fetch_shard(x + torch.tensor(2.0)).tolist() == [3.0, 3.0]
     with pytest.raises(ValueError, match="an operator works on one mesh"):
         x + share(torch.ones(2), procs.slice(gpus=1))
