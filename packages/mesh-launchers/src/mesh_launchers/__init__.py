@@ -16,15 +16,18 @@ from mesh_launchers._contract import (
     LauncherPlugin,
     Phase,
     Place,
+    RenewingLauncher,
     Report,
 )
 from mesh_launchers._errors import JobExists, JobNotFound, LaunchError
 from mesh_launchers._job import Job
 from mesh_launchers._launch import attach_job, jobs, launch
+from mesh_launchers._renewal import CredentialsState
 from mesh_launchers._state import HostState, JobState
 
 __all__ = [
     "LAUNCHERS",
+    "CredentialsState",
     "DialingLauncher",
     "HostSpec",
     "HostState",
@@ -37,6 +40,7 @@ __all__ = [
     "LauncherPlugin",
     "Phase",
     "Place",
+    "RenewingLauncher",
     "Report",
     "__version__",
     "attach_job",

@@ -12,6 +12,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,6 +21,8 @@ from mesh_core.extensions import NOT_CARRIED, Extension, Spawning, find, install
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._folder import base, base_opened
 
+LIFETIME = timedelta(days=7)
+"""That of certificates that a job makes for itself, and renews (CRT-1)."""
 _KEYS = ".keys"
 _LOCK = "lock"
 
@@ -41,10 +44,15 @@ class Use:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = -1
-        if path.parent.parent == base() / _KEYS:
+        if self.is_ours:
             with _keys() as keys:
                 self._lock = _open_lock(path.parent.name, keys)
             fcntl.lockf(self._lock, fcntl.LOCK_SH)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a launch has made them, and not the user."""
+        return self.path.parent.parent == base() / _KEYS
 
     @classmethod
     def of_new(cls) -> Use:
@@ -59,7 +67,7 @@ class Use:
             except FileNotFoundError:
                 continue  # another process took it for an abandoned one
             if path.exists():
-                Credentials.new(use.path)
+                Credentials.new(use.path, lifetime=LIFETIME)
                 return use
             use.end()
 

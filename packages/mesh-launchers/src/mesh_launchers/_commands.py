@@ -57,9 +57,13 @@ class JobsCommand:
             _write(json.dumps([each.as_dict() for each in found], indent=2))
         elif args.job is not None:
             _write(_table([("HOST", "MESH", "STATE", "ADDRESS", "WHY"), *_hosts(found[0])]))
+            if (credentials := found[0].credentials) is not None:
+                _write(f"credentials: {credentials.trouble or credentials}")
         elif found:
-            rows = [(each.name, each.launcher, _count(each), _user(each)) for each in found]
-            _write(_table([("JOB", "LAUNCHER", "HOSTS", "USED BY"), *rows]))
+            rows = [
+                (each.name, each.launcher, _count(each), _user(each), str(each.credentials)) for each in found
+            ]
+            _write(_table([("JOB", "LAUNCHER", "HOSTS", "USED BY", "CREDENTIALS"), *rows]))
         else:
             _write("no jobs")
         return 0

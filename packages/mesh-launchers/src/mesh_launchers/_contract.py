@@ -109,6 +109,17 @@ class DialingLauncher(Launcher, Protocol):
         """End everything that a host does for a visitor."""
 
 
+@runtime_checkable
+class RenewingLauncher(Launcher, Protocol):
+    """A launcher that can give running hosts new certificates, so that a job may be older than those that it began with.
+
+    :class:`~mesh_launchers.agents.AgentLauncher` does it. A job of another launcher ends when its certificates expire, and warns before.
+    """
+
+    async def renew(self, order: str) -> None:
+        """Pass a line on to the programs of all hosts, including those that start later; ``place.credentials`` has the new files already."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LauncherPlugin(Plugin[None]):
     """A launcher that ``launch("name")`` selects.

@@ -49,6 +49,8 @@ class Job:
         self._said = ""
         self._warned: set[int] = set()
         """Hosts that differ from the script, which has been warned."""
+        self._troubled = False
+        """Whether the script has been warned that the job's certificates expire."""
         self._addresses: dict[int, Future[str]] = {}
         self._numbers: dict[str, list[int]] = {}
         """The hosts of each mesh, in its order."""
@@ -374,6 +376,10 @@ class Job:
     def _give(self, state: JobState) -> None:
         """Notify those who wait for addresses."""
         logger = logging.getLogger("mesh_launchers")
+        trouble = "" if state.credentials is None else state.credentials.trouble
+        if trouble and not self._troubled:
+            logger.warning("credentials of job %s: %s", self.name, trouble)
+        self._troubled = bool(trouble)
         for host in state.hosts:
             if host.phase is Phase.RUNNING and host.differs and host.number not in self._warned:
                 self._warned.add(host.number)

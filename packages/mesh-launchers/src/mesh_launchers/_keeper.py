@@ -37,12 +37,14 @@ from mesh_launchers._contract import (
     LauncherPlugin,
     Phase,
     Place,
+    RenewingLauncher,
     Report,
     options_of,
 )
 from mesh_launchers._errors import JobExists, LaunchError
 from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._kept import Kept
+from mesh_launchers._renewal import Renewal
 from mesh_launchers._state import HostState, JobState
 
 _LINE = 1 << 24
@@ -62,6 +64,7 @@ class Keeper:
         self._launcher_name: str = job["launcher"]
         self._keep: float | None = job["keep"]
         self._use = Use(Path(job["credentials"]))
+        self._renewal = Renewal(self._use.path, job["lifetime"] if self._use.is_ours else None)
         self._given: dict[str, dict[str, Any]] = {
             name: mesh["options"] for name, mesh in job["meshes"].items()
         }
@@ -115,7 +118,7 @@ class Keeper:
                     settings=self._settings,
                 )
             await self._begin()
-            await self._over.wait()
+            await self._stay()
         except Exception as error:  # noqa: BLE001 - told to whoever waits for hosts
             if not isinstance(error, LaunchError):
                 traceback.print_exc()
@@ -129,6 +132,27 @@ class Keeper:
             client.cancel()
             with suppress(asyncio.CancelledError):
                 await client
+
+    async def _stay(self) -> None:
+        """Wait for the end of the job, and keep its certificates valid until then (CRT-1)."""
+        while not self._over.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._over.wait(), self._renewal.pause)
+            before = self._renewal.state
+            if order := await asyncio.to_thread(self._renewal.look):
+                self._renewal.reached(await self._pass_on(order))
+            if self._renewal.state != before:
+                self._changed()
+
+    async def _pass_on(self, order: str) -> str:
+        """Give the hosts new certificates; return why they do not have them, if so."""
+        if not isinstance(self._launcher, RenewingLauncher):
+            return f"the launcher {self._launcher_name!r} cannot give them to hosts that run: launch the job anew before the old ones expire"
+        try:
+            await self._launcher.renew(order)
+        except Exception as error:  # noqa: BLE001 - tried again
+            return f"the hosts have not got the new ones: {type(error).__name__}: {error}"
+        return ""
 
     async def _begin(self) -> None:
         plugin = PluginManager().get(LAUNCHERS, self._launcher_name)
@@ -254,7 +278,16 @@ class Keeper:
             left = max(0.0, self._keep - (time.monotonic() - self._left_at))
         used_by = None if self._holder is None else self._holder.pid
         hosts = tuple(self._hosts.values())
-        return JobState(self._folder.name, self._launcher_name, hosts, used_by, self._keep, left, self._dial)
+        return JobState(
+            self._folder.name,
+            self._launcher_name,
+            hosts,
+            used_by,
+            self._keep,
+            left,
+            self._dial,
+            self._renewal.state,
+        )
 
     # Clients.
 

@@ -58,6 +58,10 @@ class KubernetesLauncher:
                 return await each.log(number, lines)
         return ""
 
+    async def renew(self, order: str) -> None:
+        """Give all hosts new certificates."""
+        await asyncio.gather(*[each.renew(order) for each in self._groups])
+
     async def close(self) -> None:
         """End all hosts, and remove everything that was made for them."""
         done = await asyncio.gather(

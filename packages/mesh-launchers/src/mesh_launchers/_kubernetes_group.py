@@ -92,6 +92,9 @@ class Group:
         self._made = 0.0
         """When the Job was created, by a clock that continues while this machine sleeps, as Kubernetes' does."""
         self._beats = 0
+        self._order = ""
+        """What the hosts were told last."""
+        self._grace = 0.0
         self._has_credentials = False
         self._trouble = ""
         self._changed = asyncio.Event()
@@ -174,22 +177,10 @@ class Group:
             raise LaunchError(
                 "this cluster is older than Kubernetes 1.29, whose Jobs cannot be used for hosts"
             )
-        specs = [each.spec for each in self._by_index]
-        where: dict[str, Any] = (
-            {"address": options.listen} if options.dial is None else {"dial": options.dial}
-        )
-        line = told(
-            self._place,
-            specs,
-            variable=objects.INDEX_VARIABLE,
-            beat=f"{objects.FOLDER}/{objects.BEAT}",
-            # A template may have changed it.
-            grace=options.notice(
-                job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", options.grace)
-            ),
-            **where,
-            resources={"gpus": float(options.gpus)} if options.gpus else {},
-        )
+        # A template may have changed it.
+        grace = job["spec"]["template"]["spec"].get("terminationGracePeriodSeconds", options.grace)
+        self._grace = options.notice(grace)
+        line = self._told()
         made = [
             self._cluster.ask("POST", self._cluster.path("secrets"), objects.secret(self._names, job, line))
         ]
@@ -201,6 +192,32 @@ class Group:
         if failed := next((each for each in done if isinstance(each, BaseException)), None):
             raise failed
         self._has_credentials = True
+
+    def _told(self) -> bytes:
+        """Return what the hosts read when they start."""
+        options = self._options
+        where: dict[str, Any] = (
+            {"address": options.listen} if options.dial is None else {"dial": options.dial}
+        )
+        return told(
+            self._place,
+            [each.spec for each in self._by_index],
+            variable=objects.INDEX_VARIABLE,
+            beat=f"{objects.FOLDER}/{objects.BEAT}",
+            grace=self._grace,
+            **where,
+            resources={"gpus": float(options.gpus)} if options.gpus else {},
+        )
+
+    async def renew(self, order: str) -> None:
+        """Give the hosts new certificates; each of the later beats repeats that, for those that start meanwhile."""
+        self._order = order
+        if not self._left() or not self._made:
+            return
+        if self._has_credentials:
+            await self._patched("secrets", objects.renewed(self._told()))
+        if not await self._say_alive():
+            raise LaunchError(f"the API server has not taken them for {self.name}: {self._trouble}")
 
     async def _find(self) -> Json | None:
         """Return the Job, if it is there and ours."""
@@ -309,12 +326,12 @@ class Group:
         silence = self._place.silence
         while self._left():
             await asyncio.sleep(silence / 6)
-            self._beats += 1
             after = _awake_or_asleep() - self._made + _DEADLINE * silence
-            await asyncio.gather(
-                self._patched("secrets", objects.beat(self._beats)),
-                self._patched("jobs", objects.deadline(after)),
-            )
+            await asyncio.gather(self._say_alive(), self._patched("jobs", objects.deadline(after)))
+
+    async def _say_alive(self) -> bool:
+        self._beats += 1
+        return await self._patched("secrets", objects.beat(self._beats, self._order))
 
     async def _patched(self, kind: str, change: Json) -> bool:
         """Change one of the objects; return whether there is nothing left to retry."""

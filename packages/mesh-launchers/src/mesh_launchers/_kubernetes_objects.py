@@ -215,9 +215,14 @@ def deadline(after: float) -> Json:
     return {"spec": {"activeDeadlineSeconds": int(after)}}
 
 
-def beat(number: int) -> Json:
-    """Return the change to the Secret that tells the hosts that the launcher is alive."""
-    return {"data": {BEAT: base64.b64encode(str(number).encode()).decode()}}
+def beat(number: int, order: str = "") -> Json:
+    """Return the change to the Secret that tells the hosts that the launcher is alive, and what they are to do."""
+    return {"data": {BEAT: base64.b64encode(f"{number}\n{order}".encode()).decode()}}
+
+
+def renewed(told: bytes) -> Json:
+    """Return the change to the Secret that gives hosts that have not started yet other credentials."""
+    return {"data": {TOLD: base64.b64encode(told).decode()}}
 
 
 def without_credentials() -> Json:

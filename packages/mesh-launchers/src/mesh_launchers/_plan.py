@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from mesh_core import Credentials, configure, python_command
 from mesh_core.plugins import PluginManager
+from mesh_launchers import _authority
 from mesh_launchers._authority import Use, authority
 from mesh_launchers._code import own_code
 from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
@@ -96,10 +97,12 @@ class Plan:
         """Start the process that keeps the job; returns the job's folder, and this script's connection to that process."""
         folder, lock = JobFolder.make(self.name)
         try:
+            credentials = self._credentials()
             folder.write(
                 {
                     "name": self.name,
-                    "credentials": str(self._credentials()),
+                    "credentials": str(credentials),
+                    "lifetime": _authority.LIFETIME.total_seconds(),
                     "launcher": self.launcher,
                     "meshes": self.meshes,
                     "keep": self.keep,

@@ -264,6 +264,16 @@ class Host:
             return GRACE_S
         return self._late - now
 
+    def renew(self, files: dict[str, str]) -> None:
+        """Take new certificates, which its agent reads by itself."""
+        self._files.update(files)
+        for name, data in files.items() if self._credentials and self.runs else ():
+            path = Path(self._credentials) / name
+            new = path.with_name(f".{name}.new")
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(base64.b64decode(data))
+            new.replace(path)
+
     def has_ended(self) -> int:
         """Tell the end of its agent; returns how it has ended."""
         status = os.waitstatus_to_exitcode(os.waitpid(self._agent, 0)[1])
@@ -482,6 +492,8 @@ class Hosts:
             said = self._heard
         if said != self._heard:
             self._heard, self._last = said, time.monotonic()
+            # After the first line, which is a number, come orders for all hosts.
+            self._obey(said.split(b"\n")[1:])
 
     def _reap(self) -> None:
         """Forget processes that have ended, and whose parents had before: they are the first process's."""
@@ -496,17 +508,28 @@ class Hosts:
         said = os.read(0, 4096)
         self._last = time.monotonic()
         *lines, self._heard = (self._heard + said).split(b"\n")
-        numbers = {int(each) for line in lines if line.startswith(b"end ") for each in line.split()[1:]}
-        for number in numbers & self._hosts.keys():
-            self._hosts[number].end()
+        numbers = self._obey(lines)
+        # Before they run there is nothing else to do for those that are not wanted.
+        return not said or numbers >= self._hosts.keys()
+
+    def _obey(self, lines: Sequence[bytes]) -> set[int]:
+        """Do what was said; return the hosts that are to end."""
+        ending: set[int] = set()
         for line in lines:
             match line.decode().split(" "):
+                case ["end", *numbers]:
+                    ending.update(map(int, numbers))
                 case ["dial", which, visit, dial]:
                     self._begin_visit(int(which), visit, dial)
                 case ["leave", visit] if visit in self._visits:
                     self._visits[visit].end()
-        # Before they run there is nothing else to do for those that are not wanted.
-        return not said or numbers >= self._hosts.keys()
+                case ["renew", text]:
+                    files = json.loads(base64.b64decode(text))
+                    for each in [*self._hosts.values(), *self._visits.values()]:
+                        each.renew(files)
+        for number in ending & self._hosts.keys():
+            self._hosts[number].end()
+        return ending
 
 
 def tell(line: str) -> None:

@@ -116,6 +116,10 @@ class RayLauncher:
         """Return the last lines that a host's agent has written."""
         return _last_lines(_log(self._place, number), lines)
 
+    async def renew(self, order: str) -> None:
+        """Give all hosts new certificates."""
+        await asyncio.gather(*[each.renew(order) for each in self._all])
+
     async def close(self) -> None:
         """End all hosts, and the drivers."""
         await asyncio.gather(*[each.close() for each in self._all])
@@ -133,6 +137,7 @@ class _Driver:
         self._place = place
         self._address = address
         self._hosts: dict[int, HostSpec] = {}
+        self._options: dict[int, RayOptions] = {}
         self._over: set[int] = set()
         """Hosts that have ended, and been reported."""
         self._ending: set[int] = set()
@@ -155,20 +160,27 @@ class _Driver:
             line = json.dumps(what).encode() + b"\n"
             self._starting = asyncio.ensure_future(self._process.start(words, line))
         await asyncio.shield(self._starting)
-        lines = [
-            told(self._place, [each], address=options.listen, resources=_counted(options)) for each in hosts
-        ]
+        self._options |= {each.number: options for each in hosts}
         limit = options.queue_timeout
         await self._say(
             do="start",
             options=asdict(options),
             bundle=options.bundle(),
             queue_timeout=None if limit is None else seconds(limit, "queue_timeout"),
-            hosts=[
-                {"number": each.number, "name": each.name, "line": line.decode()}
-                for each, line in zip(hosts, lines, strict=True)
-            ],
+            hosts=[self._told(each) for each in hosts],
         )
+
+    def _told(self, host: HostSpec) -> dict[str, Any]:
+        options = self._options[host.number]
+        line = told(self._place, [host], address=options.listen, resources=_counted(options))
+        return {"number": host.number, "name": host.name, "line": line.decode()}
+
+    async def renew(self, order: str) -> None:
+        """Give the hosts new certificates, also those that Ray has not placed yet."""
+        left = [each for number, each in self._hosts.items() if number not in self._over | self._ending]
+        if left and self._starting is not None and not self.has_ended:
+            await asyncio.shield(self._starting)
+            await self._say(do="renew", order=order, hosts=[self._told(each) for each in left])
 
     async def _say(self, **what: Any) -> None:
         await self._process.say(json.dumps(what))

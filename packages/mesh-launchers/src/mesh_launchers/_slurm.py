@@ -140,6 +140,7 @@ class _Step(Group):
         self._nodes: dict[int, str] = {}
         self._addresses: dict[int, str] = {}
         self._status = 0
+        self._grace = 0.0
         folder = place.folder if options.folder is None else Path(options.folder)
         self._file = folder / f"{self._name}.json"
 
@@ -153,16 +154,8 @@ class _Step(Group):
         options = self._options
         try:
             grace = options.preemption_grace
-            text = told(
-                self.place,
-                list(self.hosts.values()),
-                variable=_PLACE,
-                grace=await _grace(options.partition) if grace is None else grace,
-                address=options.listen,
-            )
-            # Not a file that somebody else has put there, if the folder is not ours alone.
-            with os.fdopen(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(text)
+            self._grace = await _grace(options.partition) if grace is None else grace
+            _write_anew(self._file, self._told())
             inside = os.environ.get("SLURM_JOB_ID")
             srun = options.command(self._name, len(self.hosts), inside)
             # Settings of one job leak into the next.
@@ -182,6 +175,19 @@ class _Step(Group):
             self.fail(set(self.hosts), f"{type(error).__name__}: {error}")
         finally:
             self._file.unlink(missing_ok=True)
+
+    def _told(self) -> bytes:
+        """Return what the hosts read when Slurm starts them."""
+        hosts = list(self.hosts.values())
+        return told(self.place, hosts, variable=_PLACE, grace=self._grace, address=self._options.listen)
+
+    async def renew(self, order: str) -> None:
+        """Give the hosts new certificates, also those that Slurm has not started yet."""
+        if self._file.exists():
+            new = self._file.with_name(f"{self._file.name}.new")
+            _write_anew(new, self._told())
+            new.replace(self._file)
+        await super().renew(order)
 
     async def _watch(self) -> None:
         """Report what Slurm says, until srun has ended."""
@@ -292,6 +298,12 @@ class _Step(Group):
         if self.process.pid is not None and "SLURM_JOB_ID" not in os.environ:
             await _asked("scancel", "-n", self._name)
         self._file.unlink(missing_ok=True)
+
+
+def _write_anew(path: Path, text: bytes) -> None:
+    """Write a private file; not into one that somebody else has put there, if the folder is not ours alone."""
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+        file.write(text)
 
 
 async def _grace(partition: str | None) -> float:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mesh_launchers._contract import Phase
+from mesh_launchers._renewal import CredentialsState
 
 _SHOWN = 3
 
@@ -45,6 +46,8 @@ class JobState:
     """The seconds until they end, because no script has them."""
     dial: str | None = None
     """Where the script waits for its hosts, if these connect to it."""
+    credentials: CredentialsState | None = None
+    """Until when its certificates hold; ``None`` while it begins."""
 
     def __str__(self) -> str:
         """Say how many hosts run, and why others do not."""
@@ -60,11 +63,14 @@ class JobState:
                 f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             )
             text += f"; {who} {why}"
+        if self.credentials is not None and self.credentials.trouble:
+            text += f"; credentials: {self.credentials.trouble}"
         return text
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as a JSON object."""
-        return asdict(self)
+        credentials = None if self.credentials is None else self.credentials.as_dict()
+        return {**asdict(self), "credentials": credentials}
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> JobState:
@@ -73,4 +79,5 @@ class JobState:
             HostState(**{**each, "phase": Phase(each["phase"]), "differs": tuple(each["differs"])})
             for each in told["hosts"]
         )
-        return cls(**{**told, "hosts": hosts})
+        credentials = None if told["credentials"] is None else CredentialsState.of(told["credentials"])
+        return cls(**{**told, "hosts": hosts, "credentials": credentials})

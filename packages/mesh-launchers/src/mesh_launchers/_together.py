@@ -122,6 +122,12 @@ class Group(ABC):
         """Ask hosts to end."""
         await self.process.say(f"end {' '.join(map(str, numbers))}")
 
+    async def renew(self, order: str) -> None:
+        """Give the hosts new certificates."""
+        if self.left():
+            await self.begun.wait()
+            await self.process.say(order)
+
     async def stop(self, numbers: Sequence[int]) -> None:
         """End hosts; with the last of them, the process that has started them ends."""
         mine = {each for each in numbers if each in self.hosts}
@@ -167,6 +173,10 @@ class GroupLauncher(Generic[G]):
     async def log(self, number: int, lines: int) -> str:
         """Return the last lines of a host's output, or of the process that has started it."""
         return next((each.log(number, lines) for each in self.groups if number in each.hosts), "")
+
+    async def renew(self, order: str) -> None:
+        """Give all hosts new certificates."""
+        await asyncio.gather(*[each.renew(order) for each in self.groups])
 
     async def close(self) -> None:
         """End all hosts."""

@@ -62,10 +62,12 @@ class Agents:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._hosts: dict[int, _Agent] = {}
+        self._order = ""
+        """What hosts were told last; those that start meanwhile are told it too."""
 
     def begin(self, spec: HostSpec, start: Start) -> None:
         """Begin to start a host."""
-        agent = self._hosts[spec.number] = _Agent(self._place, spec, start)
+        agent = self._hosts[spec.number] = _Agent(self._place, spec, start, lambda: self._order)
         agent.begin()
 
     def log(self, number: int, lines: int) -> str:
@@ -84,6 +86,11 @@ class Agents:
     async def leave(self, number: int, visit: str) -> None:
         """End everything that a host does for a visitor."""
         await self._hosts[number].leave(visit)
+
+    async def renew(self, order: str) -> None:
+        """Give all hosts new certificates."""
+        self._order = order
+        await asyncio.gather(*[each.process.say(order) for each in self._hosts.values()])
 
     async def close(self) -> None:
         """End all."""
@@ -118,6 +125,10 @@ class AgentLauncher:
         """End everything that a host does for a visitor."""
         await self.agents.leave(number, visit)
 
+    async def renew(self, order: str) -> None:
+        """Give all hosts new certificates (:class:`~mesh_launchers.RenewingLauncher`)."""
+        await self.agents.renew(order)
+
     async def close(self) -> None:
         """End all hosts."""
         await self.agents.close()
@@ -126,9 +137,10 @@ class AgentLauncher:
 class _Agent:
     """One host."""
 
-    def __init__(self, place: Place, spec: HostSpec, start: Start) -> None:
+    def __init__(self, place: Place, spec: HostSpec, start: Start, order: Callable[[], str]) -> None:
         self._place = place
         self._spec = spec
+        self._order = order
         self._start = start
         self._environment: Mapping[str, Any] | None = None
         self._failed: str | None = None
@@ -267,6 +279,8 @@ class _Agent:
                 # Not in the middle of it: nobody would own what it starts.
                 await asyncio.wait([starting])
                 raise
+            if self._order():
+                await self.process.say(self._order())
             listens: asyncio.Future[Any] = asyncio.ensure_future(self._listens.wait())
             waits: list[asyncio.Future[Any]] = [listens, self._ended]
             done, _ = await asyncio.wait(waits, timeout=start.timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -43,12 +43,13 @@ from typing import Any, NoReturn
 
 from mesh_core import Credentials, HostMesh, MeshError, attach_to_workers
 from mesh_core.extensions import open_private
-from mesh_launchers._authority import authority
+from mesh_launchers._authority import LIFETIME, authority
 from mesh_launchers._comparing import compare
 from mesh_launchers._contract import HostSpec, Place
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._folder import base
 from mesh_launchers._host import command, told
+from mesh_launchers._renewal import Renewal
 
 __all__ = ["hosts"]
 
@@ -413,6 +414,8 @@ def _until_over(store: _Store, token: str, agent: _Agent) -> str:
             said = now
             agent.say(b"\n")
             if (heard := store.get(f"{token}/beat")) != beat:
+                if beat is None or heard["order"] != beat["order"]:
+                    agent.say(f"{heard['order']}\n".encode())
                 beat, changed = heard, now
             elif now > changed + _SILENCE_S:
                 return f"rank 0 has not said anything for {_SILENCE_S:g} s"
@@ -477,14 +480,17 @@ class _Controller:
                 )
             authority().take(given.path, "torchrun")
             path = given.path
+        is_ours = meeting.credentials is None
         mine = Credentials.load(path).host_path
-        passes_on = meeting.credentials is None and meeting.rank.nodes > 1
+        passes_on = is_ours and meeting.rank.nodes > 1
         with _passed_on(mine, meeting.passed_on(self._token) if passes_on else None):
             agent = meeting.agent(mine)
             self._ends.callback(agent.end)
             others = self._meet()
             _wait(agent.is_ready, meeting.timeout, "the agent of node 0")
-        self._keep_saying(agent)
+        self._keep_saying(
+            agent, Renewal(path, LIFETIME.total_seconds() if is_ours else None), is_ours=is_ours
+        )
         towards = _split(others[0]["address"]) if others else (meeting.rank.address, meeting.rank.port)
         known = [{"address": meeting.address(agent, towards), "environment": agent.environment}, *others]
         for node, each in enumerate(known):
@@ -523,17 +529,26 @@ class _Controller:
             time.sleep(_POLL_S)
         return [found[node] for node in others]
 
-    def _keep_saying(self, agent: _Agent) -> None:
-        """Report until the end that this rank is alive."""
+    def _keep_saying(self, agent: _Agent, renewal: Renewal, *, is_ours: bool) -> None:
+        """Report until the end that this rank is alive, and pass renewed certificates on (CRT-1)."""
         over, store = threading.Event(), self._store.again()
 
         def beat() -> None:
-            count = 0
+            count, order = 0, ""
             while not over.wait(_BEAT_S):
                 count += 1
                 agent.say(b"\n")
+                before, new = renewal.state.trouble, renewal.look()
+                if new is not None and is_ours:
+                    order = new
+                    agent.say(f"{order}\n".encode())
                 with contextlib.suppress(_StoreLost):
-                    store.put(f"{self._token}/beat", {"count": count})
+                    # The order is in each of them: a node may miss some.
+                    store.put(f"{self._token}/beat", {"count": count, "order": order})
+                    if new is not None:
+                        renewal.reached()
+                if renewal.state.trouble and not before:
+                    _logger.warning("credentials: %s", renewal.state.trouble)
 
         thread = threading.Thread(target=beat, name="mesh-torchrun-beat", daemon=True)
         thread.start()

@@ -271,6 +271,8 @@ class Driver:
         self._of: dict[int, Group] = {}
         self.groups: set[Group] = set()
         self._count = 0
+        self._order = b""
+        """What hosts were told last; those that begin meanwhile are told it too."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._program = Path(_program.__file__).read_text()
         self._actor = ray.remote(max_concurrency=8, max_restarts=0, max_task_retries=0)(MeshHost)
@@ -292,6 +294,8 @@ class Driver:
             what = json.loads(line)
             if what["do"] == "start":
                 self._start(what)
+            elif what["do"] == "renew":
+                self._renew(what)
             else:
                 self._begin(self._end([self._hosts[each] for each in what["hosts"]]))
         with suppress(TimeoutError):
@@ -324,6 +328,15 @@ class Driver:
         for each in hosts:
             each.task = self._begin(self._live(each))
 
+    def _renew(self, told: Mapping[str, Any]) -> None:
+        """Give hosts new certificates: those that run by an order, the others from the start."""
+        self._order = f"{told['order']}\n".encode()
+        for each in told["hosts"]:
+            host = self._hosts[each["number"]]
+            host.line = each["line"]
+            if host.has_begun and not host.is_over:
+                host.actor.say.remote(self._order)
+
     async def _live(self, host: Host) -> None:
         """Have a host from its beginning to its end."""
         group = self._of[host.number]
@@ -348,6 +361,8 @@ class Driver:
                 if "failed" in begun:
                     raise Refused(begun["failed"])
                 host.has_begun = True
+                if self._order:
+                    host.actor.say.remote(self._order)
                 self.say(host, node=begun["node"])
                 why = await self._listen(host, limit)
         except TimeoutError:
