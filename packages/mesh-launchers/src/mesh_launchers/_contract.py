@@ -70,6 +70,8 @@ class Place:
     """The seconds of silence after which a host ends by itself, because it was cut off."""
     report: Callable[[Report], None]
     """Reports the state of a host. To be called on the launcher's event loop."""
+    is_kept: bool = False
+    """Whether the job outlives its script, and so should its hosts outlive lost connections."""
     code: Mapping[str, Any] = field(default_factory=dict)
     """Which modules of the script the hosts are to look for, and on which path; :func:`mesh_launchers.agents.command` does so."""
 

@@ -42,6 +42,7 @@ def told(
     logs: Mapping[int, Path] | None = None,
     beat: str | None = None,
     grace: float = 0.0,
+    lingers: bool = False,
     **options: Any,
 ) -> bytes:
     """Return the line that the program reads first.
@@ -53,6 +54,7 @@ def told(
         logs: the log of each host's agent, if it is not the output of the program.
         beat: a file that changes while the launcher is alive, for hosts without a standard input.
         grace: seconds between the SIGTERM that announces the end of a host, and that end; without it, SIGTERM ends it.
+        lingers: whether the host outlives the connection that starts it, and can be taken up again (HST-7).
         options: of ``run_worker_loop_forever``.
     """
     files = {
@@ -67,6 +69,7 @@ def told(
         "place": variable,
         "beat": beat,
         "grace": grace,
+        "lingers": lingers,
         "hosts": [
             {
                 "number": each.number,
@@ -79,6 +82,11 @@ def told(
         "options": options,
     }
     return json.dumps(what).encode() + b"\n"
+
+
+def resumed(door: str, number: int) -> bytes:
+    """Return the line by which the program takes up a host again that it has started before, elsewhere."""
+    return json.dumps({"resume": door, "number": number}).encode() + b"\n"
 
 
 class HostProcess:
@@ -150,12 +158,21 @@ class HostProcess:
         """Its process, once started."""
         return None if self._process is None else self._process.pid
 
-    async def stop(self) -> None:
-        """End it, in order if possible."""
+    async def drop(self) -> None:
+        """End the command alone, and not the host behind it."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        await self.stop()
+
+    async def stop(self, last: str = "") -> None:
+        """End it, in order if possible; `last` is said before its input ends."""
         process = self._process
         if process is None:
             return
         assert process.stdin is not None
+        if last:
+            await self.say(last)
         process.stdin.close()
         if process.returncode is None:
             with suppress(ProcessLookupError):

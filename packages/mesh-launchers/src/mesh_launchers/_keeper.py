@@ -167,7 +167,8 @@ class Keeper:
             Credentials.load(self._use.path).host_path,
             silence,
             self._report,
-            self._code,
+            is_kept=self._keep is not None,
+            code=self._code,
         )
         self._launcher = plugin.create(place)
         # All are known before any is started, so the client is notified of all of them at once.

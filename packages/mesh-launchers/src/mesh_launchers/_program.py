@@ -7,6 +7,8 @@ HST-3: an agent, and the process that has started it, each remove the credential
 HST-4: what it has to say is JSON on its standard output, in short lines that begin with the host's number, and nothing else is written there.
 HST-5: SIGTERM is for who takes the host away: where there is a grace, it goes on to the agent, once, and nothing is ended before the grace is over.
 Whoever wants the host to end says SIGINT to the agent.
+HST-7: where it is to outlive the connection that has started it, that connection may be lost, and another one may take the host up again, until it has
+been silent for too long. It ends at once when it is told to, and when whoever has started it has gone while the connection still stands.
 HST-6: a host that connects to the script connects to a visitor by a second agent, which serves that visitor alone. It ends with the visit, and at
 the latest with the host.
 """
@@ -27,6 +29,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -49,6 +52,12 @@ DEATH = 1
 """The number of prctl for a signal that comes at the parent's death."""
 NAME = 15
 """That for a process's short name."""
+DOOR = "door"
+GONE_S = 1.0
+"""Within this time both directions of a lost connection end, and not only one."""
+UNSAID = 1 << 16
+"""How much is kept of what is said while nobody listens."""
+CHUNK = 1 << 16
 
 
 def digest(path: Path) -> str | None:
@@ -124,7 +133,9 @@ def environment() -> dict[str, Any]:
 class Host:
     """One host: its agent, which is a process of its own, and what it has to say."""
 
-    def __init__(self, told: dict[str, Any], mine: dict[str, Any], out: TextIO, visit: str = "") -> None:
+    def __init__(
+        self, told: dict[str, Any], mine: dict[str, Any], out: TextIO | Door, visit: str = ""
+    ) -> None:
         self._told = told
         self._out = out
         self._mine = mine
@@ -153,6 +164,15 @@ class Host:
         lines = [f"{self.number}:+{piece}\n" for piece in pieces[:-1]]
         self._out.write("".join([*lines, f"{self.number}:={pieces[-1]}\n"]))
         self._out.flush()
+
+    def say_to(self, out: TextIO) -> None:
+        """Say what follows elsewhere."""
+        self._out = out
+
+    @property
+    def folder(self) -> str:
+        """Its private folder, once it has one."""
+        return self._credentials
 
     def fork(self) -> bool:
         """Make the agent's process; whether this is still the other one."""
@@ -285,10 +305,117 @@ class Host:
         return abs(status)
 
 
+class Door:
+    """Where a host is taken up again by whoever has started it, after a lost connection (HST-7)."""
+
+    def __init__(self, first: socket.socket) -> None:
+        self._listener: socket.socket | None = None
+        self._line: socket.socket | None = None
+        self._unsaid: deque[str] = deque()
+        self._sent = 0
+        """How much of the first of these has been sent."""
+        self._take(first)
+        logs, log = os.pipe()
+        for stream in (1, 2):
+            os.dup2(log, stream)
+        os.close(log)
+        self.logs = logs
+        """What this process and the agents write."""
+        self.words, self._words_in = os.pipe()
+        """What agents say themselves."""
+        self._first_words = ""
+        for each in (self.logs, self.words):
+            os.set_blocking(each, False)
+
+    def open(self, folder: str) -> str:
+        """Listen in a private folder; return the path."""
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            # However long the folder's own path is.
+            self._listener.bind(f"/proc/self/fd/{at}/{DOOR}")
+        finally:
+            os.close(at)
+        self._listener.listen()
+        return f"{folder}/{DOOR}"
+
+    @property
+    def inputs(self) -> list[int]:
+        """Descriptors to wait for."""
+        sockets = [each.fileno() for each in (self._listener, self._line) if each is not None]
+        return [*sockets, self.logs, self.words]
+
+    def read(self, ready: Sequence[int]) -> bytes | None:
+        """Take what has come; return what was said by whoever has started the hosts, and nothing at the end of a connection."""
+        if self.words in ready and (text := os.read(self.words, CHUNK).decode()):
+            self._first_words = self._first_words or text
+            self.write(text)
+        said = None
+        if self._line is not None and self._line.fileno() in ready:
+            try:
+                said = self._line.recv(CHUNK)
+            except OSError:
+                said = b""
+            if not said:
+                self._line.close()
+                self._line = None
+        if self._listener is not None and self._listener.fileno() in ready:
+            self._take(self._listener.accept()[0])
+            # They may have been on their way when the connection was lost.
+            self.write(self._first_words)
+            said = b""
+        return said
+
+    def log(self) -> str:
+        """Return what was written since."""
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.logs, SHORT).decode(errors="replace")
+        return ""
+
+    def _take(self, line: socket.socket) -> None:
+        """Talk to a newer connection; the old one may not know yet that it is lost."""
+        if self._line is not None:
+            self._line.close()
+        self._line, self._sent = line, 0
+        line.setblocking(False)
+
+    def write(self, text: str) -> None:
+        """Say something, or keep it for the next connection."""
+        self._unsaid.append(text)
+        while sum(map(len, self._unsaid)) > UNSAID and len(self._unsaid) > 1:
+            self._unsaid.popleft()
+            self._sent = 0
+
+    def flush(self) -> None:
+        """Send what there is to say."""
+        while self._unsaid and self._line is not None:
+            data = self._unsaid[0].encode()[self._sent :]
+            try:
+                self._sent += self._line.send(data)
+            except OSError:
+                # It does not read: the next one gets this from the beginning.
+                self._line.close()
+                self._line = None
+                return
+            if self._sent >= len(self._unsaid[0].encode()):
+                self._unsaid.popleft()
+                self._sent = 0
+
+    def leave(self) -> TextIO:
+        """Be closed, in an agent; returns what that says its own words into."""
+        for each in (self._listener, self._line):
+            if each is not None:
+                each.close()
+        os.close(self.logs)
+        os.close(self.words)
+        return os.fdopen(self._words_in, "w")
+
+
 class Hosts:
     """The process that starts agents, and cleans up behind them: of one host, or of all that run on this machine."""
 
-    def __init__(self, told: dict[str, Any], out: TextIO) -> None:
+    def __init__(self, told: dict[str, Any], out: TextIO | Door) -> None:
+        self._door = out if isinstance(out, Door) else None
         mine = told["hosts"]
         if told["place"]:
             # Where many are started by one command, each finds its place by a variable that this has set.
@@ -306,7 +433,6 @@ class Hosts:
         self._dial: str | None = told["options"].get("dial")
         self._asked: dict[str, Any] = told["code"]
         self._beat: str | None = told.get("beat")
-        self._inputs = [] if self._beat else [0]
         self._heard = b""
         self._last = time.monotonic()
 
@@ -329,6 +455,7 @@ class Hosts:
                 if not each.fork():
                     self._become(each, starter)
                     return 0
+            self._open_door()
             return self._watch()
         except SystemExit:
             # All processes of a container are killed when the first one has ended: the agents are to end in order before.
@@ -340,6 +467,25 @@ class Hosts:
         finally:
             for each in [*self._hosts.values(), *self._visits.values()]:
                 each.clean()
+            self._say_logs()
+
+    def _open_door(self) -> None:
+        """Let whoever has started the hosts come back to them."""
+        first = next(iter(self._hosts.values()))
+        if self._door is not None:
+            first.say(door=self._door.open(first.folder))
+
+    def _say_logs(self) -> None:
+        """Pass on what this process and the agents have written."""
+        while self._door is not None and (text := self._door.log()):
+            next(iter(self._hosts.values())).say(log=text)
+
+    @property
+    def _inputs(self) -> list[int]:
+        """Where orders come from."""
+        if self._beat:
+            return []
+        return [0] if self._door is None else self._door.inputs
 
     def _become(self, host: Host, starter: int) -> None:
         """Be the agent of a host, in the process that was forked for it."""
@@ -347,6 +493,9 @@ class Hosts:
         for other in [*self._hosts.values(), *self._visits.values()]:
             other.forget()
         self._hosts, self._visits = {host.number: host}, {}
+        if self._door is not None:
+            host.say_to(self._door.leave())
+            self._door = None
         host.serve(starter)
 
     def _begin_visit(self, number: int, visit: str, dial: str) -> None:
@@ -408,7 +557,7 @@ class Hosts:
             if self._beat:
                 self._look(self._beat)
             if heard:
-                if self._is_over():
+                if self._is_over(heard):
                     return False
             elif time.monotonic() > self._last + self._silence:
                 return False
@@ -426,8 +575,8 @@ class Hosts:
             ready = self._wait([*running, *([] if is_over else self._inputs)], waits)
             for end in running.keys() & ready:
                 worst = max(worst, self._has_ended(running[end], is_over=is_over))
-            if not is_over and 0 in ready:
-                is_over = self._is_over()
+            if not is_over and not running.keys() >= set(ready):
+                is_over = self._is_over(ready)
             elif not is_over and time.monotonic() >= self._taken_at:
                 is_over = True
             elif not is_over and time.monotonic() >= self._last + self._silence:
@@ -471,6 +620,7 @@ class Hosts:
         ready = select.select([*inputs, self._wake], [], [], min(pauses, default=None))[0]
         if self._wake in ready:
             os.eventfd_read(self._wake)
+            ready.remove(self._wake)
         if self._beat:
             self._look(self._beat)
         if os.getpid() == 1:
@@ -503,14 +653,24 @@ class Hosts:
                 break
             os.waitpid(found.si_pid, 0)
 
-    def _is_over(self) -> bool:
+    def _is_over(self, ready: Sequence[int]) -> bool:
         """Take what was said; whether all hosts are to end. Something is said now and then, and the end is that of the input."""
-        said = os.read(0, 4096)
+        if self._door is None:
+            said = os.read(0, 4096)
+        else:
+            self._say_logs()
+            heard = self._door.read(ready)
+            self._door.flush()
+            if not heard:
+                # The next connection begins with a line of its own.
+                self._heard = self._heard if heard is None else b""
+                return False
+            said = heard
         self._last = time.monotonic()
         *lines, self._heard = (self._heard + said).split(b"\n")
         numbers = self._obey(lines)
         # Before they run there is nothing else to do for those that are not wanted.
-        return not said or numbers >= self._hosts.keys()
+        return not said or b"over" in lines or numbers >= self._hosts.keys()
 
     def _obey(self, lines: Sequence[bytes]) -> set[int]:
         """Do what was said; return the hosts that are to end."""
@@ -557,6 +717,66 @@ def hear_once() -> None:
     signal.signal(signal.SIGTERM, once)
 
 
+def relay(line: socket.socket) -> None:
+    """Pass on what a host and whoever has started it say to each other, until either has gone (HST-7)."""
+    sources = [line.fileno(), 0]
+    with contextlib.suppress(OSError):
+        while True:
+            ready = select.select(sources, [], [])[0]
+            if line.fileno() in ready:
+                said = line.recv(CHUNK)
+                if not said:
+                    return
+                while said:
+                    said = said[os.write(1, said) :]
+            if 0 in ready:
+                heard = os.read(0, CHUNK)
+                if heard:
+                    line.sendall(heard)
+                elif is_lost(1):
+                    return
+                else:
+                    line.sendall(b"\nover\n")
+                    sources.remove(0)
+
+
+def is_lost(output: int) -> bool:
+    """Return whether nobody reads an output any more."""
+    poll = select.poll()
+    poll.register(output, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(GONE_S * 1000))
+
+
+def resume(path: str, number: int) -> int:
+    """Take a host up again after a lost connection."""
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        line.connect(path)
+    except OSError:
+        why = "its agent has ended while the connection to it was lost"
+        sys.stdout.write(f"{number}:={json.dumps({'failed': why, 'over': 1})}\n")
+        return 1
+    relay(line)
+    return 0
+
+
+def linger() -> Door | int:
+    """Go on in a process that outlives this one's connection; returns this one's exit status where that is over."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            relay(ours)
+            # It has ended, or goes on with another connection.
+            select.select([os.pidfd_open(pid)], [], [], GONE_S)
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            return os.waitstatus_to_exitcode(status) if ended else 0
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return Door(theirs)
+
+
 def main() -> int:
     """Run hosts; a second argument names a file with what it is told."""
     running: list[Hosts] = []
@@ -568,8 +788,6 @@ def main() -> int:
 
     for each in ENDS:
         signal.signal(each, ended)
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     arguments = sys.argv[1:]
     if len(arguments) > 2:
         told = json.loads(Path(arguments[2]).read_bytes())
@@ -583,6 +801,17 @@ def main() -> int:
             line += byte
         told = json.loads(line)
         line.clear()
+    if "resume" in told:
+        return resume(told["resume"], told["number"])
+    out: TextIO | Door
+    if told.get("lingers"):
+        door = linger()
+        if isinstance(door, int):
+            return door
+        out = door
+    else:
+        out = os.fdopen(os.dup(1), "w")
+        os.dup2(2, 1)
     running.append(Hosts(told, out))
     return running[0].run()
 

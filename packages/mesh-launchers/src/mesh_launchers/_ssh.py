@@ -22,6 +22,7 @@ _PAUSE_S = 0.5
 _OWN_STATUS = 255
 """The exit status of ssh's own errors."""
 _NOT_FOUND = 127
+_OF_AGENT = re.compile(r"\d\d:\d\d:\d\d mesh host: ")
 _PASSING = re.compile(r"kex_exchange_identification|Connection reset by|Connection closed by|banner exchange")
 """What ssh reports when a server has too many logins at once."""
 
@@ -58,7 +59,7 @@ class SshOptions:
 
 
 class SshLauncher(AgentLauncher):
-    """Starts agents by ssh; a host ends with its connection."""
+    """Starts agents by ssh; a host ends with its connection, except in a job that is kept."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -78,6 +79,7 @@ class SshLauncher(AgentLauncher):
                 listen=options.listen,
                 dial=options.dial,
                 is_remote=True,
+                lingers=True,
                 reached=lambda address, name=name: _at(name, address),  # type: ignore[misc]
                 explain=_explain,
                 again=lambda status, lines: status == _OWN_STATUS and _PASSING.search(lines) is not None,
@@ -140,7 +142,8 @@ def _at(name: str, address: str) -> str:
 
 
 def _explain(status: int, lines: str) -> str:
-    last = lines.splitlines()[-1] if lines else ""
+    # What the agent has written is not the reason.
+    last = next((each for each in reversed(lines.splitlines()) if not _OF_AGENT.match(each)), "")
     if status == _NOT_FOUND:
         return f"there is no such interpreter on the host: {last}. Name one with python="
     if status == _OWN_STATUS:

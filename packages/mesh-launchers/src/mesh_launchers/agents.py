@@ -7,6 +7,7 @@ standard input, and ends when that ends. :class:`AgentLauncher` starts such comm
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,18 @@ from typing import Any
 
 from mesh_launchers._contract import HostSpec, Phase, Place, Report
 from mesh_launchers._errors import LaunchError
-from mesh_launchers._host import HostProcess, command, shell, told
+from mesh_launchers._host import HostProcess, command, resumed, shell, told
 
 __all__ = ["AgentLauncher", "Agents", "Start", "command", "shell"]
 
 _START_S = 60.0
 _VISIT_S = 30.0
 _REACH_S = 10.0
+_AGAIN_S = 0.5
+_MOST_AGAIN_S = 10.0
+"""The pauses between attempts to take up a host again double up to this."""
+_LAST_S = 15.0
+"""How long to try to reach a host that is to end, and whose connection is lost."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,9 @@ class Start:
     """The environment of the command; by default that of this process."""
     reached: Callable[[str], str] = lambda address: address
     """Returns the address by which others reach a port."""
+    lingers: bool = False
+    """Whether hosts of a job that is kept outlive the end of the command, which is then only a lost connection: the same command is run again, and takes the
+    host up where it left it, until the job is no longer kept."""
     is_remote: bool = False
     """Whether to make sure that this machine can connect to the agent."""
     explain: Callable[[int, str], str] | None = None
@@ -150,6 +159,11 @@ class _Agent:
         self._listens = asyncio.Event()
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._stopping = False
+        self._door = ""
+        """Where the program of the host can be taken up again."""
+        self._address: str | None = None
+        self._is_over = False
+        """Whether the host has said that it ends."""
         self._visits: dict[str, asyncio.Future[None]] = {}
         """Visitors, and whether the host can connect to each."""
         self.process = self._new_process()
@@ -169,8 +183,14 @@ class _Agent:
         if "visit" in what:
             self._heard_of_visit(what)
             return
+        if "log" in what:
+            with self.process.log.open("a") as log:
+                log.write(str(what["log"]))
+            return
         if "environment" in what:
             self._environment = what["environment"]
+        self._door = str(what.get("door", self._door))
+        self._is_over = self._is_over or "over" in what
         if "failed" in what:
             self._failed = str(what["failed"])
         if "unreached" in what and not self._stopping:
@@ -178,21 +198,25 @@ class _Agent:
                 f"{self._spec.name} cannot connect to the script at {self._start.dial}: {what['unreached']}"
             )
             self._report(Phase.STARTING, why=self._unreached)
-        if "dials" in what and not self._stopping:
-            self._listens.set()
-            self._report(Phase.RUNNING)
-        if "address" in what and not self._stopping:
-            self._listens.set()
-            address = self._start.reached(str(what["address"]))
-            if self._start.is_remote:
-                self._reaching = asyncio.create_task(self._reach(address))
-            else:
-                self._report(Phase.RUNNING, address=address)
+        if "dials" in what or "address" in what:
+            self._heard_where(what.get("address"))
         if "ended" in what:
             for each in list(self._visits):
                 self._heard_of_visit({"visit": each, "failed": "it has ended"})
             if not self._ended.done():
                 self._ended.set_result(int(what["ended"]))
+
+    def _heard_where(self, address: str | None) -> None:
+        """The host can be reached, or connects by itself."""
+        self._listens.set()
+        if self._stopping:
+            return
+        if address is None:
+            self._came(None)
+        elif self._start.is_remote and self._address is None:
+            self._reaching = asyncio.create_task(self._reach(self._start.reached(address)))
+        else:
+            self._came(self._start.reached(address))
 
     def _heard_of_visit(self, what: Mapping[str, Any]) -> None:
         visit = self._visits.get(what["visit"])
@@ -229,9 +253,13 @@ class _Agent:
                 f"the script's machine cannot connect to {self._spec.name} at {address}: {why}. Give the address or the port "
                 "that is open (address=, listen=), or have the host connect to the script (dial=)"
             )
-            await self.process.stop()
+            await self.process.stop("over")
         else:
-            self._report(Phase.RUNNING, address=address)
+            self._came(address)
+
+    def _came(self, address: str | None) -> None:
+        self._address = address
+        self._report(Phase.RUNNING, address=address)
 
     async def _live(self) -> None:
         try:
@@ -243,11 +271,73 @@ class _Agent:
                     break
                 await asyncio.sleep(self._start.pause(turn))
                 turn += 1
+            if self._can_be_resumed:
+                status, lines = await self._follow(status, lines)
             self._report(Phase.FAILED, why=self._why(status, lines))
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - the reason of this host's failure
             self._report(Phase.FAILED, why=f"{type(error).__name__}: {error}")
+
+    @property
+    def _can_be_resumed(self) -> bool:
+        """Whether the host goes on, as far as is known, though the connection to it has ended."""
+        return bool(self._door) and not self._is_over and self._failed is None
+
+    async def _follow(self, status: int, lines: str) -> tuple[int, str]:
+        """Take the host up again whenever the connection to it has been lost; return how it ended."""
+        loop = asyncio.get_running_loop()
+        lost, pause = loop.time(), _AGAIN_S
+        while self._can_be_resumed and loop.time() < lost + self._place.silence:
+            why = self._why(status, lines).splitlines()[0]
+            self._report(
+                Phase.RUNNING, f"the connection to it is lost, and tried again: {why}", self._address
+            )
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MOST_AGAIN_S)
+            if await self._resume(self._start.timeout):
+                self._came(self._address)
+                status = await asyncio.shield(self._ended)
+                lost, pause = loop.time(), _AGAIN_S
+            elif self._ended.done():
+                status = self._ended.result()
+            lines = self.process.last_lines()
+        return status, lines
+
+    async def _resume(self, limit: float) -> bool:
+        """Take the host up again; return whether it answers."""
+        self._listens.clear()
+        async with self._start.limit or contextlib.nullcontext():
+            await self._begin(resumed(self._door, self._spec.number))
+            await self._heard_of(limit)
+        if not self._listens.is_set() or self._ended.done():
+            await self.process.drop()
+            return False
+        if self._order():
+            await self.process.say(self._order())
+        return True
+
+    async def _begin(self, line: bytes) -> None:
+        """Run the command."""
+        self._ended = asyncio.get_running_loop().create_future()
+        self.process = self._new_process()
+        starting = asyncio.ensure_future(self.process.start(self._start.arguments, line, self._start.env))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Not in the middle of it: nobody would own what it starts.
+            await asyncio.wait([starting])
+            raise
+
+    async def _heard_of(self, limit: float) -> bool:
+        """Wait until the host can be used, or the command has ended; return whether either has come."""
+        listens: asyncio.Future[Any] = asyncio.ensure_future(self._listens.wait())
+        waits: list[asyncio.Future[Any]] = [listens, self._ended]
+        try:
+            done, _ = await asyncio.wait(waits, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            listens.cancel()
+        return bool(done)
 
     def _may_try_again(self, status: int, lines: str) -> bool:
         """Return whether it has ended for a reason that may pass, before the host was reached."""
@@ -256,38 +346,22 @@ class _Agent:
 
     async def _try(self) -> int:
         """Start it, and return its exit status when it has ended."""
-        limit = self._start.limit
-        self._ended = asyncio.get_running_loop().create_future()
+        spec, start = self._spec, self._start
         self._report(Phase.STARTING)
-        if limit is not None:
-            await limit.acquire()
-        try:
-            spec, start = self._spec, self._start
+        async with start.limit or contextlib.nullcontext():
             where = {"address": start.listen} if start.dial is None else {"dial": start.dial}
             line = told(
                 self._place,
                 [spec],
                 grace=start.preemption_grace,
+                lingers=start.lingers and self._place.is_kept,
                 resources=dict(start.resources),
                 **where,
             )
-            self.process = self._new_process()
-            starting = asyncio.ensure_future(self.process.start(start.arguments, line, start.env))
-            try:
-                await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                # Not in the middle of it: nobody would own what it starts.
-                await asyncio.wait([starting])
-                raise
+            await self._begin(line)
             if self._order():
                 await self.process.say(self._order())
-            listens: asyncio.Future[Any] = asyncio.ensure_future(self._listens.wait())
-            waits: list[asyncio.Future[Any]] = [listens, self._ended]
-            done, _ = await asyncio.wait(waits, timeout=start.timeout, return_when=asyncio.FIRST_COMPLETED)
-            listens.cancel()
-        finally:
-            if limit is not None:
-                limit.release()
+            done = await self._heard_of(start.timeout)
         if not done:
             after = f"after {start.timeout:g} s"
             self._failed = (
@@ -313,5 +387,8 @@ class _Agent:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self.process.stop()
+        if self._can_be_resumed and (self._ended.done() or not self._listens.is_set()):
+            # It would go on for as long as the job was to be kept.
+            await self._resume(_LAST_S)
+        await self.process.stop("over")
         self._report(Phase.ENDED)
