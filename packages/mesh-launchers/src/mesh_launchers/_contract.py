@@ -122,6 +122,19 @@ class RenewingLauncher(Launcher, Protocol):
         """Pass a line on to the programs of all hosts, including those that start later; ``place.credentials`` has the new files already."""
 
 
+RESERVED: Final = (
+    "launcher",
+    "hosts",
+    "name",
+    "meshes",
+    "spares",
+    "keep",
+    "progress",
+    "credentials",
+)
+"""Arguments of ``launch`` itself, which no option can be called."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LauncherPlugin(Plugin[None]):
     """A launcher that ``launch("name")`` selects.
@@ -144,6 +157,15 @@ class LauncherPlugin(Plugin[None]):
     show: Callable[[Any, str, int, int], str] | None = None
     """Returns what will be submitted to a scheduler, so that it can be shown first. Its arguments are the options, the job's name, the number of hosts, and
     the number of their mesh in the job."""
+
+    def __post_init__(self) -> None:
+        """Refuse options that users could never give."""
+        super().__post_init__()
+        taken = [each for each in RESERVED if each in getattr(self.options, "__dataclass_fields__", {})]
+        if taken:
+            raise ValueError(
+                f"the launcher {self.name!r} has an option {taken[0]!r}, which launch() takes for an argument of its own: call it differently"
+            )
 
 
 LAUNCHERS: Final = PluginKind(

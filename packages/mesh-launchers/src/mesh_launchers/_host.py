@@ -20,6 +20,7 @@ from mesh_launchers._contract import HostSpec, Place
 LAST_LINES = 12
 _STOP_S = 10.0
 _UNSPOKEN_S = 1.0
+_KILLS, _KILL_S = 100, 0.01
 _TIMES = 6
 """How many messages are sent within the time after which silence is an end."""
 
@@ -121,6 +122,7 @@ class HostProcess:
         self._tasks = [
             asyncio.create_task(self._hear(self._process)),
             asyncio.create_task(self._be_heard(self._process)),
+            asyncio.create_task(_end_group(self._process.pid)),
         ]
 
     async def _hear(self, process: asyncio.subprocess.Process) -> None:
@@ -189,7 +191,8 @@ class HostProcess:
                 # Do not wait either for processes that have left the group, and hold its output.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), _STOP_S)
-        hears, is_heard = self._tasks
+        hears, is_heard, ends = self._tasks
+        await ends
         is_heard.cancel()
         # It only takes longer if a stray process holds its output.
         await asyncio.wait([hears, is_heard], timeout=_STOP_S)
@@ -202,6 +205,26 @@ class HostProcess:
                 return tail(file, lines)
         except FileNotFoundError:
             return ""
+
+
+async def _end_group(leader: int) -> None:
+    """Wait for a command's end, and end what it has started beside the host: nothing of it outlives the host (HST-8)."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    # By the kernel's word, and not by the end of its output, which a helper may have too.
+    with suppress(ProcessLookupError):
+        process = os.pidfd_open(leader)
+        loop.add_reader(process, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(process)
+            os.close(process)
+    with suppress(ProcessLookupError, PermissionError):
+        # Until it is empty; one that nobody reaps is not waited for.
+        for _ in range(_KILLS):
+            os.killpg(leader, signal.SIGKILL)
+            await asyncio.sleep(_KILL_S)
 
 
 def tail(file: IO[bytes], lines: int) -> str:

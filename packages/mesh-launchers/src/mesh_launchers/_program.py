@@ -9,6 +9,7 @@ HST-5: SIGTERM is for who takes the host away: where there is a grace, it goes o
 Whoever wants the host to end says SIGINT to the agent.
 HST-7: where it is to outlive the connection that has started it, that connection may be lost, and another one may take the host up again, until it has
 been silent for too long. It ends at once when it is told to, and when whoever has started it has gone while the connection still stands.
+HST-8: what a host's command has started beside the host, such as a helper of a prologue, ends with it, and delays neither its end nor the news of it.
 HST-6: a host that connects to the script connects to a visitor by a second agent, which serves that visitor alone. It ends with the visit, and at
 the latest with the host.
 """

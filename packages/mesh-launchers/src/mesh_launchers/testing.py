@@ -234,7 +234,9 @@ class LauncherConformance(PluginConformance):
         """Including one that has just begun to start."""
 
         async def work(site: _Site) -> None:
+            before = {session for _, session in _processes().values()}
             await self._started(site, self._specs()[:1])
+            sessions = _begun_here() - before
             await site.launcher.start(site.options, self._specs()[1:])
             await asyncio.wait_for(site.launcher.close(), self.limit)
             assert _refused(site.address(0)), "a host listens after close()"
@@ -242,6 +244,8 @@ class LauncherConformance(PluginConformance):
             assert all(_refused(str(each.address)) for each in later), (
                 "a host that was starting listens after close()"
             )
+            left = [_command(each) for each, (_, session) in _processes().items() if session in sessions]
+            assert not left, f"what a host's command has started goes on after close(): {left}"
 
         self._run(work)
 
@@ -301,6 +305,37 @@ class LauncherConformance(PluginConformance):
             assert site.reports[-1].why
 
         self._run(work)
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """Return the parent and the session of each process that runs."""
+    found = {}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                state, parent, _, session, *_ = (process / "stat").read_text().rpartition(") ")[2].split()
+            except OSError:
+                continue  # it has ended
+            if state not in "ZX":
+                found[int(process.name)] = int(parent), int(session)
+    return found
+
+
+def _begun_here() -> set[int]:
+    """Return the sessions of this process's descendants."""
+    processes = _processes()
+    ours, before = {os.getpid()}, 0
+    while len(ours) > before:
+        before = len(ours)
+        ours |= {pid for pid, (parent, _) in processes.items() if parent in ours}
+    return {processes[each][1] for each in ours - {os.getpid()} if each in processes}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
+    except OSError:
+        return f"process {pid}"
 
 
 def _refused(address: str) -> bool:
