@@ -16,7 +16,7 @@ from greeter import Greeter, host_pids, kill_host
 from launched import LIMIT, leftovers, until
 from scripts import Script
 
-from mesh_core import Credentials, SupervisionError, shutdown
+from mesh_core import Credentials, SupervisionError, configure, shutdown
 from mesh_core.extensions import Extension, install
 from mesh_launchers import (
     Job,
@@ -437,3 +437,28 @@ def test_credentials_are_there_until_the_runtime_is_closed(jobs_folder: Path) ->
     shutdown()
     assert looks.found == 1
     assert list(jobs_folder.glob(".keys/*")) == []
+
+
+@pytest.mark.parametrize("keep", [None, "60s"])
+def test_the_job_and_its_mesh_agree_on_a_host_that_is_silent(keep: str | None) -> None:
+    """Its process is there, and the launcher knows nothing: only the mesh has found out, and says why."""
+    before = configure().heartbeat_timeout
+    configure(heartbeat_timeout=1)
+    try:
+        # A kept job waits for its hosts if all of them are silent.
+        with launch("local", hosts=2, name="two", keep=keep) as job:
+            procs = job.wait(timeout=LIMIT).hosts.spawn_procs()
+            procs.spawn("greeters", Greeter).greet.call("you").get(timeout=LIMIT)
+            stopped = host_pids("two-1")
+            for each in stopped:
+                os.kill(each, signal.SIGSTOP)
+            try:
+                until(procs.failed, "the mesh knows")
+                until(lambda: job.state().hosts[1].phase is Phase.FAILED, "the job knows")
+                assert job.state().hosts[1].why == "nothing was heard of it for 1 s"
+                assert [each.phase for each in jobs()[0].hosts] == [Phase.RUNNING, Phase.FAILED]
+            finally:
+                for each in stopped:
+                    os.kill(each, signal.SIGCONT)
+    finally:
+        configure(heartbeat_timeout=before)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from mesh_core import Credentials
 from mesh_core.extensions import NOT_CARRIED, Extension, Spawning, find, install, make_private, open_private
+from mesh_launchers._deaths import follow_deaths
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._folder import base, base_opened
 
@@ -89,6 +90,7 @@ class Authority(Extension):
     def start(self) -> None:
         """Begin without credentials."""
         self._use: Use | None = None
+        self._told_of_deaths: list[Callable[[str, str], object]] = []
         Authority.here = self
 
     def for_spawn(self, spawning: Spawning) -> Any:
@@ -101,6 +103,16 @@ class Authority(Extension):
         if self._use is not None:
             self._use.end()
             self._use = None
+
+    def follow_deaths(self, tell: Callable[[str, str], object]) -> None:
+        """Tell also this one of hosts that have died, by their names."""
+        self._told_of_deaths.append(tell)
+        if len(self._told_of_deaths) == 1:
+            follow_deaths(self._has_died)
+
+    def _has_died(self, host: str, why: str) -> None:
+        for tell in list(self._told_of_deaths):
+            tell(host, why)
 
     def uses(self, folder: Path) -> bool:
         """Return whether that is the script's own folder."""

@@ -373,6 +373,12 @@ class Job:
         if state is None:
             self._give_up("the job has ended")
 
+    def _has_died(self, host: str, why: str) -> None:
+        """The mesh has lost a host, perhaps of another job of this script."""
+        with suppress(LaunchError, StopIteration):
+            number = next(each.number for each in self.state().hosts if each.name == host and each.is_there)
+            self._door.begin("lost", host=number, why=why)
+
     def _give(self, state: JobState) -> None:
         """Notify those who wait for addresses."""
         logger = logging.getLogger("mesh_launchers")

@@ -51,6 +51,10 @@ _LINE = 1 << 24
 _SHOWN = 1 << 22
 _SILENCE_S = 600.0
 _LONG = ("attached", "dial")
+_OWN_REASON_S = 0.5
+"""How long the mesh's news of a host's death wait for the launcher's, which says more about the reason."""
+_GIVE_UP_S = 60.0
+"""How long a launcher may look for the reason of a death, or for a host that the mesh has given up, until it is to end it."""
 _TOLD = 200
 """How much of a strange request an error repeats."""
 
@@ -91,7 +95,9 @@ class Keeper:
         self._is_attached = asyncio.Event()
         self._told = False
         self._ending: list[asyncio.Future[None]] = []
-        """Hosts that are refused, and are being ended."""
+        """Hosts that cannot be used, and are being ended."""
+        self._given_up: set[int] = set()
+        """Hosts that have failed for another reason than the launcher's."""
         self._launcher: Launcher
         self._plugin: LauncherPlugin
 
@@ -118,6 +124,8 @@ class Keeper:
                     settings=self._settings,
                 )
             await self._begin()
+            if self._kept is not None:
+                self._kept.follow_deaths(self._has_died)
             await self._stay()
         except Exception as error:  # noqa: BLE001 - told to whoever waits for hosts
             if not isinstance(error, LaunchError):
@@ -226,8 +234,7 @@ class Keeper:
     def _report(self, report: Report) -> None:
         """A launcher's report about a host."""
         before = self._hosts[report.number]
-        if before.phase in (Phase.ENDED, Phase.FAILED) and report.phase is not Phase.ENDED:
-            # A host that has ended stays so, whatever reports are still on their way.
+        if not self._is_news(before, report):
             return
         phase, why, differs = report.phase, report.why, before.differs
         if report.environment is not None:
@@ -235,7 +242,7 @@ class Keeper:
             if refused and phase is Phase.RUNNING:
                 phase, why = Phase.FAILED, refused
                 # It has connected, and cannot be used.
-                self._ending.append(asyncio.ensure_future(self._launcher.stop([report.number])))
+                self._give_up(report.number)
         self._hosts[report.number] = HostState(
             before.number,
             before.name,
@@ -248,6 +255,35 @@ class Keeper:
         if self._kept is not None:
             self._kept.heard(self._hosts[report.number])
         self._changed()
+
+    def _is_news(self, before: HostState, report: Report) -> bool:
+        """Return whether a report changes anything; a host that has ended stays so, whatever reports are still on their way."""
+        if before.number in self._given_up:
+            # The launcher may know better why; that it ends it now is no news.
+            return report.phase is Phase.FAILED and before.phase is Phase.FAILED
+        return before.phase not in (Phase.ENDED, Phase.FAILED) or report.phase is Phase.ENDED
+
+    def _give_up(self, number: int) -> None:
+        """End a host that has failed, and that the launcher does not know to have."""
+        self._given_up.add(number)
+        self._ending.append(asyncio.ensure_future(self._launcher.stop([number])))
+
+    def _has_died(self, name: str, why: str) -> None:
+        """The mesh has lost a host: so has the job, with the launcher's reason if that comes at once."""
+        for each in self._hosts.values():
+            if each.name == name and each.phase is Phase.RUNNING:
+                asyncio.get_running_loop().call_later(_OWN_REASON_S, self._lose, each.number, why)
+
+    def _lose(self, number: int, why: str) -> None:
+        if self._hosts[number].phase is not Phase.RUNNING:
+            return
+        self._report(Report(number, Phase.FAILED, why=why))
+        self._given_up.add(number)
+        asyncio.get_running_loop().call_later(_GIVE_UP_S, self._end_lost, number)
+
+    def _end_lost(self, number: int) -> None:
+        if self._hosts[number].phase is Phase.FAILED and not self._over.is_set():
+            self._give_up(number)
 
     def _fail(self, why: str) -> None:
         if not self._hosts:
@@ -375,7 +411,7 @@ class Keeper:
                 self._kept is not None and self._holder is client
             ):
                 return await self._do_kept(self._kept, client, question)
-            case {"do": "end" | "dial" | "log"}:
+            case {"do": "end" | "dial" | "log" | "lost"}:
                 return await self._do_hosts(client, question)
             case {"do": "stop"}:
                 self._over.set()
@@ -389,6 +425,8 @@ class Keeper:
                 return await self._end_some(self._checked(numbers))
             case {"do": "dial", "hosts": list(numbers), "address": str(address)}:
                 return await self._dial_visitor(client, self._checked(numbers), address)
+            case {"do": "lost", "host": number, "why": str(why)} if self._holder is client:
+                return self._has_died(self._hosts[self._checked([number])[0]].name, why)
             case {"do": "log", "host": number, "lines": int(lines)}:
                 return await self._begun().log(self._checked([number])[0], max(lines, 0))
         raise self._cannot(question)
@@ -494,6 +532,7 @@ class Keeper:
         if self._kept is not None:
             await self._kept.end(numbers)
         await self._launcher.stop(numbers)
+        self._given_up.difference_update(numbers)
         for each in numbers:
             self._report(Report(each, Phase.ENDED))
 

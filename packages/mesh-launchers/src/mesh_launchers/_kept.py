@@ -22,6 +22,7 @@ from typing import Any
 from mesh_core import HostMesh, MeshError, attach_to_workers, configure, shutdown
 from mesh_core.extensions import Guests, peer_of
 from mesh_launchers._contract import Phase
+from mesh_launchers._deaths import follow_deaths
 from mesh_launchers._dialing import listening
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._state import HostState
@@ -64,6 +65,15 @@ class Kept:
         self._guests = Guests(name)
 
     # Hosts.
+
+    def follow_deaths(self, tell: Callable[[str, str], object]) -> None:
+        """Tell the keeper of hosts that have died, by their names."""
+        follow_deaths(lambda host, why: self._soon(tell, host, why))
+
+    def _soon(self, do: Callable[..., object], *what: object) -> None:
+        """Have the loop do something; called on any thread."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(do, *what)
 
     def attach(self, mesh: str, states: Sequence[HostState]) -> None:
         """Add the hosts of a mesh, which are being started."""
@@ -190,9 +200,7 @@ class Kept:
             self._size -= len(self._unheard.popleft()[1])
 
     def _show_soon(self, is_error: bool, text: str) -> None:
-        """Called on any thread."""
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._show, is_error, text)
+        self._soon(self._show, is_error, text)
 
     def _show(self, is_error: bool, text: str) -> None:
         if not self._unheard and self._say({"out": (is_error, text)}):

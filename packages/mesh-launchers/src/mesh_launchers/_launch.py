@@ -165,7 +165,10 @@ def _taken(
     job = Job(folder, credentials, progress=wants_progress(progress))
     door = Door(folder.name, connection, job._hear)  # noqa: SLF001 - one with it
     try:
-        return job._open(door, is_new=is_new, take_over=take_over)  # noqa: SLF001 - likewise
+        job._open(door, is_new=is_new, take_over=take_over)  # noqa: SLF001 - likewise
     except BaseException:
         door.close()
         raise
+    if not is_kept:
+        authority().follow_deaths(job._has_died)  # noqa: SLF001 - likewise
+    return job
