@@ -1,8 +1,9 @@
-"""Meshes whose members come and go: ELA-1, ELA-2, ELA-3. Without PyTorch."""
+"""Meshes whose members come and go: ELA-1 to ELA-4. Without PyTorch."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -303,3 +304,140 @@ def test_any_order_of_deaths_notices_and_wishes_loses_no_step(seed: int) -> None
                                 victim.die.call_one().get(timeout=WITHIN)
                 mesh = elastic.safe_point()
                 assert step(mesh) == [done] * elastic.size
+
+
+def fails_once(folder: Path) -> None:
+    """Fail in the first process that is started, and in no other."""
+    try:
+        (folder / "failed").mkdir()
+    except FileExistsError:
+        return
+    raise RuntimeError("this one was too slow")
+
+
+def test_a_host_on_which_one_start_has_failed_is_tried_again(tmp_path: Path) -> None:
+    """ELA-4: it is the only one, and its other member stays."""
+    with ElasticMesh(
+        Trainer, minimum=1, maximum=2, members=1, spawn={"bootstrap": functools.partial(fails_once, tmp_path)}
+    ) as elastic:
+        mesh = elastic.safe_point()
+        assert step(mesh) == [1]
+        assert (tmp_path / "failed").exists()
+        assert elastic.notices == []
+        (tmp_path / "failed").rmdir()
+        elastic.resize(2)
+        # It goes on with the member that it has until the host is tried again.
+        sizes = []
+        while (size := len(elastic.safe_point())) == 1:
+            sizes.append(size)
+        assert size == 2 and sizes
+        assert step(elastic.safe_point()) == [2, 2]
+
+
+def test_a_host_that_never_starts_a_member_is_named(tmp_path: Path) -> None:
+    """ELA-4: with the reason, and not given up until the time is over."""
+
+    def never() -> None:
+        raise RuntimeError("there is no GPU")
+
+    with (
+        ElasticMesh(Trainer, minimum=1, maximum=1, spawn={"bootstrap": never}) as elastic,
+        pytest.raises(
+            MeshError, match=r"has 0 members and needs 1, .* could not start a member: .*there is no GPU"
+        ),
+    ):
+        elastic.safe_point(timeout=1.5)
+
+
+class Slow(Actor):
+    """Is constructed when it may be."""
+
+    def __init__(self, folder: str) -> None:
+        while not (Path(folder) / "go").exists():
+            pass
+
+    @endpoint
+    def ready(self) -> bool:
+        return True
+
+
+@pytest.mark.full
+def test_a_safe_point_that_takes_too_long_says_what_it_waits_for_and_can_be_called_again(
+    tmp_path: Path,
+) -> None:
+    with ElasticMesh(Slow, str(tmp_path), minimum=1, maximum=1) as elastic:
+        with pytest.raises(
+            MeshError,
+            match=r"within 2 s: constructing the new members' actors took too long .*call safe_point\(\) again",
+        ):
+            elastic.safe_point(timeout=2.0)
+        (tmp_path / "go").touch()
+        assert elastic.safe_point().ready.call().get(timeout=WITHIN).values() == [True]
+
+
+class Learner(Actor):
+    """Trains: each step's result depends on all steps before, to the last bit."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.weight = 0.5
+
+    def __snapshot__(self) -> tuple[int, float]:
+        return self.done, self.weight
+
+    def __restore__(self, state: tuple[int, float]) -> None:
+        self.done, self.weight = state
+
+    @endpoint
+    def step(self, n: int) -> tuple[int, float]:
+        # One that is asked again after a failure has done it already.
+        if n == self.done:
+            self.weight = 3.9 * self.weight * (1 - self.weight)
+            self.done += 1
+        return self.done, self.weight
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("members", [1, 3])
+def test_a_training_goes_on_under_constant_kills(members: int) -> None:
+    """ELA-2: a member is killed every three seconds; it ends as one that nobody has disturbed."""
+    kills, over = 8, threading.Event()
+    chosen = random.Random(7)
+    alive: list[int] = []
+
+    def kill() -> None:
+        for _ in range(kills):
+            if over.wait(3.0):
+                return
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(chosen.choice(alive), signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    with ElasticMesh(Learner, minimum=members, maximum=members) as elastic:
+        killer.start()
+        try:
+            done, weight = 0, 0.5
+            while killer.is_alive() or done < 100:
+                try:
+                    mesh = elastic.safe_point()
+                    alive[:] = mesh.pid.call().get(timeout=WITHIN).values()
+                    with whole(mesh):
+                        results = mesh.step.call(done).get(timeout=WITHIN).values()
+                except (MeshError, ConnectionError):
+                    continue
+                assert len(set(results)) == 1, results
+                done, weight = results[0]
+        finally:
+            over.set()
+            killer.join()
+        lost = sum(len(each.lost) for each in elastic.changes)
+    assert lost >= kills // 2
+    expected = 0.5
+    for _ in range(done):
+        expected = 3.9 * expected * (1 - expected)
+    assert weight == expected

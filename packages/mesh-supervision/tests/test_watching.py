@@ -7,10 +7,12 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -19,8 +21,9 @@ from urllib.request import urlopen
 import pytest
 from watched import actor, proc, snap
 
-from mesh_core import MeshError, this_host
+from mesh_core import MeshError, inspect, set_fault_handler, this_host
 from mesh_core.inspect import (
+    Event,
     JobInfo,
     LogText,
     ProcStacks,
@@ -30,7 +33,8 @@ from mesh_core.inspect import (
     ThreadStack,
 )
 from mesh_supervision import MetricsServer, export_metrics
-from mesh_supervision._watching._metrics import exposition
+from mesh_supervision._watching._dashboard import view
+from mesh_supervision._watching._metrics import Failures, exposition
 from mesh_supervision._watching._rows import Order, rows, summary
 
 WITHIN = 30.0
@@ -119,6 +123,76 @@ def test_a_job_serves_its_numbers() -> None:
             port = int(server.url.rsplit(":", 1)[1].partition("/")[0])
             with pytest.raises(MeshError, match=f"cannot serve metrics at 127.0.0.1:{port}"):
                 MetricsServer(port)
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_died_stays_visible_until_it_is_respawned() -> None:
+    """In the snapshot, in numbers, in rows and in the grid."""
+    before = set_fault_handler(lambda _: True)
+    try:
+        with (
+            this_host().spawn_procs({"gpus": 3}, name="workers") as procs,
+            MetricsServer(0) as server,
+        ):
+            procs.initialized.get(timeout=WITHIN)
+            [_, pid, _] = procs.pids
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            until(procs.failed)
+
+            def numbers() -> dict[str, str]:
+                text = urlopen(server.url, timeout=WITHIN).read().decode()
+                return dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+
+            def up(rank: int) -> str | None:
+                return next(
+                    (
+                        value
+                        for name, value in numbers().items()
+                        if name.startswith(
+                            f'mesh_process_up{{process="workers[{rank}]",mesh="workers",rank="{rank}"'
+                        )
+                    ),
+                    None,
+                )
+
+            until(lambda: up(1) == "0")
+            assert (up(0), up(2)) == ("1", "1")
+            died = 'mesh_failures_total{kind="proc_died",mesh="workers"}'
+            assert numbers()[died] == "1"
+            snap = inspect.snapshot()
+            assert [(each.name, each.state, each.point) for each in snap.dead] == [
+                ("workers[1]", "dead", {"gpus": 1})
+            ]
+            assert [row.is_bad for row in rows(snap) if "workers[1]" in row.cells[0]] == [True]
+            assert "1 dead rank" in summary(snap)
+            shown = [each["state"] for each in view(snap)["hosts"][0]["procs"] if each["mesh"] == "workers"]
+            assert shown == ["running", "dead", "running"]
+            assert re.search(r"workers\[1\] \(gpus=1\) +- +dead", str(snap))
+            procs.respawn().get(timeout=WITHIN)
+            until(lambda: up(1) == "1")
+            assert inspect.snapshot().dead == ()
+            # A counter does not go back.
+            assert numbers()[died] == "1"
+    finally:
+        set_fault_handler(before)
+
+
+def test_failures_are_counted_once_and_never_forgotten() -> None:
+    def event(at: float) -> Event:
+        return Event("proc_died", at, proc="workers[1]", host="b7")
+
+    failures = Failures()
+    for remembered, count in (([1.0], 1), ([1.0, 2.0], 2), ([2.0], 2), ([], 2), ([3.0], 3)):
+        text = exposition(replace(snap(), failures=tuple(map(event, remembered))), failures)
+        assert f'mesh_failures_total{{kind="proc_died",mesh="workers"}} {count}' in text.splitlines()
+
+
+def until(met: Callable[[], object]) -> None:
+    end = time.monotonic() + WITHIN
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_a_job_that_does_not_answer_is_no_number() -> None:

@@ -4,6 +4,8 @@ ELA-1: the members change in :meth:`ElasticMesh.safe_point`, and nowhere else; w
 ELA-2: all members have one state after a change: that of one that stays, or else of one that leaves, or else the last snapshot.
 ELA-3: a host that is about to go gets no members; those that it has leave at the next safe point, before their processes are
 stopped. The script is notified of such hosts by their agents, and by whatever calls `leaving` or `notice`.
+ELA-4: a host on which a member could not be started is set aside for a while, longer after each failure in a row, and then tried again. Members that
+it has stay.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from mesh_supervision._snapshots import Snapshots, is_kept, keep_snapshots
 A = TypeVar("A")
 _TRIES = 10
 """How often a change starts over as more members die."""
+_ASIDE_S = 1.0
+_LONGEST_ASIDE_S = 60.0
+"""For how long a host is set aside: twice as long after each failure, up to this."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,24 @@ class Notice:
     deadline: float
     """When it leaves, by ``time.monotonic()`` of the process that has the mesh."""
     reason: str = ""
+
+
+@dataclass(frozen=True)
+class _Aside:
+    """A host on which members could not be started lately (ELA-4)."""
+
+    until: float
+    """When it is tried again, by ``time.monotonic()``."""
+    failures: int
+    why: str
+
+    @classmethod
+    def after(cls, before: _Aside | None, why: str) -> Self:
+        """Return what follows one more failure."""
+        failures = 1 if before is None else before.failures + 1
+        # The exponent is bounded, as a float is.
+        pause = min(_ASIDE_S * 2 ** min(failures - 1, 10), _LONGEST_ASIDE_S)
+        return cls(time.monotonic() + pause, failures, why)
 
 
 @dataclass(frozen=True)
@@ -203,6 +226,7 @@ class ElasticMesh(Generic[A]):
         """Something has happened that may matter to those who wait for hosts."""
         self._hosts: dict[str, HostMesh] = {}
         self._notices: dict[str, Notice] = {}
+        self._aside: dict[str, _Aside] = {}
         self._stopped = False
 
         def make(procs: ProcMesh) -> Any:
@@ -223,6 +247,7 @@ class ElasticMesh(Generic[A]):
                 name = each.names[0]
                 self._hosts[name] = each
                 self._notices.pop(name, None)
+                self._aside.pop(name, None)
                 if self._warm is not None:
                     self._warm.discard(name)
             self._news.notify_all()
@@ -273,6 +298,9 @@ class ElasticMesh(Generic[A]):
         Call it when no call to the members is in progress, for example before each step. If nothing has happened it costs a quick check and
         returns the same mesh object; otherwise it returns a new one, with new ranks. With fewer members than the minimum, it waits
         up to ``timeout`` seconds for hosts.
+
+        A host on which a member cannot be started in time is tried again later. If this raises, the members and their state are as before, and
+        it may be called again.
         """
         until = time.monotonic() + timeout
         with self._lock:
@@ -293,11 +321,20 @@ class ElasticMesh(Generic[A]):
                 except Exception as error:
                     is_worth_it = turn.may_be_tried_again(error)
                     turn.undo()
-                    for host, why in turn.bad_hosts.items():
-                        self.notice(host, 0.0, why)
-                    if tries == _TRIES or time.monotonic() >= until or not is_worth_it:
+                    with self._news:
+                        for host, why in turn.bad_hosts.items():
+                            self._aside[host] = _Aside.after(self._aside.get(host), why)
+                    if time.monotonic() >= until:
+                        raise MeshError(
+                            f"the elastic mesh has not changed its members within {timeout:g} s: {turn.doing} took too long ({error}). The members "
+                            "and their state are as before: call safe_point() again, with a longer timeout if the hosts are slow"
+                        ) from error
+                    if tries == _TRIES or not is_worth_it:
                         raise
                 else:
+                    with self._news:
+                        for host in plan.change.joined:
+                            self._aside.pop(host, None)
                     self.changes.append(plan.change)
                     self._prepare()
                     if self._on_change is not None:
@@ -307,13 +344,20 @@ class ElasticMesh(Generic[A]):
         with self._news:
             if self._room(self._members.all):
                 return
-            if not self._news.wait(max(0.0, until - time.monotonic())):
+            again = min([until, *(each.until for name, each in self._aside.items() if name in self._hosts)])
+            if not self._news.wait(max(0.0, again - time.monotonic())) and time.monotonic() >= until:
                 going = ", ".join(
-                    f"{each.host} ({each.reason or 'no reason given'})" for each in self._notices.values()
+                    [
+                        *(
+                            f"{each.host} ({each.reason or 'no reason given'})"
+                            for each in self._notices.values()
+                        ),
+                        *(f"{name} ({each.why})" for name, each in self._aside.items()),
+                    ]
                 )
                 raise MeshError(
                     f"the elastic mesh has {self.size} members and needs {self.minimum}, and no host has room for more: "
-                    f"hosts {', '.join(self._hosts) or 'none'}, of which these are about to go or gone: {going or 'none'}. Give it others with "
+                    f"hosts {', '.join(self._hosts) or 'none'}, of which these are about to go, gone, or could not start a member: {going or 'none'}. Give it others with "
                     "add_hosts()"
                 )
 
@@ -339,7 +383,7 @@ class ElasticMesh(Generic[A]):
             hosts = {
                 name: host
                 for name, host in self._hosts.items()
-                if name not in self._notices and _is_there(host)
+                if name not in self._notices and self._is_tried(name) and _is_there(host)
             }
         counts = {name: sum(each.host == name for each in members) for name in hosts}
         found: list[tuple[str, HostMesh]] = []
@@ -350,6 +394,11 @@ class ElasticMesh(Generic[A]):
             counts[name] += 1
             found.append((name, hosts[name]))
         return found
+
+    def _is_tried(self, host: str) -> bool:
+        """Return whether a host is not set aside just now."""
+        aside = self._aside.get(host)
+        return aside is None or time.monotonic() >= aside.until
 
     def _prepare(self) -> None:
         """Prepare hosts without a member for one, and do not wait for them."""

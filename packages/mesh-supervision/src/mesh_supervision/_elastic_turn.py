@@ -110,6 +110,8 @@ class Turn:
         self._snapshots = find(Snapshots)
         self.bad_hosts: dict[str, str] = {}
         """Hosts on which no member could be started, and why."""
+        self.doing = "beginning"
+        """What it is doing, for people."""
 
     def _wait(self, future: Future[R]) -> R:
         return result_of(future, max(0.0, self._until - time.monotonic()))
@@ -119,15 +121,21 @@ class Turn:
         members, plan = self._members, self._plan
         if members.group is not None:
             members.group.abort()
+        self.doing = "waiting until the members have handled their messages"
         self._settle()
+        self.doing = "reading a member's state"
         self._find_state()
+        self.doing = f"starting processes on {', '.join(name for name, _ in plan.hosts) or 'no host'}"
         self._spawn()
         following = [*plan.stay, *self._fresh]
         if following:
+            self.doing = "connecting the members"
             self._join(following)
             for member in self._fresh:
                 member.actors = members.make(member.procs)
+            self.doing = "giving the members their state"
             self._share(following)
+            self.doing = "constructing the new members' actors"
             for member in self._fresh:
                 self._wait(member.actors.initialized)
         members.all = following

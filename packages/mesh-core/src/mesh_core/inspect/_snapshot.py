@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,6 +145,9 @@ class HostState:
     """The pid of its agent; for the script's host, of the controller."""
     why: str = ""
     """Why it is dead or unreachable."""
+    dead: tuple[ProcState, ...] = ()
+    """Ranks whose process died here and was not replaced so far, while their mesh has other processes: their state is ``dead``.
+    Those that died longest ago are forgotten with their failures."""
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,11 @@ class Snapshot:
     def procs(self) -> tuple[ProcState, ...]:
         """All processes, the controller first."""
         return tuple(proc for host in self.hosts for proc in host.procs)
+
+    @property
+    def dead(self) -> tuple[ProcState, ...]:
+        """All ranks of running meshes whose process has died, and was not replaced."""
+        return tuple(proc for host in self.hosts for proc in host.dead)
 
     @property
     def actors(self) -> tuple[ActorState, ...]:
@@ -252,15 +261,40 @@ class _Taker:
             )
         names = Names(self.process, self.names)
         failures = [read_event(self.process, one, names) for one in self.tree.failures]
+        dead = self._dead()
         hosts = sorted(self.tree.hosts.values(), key=lambda host: host.number)
         return Snapshot(
             time=time.time(),
             hosts=tuple(
-                _host(host, tuple(states.get(host.number, ())), host.number == self.here, root.pid)
+                replace(
+                    _host(host, tuple(states.get(host.number, ())), host.number == self.here, root.pid),
+                    dead=tuple(dead.get(host.number, ())),
+                )
                 for host in hosts
             ),
             failures=tuple(event for event in failures if event is not None),
         )
+
+    def _dead(self) -> dict[int, list[ProcState]]:
+        """Return the ranks that have died and were not replaced, of meshes that are there, by host."""
+        seats = [seat(self.process.runtime, *addr)[:2] for addr, *_ in self.procs]
+        there, meshes = set(seats), {mesh for mesh, _ in seats}
+        died: dict[tuple[int, int], Addr] = {}
+        for told in self.tree.failures:
+            # Written by a process of another version, it may be anything.
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                entry = json.loads(told)
+                if entry["kind"] == "proc_died":
+                    addr = addr_of(entry["proc"])
+                    mesh, rank, _ = seat(self.process.runtime, *addr)
+                    died[mesh, rank] = addr
+        found: dict[int, list[ProcState]] = {}
+        for key in sorted(died):
+            if key not in there and key[0] in meshes and died[key][2] in self.tree.hosts:
+                found.setdefault(died[key][2], []).append(
+                    self._proc(died[key], "dead", None, None, answers={})
+                )
+        return found
 
     def _proc(
         self,

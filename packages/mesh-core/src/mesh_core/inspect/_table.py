@@ -66,7 +66,7 @@ def _chosen(procs: Sequence[ProcState]) -> tuple[list[ProcState], int]:
 
 def _tables(host: HostState) -> Table:
     table = Table(["", "pid", "does", "queue", "handled", "rate", "mean", "cpu", "memory"])
-    shown, hidden = _chosen(host.procs)
+    shown, hidden = _chosen((*host.procs, *host.dead))
     for proc in shown:
         where = ", ".join(f"{label}={place}" for label, place in proc.point.items())
         table.add(

@@ -93,7 +93,11 @@ def _host(host: HostState, share: Callable[[ProcState], float | None]) -> dict[s
         "load": host.load,
         "memory": host.memory,
         "free": host.memory_free,
-        "procs": [_proc(proc, share(proc)) for proc in host.procs],
+        "procs": [
+            _proc(proc, share(proc))
+            # Each in its place of the grid, also a rank that has died.
+            for proc in sorted((*host.procs, *host.dead), key=lambda each: each.rank)
+        ],
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,6 +34,13 @@ class Metric:
 
 def _hosts(value: Callable[[HostState], float]) -> Callable[[Snapshot], Iterator[Sample]]:
     return lambda snap: (({"host": host.name}, value(host)) for host in snap.hosts)
+
+
+def _up(snap: Snapshot) -> Iterator[Sample]:
+    """Return whether each process runs: also of ranks whose process has died, so that an alert sees them."""
+    for proc in (*snap.procs, *snap.dead):
+        labels = {"process": proc.name, "mesh": proc.mesh, "rank": str(proc.rank), "host": proc.host}
+        yield labels, float(proc.state == "running")
 
 
 def _procs(value: Callable[[ProcState], float | None]) -> Callable[[Snapshot], Iterator[Sample]]:
@@ -94,7 +102,7 @@ METRICS = (
         "Whether the process runs and answers.",
         False,
         "",
-        _procs(lambda proc: proc.state == "running"),
+        _up,
     ),
     Metric("mesh_process_cpu_seconds_total", "Processor time.", True, "s", _procs(lambda proc: proc.cpu)),
     Metric("mesh_process_resident_bytes", "Memory in place.", False, "By", _procs(lambda proc: proc.rss)),
@@ -159,10 +167,42 @@ METRICS = (
 )
 
 
-def exposition(snap: Snapshot) -> str:
+class Failures:
+    """Counts a job's failures as they appear in snapshots, which remember the latest only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: set[tuple[object, ...]] = set()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self.metric = Metric(
+            "mesh_failures_total",
+            "Failures since these numbers are served, by kind of event and mesh; a host's have its name.",
+            True,
+            "",
+            self._read,
+        )
+
+    def _read(self, snap: Snapshot) -> Iterator[Sample]:
+        with self._lock:
+            keys = {
+                (each.kind, each.time, each.proc, each.actor, each.rank, each.host): each
+                for each in snap.failures
+            }
+            for key, event in keys.items():
+                if key not in self._seen:
+                    mesh = event.actor or event.proc.rpartition("[")[0] or event.host
+                    self._counts[event.kind, mesh] += 1
+            # What a snapshot has forgotten does not come again.
+            self._seen = set(keys)
+            counts = sorted(self._counts.items())
+        for (kind, mesh), count in counts:
+            yield {"kind": kind, "mesh": mesh}, float(count)
+
+
+def exposition(snap: Snapshot, failures: Failures | None = None) -> str:
     """Return a snapshot in Prometheus's text format."""
     lines = []
-    for metric in METRICS:
+    for metric in (*METRICS, (failures or Failures()).metric):
         lines.append(f"# HELP {metric.name} {metric.text}")
         lines.append(f"# TYPE {metric.name} {'counter' if metric.is_counter else 'gauge'}")
         for labels, value in metric.read(snap):
@@ -189,7 +229,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404, "there is /metrics only")
             return
         try:
-            body = exposition(self.server.snapshot()).encode()
+            body = exposition(self.server.snapshot(), self.server.failures).encode()
         except MeshError as error:
             self.send_error(503, "the job does not answer", str(error))
             return
@@ -209,6 +249,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], snapshot: Callable[[], Snapshot]) -> None:
         super().__init__(address, _Handler)
         self.snapshot = snapshot
+        self.failures = Failures()
 
 
 class MetricsServer:
@@ -278,7 +319,7 @@ def export_metrics(meter: Any, snapshot: Callable[[], Snapshot] = inspect.snapsh
     """
     observation = importlib.import_module("opentelemetry.metrics").Observation
     latest = _Latest(snapshot)
-    for metric in METRICS:
+    for metric in (*METRICS, Failures().metric):
 
         def observe(_options: Any, metric: Metric = metric) -> Iterator[Any]:
             snap = latest.get()

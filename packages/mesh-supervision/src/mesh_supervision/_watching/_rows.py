@@ -62,7 +62,7 @@ def rows(
     tree: list[Row] = []
     for host in snap.hosts:
         below: list[Row] = []
-        for proc in host.procs:
+        for proc in (*host.procs, *host.dead):
             own = _proc(proc, used.get((proc.name, proc.pid)), passed)
             actors = [row for row in map(_actor, proc.actors) if wanted in _text(row)]
             if actors or wanted in _text(own):
@@ -74,7 +74,9 @@ def rows(
 
 def summary(snap: Snapshot) -> str:
     """Return a summary in one line."""
-    counts = ((len(snap.hosts), "host"), (len(snap.procs), "process"), (len(snap.actors), "actor"))
+    counts = [(len(snap.hosts), "host"), (len(snap.procs), "process"), (len(snap.actors), "actor")]
+    if snap.dead:
+        counts.append((len(snap.dead), "dead rank"))
     said = [f"{count:,} {word if count == 1 else _many(word)}" for count, word in counts]
     waiting = sum(actor.queue for actor in snap.actors)
     rate = sum(actor.rate for actor in snap.actors)
@@ -127,7 +129,7 @@ def _proc(proc: ProcState, used: float | None, passed: float) -> Row:
         cpu,
         _size(proc.rss),
     ]
-    return Row(f"proc {proc.name}", tuple(cells), proc.state in ("silent", "stopped"), proc.name)
+    return Row(f"proc {proc.name}", tuple(cells), proc.state in ("silent", "stopped", "dead"), proc.name)
 
 
 def _actor(actor: ActorState) -> Row:

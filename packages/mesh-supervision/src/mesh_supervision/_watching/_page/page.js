@@ -41,7 +41,7 @@ function duration(seconds) {
 
 const many = (count, word) => `${count.toLocaleString()} ${count === 1 ? word : word.endsWith("s") ? word + "es" : word + "s"}`;
 const total = (list, value) => list.reduce((sum, each) => sum + value(each), 0);
-const isBad = (proc) => proc.state === "silent" || proc.state === "stopped";
+const isBad = (proc) => ["silent", "stopped", "dead"].includes(proc.state);
 
 function note(key, rate, queue) {
   const line = history.get(key) ?? [];
