@@ -133,7 +133,9 @@ class Site:
 
     def files(self) -> list[Path]:
         """What is left in the folder of jobs."""
-        return [each for each in (self.folder / "jobs").rglob("*") if each.name != ".keys"]
+        return [
+            each for each in (self.folder / "jobs").rglob("*") if each.name not in (".keys", ".audit.log")
+        ]
 
 
 def hosts_on(machine: Host) -> list[int]:

@@ -106,7 +106,9 @@ def nothing_is_left(cluster: Ray) -> None:
     """No process, no key, no job's folder."""
 
     def left() -> list[Any]:
-        found: list[Any] = [each for each in (cluster.folder / "jobs").rglob("*") if each.name != ".keys"]
+        found: list[Any] = [
+            each for each in (cluster.folder / "jobs").rglob("*") if each.name not in (".keys", ".audit.log")
+        ]
         found += (cluster.folder / "run").glob("mesh-host-*")
         for host in cluster.network.hosts:
             for pid in host.pids():

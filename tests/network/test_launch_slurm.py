@@ -80,7 +80,9 @@ def nothing_is_left(cluster: Slurm) -> None:
         lambda: cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") == 3,
         "nodes are not idle",
     )
-    left: Any = [each for each in (cluster.folder / "jobs").rglob("*") if each.name != ".keys"]
+    left: Any = [
+        each for each in (cluster.folder / "jobs").rglob("*") if each.name not in (".keys", ".audit.log")
+    ]
     assert left == []
     assert list((cluster.folder / "run").glob("mesh-host-*")) == []
 

@@ -142,6 +142,11 @@ pub struct HostEnd {
 }
 
 impl HostEnd {
+    /// What its own log is to say of it. A host that was let go in order is not dead.
+    pub(crate) fn verdict(&self) -> String {
+        if self.fate == Fate::Released { self.to_string() } else { format!("declared dead: {self}") }
+    }
+
     pub(crate) fn write(&self, out: Writer) -> Writer {
         out.byte(self.fate.code()).text(&self.label).text(&self.why)
     }

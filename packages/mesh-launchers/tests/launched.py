@@ -16,7 +16,7 @@ def leftovers(folder: Path) -> list[str]:
         f"{at}/{name}"
         for at, folders, files in os.walk(folder)
         for name in (*folders, *files)
-        if name != ".keys"
+        if name not in (".keys", ".audit.log")
     ]
     for process in Path("/proc").iterdir():
         if process.name.isdigit():

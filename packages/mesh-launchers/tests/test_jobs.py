@@ -462,3 +462,11 @@ def test_the_job_and_its_mesh_agree_on_a_host_that_is_silent(keep: str | None) -
                     os.kill(each, signal.SIGCONT)
     finally:
         configure(heartbeat_timeout=before)
+
+
+def test_the_log_of_a_host_that_was_let_go_does_not_call_it_dead(jobs_folder: Path) -> None:
+    with launch("local", hosts=2, name="two") as job:
+        assert greeted(job) == ["hello you"] * 2
+        job.scale(1)
+        log = (jobs_folder / "two" / "launcher" / "1.log").read_text()
+        assert "was let go" in log and "dead" not in log

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mesh_launchers import _ray
+from mesh_launchers.agents import shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.python]
 
@@ -71,3 +72,22 @@ def test_the_process_that_talks_with_ray(hostile: Path, tmp_path: Path) -> None:
     )
     assert not (tmp_path / "seen").exists(), (tmp_path / "seen").read_text()
     assert "No module named 'mesh_launchers'" in ran.stderr
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_host_without_a_named_interpreter_uses_the_scripts_own_where_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has: bool
+) -> None:
+    for name in ("own", "python3"):
+        stand_in = tmp_path / name
+        stand_in.write_text('#!/bin/sh\nfor last; do :; done; echo "${0##*/} $1 $last"\n')
+        stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ("own" if has else "missing")))
+    ran = subprocess.run(
+        ["sh", "-c", shell(None, "b 1")],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == f"{'own' if has else 'python3'} -Pc b 1\n"

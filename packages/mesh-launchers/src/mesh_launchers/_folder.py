@@ -30,6 +30,8 @@ DOOR = "door"
 LINK = "link"
 """The socket by which scripts join a kept job."""
 LOG = "keeper.log"
+AUDIT = ".audit.log"
+"""Beside the folders of jobs, as it outlives them."""
 _LOCK = "lock"
 _LOOK_S = 0.2
 _PAUSE_S = 0.01

@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,9 +31,13 @@ def command(python: str, name: str) -> list[str]:
     return python_command(Path(_program.__file__).read_text(), "mesh-host", name, python=python)
 
 
-def shell(python: str, name: str) -> str:
-    """Return the same as one line for a shell."""
-    return f"exec {shlex.join(command(python, name))}"
+def shell(python: str | None, name: str) -> str:
+    """Return the same as one line for a shell; without an interpreter, this one if the host has it, and else ``python3``."""
+    if python is not None:
+        return f"exec {shlex.join(command(python, name))}"
+    # By sh, whatever the user's own shell is.
+    choose = f'p={shlex.quote(sys.executable)}; [ -x "$p" ] || p=python3; exec "$p" "$@"'
+    return f"exec {shlex.join(['sh', '-c', choose, 'sh', *command('python3', name)[1:]])}"
 
 
 def told(

@@ -28,6 +28,7 @@ _STOP_S = 60.0
 _CONNECT_S = 10.0
 _JOIN_S = 120.0
 _FLUSH_S = 5.0
+_DETACH_S = 30.0
 _QUIET_S = 1.0
 """Progress that is shorter than this is not shown."""
 
@@ -107,10 +108,10 @@ class Job:
         joined.on_traits(lambda hosts: base64.b64decode(self._door.ask("traits", hosts=list(hosts))))
         return joined
 
-    def _flush(self) -> None:
+    def _flush(self, limit: float = _FLUSH_S) -> None:
         """Let everything be shown that processes have printed."""
         with suppress(LaunchError):
-            self._door.ask("flush", timeout=_FLUSH_S)
+            self._door.ask("flush", timeout=limit)
 
     def _attach(self, mesh: str, numbers: Sequence[int]) -> HostMesh:
         with self._changed:
@@ -344,6 +345,8 @@ class Job:
                 f"job {self.name!r} is not kept: give launch(keep='8h') for hosts that stay when no script has them"
             )
         if self._joined is not None:
+            # What has been printed so far is this script's to show.
+            self._flush(_DETACH_S)
             self._joined.leave()
         self._door.close()
 

@@ -44,13 +44,14 @@ from mesh_launchers._contract import (
 from mesh_launchers._errors import JobExists, LaunchError
 from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._kept import Kept
+from mesh_launchers._records import audit, cut
 from mesh_launchers._renewal import Renewal
 from mesh_launchers._state import HostState, JobState
 
 _LINE = 1 << 24
 _SHOWN = 1 << 22
 _SILENCE_S = 600.0
-_LONG = ("attached", "dial")
+_LONG = ("attached", "dial", "flush")
 _OWN_REASON_S = 0.5
 """How long the mesh's news of a host's death wait for the launcher's, which says more about the reason."""
 _GIVE_UP_S = 60.0
@@ -146,11 +147,25 @@ class Keeper:
         while not self._over.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), self._renewal.pause)
+            await asyncio.to_thread(self._cut_logs)
             before = self._renewal.state
             if order := await asyncio.to_thread(self._renewal.look):
                 self._renewal.reached(await self._pass_on(order))
             if self._renewal.state != before:
                 self._changed()
+
+    def _cut_logs(self) -> None:
+        """Keep logs of a long job from filling the disk (REC-1)."""
+        for each in self._folder.path.rglob("*.log"):
+            # It may have been removed, or the disk is full.
+            with suppress(OSError):
+                cut(each)
+
+    def _audit(self, client: _Client, did: str) -> None:
+        try:
+            audit(self._folder.name, client.pid, client.uid, did)
+        except OSError as error:
+            sys.stderr.write(f"the audit log cannot be written: {error}\n")
 
     async def _pass_on(self, order: str) -> str:
         """Give the hosts new certificates; return why they do not have them, if so."""
@@ -341,7 +356,7 @@ class Keeper:
                 return
         pid, _ = peer_of(connection)
         # The client that has launched the job may end before it has confirmed that it has the hosts.
-        client = _Client(writer, pid, is_first=is_first)
+        client = _Client(writer, pid, uid, is_first=is_first)
         self._clients.add(client)
         try:
             while line := await _line(reader):
@@ -391,7 +406,9 @@ class Keeper:
         match question:
             case {"do": "watch" | "state" | "visit" as do}:
                 client.watches = client.watches or do != "state"
-                client.visits = client.visits or do == "visit"
+                if do == "visit" and not client.visits:
+                    client.visits = True
+                    self._audit(client, "exec or shell")
                 return self.state().as_dict()
             case {"do": "hold"}:
                 return self._hold(client, take_over=question.get("take_over") is True)
@@ -406,7 +423,10 @@ class Keeper:
                 )
             case {"do": "fits" | "start" as do, "mesh": str(mesh), "targets": list(targets)}:
                 self._check_targets(mesh, targets)
-                return await self._start_more(mesh, targets) if do == "start" else None
+                if do == "fits":
+                    return None
+                self._audit(client, f"scale {mesh}: {len(targets)} more hosts")
+                return await self._start_more(mesh, targets)
             case {"do": "join" | "flush" | "attached" | "traits"} if (
                 self._kept is not None and self._holder is client
             ):
@@ -414,6 +434,7 @@ class Keeper:
             case {"do": "end" | "dial" | "log" | "lost"}:
                 return await self._do_hosts(client, question)
             case {"do": "stop"}:
+                self._audit(client, "stop")
                 self._over.set()
                 return None
         raise self._cannot(question)
@@ -422,7 +443,11 @@ class Keeper:
         """Requests about single hosts."""
         match question:
             case {"do": "end", "hosts": list(numbers)}:
-                return await self._end_some(self._checked(numbers))
+                checked = self._checked(numbers)
+                if checked:
+                    names = ", ".join(self._hosts[each].name for each in checked)
+                    self._audit(client, f"scale: end {names}")
+                return await self._end_some(checked)
             case {"do": "dial", "hosts": list(numbers), "address": str(address)}:
                 return await self._dial_visitor(client, self._checked(numbers), address)
             case {"do": "lost", "host": number, "why": str(why)} if self._holder is client:
@@ -574,6 +599,7 @@ class Keeper:
                     else ""
                 )
             )
+        self._audit(client, "launch" if client.is_first else "take over" if take_over else "attach")
         self._holder, self._left_at, client.counts = client, None, True
         client.watch_process()
         if self._expiry is not None:
@@ -616,7 +642,8 @@ class Keeper:
 class _Client:
     """A connected client."""
 
-    def __init__(self, writer: asyncio.StreamWriter, pid: int, *, is_first: bool) -> None:
+    def __init__(self, writer: asyncio.StreamWriter, pid: int, uid: int, *, is_first: bool) -> None:
+        self.uid = uid
         self._writer = writer
         self.is_first = is_first
         """Whether it has launched the job."""

@@ -3,7 +3,8 @@
 KPT-1: what a script has spawned on the hosts stays when the script ends, however it ends, until the job does; the next script
 has it.
 KPT-2: one script at a time is admitted: the process that has the job's hosts, by its own connection (KPR-2).
-KPT-3: what processes print while there is no script is shown to the next one, up to a limit.
+KPT-3: what processes print while there is no script is shown to the next one, up to a limit; a script that reads slowly gets everything up to a larger
+one. What is beyond is said to be missing.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from mesh_launchers._errors import LaunchError
 from mesh_launchers._state import HostState
 
 _KEPT_BYTES = 1 << 18
+_BEHIND_BYTES = 1 << 26
+"""How far a script may be behind with what it shows."""
+_AGAIN_S = 0.02
 _COME_S = 60.0
 _JOIN_S = 30.0
 _LAST_S = 1.0
@@ -55,6 +59,12 @@ class Kept:
         self._loop = asyncio.get_running_loop()
         self._unheard: deque[tuple[bool, str]] = deque()
         self._size = 0
+        self._missing = 0
+        """How many characters are not kept any more."""
+        self._is_joined = False
+        self._told = asyncio.Event()
+        """Whether a script has been told everything."""
+        self._told.set()
         self._joins = 0
         self._addresses: dict[int, Future[str]] = {}
         self._attached: list[tuple[list[int], HostMesh]] = []
@@ -173,11 +183,13 @@ class Kept:
 
     def dismiss(self) -> None:
         """The script that had the job no longer has it, from this moment on."""
+        self._has_left()
         self._guests.dismiss()
 
     def has_gone(self) -> None:
         """The script that had the job has ended. Its messages are taken first: the end of its link comes after them."""
         joins = self._joins
+        self._has_left()
 
         def late() -> None:
             # A child that it has forked may still have the link.
@@ -193,11 +205,41 @@ class Kept:
     async def flush(self) -> None:
         """Let everything be shown that processes have printed so far."""
         await self._loop.run_in_executor(None, self._guests.flush)
+        # What has been shown comes by the loop, too.
+        await asyncio.sleep(0)
+        if self._is_joined:
+            await self._told.wait()
 
     def tell(self) -> None:
         """Show a script what was printed before it came (KPT-3)."""
+        self._is_joined = True
+        if self._missing and self._say(
+            {"out": (True, f"... {self._missing:,} characters of the job's output are missing here\n")}
+        ):
+            self._missing = 0
         while self._unheard and self._say({"out": self._unheard[0]}):
             self._size -= len(self._unheard.popleft()[1])
+        if self._unheard:
+            self._told.clear()
+            self._loop.call_later(_AGAIN_S, self._tell_more)
+        else:
+            self._told.set()
+
+    def _tell_more(self) -> None:
+        if self._is_joined:
+            self.tell()
+
+    def _has_left(self) -> None:
+        self._is_joined = False
+        self._told.set()
+        self._shorten()
+
+    def _shorten(self) -> None:
+        limit = _BEHIND_BYTES if self._is_joined else _KEPT_BYTES
+        while self._size > limit:
+            gone = len(self._unheard.popleft()[1])
+            self._size -= gone
+            self._missing += gone
 
     def _show_soon(self, is_error: bool, text: str) -> None:
         self._soon(self._show, is_error, text)
@@ -207,8 +249,10 @@ class Kept:
             return
         self._unheard.append((is_error, text))
         self._size += len(text)
-        while self._size > _KEPT_BYTES:
-            self._size -= len(self._unheard.popleft()[1])
+        self._shorten()
+        if self._is_joined and self._told.is_set():
+            self._told.clear()
+            self._loop.call_later(_AGAIN_S, self._tell_more)
 
     # The end.
 

@@ -131,6 +131,15 @@ def environment() -> dict[str, Any]:
     return {"python": sys.version.split()[0], "executable": sys.executable, "packages": packages}
 
 
+def write(path: Path, data: str) -> None:
+    """Write a private file; an error names it, which those of a full disk do not by themselves."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(base64.b64decode(data))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 class Host:
     """One host: its agent, which is a process of its own, and what it has to say."""
 
@@ -183,8 +192,12 @@ class Host:
         try:
             for name, data in self._files.items():
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                with os.fdopen(os.open(name, flags, 0o600, dir_fd=at), "wb") as file:
-                    file.write(base64.b64decode(data))
+                try:
+                    with os.fdopen(os.open(name, flags, 0o600, dir_fd=at), "wb") as file:
+                        file.write(base64.b64decode(data))
+                except OSError as error:
+                    # Those of a full disk name no file by themselves.
+                    raise OSError(error.errno, error.strerror, f"{self._credentials}/{name}") from error
         finally:
             os.close(at)
         # One that came while Python forks would be lost.
@@ -291,9 +304,12 @@ class Host:
         for name, data in files.items() if self._credentials and self.runs else ():
             path = Path(self._credentials) / name
             new = path.with_name(f".{name}.new")
-            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(base64.b64decode(data))
-            new.replace(path)
+            try:
+                write(new, data)
+                new.replace(path)
+            except OSError as error:
+                # The old ones hold for a while, and these come again with the next ones.
+                tell(f"new certificates cannot be taken: {error}")
 
     def has_ended(self) -> int:
         """Tell the end of its agent; returns how it has ended."""

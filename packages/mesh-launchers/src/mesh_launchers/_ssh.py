@@ -31,8 +31,9 @@ _PASSING = re.compile(r"kex_exchange_identification|Connection reset by|Connecti
 class SshOptions:
     """Options of the launcher ``ssh``."""
 
-    python: str | Mapping[str, str] = "python3"
-    """The interpreter on the hosts, or a mapping of interpreters by host. It must have mesh-core of the script's version."""
+    python: str | Mapping[str, str] | None = None
+    """The interpreter on the hosts, or a mapping of interpreters by host. It must have mesh-core of the script's version. By default that of the
+    script, by its path, on hosts that have it there, as on a shared file system; and ``python3`` on others."""
     config: str | None = None
     """A configuration file for ssh, in place of ``~/.ssh/config``."""
     arguments: Sequence[str] = ()
@@ -53,9 +54,9 @@ class SshOptions:
         if self.dial is not None:
             check_dial(self.dial)
 
-    def python_of(self, host: str) -> str:
-        """Return the interpreter of a host."""
-        return self.python if isinstance(self.python, str) else self.python.get(host, "python3")
+    def python_of(self, host: str) -> str | None:
+        """Return the interpreter of a host, if it is named."""
+        return self.python.get(host) if isinstance(self.python, Mapping) else self.python
 
 
 class SshLauncher(AgentLauncher):

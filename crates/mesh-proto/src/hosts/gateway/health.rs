@@ -209,7 +209,7 @@ impl<W: Wire> Gateway<W> {
         if let Some(connection) = connection {
             // It hears of its death from those above it; others only close.
             let farewell =
-                above.then(|| Farewell { parting: Parting::YouAreDead, text: format!("declared dead: {end}") });
+                above.then(|| Farewell { parting: Parting::YouAreDead, text: end.verdict() });
             turn.out.push(Action::Close { connection, farewell });
         }
         turn.out.push(Action::Died { host, end, lost });

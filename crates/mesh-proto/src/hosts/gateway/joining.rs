@@ -279,8 +279,8 @@ impl<W: Wire> Gateway<W> {
         } else if join.expected != 0 && join.expected != self.incarnation {
             (Refusal::NotMe, "this host was started anew; what ran here is gone".to_owned())
         } else if self.standing(join.from) == Standing::Dead {
-            let why = peer.and_then(|peer| peer.verdict.as_ref()).map(ToString::to_string);
-            (Refusal::Dead, format!("declared dead: {}", why.unwrap_or_default()))
+            let why = peer.and_then(|peer| peer.verdict.as_ref()).map(|end| end.verdict());
+            (Refusal::Dead, why.unwrap_or_else(|| "declared dead".to_owned()))
         } else if peer.is_some_and(|peer| peer.incarnation != 0 && peer.incarnation != join.incarnation) {
             (Refusal::NotMe, format!("host {} was started anew; what ran there is gone", join.from))
         } else if me < join.from && peer.is_some_and(|peer| peer.dialing && peer.dials) {

@@ -1,0 +1,71 @@
+"""What is kept of jobs for people who operate a machine: who has done what to them, and logs of bounded size.
+
+REC-1: each attach, exec, scale and stop is a line in a file that outlives the job; no log grows beyond its limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import time
+from pathlib import Path
+
+from mesh_launchers._folder import AUDIT, base
+
+LIMIT = 1 << 24
+"""A log that has more bytes than this is cut; the lines before are in another file beside it, once."""
+_SHOWN = 200
+
+
+def audit(job: str, pid: int, uid: int, did: str) -> None:
+    """Add a line about a process that has done something to a job."""
+    line = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "job": job,
+        "did": did,
+        "user": _user(uid),
+        "pid": pid,
+        "command": _read(pid, "cmdline").replace("\0", " ").strip()[:_SHOWN],
+        "from": _origin(pid),
+    }
+    path = base() / AUDIT
+    at = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    with os.fdopen(at, "a") as file:
+        file.write(json.dumps(line) + "\n")
+    # Several keepers write to it: a line is in one of the two files, whoever renames it first.
+    if path.stat().st_size > LIMIT:
+        path.replace(path.with_name(f"{AUDIT}.1"))
+
+
+def cut(path: Path, limit: int = LIMIT) -> None:
+    """Shorten a log that is too long. Those who write to it append, and go on."""
+    if path.stat().st_size <= limit:
+        return
+    with path.open("r+b") as file:
+        file.seek(-(limit // 2), os.SEEK_END)
+        path.with_name(f"{path.name}.1").write_bytes(file.read())
+        file.truncate(0)
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _origin(pid: int) -> str:
+    """Return the address of the machine from which somebody has logged in for a process."""
+    for each in _read(pid, "environ").split("\0"):
+        name, _, value = each.partition("=")
+        if name == "SSH_CONNECTION":
+            return value.partition(" ")[0]
+    return "this machine"
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""  # it has ended
