@@ -7,14 +7,16 @@ import os
 import queue
 import signal
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from supervised import WITHIN
 
-from mesh_core import Actor, FailureKind, MeshError, SupervisionError, endpoint, this_host
+from mesh_core import Actor, ActorError, FailureKind, MeshError, SupervisionError, endpoint, this_host
 from mesh_core.inspect import ActorState, HostState, ProcState, Running, Snapshot
-from mesh_supervision import Health, Limits, Trouble, TroubleKind, watch_health
+from mesh_supervision import Health, Limits, OneForOne, Trouble, TroubleKind, watch_health
 
 
 def actor(rank: int, **more: Any) -> ActorState:
@@ -147,6 +149,16 @@ def test_time_in_collectives_does_not_count() -> None:
 def test_a_silent_process_counts_its_looks_from_one() -> None:
     _, told = Health(Limits(silent=1)).on(snap(actor(0), states={0: "silent"}))
     assert [each.text for each in told] == ["process workers[0] (pid 4242) has not answered 1 times"]
+
+
+def test_a_handler_hangs_above_its_limit_only() -> None:
+    limits = Limits(stuck=None, hung=10.0)
+    assert Health(limits).on(snap(busy(10.0)))[1] == ()
+    assert kinds(Health(limits).on(snap(busy(math.nextafter(10.0, 11.0))))[1]) == [
+        (TroubleKind.HUNG, "workers[0]")
+    ]
+    with pytest.raises(ValueError, match="hung must be a positive number or None"):
+        Limits(hung=0)
 
 
 def test_limits_are_accepted_up_to_their_edges() -> None:
@@ -285,3 +297,61 @@ def test_troubles_are_logged_where_nobody_takes_them(caplog: pytest.LogCaptureFi
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
     assert seen.is_set()
+
+
+class Chain(Actor):
+    """Waits for another one, which hangs as long as a file is there."""
+
+    def __init__(self, folder: str) -> None:
+        self.hangs = Path(folder) / "hangs"
+
+    @endpoint
+    def ask(self, other: Any) -> str:
+        answer: str = other.answer.call_one().get(timeout=WITHIN)
+        return answer
+
+    @endpoint
+    def answer(self) -> str:
+        while self.hangs.exists():
+            time.sleep(0.01)
+        return "here"
+
+
+@pytest.mark.slow
+def test_only_the_culprit_of_a_hang_is_ended_and_its_policy_heals_it(
+    told: queue.SimpleQueue[Trouble], tmp_path: Path
+) -> None:
+    """HLT-2: a hang ends by itself."""
+    (tmp_path / "hangs").touch()
+    with (
+        watch_health(told.put, Limits(stuck=0.5, hung=2.0), interval=0.1),
+        this_host().spawn_procs(name="askers") as askers,
+        this_host().spawn_procs(name="answerers") as answerers,
+    ):
+        asks = askers.spawn("asks", Chain, str(tmp_path))
+        answers = answerers.spawn(
+            "answers", Chain, str(tmp_path), supervise=OneForOne(intensity=1, period=60.0)
+        )
+        [asker], [before] = askers.pids, answerers.pids
+        call = asks.ask.call_one(answers)
+        blamed: dict[str, bool | None] = {}
+        while True:
+            trouble = told.get(timeout=WITHIN)
+            if trouble.kind is TroubleKind.HUNG:
+                break
+            blamed[trouble.proc] = trouble.is_culprit
+        assert blamed == {"askers[0]": False, "answerers[0]": True}
+        assert (trouble.proc, trouble.is_fatal) == ("answerers[0]", True)
+        assert (
+            "called by askers[0]; 1 waits for it: it is ended" in trouble.text
+            and "in answer" in trouble.stack
+        )
+        (tmp_path / "hangs").unlink()
+        with pytest.raises((SupervisionError, ActorError)):
+            call.get(timeout=WITHIN)
+        end = time.monotonic() + WITHIN
+        while answerers.pids in ([before], [None]):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert asks.ask.call_one(answers).get(timeout=WITHIN) == "here"
+        assert askers.pids == [asker], "who waited goes on"

@@ -25,6 +25,8 @@ class TroubleKind(StrEnum):
 
     STUCK = "stuck"
     """An actor has been handling one message for too long."""
+    HUNG = "hung"
+    """A process has kept others waiting for so long that it is ended."""
     STRAGGLER = "straggler"
     """A rank takes much longer than the others of its mesh for the same work."""
     SILENT = "silent"
@@ -58,6 +60,8 @@ class Trouble:
     """Where the thread of a handler that does not end is in its code."""
     is_fatal: bool = False
     """Whether the process is ended because of it."""
+    is_culprit: bool | None = None
+    """Of a handler that does not end: whether it keeps others waiting, or itself waits for another one; ``None`` if that is not known."""
 
     def __str__(self) -> str:
         return self.text + (f"\n{self.stack}" if self.stack else "")
@@ -69,6 +73,9 @@ class Limits:
 
     stuck: float | None = 60.0
     """Seconds that handling one message may take."""
+    hung: float | None = None
+    """Seconds that handling one message may take until the process that others wait for is ended, so that the policy of its mesh replaces it. Those that
+    only wait are left alone."""
     straggler: float | None = 2.0
     """How many times the median of its mesh a rank's mean may be; it must stand out from the spread of the others too. Time in
     watched collectives does not count (:func:`watch_collectives`)."""
@@ -82,7 +89,7 @@ class Limits:
     """The part of `memory` and `files` at which there is a warning."""
 
     def __post_init__(self) -> None:
-        for name in ("stuck", "straggler", "silent", "memory", "files"):
+        for name in ("stuck", "hung", "straggler", "silent", "memory", "files"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not value > 0):
                 raise ValueError(f"{name} must be a positive number or None, got {value!r}")
@@ -142,15 +149,16 @@ class Health:
         yield from self._stragglers(snap)
 
     def _stuck(self, proc: ProcState, actor: ActorState) -> Iterator[tuple[_Key, Trouble]]:
-        limit = self.limits.stuck
-        if limit is None or not actor.running:
+        if not actor.running:
             return
         longest = max(actor.running, key=lambda each: each.seconds)
-        if longest.seconds > limit:
+        for kind, limit in ((TroubleKind.STUCK, self.limits.stuck), (TroubleKind.HUNG, self.limits.hung)):
+            if limit is None or longest.seconds <= limit:
+                continue
             text = f"{actor.name}[{actor.rank}] in {proc.name} has run {longest.endpoint} for {longest.seconds:.1f} s, called by {longest.caller}"
             # Another message is another trouble; the number of messages handled before it tells them apart.
-            key = (TroubleKind.STUCK, proc.name, actor.actor_id, actor.handled)
-            yield key, Trouble(TroubleKind.STUCK, proc.name, proc.pid, text, actor.name, actor.rank)
+            key = (kind, proc.name, actor.actor_id, actor.handled)
+            yield key, Trouble(kind, proc.name, proc.pid, text, actor.name, actor.rank)
 
     def _stragglers(self, snap: Snapshot) -> Iterator[tuple[_Key, Trouble]]:
         if self.limits.straggler is None:

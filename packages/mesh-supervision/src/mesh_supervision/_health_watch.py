@@ -1,4 +1,7 @@
-"""Watches a job's health: a thread that takes snapshots, and in each process one that checks what the process uses."""
+"""Watches a job's health: a thread that takes snapshots, and in each process one that checks what the process uses.
+
+HLT-2: of handlers that do not end, those that keep others waiting are told apart from those that wait; only the former are ended.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,13 +19,26 @@ from typing import Self
 from mesh_core import MeshError, inspect
 from mesh_core.extensions import Extension, Proc, current_proc, find, install, uninstall
 from mesh_supervision._health import Health, Limits, Trouble, TroubleKind
+from mesh_supervision._watching._why import Culprit, Reason, confirmed, why
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOG = "mesh"
 
 
+@dataclass(frozen=True)
+class _Here:
+    """A message: the sender can be told to end."""
+
+
+@dataclass(frozen=True)
+class _End:
+    """A message: the receiver keeps others waiting, and is to end."""
+
+    why: str
+
+
 class _Usage(Extension):
-    """Checks what its process uses, and ends it if that is too much: only the process itself can do so on every host."""
+    """Checks what its process uses, and ends it if that is too much or if it hangs: only the process itself can do so on every host."""
 
     name = "supervision.usage"
     payload: tuple[Limits, float, Proc]
@@ -33,6 +49,10 @@ class _Usage(Extension):
         self._over = threading.Event()
         self._limits, self._interval, self._owner = self.payload
         self._warned: set[TroubleKind] = set()
+        self.procs: dict[str, Proc] = {}
+        """Processes that can be told to end, by name."""
+        if self.proc != self._owner and self._limits.hung:
+            self.tell(self._owner, _Here())
         if self.proc != self._owner and (self._limits.memory or self._limits.files):
             threading.Thread(target=self._look, name="mesh-usage", daemon=True).start()
 
@@ -40,9 +60,16 @@ class _Usage(Extension):
         """Stop checking."""
         self._over.set()
 
-    def receive(self, message: Trouble, sender: Proc) -> None:
-        """Pass on what another process has reported."""
-        if self.watch is not None:
+    def receive(self, message: Trouble | _Here | _End, sender: Proc) -> None:
+        """Pass on what another process has reported; or end, as this one keeps others waiting."""
+        if isinstance(message, _Here):
+            self.procs[str(sender)] = sender
+        elif isinstance(message, _End):
+            # The last words of a process are in the error of those who wait for it.
+            sys.stderr.write(f"mesh: {message.why}\n")
+            sys.stderr.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.watch is not None:
             self.watch.tell(message)
 
     def _look(self) -> None:
@@ -95,7 +122,10 @@ class HealthWatch:
         self._lock = threading.Lock()
         if find(_Usage) is not None:
             raise MeshError("the health of this job is being watched already: close() that watch first")
-        install(_Usage, (limits, interval, current_proc())).watch = self
+        self._usage = install(_Usage, (limits, interval, current_proc()))
+        self._usage.watch = self
+        self._hung: dict[str, Trouble] = {}
+        """Handlers that have run for too long, by their processes, until it is known who keeps them."""
         self._thread = threading.Thread(target=self._run, name="mesh-health", daemon=True)
         self._thread.start()
 
@@ -134,13 +164,75 @@ class HealthWatch:
                 # Too busy just now, or nothing was spawned yet.
                 continue
             self._health, troubles = self._health.on(snap)
-            for trouble in troubles:
-                self.tell(_with_stack(trouble))
+            there = {
+                (proc.name, proc.pid) for proc in snap.procs if any(actor.running for actor in proc.actors)
+            }
+            self._hung = {
+                each.proc: each
+                for each in (*self._hung.values(), *troubles)
+                if each.kind is TroubleKind.HUNG and (each.proc, each.pid) in there
+            }
+            fresh = [each for each in troubles if each.kind is not TroubleKind.HUNG]
+            reason = (
+                _reason() if self._hung or any(each.kind is TroubleKind.STUCK for each in fresh) else None
+            )
+            for trouble in fresh:
+                self.tell(_with_stack(_blamed(trouble, reason)))
+            for trouble in [
+                self._hung.pop(each.proc) for each in _culprits(reason) if each.proc in self._hung
+            ]:
+                self._end(_with_stack(_blamed(trouble, reason)))
+
+    def _end(self, trouble: Trouble) -> None:
+        """End a process that keeps others waiting, and whose policy then replaces it."""
+        proc = self._usage.procs.get(trouble.proc)
+        if proc is None:
+            self.tell(
+                replace(
+                    trouble, text=f"{trouble.text}; it was spawned before it was watched, and cannot be ended"
+                )
+            )
+            return
+        text = f"{trouble.text}: it is ended, as {trouble.proc} has hung for too long"
+        self.tell(replace(trouble, text=text, is_fatal=True))
+        self._usage.tell(proc, _End(text))
+
+
+def _reason() -> Reason | None:
+    """Look twice at who waits for whom; ``None`` if the job does not answer."""
+    try:
+        return confirmed(
+            lambda: why(inspect.snapshot(pss=False), inspect.waits(), inspect.connect(os.getpid()).stacks())
+        )
+    except MeshError:
+        return None
+
+
+def _culprits(reason: Reason | None) -> tuple[Culprit, ...]:
+    return () if reason is None else reason.culprits
+
+
+def _blamed(trouble: Trouble, reason: Reason | None) -> Trouble:
+    """Say whether a handler that does not end keeps others waiting, or waits for another one (HLT-2)."""
+    culprits = _culprits(reason)
+    if trouble.kind not in (TroubleKind.STUCK, TroubleKind.HUNG) or not culprits:
+        return trouble
+    mine = next((each for each in culprits if each.proc == trouble.proc), None)
+    if mine is None:
+        who = ", ".join(each.who for each in culprits)
+        return replace(trouble, text=f"{trouble.text}; it waits for {who}", is_culprit=False)
+    said = [trouble.text]
+    # Of a collective it says which; that it runs is known.
+    if "collective" in mine.text:
+        said.append(f"it {mine.text}")
+    if mine.waiting:
+        said.append(f"{mine.waiting} {'waits' if mine.waiting == 1 else 'wait'} for it")
+    return replace(trouble, text="; ".join(said), is_culprit=True)
 
 
 def _with_stack(trouble: Trouble) -> Trouble:
     """Add where the thread is in its code, if it is stuck."""
-    if trouble.kind is not TroubleKind.STUCK:
+    if trouble.kind not in (TroubleKind.STUCK, TroubleKind.HUNG):
         return trouble
     try:
         # This very job, asked as another terminal would.
