@@ -19,7 +19,7 @@ from mesh_core import MeshError, ProcMesh, inspect, this_host
 from mesh_core.extensions import uninstall
 from mesh_core.inspect import Awaited, Snapshot, Waits
 from mesh_supervision import Health, Ignore, Limits, TroubleKind, form_group, heal_mesh, watch_collectives
-from mesh_supervision._collectives import At
+from mesh_supervision._collectives import PASSED, At
 from mesh_supervision._watching._why import Culprit, Reason, why
 
 STARTING = 110.0
@@ -72,6 +72,23 @@ def test_the_one_that_does_another_collective_is_named(other: At, text: str) -> 
     (culprit,) = reason_of(at(0), at(1), other).culprits
     assert culprit.who == "trainers[2]"
     assert text in culprit.text
+
+
+def test_those_that_have_gone_on_are_not_blamed() -> None:
+    """Where root or shape differ, some ranks complete the collective, and another one waits in it forever."""
+    gone = [at(rank, op=PASSED, what="") for rank in (0, 1)]
+    (culprit,) = reason_of(*gone, at(2, op="broadcast", root=2)).culprits
+    assert culprit.who == "trainers[2]"
+    assert (
+        "is in collective 7 with broadcast with rank 2, float32[4], and 2 of 3 ranks have left it: they did another one there, or with "
+        "another root or shape"
+    ) in culprit.text
+    # One that has left only the one before has not come.
+    (culprit,) = reason_of(at(0, 6, PASSED, what=""), at(1, op=PASSED, what=""), at(2)).culprits
+    assert culprit.who == "trainers[0]"
+    assert "has not come to collective 7" in culprit.text
+    # Nobody waits.
+    assert reason_of(*gone).culprits == ()
 
 
 def test_when_all_have_arrived_and_agree_nobody_is_named_for_a_while() -> None:

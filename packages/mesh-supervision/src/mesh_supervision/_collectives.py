@@ -22,6 +22,8 @@ from typing import Any
 from mesh_core import MeshError, Promise
 from mesh_core.extensions import ClockStop, Extension, current_proc, find, install
 
+PASSED = "passed"
+"""Stands for the operation where a member is in none: its number is that of the last one that it has left."""
 LATE_S = 0.2
 """How long a collective lasts before it is shown, and how often that is looked at."""
 _END_S = 1.0
@@ -159,6 +161,8 @@ class Watched:
     members: str
     number: int = 0
     begun: deque[_Begun] = field(default_factory=deque)
+    seen: int = 0
+    """The number at the last look."""
 
     def before(self, args: Any) -> None:
         """PyTorch is about to issue an operation. This is on its path, so it does no more than it must."""
@@ -216,6 +220,15 @@ class Watched:
             root = each.root if each.root >= 0 else None
             return At(each.number, op, root, what, self.rank, self.group, self.members)
         return None
+
+    def passed(self) -> At | None:
+        """Return how far this member is, if it is in no collective, and was in none at the last look."""
+        before, self.seen = self.seen, self.number
+        if not self.number or self.number != before:
+            return None
+        if any(each.work is None or not each.work.is_completed() for each in list(self.begun)):
+            return None
+        return At(self.number, PASSED, None, "", self.rank, self.group, self.members)
 
     def close(self) -> None:
         """The group was left. Its works keep its connections open, whatever still refers to this object."""
@@ -286,7 +299,8 @@ class Collectives(Extension):
             self._show(each)
 
     def _show(self, watched: Watched) -> None:
-        at = watched.late(time.monotonic())
+        passed = watched.passed()
+        at = watched.late(time.monotonic()) or passed
         watched.release()
         shown = self._shown.get(watched)
         if shown is not None and shown[0] != at:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mesh_core.inspect import Snapshot
-from mesh_supervision._collectives import At, members_of
+from mesh_supervision._collectives import PASSED, At, members_of
 
 _BRIEF_S = 0.3
 """Collectives that were shown for a shorter time may be about to end."""
@@ -26,6 +26,8 @@ class Meeting:
     """The processes, in the order of their ranks."""
     at: dict[int, tuple[At, float]]
     """By rank, what the waiting members are in, and for how long."""
+    passed: dict[int, int] = field(default_factory=dict)
+    """By rank, the last collective that the other members have left, as far as they report it."""
 
     @property
     def about(self) -> str:
@@ -47,8 +49,9 @@ class Meeting:
         said = Counter(at.said for at in there.values()).most_common(1)[0][0]
         which = f"collective {last} ({said}), in which {len(there)} of {len(self.members)} ranks wait"
         missing: dict[int, str] = {}
+        left = [rank for rank, number in self.passed.items() if rank not in self.at and number >= last]
         for rank in range(len(self.members)):
-            if rank in there:
+            if rank in there or rank in left:
                 continue
             if rank not in self.at:
                 missing[rank] = f"has not come to {which}"
@@ -56,7 +59,17 @@ class Meeting:
                 at = self.at[rank][0]
                 what = f"collective {at.number} ({at.said})" if at.number else f"a {at.said}"
                 missing[rank] = f"is still in {what}, and has not come to {which}"
-        return missing or _mismatched(there) or self._endless(said, last), ""
+        return missing or self._abandoned(there, left) or _mismatched(there) or self._endless(said, last), ""
+
+    def _abandoned(self, there: dict[int, At], left: list[int]) -> dict[int, str]:
+        """Those that wait in a collective that others have left: what they do there cannot be what the others did."""
+        if not left:
+            return {}
+        others = f"{len(left)} of {len(self.members)} ranks have left it"
+        return _mismatched(there) or {
+            rank: f"is in collective {at.number} with {at.said}, and {others}: they did another one there, or with another root or shape"
+            for rank, at in there.items()
+        }
 
     def _endless(self, said: str, number: int) -> dict[int, str]:
         """All are there and agree: the network, or PyTorch's backend, does not complete it."""
@@ -120,9 +133,12 @@ def _mismatched(there: dict[int, At]) -> dict[int, str]:
 def meetings(snap: Snapshot) -> list[Meeting]:
     """Return the groups in which ranks wait."""
     found: dict[tuple[str, str], dict[int, tuple[At, float]]] = {}
+    passed: dict[tuple[str, str], dict[int, int]] = {}
     for proc in snap.procs:
         for promise in proc.promises:
             at = At.read(promise.name)
-            if at is not None and promise.seconds >= _BRIEF_S:
+            if at is not None and at.op == PASSED:
+                passed.setdefault((at.group, at.members), {})[at.rank] = at.number
+            elif at is not None and promise.seconds >= _BRIEF_S:
                 found.setdefault((at.group, at.members), {})[at.rank] = (at, promise.seconds)
-    return [Meeting(tuple(members_of(members)), at) for (_, members), at in found.items()]
+    return [Meeting(tuple(members_of(group[1])), at, passed.get(group, {})) for group, at in found.items()]
