@@ -354,7 +354,7 @@ class Keeper:
                 sys.stderr.write(f"refused a connection to job {self._folder.name!r}: {error}\n")
                 writer.close()
                 return
-        pid, _ = peer_of(connection)
+        pid, uid = peer_of(connection)
         # The client that has launched the job may end before it has confirmed that it has the hosts.
         client = _Client(writer, pid, uid, is_first=is_first)
         self._clients.add(client)

@@ -204,8 +204,11 @@ class Process:
         if bridge is None or bridge.loop() is not loop:
             from mesh_core._futures.loop import Bridge
 
-            bridge = self._bridges[id(loop)] = Bridge(loop, lambda: self.supervision.alarm())
+            bridge = self._bridges[id(loop)] = Bridge(loop, self._alarm)
         return bridge
+
+    def _alarm(self) -> SupervisionError | None:
+        return self.supervision.alarm()
 
     @property
     def supervision(self) -> Supervision:
