@@ -86,8 +86,8 @@ pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_pri
 pub use ports::{Receive, Way};
 pub use refs::{Hold, Kept, Opened, RefAddr, Refs, View, pack};
 pub use runtime::{
-    Body, Calling, Counts, Deferral, EventLoop, EventLoops, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted, Posting, Runtime, Said,
-    Spawned, Terms, Wait, Waited,
+    Body, Calling, Counts, Deferral, EventLoop, EventLoops, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted,
+    Posting, Runtime, Said, Spawned, Terms, Wait, Waited,
 };
 pub use rustix::io::Errno;
 pub use sender::{Road, Sender, SenderSpec, Taken, TooLong};

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core import Actor, context, endpoint, this_host
-from mesh_core.policies import Action, Event, Failed, Later, Policy, Restart
+from mesh_core.policies import Action, Event, Failed, Ignore, Later, Policy, Restart
 
 WITHIN = 20.0
 
@@ -20,6 +20,8 @@ class Held:
 
     def __init__(self, actions: Callable[[Failed], Sequence[Action]] = lambda event: [Restart()]) -> None:
         self.go = threading.Event()
+        self.is_over = False
+        """What is put off is dropped."""
         self.heard = threading.Semaphore(0)
         self._actions = actions
         self._put_off: set[int] = set()
@@ -27,6 +29,8 @@ class Held:
     def on(self, event: Event, now: float) -> tuple[Policy, Sequence[Action]]:
         if not isinstance(event, Failed):
             return self, []
+        if self.is_over:
+            return self, [Ignore()]
         if self.go.is_set():
             return self, self._actions(event)
         if id(event) not in self._put_off:

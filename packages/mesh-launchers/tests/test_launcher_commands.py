@@ -128,7 +128,7 @@ def test_jobs_logs_scale_and_stop(tmp_path: Path) -> None:
     assert [each["phase"] for each in told["hosts"]] == ["running"] * 3
     assert mesh("scale", "kept", "1").returncode == 0
     shown = mesh("jobs", "kept").stdout.splitlines()
-    assert len(shown) == 2 and shown[1].split()[:3] == ["kept-0", "hosts", "running"]
+    assert len(shown) == 3 and shown[1].split()[:3] == ["kept-0", "hosts", "running"]
     log = mesh("logs", "kept", "--host", "kept-0")
     assert "[kept-0] " in log.stdout and "listens at" in log.stdout
     assert "has no host 'nix'" in mesh("logs", "kept", "--host", "nix").stderr

@@ -346,9 +346,9 @@ def test_only_the_culprit_of_a_hang_is_ended_and_its_policy_heals_it(
             "called by askers[0]; 1 waits for it: it is ended" in trouble.text
             and "in answer" in trouble.stack
         )
-        (tmp_path / "hangs").unlink()
         with pytest.raises((SupervisionError, ActorError)):
             call.get(timeout=WITHIN)
+        (tmp_path / "hangs").unlink()
         end = time.monotonic() + WITHIN
         while answerers.pids in ([before], [None]):
             assert time.monotonic() < end

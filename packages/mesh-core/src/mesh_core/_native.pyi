@@ -12,6 +12,7 @@ __all__ = [
     "ClockStop",
     "Completion",
     "Deferral",
+    "EventLoop",
     "Extent",
     "Finisher",
     "HostServer",

@@ -56,6 +56,8 @@ def supervised(policy: Any, count: int = 1, folder: Path | str = "") -> Iterator
     with this_host().spawn_procs({"n": count}, supervise=lambda failure: True) as procs:
         tellers: Any = procs.spawn("tellers", Teller, str(folder), supervise=policy)
         yield procs, tellers, tellers.pid.call().get(timeout=WITHIN).values()
+        if isinstance(policy, Held):
+            policy.is_over = True
 
 
 def kill(pid: int) -> None:

@@ -208,8 +208,7 @@ impl<W: Wire> Gateway<W> {
         self.reroute(turn.wire, &changed, turn.now);
         if let Some(connection) = connection {
             // It hears of its death from those above it; others only close.
-            let farewell =
-                above.then(|| Farewell { parting: Parting::YouAreDead, text: end.verdict() });
+            let farewell = above.then(|| Farewell { parting: Parting::YouAreDead, text: end.verdict() });
             turn.out.push(Action::Close { connection, farewell });
         }
         turn.out.push(Action::Died { host, end, lost });

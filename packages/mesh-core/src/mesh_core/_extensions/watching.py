@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import current
 from mesh_core._extensions.events import ProcEnd
+from mesh_core._hosting.actor_loops import ActorLoop
 from mesh_core._native import incarnation, locate
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ class Watch:
     def __init__(self, mesh: Any, callback: Callable[[ProcEnd], object]) -> None:
         self._mesh = mesh
         self._callback = callback
+        # A coroutine's callback may use what belongs to its event loop.
+        self._loop = here if isinstance(here := asyncio._get_running_loop(), ActorLoop) else None
         self._lock = threading.Lock()
         runtime, addrs = (
             mesh._process.runtime,
@@ -57,7 +61,11 @@ class Watch:
 
             host = mesh._location.name_now(mesh._process.runtime, mesh._procs_id, rank)
             failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
-        self._callback(ProcEnd(address=address, point=point, mesh=mesh, failure=failure, incarnation=life))
+        end = ProcEnd(address=address, point=point, mesh=mesh, failure=failure, incarnation=life)
+        if self._loop is None or self._loop.is_here:
+            self._callback(end)
+        else:
+            self._loop.soon(self._callback, end)
 
     @property
     def living(self) -> int:
@@ -68,8 +76,8 @@ class Watch:
 def watch(mesh: ProcMesh | ActorMesh[Any], callback: Callable[[ProcEnd], object]) -> Watch:
     """Call ``callback`` with a :class:`ProcEnd` once for each process of the mesh, when it ends.
 
-    A process that already ended is reported soon after the call. The callback runs on a runtime thread, or in a worker on
-    the event loop of actors: it must return quickly, and its exceptions are logged. Processes that end in order are
+    A process that already ended is reported soon after the call. The callback runs on the event loop of the coroutine that calls this; otherwise on
+    a runtime thread, or in a worker on its own event loop. It must return quickly, and its exceptions are logged. Processes that end in order are
     reported too, with ``failure`` set to ``None``.
     """
     if not callable(callback):

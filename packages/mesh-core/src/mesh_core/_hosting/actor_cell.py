@@ -120,8 +120,8 @@ class ActorCell(CellState):
         self.on_thread: OnThread | None = OnThread(self) if threaded else None
         super().__init__(threaded=threaded)
 
-    def start(self) -> None:
-        """Construct the object and begin to work."""
+    def start(self, *, here: bool = False) -> None:
+        """Construct the object and begin to work; with ``here``, coroutines run on the process's loop, which calls this."""
         if self.broken is None and self.on_thread is not None:
             try:
                 self.on_thread.start()
@@ -133,7 +133,7 @@ class ActorCell(CellState):
                     "(ulimit -u, ulimit -v, the limits of the container), or use coroutines, which share threads"
                 )
                 self.inbox.retire()
-        if self.broken is None:
+        if self.broken is None and not here:
             self.actor_host.loops.construct(self)
         else:
             self.be_made()

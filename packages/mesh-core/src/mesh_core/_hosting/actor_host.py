@@ -81,6 +81,7 @@ class ActorHost:
         thread.start()
         # Only now: while the interpreter exits no thread can be started, and this one is waited for.
         self._thread = thread
+        self.loops.start()
 
     def end_thread(self, limit: float) -> None:
         """End the thread that :meth:`start_thread` started, and wait for those of actors, after the runtime is closed."""
@@ -257,7 +258,10 @@ class ActorHost:
         )
 
     def host(self, cls: type, actor_id: int, name: str) -> None:
-        """Host an actor of this process itself, for which messages are already waiting; called from any thread."""
+        """Host an actor of Mesh's own, for which messages are already waiting; called from any thread.
+
+        Its coroutines run on the process's loop, where the process is told of failures too: what it does follows these in order.
+        """
 
         def begin() -> None:
             inbox = self.process.runtime.inbox(actor_id)
@@ -271,7 +275,7 @@ class ActorHost:
                 class_name=cls.__qualname__,
             )
             cell = self.actors[actor_id] = ActorCell(self, inbox, instance, None, cls=cls)
-            cell.start()
+            cell.start(here=True)
 
         self.loop.call_soon_threadsafe(begin)
 

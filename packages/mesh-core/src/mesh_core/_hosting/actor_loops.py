@@ -187,6 +187,10 @@ class ActorLoops:
         """Classes whose first constructor runs, with the actors that wait to see how long it takes."""
         self._watched = False
 
+    def start(self) -> None:
+        """Start the first loop before it is needed; called from any thread."""
+        self._another()
+
     def construct(self, cell: ActorCell) -> None:
         """Assign an actor to a loop, and construct it there soon."""
         cls = type_of(cell)
