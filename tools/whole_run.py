@@ -43,8 +43,8 @@ WHEELS = "MESH_WHEELS"
 LEFT_OUT = {
     Level.QUICK: (
         "left out: clusters (ssh, Slurm, Kubernetes, Ray, networks of their own), the virtual machine with RDMA devices, "
-        "long schedules and stress, the second interpreter, the lowest versions, types, lints of Rust, pages and "
-        "plugins; `./dev test --full` runs them"
+        "long schedules and stress, the second interpreter, the lowest versions, types, pages, plugins, and the crates' own "
+        "tests (`./dev rust`); `./dev test --full` runs them"
     ),
     Level.FULL: (
         "left out: other interpreters than the oldest and the newest, fuzzing, the longest schedules; "
