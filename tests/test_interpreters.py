@@ -19,6 +19,8 @@ NAMED = {
     "packages/mesh-core/src/mesh_core/_process/fork_server.py": "it comes before `code_words`",
     "packages/mesh-core/src/mesh_core/cli/_version.py": "it is shown",
     "packages/mesh-launchers/src/mesh_launchers/_commands.py": "it runs a script of the user, as the user would",
+    "packages/mesh-launchers/src/mesh_launchers/_host.py": "a host may have it at the same path",
+    "packages/mesh-launchers/src/mesh_launchers/_host_facts.py": "it is told to whoever has started the host",
     "packages/mesh-launchers/src/mesh_launchers/_local.py": "it is the default of an option",
     "packages/mesh-launchers/src/mesh_launchers/_program.py": "it is shown",
     "packages/mesh-launchers/src/mesh_launchers/_ray_driver/__main__.py": "it comes before the words of `python_command`",

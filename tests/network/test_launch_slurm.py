@@ -47,11 +47,13 @@ def where(hosts):
 def say(*what):
     print(*what, sep=" | ", flush=True)
 
-def failed(job):
+def failed(job, why=""):
+    # With `why`, once Slurm has said that, which may take longer than the mesh needs.
     found = []
     while not found:
         time.sleep(0.01)
-        found = [(each.name, each.why) for each in job.state().hosts if each.phase is Phase.FAILED]
+        hosts = job.state().hosts
+        found = [(each.name, each.why) for each in hosts if each.phase is Phase.FAILED and why in each.why]
     return found
 
 if __name__ == "__main__":
@@ -153,7 +155,7 @@ def test_the_death_of_a_node_and_of_a_host(cluster: Slurm) -> None:
         """
 with launch("slurm", hosts=3, name="lab", OPTIONS) as job:
     say(*where(job.hosts))
-    say(*failed(job)[0])
+    say(*failed(job, "its node has left the job")[0])
     say(*where(job.scale(2)))
 """,
     )
@@ -224,7 +226,7 @@ def test_ends_by_slurm_are_reported_in_its_words(cluster: Slurm) -> None:
         """
 first = launch("slurm", hosts=2, name="first", exclusive=True, OPTIONS).wait(60)
 say("runs")
-say(*failed(first)[0])
+say(*failed(first, "Slurm says CANCELLED")[0])
 first.stop()
 first = launch("slurm", hosts=3, name="first", exclusive=True, OPTIONS).wait(60)
 second = launch("slurm", hosts=1, name="second", exclusive=True, OPTIONS)
@@ -233,7 +235,7 @@ while "PENDING" not in str(second.state()):
 say("waits")
 say(*failed(second)[0])
 with launch("slurm", hosts=3, name="third", exclusive=True, partition="urgent", OPTIONS) as third:
-    say(*failed(first)[0])
+    say(*failed(first, "Slurm says PREEMPTED")[0])
     say(*where(third.hosts))
 """,
     )
@@ -288,7 +290,7 @@ with launch("slurm", hosts=1, name="lab", exclusive=True, time=1, OPTIONS) as jo
     while "at its time limit" not in str(job.state().hosts[0].why):
         time.sleep(0.01)
     say(job.state().hosts[0].why)
-    say(*failed(job)[0])
+    say(*failed(job, "Slurm says TIMEOUT")[0])
 """,
     )
     assert heard(script) == "runs"

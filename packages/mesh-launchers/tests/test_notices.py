@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mesh_core import Credentials
-from mesh_launchers import HostSpec, Place, _program
+from mesh_launchers import HostSpec, Place, _host
 from mesh_launchers._host import HostProcess, command, told
 
 pytestmark = pytest.mark.slow
@@ -115,7 +115,7 @@ def test_without_a_grace_it_ends_at_once(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_an_agent_that_does_not_end_is_ended(tmp_path: Path) -> None:
     """When the grace is over: by SIGINT, and SIGKILL."""
-    assert GRACE[0] in Path(_program.__file__).read_text()
+    assert GRACE[0] in _host.program()
 
     async def main() -> None:
         async with program(tmp_path, grace=0.1) as running:

@@ -1,4 +1,4 @@
-"""What is kept of jobs: REC-1; and what their processes print."""
+"""What is kept of jobs: AUD-1; and what their processes print."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from mesh_launchers._program import digest
+from mesh_launchers._host_facts import digest
 
 _OURS = "mesh_"
 """Mesh itself is compared by its version."""

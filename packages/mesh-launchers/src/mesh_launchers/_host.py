@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from mesh_core import python_command
-from mesh_launchers import _program
+from mesh_launchers import _host_facts, _program
 from mesh_launchers._contract import HostSpec, Place
 
 LAST_LINES = 12
+_AFTER = "from __future__ import annotations\n"
+_IMPORT = "from mesh_launchers._host_facts import code, environment\n"
 _STOP_S = 10.0
 _UNSPOKEN_S = 1.0
 _KILLS, _KILL_S = 100, 0.01
@@ -28,7 +30,13 @@ _TIMES = 6
 
 def command(python: str, name: str) -> list[str]:
     """Return the arguments that run a host's program; listings of processes show the last ones."""
-    return python_command(Path(_program.__file__).read_text(), "mesh-host", name, python=python)
+    return python_command(program(), "mesh-host", name, python=python)
+
+
+def program() -> str:
+    """Return the text of a host's program: one file, as it is sent."""
+    facts = Path(_host_facts.__file__).read_text().partition(_AFTER)[2]
+    return Path(_program.__file__).read_text().replace(_IMPORT, facts)
 
 
 def shell(python: str | None, name: str) -> str:

@@ -155,7 +155,7 @@ class Keeper:
                 self._changed()
 
     def _cut_logs(self) -> None:
-        """Keep logs of a long job from filling the disk (REC-1)."""
+        """Keep logs of a long job from filling the disk (AUD-1)."""
         for each in self._folder.path.rglob("*.log"):
             # It may have been removed, or the disk is full.
             with suppress(OSError):

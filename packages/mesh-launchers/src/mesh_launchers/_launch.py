@@ -15,9 +15,9 @@ from mesh_launchers._comparing import refusal
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
 from mesh_launchers._folder import JobFolder
+from mesh_launchers._host_facts import environment
 from mesh_launchers._job import Job, wants_progress
 from mesh_launchers._plan import Plan
-from mesh_launchers._program import environment
 from mesh_launchers._state import JobState
 
 JOB_VARIABLE = "MESH_JOB"

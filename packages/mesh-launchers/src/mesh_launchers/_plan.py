@@ -22,8 +22,8 @@ from mesh_launchers._contract import LAUNCHERS, LauncherPlugin, options_of
 from mesh_launchers._durations import seconds
 from mesh_launchers._errors import LaunchError
 from mesh_launchers._folder import LOG, JobFolder
+from mesh_launchers._host_facts import environment
 from mesh_launchers._job import SPARES
-from mesh_launchers._program import environment
 
 _ONLY = "hosts"
 _KEEPER = "from mesh_launchers._keeper import start; start()  # mesh_launchers._keeper"

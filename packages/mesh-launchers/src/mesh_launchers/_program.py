@@ -1,4 +1,5 @@
-"""What runs on a host, or once for several hosts of one machine. It is sent there as text, and needs nothing there but mesh-core.
+"""What runs on a host, or once for several hosts of one machine. It is sent there as text, with `_host_facts.py` in it, and needs nothing there
+but mesh-core.
 
 HST-1: the credentials come on its standard input, or in a private file, and go into memory; they are in no argument, no environment and no log.
 HST-2: it ends when its standard input does, or is silent for too long, and with it all that runs on the host: nothing outlives whoever has
@@ -19,7 +20,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import ctypes
-import hashlib
 import importlib
 import json
 import os
@@ -32,14 +32,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TextIO
+
+from mesh_launchers._host_facts import code, environment
 
 ENDS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 SHORT = 800
 """Where the lines of many hosts come together, longer ones are torn apart."""
-MOST_FILES = 2000
 GRACE_S = 8.0
 PREEMPTION = "MESH_PREEMPTION_GRACE"
 """Tells the agent how long it goes on after SIGTERM."""
@@ -59,76 +59,6 @@ GONE_S = 1.0
 UNSAID = 1 << 16
 """How much is kept of what is said while nobody listens."""
 CHUNK = 1 << 16
-
-
-def digest(path: Path) -> str | None:
-    """Return what the source files of a module or a package amount to; none where they are too many to look at."""
-    found = hashlib.sha256()
-    files = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    if len(files) > MOST_FILES:
-        return None
-    for each in files:
-        found.update(f"{each.relative_to(path)}\0".encode())
-        found.update(each.read_bytes())
-    return found.hexdigest()
-
-
-def sources(name: str, path: Sequence[str]) -> Path | None:
-    """Return where a module or a package would be imported from, without doing so."""
-    spec = PathFinder.find_spec(name, list(path))
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    origin = Path(spec.origin)
-    return origin.parent if spec.submodule_search_locations else origin
-
-
-def code(asked: Sequence[str], path: Sequence[str]) -> dict[str, list[str]]:
-    """Return where modules that the script has are here, and what their sources amount to."""
-    # As in workers: what the script has, and is here too, comes first.
-    there = [each for each in path if Path(each).is_dir() and each not in sys.path]
-    found = {}
-    for name in asked:
-        # One that cannot be read is none that could be imported.
-        with contextlib.suppress(OSError):
-            at = sources(name, [*there, *sys.path])
-            what = None if at is None else digest(at)
-            if at is not None and what is not None:
-                found[name] = [str(at), what]
-    return found
-
-
-def installed(path: Sequence[str]) -> dict[str, str]:
-    """Return the versions of the packages in these directories, by the names of their metadata: reading it takes ten times as long."""
-    packages: dict[str, str] = {}
-    for each in path:
-        try:
-            names = os.listdir(each or ".")  # noqa: PTH208 - names are all that is wanted
-        except OSError:
-            continue
-        for name in names:
-            stem, _, kind = name.rpartition(".")
-            project, dash, version = stem.partition("-")
-            if dash and kind in ("dist-info", "egg-info"):
-                # Of two of a name the first is the one that is imported. An egg also names its Python.
-                packages.setdefault(normal(project), version.partition("-py")[0])
-    return packages
-
-
-def normal(project: str) -> str:
-    """Return the name of a project as it is compared."""
-    return project.lower().replace("_", "-").replace(".", "-")
-
-
-def environment() -> dict[str, Any]:
-    """Return which Python this is, and which packages it has."""
-    packages = installed(sys.path)
-    if "mesh-core" not in packages:
-        # They come from an archive, or by an importer of somebody's own.
-        from importlib.metadata import distributions
-
-        for each in distributions():
-            packages.setdefault(normal(each.metadata["Name"] or ""), each.version)
-    return {"python": sys.version.split()[0], "executable": sys.executable, "packages": packages}
 
 
 def write(path: Path, data: str) -> None:

@@ -1,6 +1,6 @@
 """What is kept of jobs for people who operate a machine: who has done what to them, and logs of bounded size.
 
-REC-1: each attach, exec, scale and stop is a line in a file that outlives the job; no log grows beyond its limit.
+AUD-1: each attach, exec, scale and stop is a line in a file that outlives the job; no log grows beyond its limit.
 """
 
 from __future__ import annotations

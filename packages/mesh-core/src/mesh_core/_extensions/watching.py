@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import current
 from mesh_core._extensions.events import ProcEnd
-from mesh_core._hosting.actor_loops import ActorLoop
 from mesh_core._native import incarnation, locate
 
 if TYPE_CHECKING:
@@ -23,6 +21,10 @@ class Watch:
     def __init__(self, mesh: Any, callback: Callable[[ProcEnd], object]) -> None:
         self._mesh = mesh
         self._callback = callback
+        import asyncio
+
+        from mesh_core._hosting.actor_loops import ActorLoop
+
         # A coroutine's callback may use what belongs to its event loop.
         self._loop = here if isinstance(here := asyncio._get_running_loop(), ActorLoop) else None
         self._lock = threading.Lock()

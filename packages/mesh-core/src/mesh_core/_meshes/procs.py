@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -195,6 +194,8 @@ class ProcMesh(Mesh):
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
         if policy is None and process.owners.of(owner_id).restarts(self._procs_id):
+            import logging
+
             logging.getLogger("mesh").warning(
                 "the actors %r will not be restarted: the policy that their processes %r have restarts processes only. Give "
                 "spawn(%r, ..., supervise=) the policy; it also restarts the processes",

@@ -33,7 +33,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from mesh_core import python_command
-from mesh_launchers import _program
+from mesh_launchers._host import program
 
 POLL_S = 1.0
 HEAR_S = 20.0
@@ -274,7 +274,7 @@ class Driver:
         self._order = b""
         """What hosts were told last; those that begin meanwhile are told it too."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._program = Path(_program.__file__).read_text()
+        self._program = program()
         self._actor = ray.remote(max_concurrency=8, max_restarts=0, max_task_retries=0)(MeshHost)
 
     def say(self, host: Host, **what: Any) -> None:
