@@ -23,7 +23,7 @@ _AFTER = "from __future__ import annotations\n"
 _IMPORT = "from mesh_launchers._host_facts import code, environment\n"
 _STOP_S = 10.0
 _UNSPOKEN_S = 1.0
-_KILLS, _KILL_S = 100, 0.01
+_LOOKS, _LOOK_S = 100, 0.01
 _TIMES = 6
 """How many messages are sent within the time after which silence is an end."""
 
@@ -234,10 +234,21 @@ async def _end_group(leader: int) -> None:
             loop.remove_reader(process)
             os.close(process)
     with suppress(ProcessLookupError, PermissionError):
-        # Until it is empty; one that nobody reaps is not waited for.
-        for _ in range(_KILLS):
-            os.killpg(leader, signal.SIGKILL)
-            await asyncio.sleep(_KILL_S)
+        os.killpg(leader, signal.SIGKILL)
+        for _ in range(_LOOKS):
+            if not _has_living(leader):
+                return
+            await asyncio.sleep(_LOOK_S)
+
+
+def _has_living(group: int) -> bool:
+    """Whether a process group has a member that has not ended; one that nobody reaps has."""
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, _, of = each.read_text().rpartition(") ")[2].split(" ", 3)[:3]
+            if int(of) == group and state not in "ZX":
+                return True
+    return False
 
 
 def tail(file: IO[bytes], lines: int) -> str:
