@@ -7,9 +7,15 @@ import random
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from launched import command_lines
+
+from mesh_launchers import Job, launch
 
 SSHD = shutil.which("sshd") or next((each for each in ("/usr/sbin/sshd",) if os.access(each, os.X_OK)), None)
 LIMIT = 20.0
@@ -98,6 +104,18 @@ class Servers:
             except OSError:
                 assert process.poll() is None and time.monotonic() < until, "sshd does not listen"
                 time.sleep(0.01)
+
+    def launch(self, **options: Any) -> Job:
+        """Launch a job with these servers as its hosts."""
+        return launch("ssh", hosts=self.names, config=str(self.config), python=sys.executable, **options)
+
+    def clients(self, name: str) -> list[int]:
+        """Return the ssh processes that are connected to a server."""
+        return [
+            pid
+            for pid, words in command_lines().items()
+            if words[0] == b"ssh" and {os.fsencode(self.config), os.fsencode(name)} <= set(words)
+        ]
 
     def forget(self, name: str) -> None:
         """Have the client know another key for a server."""

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from counter import Counter, lives
 from greeter import host_pids
-from launched import LIMIT, until
+from launched import LIMIT, processes, until
 from sshd import SSHD, Servers
 
 from mesh_core import Credentials
-from mesh_launchers import HostSpec, Phase, Place, Report, attach_job, jobs, launch
+from mesh_launchers import HostSpec, Phase, Place, Report, attach_job, jobs
 from mesh_launchers._host import command, resumed, told
 from mesh_launchers.agents import AgentLauncher, Start
 
@@ -233,18 +233,12 @@ def test_kept_hosts_outlive_their_ssh_connections(
     """HST-7, KPR-1: each end of a connection is killed; what runs there goes on; nothing is left of the job after its keeper."""
     servers = Servers(tmp_path / "sshd", 2)
     try:
-        job = launch(
-            "ssh",
-            hosts=servers.names,
-            name="kept",
-            keep="1h",
-            config=str(servers.config),
-            python=sys.executable,
-        )
+        job = servers.launch(name="kept", keep="1h")
         counters: Any = job.wait(timeout=LIMIT).hosts.spawn_procs().spawn("counters", Counter)
         assert counters.add.call(1).get(timeout=LIMIT).values() == [1, 1]
         pids = counters.pid.call().get(timeout=LIMIT).values()
-        for end in (session(servers.processes[0].pid), client("b2")):
+        (client,) = servers.clients("b2")
+        for end in (session(servers.processes[0].pid), client):
             os.kill(end, signal.SIGKILL)
         until(lambda: all(each.why for each in job.state().hosts), "both connections are lost")
         assert all("the connection to it is lost" in each.why for each in job.state().hosts)
@@ -255,43 +249,14 @@ def test_kept_hosts_outlive_their_ssh_connections(
         with attach_job("kept") as again:
             counters = again.actors["counters"]
             assert counters.pid.call().get(timeout=LIMIT).values() == pids
-            os.kill(keeper(jobs_folder / "kept"), signal.SIGKILL)
+            (keeper,) = processes(jobs_folder / "kept")
+            os.kill(keeper, signal.SIGKILL)
             until(lambda: not any(map(lives, pids)), "the hosts end with their keeper")
         assert jobs() == []
     finally:
         servers.close()
 
 
-def keeper(folder: Path) -> int:
-    """Return the process that keeps a job."""
-    (found,) = [
-        int(each.name)
-        for each in Path("/proc").iterdir()
-        if each.name.isdigit() and os.fsencode(folder) in words(each).split(b"\0")
-    ]
-    return found
-
-
-def words(process: Path) -> bytes:
-    try:
-        return (process / "cmdline").read_bytes()
-    except OSError:
-        return b""
-
-
 def session(server: int) -> int:
     """Return the server's process for a connection."""
     return int(Path(f"/proc/{server}/task/{server}/children").read_text().split()[0])
-
-
-def client(host: str) -> int:
-    """Return ssh's process for a host."""
-    found = [
-        int(each.name)
-        for each in Path("/proc").iterdir()
-        if each.name.isdigit()
-        and words(each).startswith(b"ssh\0")
-        and f"\0--\0{host}\0".encode() in words(each)
-    ]
-    assert len(found) == 1, found
-    return found[0]

@@ -159,15 +159,7 @@ def test_a_kept_job_outlives_several_lives_of_its_certificates(
             pytest.skip("there is no sshd: apt install openssh-server")
         servers = Servers(tmp_path / "sshd", 2)
         dial = {"dial": f"127.0.0.1:{free_port('127.0.0.1')}"} if launcher == "ssh, dialing" else {}
-        job = launch(
-            "ssh",
-            hosts=servers.names,
-            name="kept",
-            keep="10d",
-            config=str(servers.config),
-            python=sys.executable,
-            **dial,
-        )
+        job = servers.launch(name="kept", keep="10d", **dial)
     try:
         outlives(job, 2)
         job.detach()
