@@ -45,6 +45,16 @@ def wait_until(condition: Callable[[], Any], what: str | Callable[[], str], limi
     return found
 
 
+def files_of_jobs(folder: Path) -> list[str]:
+    """What is in a folder of jobs but for what stays; folders may vanish meanwhile."""
+    return [
+        f"{at}/{name}"
+        for at, folders, files in os.walk(folder)
+        for name in (*folders, *files)
+        if name not in (".keys", ".audit.log")
+    ]
+
+
 @functools.cache
 def missing() -> str | None:
     """Why there can be no `Network` here, or None: it is tried."""

@@ -59,7 +59,7 @@ def tidy() -> Iterator[None]:
     before = children(), len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}  # noqa: PTH208
     yield
     assert Path("/proc/thread-self/ns/net").stat().st_ino == home
-    wait_until(lambda: not children() - before[0], f"processes are left: {children() - before[0]}", 5)
+    wait_until(lambda: not children() - before[0], lambda: f"processes are left: {children() - before[0]}", 5)
     assert len(os.listdir("/proc/self/fd")) <= before[1]  # noqa: PTH208
     assert {thread.name for thread in threading.enumerate()} <= before[2]
 

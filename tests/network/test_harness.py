@@ -437,7 +437,7 @@ def test_nothing_is_left_of_a_network_whatever_ends_its_owner(ending, alive):
         _, errors = owner.communicate(timeout=20)
     assert owner.returncode != 0
     assert {"SIGINT": "KeyboardInterrupt", "raise": "the test fails"}.get(ending, "") in errors
-    wait_until(lambda: not alive(), f"processes are left: {alive()}", 10)
+    wait_until(lambda: not alive(), lambda: f"processes are left: {alive()}", 10)
 
 
 def test_a_network_is_gone_with_its_context_and_needs_it(alive):
@@ -497,6 +497,6 @@ def test_the_keeper_s_end_is_the_end_of_its_machines(network, alive):
     keeper = int(Path(f"/proc/{net.hosts[0]._pid}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(keeper, signal.SIGKILL)
     assert process.wait(10) == -signal.SIGKILL
-    wait_until(lambda: not alive(), f"processes are left: {alive()}", 10)
+    wait_until(lambda: not alive(), lambda: f"processes are left: {alive()}", 10)
     with pytest.raises(RuntimeError, match="keeper of the machines has ended"):
         net.hosts[0].pause()

@@ -16,7 +16,7 @@ from typing import Any
 
 import controlplane
 import pytest
-from cluster import Host, Network, Process, wait_until
+from cluster import Host, Network, Process, files_of_jobs, wait_until
 from conftest import children
 from controlplane import ControlPlane
 from launching import ended, heard
@@ -125,17 +125,12 @@ class Site:
 
     def nothing_is_left(self) -> None:
         """No object, process or file."""
-        wait_until(lambda: not self.left(), f"{self.namespace} has {self.left()}", LIMIT)
+        wait_until(lambda: not self.left(), lambda: f"{self.namespace} has {self.left()}", LIMIT)
         for host in self.cluster.nodes:
             assert hosts_on(host) == []
         # The process that keeps a job removes its files last.
-        wait_until(lambda: not self.files(), f"there are {self.files()}", LIMIT)
-
-    def files(self) -> list[Path]:
-        """What is left in the folder of jobs."""
-        return [
-            each for each in (self.folder / "jobs").rglob("*") if each.name not in (".keys", ".audit.log")
-        ]
+        jobs = self.folder / "jobs"
+        wait_until(lambda: not files_of_jobs(jobs), lambda: f"there are {files_of_jobs(jobs)}", LIMIT)
 
 
 def hosts_on(machine: Host) -> list[int]:

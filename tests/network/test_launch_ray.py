@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import ray_nodes
-from cluster import Network, Process, missing, wait_until
+from cluster import Network, Process, files_of_jobs, missing, wait_until
 from launching import ended, heard, keeper
 from ray_nodes import Ray
 
@@ -106,9 +106,7 @@ def nothing_is_left(cluster: Ray) -> None:
     """No process, no key, no job's folder."""
 
     def left() -> list[Any]:
-        found: list[Any] = [
-            each for each in (cluster.folder / "jobs").rglob("*") if each.name not in (".keys", ".audit.log")
-        ]
+        found: list[Any] = [*files_of_jobs(cluster.folder / "jobs")]
         found += (cluster.folder / "run").glob("mesh-host-*")
         for host in cluster.network.hosts:
             for pid in host.pids():
@@ -120,7 +118,7 @@ def nothing_is_left(cluster: Ray) -> None:
                     found.append(words)
         return found
 
-    wait_until(lambda: not left(), f"left behind: {left()}", LIMIT)
+    wait_until(lambda: not left(), lambda: f"left behind: {left()}", LIMIT)
 
 
 def test_hosts_of_ray(cluster: Ray) -> None:

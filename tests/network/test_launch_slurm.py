@@ -9,11 +9,10 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import slurm
-from cluster import Network, Process, wait_until
+from cluster import Network, Process, files_of_jobs, wait_until
 from launching import ended, heard, keeper
 from slurm import Slurm
 
@@ -82,10 +81,7 @@ def nothing_is_left(cluster: Slurm) -> None:
         lambda: cluster.ask("sinfo", "-h", "-N", "-p", "main", "-o", "%T").split().count("idle") == 3,
         "nodes are not idle",
     )
-    left: Any = [
-        each for each in (cluster.folder / "jobs").rglob("*") if each.name not in (".keys", ".audit.log")
-    ]
-    assert left == []
+    assert files_of_jobs(cluster.folder / "jobs") == []
     assert list((cluster.folder / "run").glob("mesh-host-*")) == []
 
 

@@ -332,7 +332,7 @@ def test_a_relay_ends_with_its_owner(alive):
     )
     done = subprocess.run([sys.executable, "-c", program, str(HERE)], capture_output=True, text=True)
     assert done.stdout == "up\n"
-    wait_until(lambda: not alive(), f"processes are left: {alive()}", 10)
+    wait_until(lambda: not alive(), lambda: f"processes are left: {alive()}", 10)
 
 
 @pytest.mark.network

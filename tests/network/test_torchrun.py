@@ -161,7 +161,7 @@ class Job:
     def ended(self) -> list[int]:
         """Wait for all; how they have ended. Nothing of them is left."""
         statuses = [each.wait(LIMIT) for each in self.processes]
-        wait_until(lambda: not self.left(), f"left behind: {self.left()}")
+        wait_until(lambda: not self.left(), lambda: f"left behind: {self.left()}")
         return statuses
 
     def left(self) -> list[Any]:
