@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 import whole_run  # noqa: E402
 import workspace  # noqa: E402
 from dev_environment import PROFILE  # noqa: E402
-from lanes import FIRST, NARROW, Shape, cores  # noqa: E402
+from lanes import FIRST, LONG, NARROW, WORKERS, Shape, cores  # noqa: E402
 from whole_run import Level  # noqa: E402
 from workspace import Package  # noqa: E402
 
@@ -51,8 +51,8 @@ LEVEL = Level(os.environ.get(whole_run.LEVEL) or Level.FULL)
 EVERYTHING = LEVEL is Level.ALL
 QUICK = LEVEL is Level.QUICK
 # Many tests wait for processes, not for a processor; those of a file stay together, as they share its fixtures.
-WORKERS = os.environ.get(whole_run.WORKERS) or str(Shape.of(cores()).workers)
-SIDE_BY_SIDE = ["-n", WORKERS, "--dist", "loadfile"]
+PROCESSES = os.environ.get(WORKERS) or str(Shape.of(cores()).workers)
+SIDE_BY_SIDE = ["-n", PROCESSES, "--dist", "loadfile"]
 FEW_FILES = 6
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -67,7 +67,6 @@ DAY = 24 * 60 * 60.0
 PASSED = [0, 1] if os.environ.get("MESH_RUN") else [0]
 
 OLDEST = f"tests-{PYTHONS[0]}"
-# The longest first, so that lanes end together.
 nox.options.sessions = {
     Level.QUICK: [FIRST, OLDEST, "together", "lint"],
     Level.FULL: [
@@ -192,7 +191,7 @@ def together(session: nox.Session) -> None:
     pytest(session, *SIDE_BY_SIDE, *quickly(), "--doctest-modules", "tests", "tools", "benchmarks/tests")
 
 
-@nox.session
+@nox.session(tags=[LONG])
 def integration(session: nox.Session) -> None:
     """All packages together, with numpy and PyTorch: what crosses packages, and what each does beside the others."""
     install_all(session)

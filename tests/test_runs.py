@@ -282,7 +282,7 @@ class Sessions:
         self.lines: list[str] = []
         self.ended: dict[str, Ended] = {}
         self._lanes = Lanes(
-            Shape(wide=2, workers=1, narrow=1),
+            Shape(wide=2, workers=3, narrow=1),
             lambda session: ["sh", "-c", commands[session.name]],
             folder=folder,
             env=os.environ,
@@ -307,6 +307,24 @@ def test_lanes_run_sessions_side_by_side(tmp_path):
     assert {name: ended.status for name, ended in found.ended.items()} == {"a": 0, "b": 0, "narrow": 3}
     assert (tmp_path / "a.log").read_text() == "b\n"
     assert list(found.ended["narrow"].tail) == ["no newline at the end"]
+
+
+def test_a_lane_without_narrow_sessions_takes_the_last_of_the_others(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    os.mkfifo(first)
+    os.mkfifo(second)
+    workers = "echo $MESH_TEST_WORKERS"
+    # Both wide lanes are busy until the last session runs.
+    found = Sessions(
+        tmp_path,
+        narrow=workers,
+        a=f"{workers}; cat {first}",
+        b=f"{workers}; cat {second}",
+        c=workers,
+        d=f"{workers}; echo d > {first}; echo d > {second}",
+    )
+    assert found.lines.index("narrow: 2\n") < found.lines.index("d: 2\n") < found.lines.index("c: 3\n")
+    assert {"a: 3\n", "b: 3\n"} < set(found.lines)
 
 
 def test_nothing_starts_without_wheels(tmp_path):

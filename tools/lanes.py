@@ -1,8 +1,9 @@
 """Sessions of nox side by side: as many at once as the machine has processors for, each with a log of its own.
 
 Some sessions keep one processor busy (`narrow`), such as a type checker; the others run their tests in several processes.
-Each kind has its lanes, and a lane runs one session after the other. The session `wheels` comes first, alone: what it
-builds, the others install.
+Each kind has its lanes, and a lane runs one session after the other. A lane for narrow sessions that has none left helps
+the others: it takes their last ones, with fewer processes. The session `wheels` comes first, alone: what it builds, the
+others install.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from pathlib import Path
 from typing import IO
 
 NARROW = "narrow"
+LONG = "long"
 FIRST = "wheels"
+WORKERS = "MESH_TEST_WORKERS"
+"""The variable that tells sessions how many processes of pytest to run their tests in."""
 _NICER = 5
 """By how much narrow sessions give way to those whose tests have deadlines."""
 
@@ -29,6 +33,8 @@ class Session:
 
     name: str
     narrow: bool = False
+    long: bool = False
+    """Whether it begins early, so that lanes end together."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,11 @@ class Shape:
     """How many processes that is, for each of them."""
     narrow: int
     """Lanes for the other sessions."""
+
+    @property
+    def helpers(self) -> int:
+        """How many processes a wide session has in a lane for narrow ones."""
+        return max(1, self.workers * 2 // 3)
 
     @classmethod
     def of(cls, cores: int) -> Shape:
@@ -74,6 +85,7 @@ class Ended:
 @dataclass
 class _Running:
     session: Session
+    in_narrow: bool
     process: subprocess.Popen[bytes]
     log: IO[str]
     started: float
@@ -117,13 +129,13 @@ class Lanes:
         first = [each for each in waiting if each.name == FIRST]
         if first:
             waiting.remove(first[0])
-            self._start(first[0])
+            self._start(first[0], in_narrow=False)
             if any(ended.status for ended in self._wait_for_all()):
                 return
         while waiting or self._running:
-            for each in self._next(waiting):
-                waiting.remove(each)
-                self._start(each)
+            for session, in_narrow in self._next(waiting):
+                waiting.remove(session)
+                self._start(session, in_narrow=in_narrow)
             self._wait()
 
     def _wait_for_all(self) -> list[Ended]:
@@ -132,27 +144,35 @@ class Lanes:
             ended += self._wait()
         return ended
 
-    def _next(self, waiting: Sequence[Session]) -> list[Session]:
-        chosen: list[Session] = []
-        for narrow, lanes in ((False, self._shape.wide), (True, self._shape.narrow)):
-            free = lanes - sum(each.session.narrow == narrow for each in self._running.values())
-            chosen += [each for each in waiting if each.narrow == narrow][: max(0, free)]
-        return chosen
+    def _next(self, waiting: Sequence[Session]) -> list[tuple[Session, bool]]:
+        """What begins now, and whether in a lane for narrow sessions."""
+        narrow = [each for each in waiting if each.narrow]
+        wide = [each for each in waiting if not each.narrow]
+        chosen = [(each, False) for each in wide[: self._free(self._shape.wide, in_narrow=False)]]
+        # At the front are those that will take longest.
+        others = wide[len(chosen) :][::-1]
+        free = self._free(self._shape.narrow, in_narrow=True)
+        return chosen + [(each, True) for each in [*narrow, *others][:free]]
 
-    def _start(self, session: Session) -> None:
+    def _free(self, lanes: int, *, in_narrow: bool) -> int:
+        return max(0, lanes - sum(each.in_narrow == in_narrow for each in self._running.values()))
+
+    def _start(self, session: Session, *, in_narrow: bool) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{session.name.replace('/', '-')}.log"
-        nice = ["nice", "-n", str(_NICER)] if session.narrow and session.name != FIRST else []
+        nice = ["nice", "-n", str(_NICER)] if session.narrow else []
+        workers = self._shape.helpers if in_narrow else self._shape.workers
         process = subprocess.Popen(
             [*nice, *self._command(session)],
-            env=self._env,
+            env={**self._env, WORKERS: str(workers)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
-        running = _Running(session, process, path.open("w", encoding="utf-8"), time.monotonic())
+        log = path.open("w", encoding="utf-8")
+        running = _Running(session, in_narrow, process, log, time.monotonic())
         self._running[process.pid] = running
         self._selector.register(process.stdout, selectors.EVENT_READ, (process.pid, False))
         # A process that a session has left behind may hold its output open: the end of the session itself counts.

@@ -18,7 +18,7 @@ from enum import Enum
 from pathlib import Path
 
 from again import Outcome, run_alone, try_again
-from lanes import FIRST, NARROW, Ended, Lanes, Session, Shape, cores
+from lanes import FIRST, LONG, NARROW, Ended, Lanes, Session, Shape, cores
 from machine_load import Load
 from minutes import Minutes, Spent, budgets, over_budget, report
 from records import VARIABLE, Record, read_all
@@ -35,8 +35,6 @@ class Level(Enum):
 
 LEVEL = "MESH_TEST_LEVEL"
 """The variable that tells sessions and tests the level of their run."""
-WORKERS = "MESH_TEST_WORKERS"
-"""The variable that tells sessions how many processes of pytest to run their tests in."""
 WHEELS = "MESH_WHEELS"
 """The variable that names the folder of the run's wheels."""
 
@@ -82,7 +80,6 @@ class WholeRun:
                 "PYTHONUNBUFFERED": "1",
                 VARIABLE: folder,
                 LEVEL: self.level.value,
-                WORKERS: str(shape.workers),
             }
             env.setdefault(WHEELS, str(self.root / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}"))
             sessions = self._sessions(env)
@@ -109,7 +106,13 @@ class WholeRun:
         )
         if listed.returncode:
             sys.exit(f"dev: nox cannot list the sessions:\n{listed.stderr}")
-        return [Session(each["session"], NARROW in each["tags"]) for each in json.loads(listed.stdout)]
+        sessions = [
+            Session(each["session"], NARROW in each["tags"], LONG in each["tags"])
+            for each in json.loads(listed.stdout)
+        ]
+        # Not the very first of its lane: by then a narrow one has built what it needs.
+        front = next((at for at, each in enumerate(sessions, 1) if not each.narrow and each.name != FIRST), 0)
+        return [*sessions[:front], *sorted(sessions[front:], key=lambda each: not each.long)]
 
     def _command(self, session: Session) -> list[str]:
         return [*self.nox, "--session", session.name, *(["--", *self.posargs] if self.posargs else [])]
