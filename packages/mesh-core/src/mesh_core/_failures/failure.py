@@ -78,6 +78,8 @@ class MeshFailure:
     """What is known beyond the status, signal or exception."""
     kind: FailureKind = FailureKind.UNKNOWN
     """The kind of failure. If it is not given, it follows from the other fields."""
+    unmade: bool = False
+    """Whether the actor was never there, because its constructor raised ``exception``."""
     _key: tuple[int, int, int] = field(default=(0, 0, 0), repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -154,7 +156,7 @@ class MeshFailure:
             why = ", probably by the kernel as memory ran out" if self.out_of_memory else ""
             return f"killed by signal {self.signal} ({signal_name(self.signal)}){why}"
         if self.exception is not None:
-            return raised_in_words(self.exception)
+            return f"{'its constructor ' if self.unmade else ''}{raised_in_words(self.exception)}"
         if self.kind is FailureKind.BOOTSTRAP_FAILED:
             return self.reason or "its bootstrap raised"
         if self.exitcode is not None:

@@ -182,6 +182,10 @@ class FailureLedger:
         """Whether the script's next waiting call raises a failure."""
         return any(due and key not in self._told for key, (_, due) in self._open.items())
 
+    def forget(self, keys: Iterable[Key]) -> None:
+        """Forget that the script was told of these failures: what failed was made again, and may fail again."""
+        self._told.difference_update(keys)
+
     def on(self, event: Event) -> list[Action]:
         """Handle an event; return the actions to carry out, in order."""
         match event:

@@ -1,4 +1,8 @@
-"""The meshes that an owner spawned, and how they are stopped: in reverse order of their spawns."""
+"""The meshes that an owner spawned, and how they are stopped: in reverse order of their spawns.
+
+CON-1: what a constructor raised is heard of. Whoever waits for the spawn or for a call gets it; if nobody has when a message comes that nobody
+waits for, or by the time the actors have been stopped, it is a failure like any other.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,18 @@ def check_policy(supervise: Supervise | None) -> Policy | None:
 class Holding:
     """A mesh and what its owner knows about it."""
 
-    __slots__ = ("actor_id", "dead", "failed", "last", "lost", "mesh", "policy", "procs_id", "returns")
+    __slots__ = (
+        "actor_id",
+        "dead",
+        "failed",
+        "heard",
+        "last",
+        "lost",
+        "mesh",
+        "policy",
+        "procs_id",
+        "returns",
+    )
 
     def __init__(
         self, mesh: ActorMesh[Any] | ProcMesh, actor_id: int, policy: Policy | None, *, last: bool = False
@@ -60,6 +75,15 @@ class Holding:
         """Ranks in the mesh of processes whose current process is dead."""
         self.failed: frozenset[int] = frozenset()
         """Ranks whose actors failed in a process that is still running."""
+
+        self.heard = False
+        """Whether its owner was notified that a constructor raised."""
+
+    def hears(self) -> bool:
+        """Whether its owner is to be notified of a constructor that raised: not if somebody has looked at the spawn (CON-1)."""
+        ready = self.mesh._ready
+        self.heard = self.heard or (ready is not None and ready._is_pending())
+        return self.heard
 
     def place(self, procs_id: int, rank: int) -> int | None:
         """Return the rank in this mesh of a process given by a mesh and its rank there; ``None`` if it is not in it."""
@@ -139,7 +163,7 @@ class Making:
 class OwnedMeshes:
     """Everything that one owner spawned: an actor, or the script (and any code outside of actors)."""
 
-    __slots__ = ("_holdings", "_left_alone", "_lock", "_returns")
+    __slots__ = ("_holdings", "_left", "_left_alone", "_lock", "_returns", "_unheard")
 
     def __init__(self) -> None:
         self._holdings: dict[int, Holding] = {}
@@ -147,6 +171,10 @@ class OwnedMeshes:
         """Actor meshes that had a policy and were stopped; nobody is notified of their failures any longer."""
         self._returns: dict[int, Returns] = {}
         """By actor id. They remain if all ranks are lost, because those may be respawned."""
+        self._left: list[Holding] = []
+        """Actors that were stopped, and whose constructors may not have returned yet."""
+        self._unheard: list[tuple[ActorMesh[Any], ActorError]] = []
+        """Actors that were stopped before anybody looked at what their constructors raised."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -181,11 +209,28 @@ class OwnedMeshes:
         with self._lock:
             for key in _meant(self._holdings, thing, among):
                 holding = self._holdings.pop(key)
+                if holding.actor_id:
+                    self._left.append(holding)
                 if holding.policy is not None and holding.actor_id:
                     self._left_alone.add(holding.actor_id)
                 holding.end_policy()
             for key in _meant(self._returns, thing, among):
                 self._returns.pop(key).close()
+        self._sift()
+
+    def _sift(self) -> None:
+        """Keep of the stopped actors those whose constructors have raised unheard, or whose replies are still on their way."""
+        with self._lock:
+            left, self._left = self._left, []
+        waiting: list[Holding] = []
+        arrived: list[Holding] = []
+        for holding in left:
+            if (ready := holding.mesh._ready) is not None:
+                (arrived if ready.done() else waiting).append(holding)
+        unheard = _unseen(arrived)
+        with self._lock:
+            self._left += waiting
+            self._unheard += unheard
 
     def actors(self, actor_id: int) -> Holding | None:
         """Return the holding of these actors."""
@@ -200,12 +245,18 @@ class OwnedMeshes:
         with self._lock:
             return [cast("ProcMesh", each.mesh) for each in self._holdings.values() if not each.actor_id]
 
-    def broken(self) -> list[BaseException]:
+    def broken(self) -> list[tuple[ActorMesh[Any], ActorError]]:
         """Return what constructors raised, unless somebody has seen it at the spawn or in a call."""
         with self._lock:
-            meshes = [each.mesh for each in self._holdings.values()]
-        errors = [mesh._ready.unseen() for mesh in meshes if mesh._ready is not None]
-        return [error for error in errors if isinstance(error, ActorError)]
+            holdings = list(self._holdings.values())
+        return _unseen(holdings)
+
+    def left_unheard(self) -> list[tuple[ActorMesh[Any], ActorError]]:
+        """Return and forget what constructors raised whose actors were stopped before anybody looked at their spawn (CON-1)."""
+        self._sift()
+        with self._lock:
+            unheard, self._unheard = self._unheard, []
+        return unheard
 
     def places(self, procs_id: int, rank: int) -> list[tuple[Holding, int]]:
         """Return the meshes that a process is in, with its rank in each."""
@@ -271,6 +322,15 @@ class OwnedMeshes:
                     await stop
 
 
+def _unseen(holdings: Iterable[Holding]) -> list[tuple[ActorMesh[Any], ActorError]]:
+    found = [
+        (each.mesh, each.mesh._ready.unseen())
+        for each in holdings
+        if each.mesh._ready is not None and not each.heard
+    ]
+    return [(cast("ActorMesh[Any]", mesh), error) for mesh, error in found if isinstance(error, ActorError)]
+
+
 def _meant(things: Mapping[int, Holding | Returns], thing: int, among: int | None) -> list[int]:
     """Return the keys that :meth:`OwnedMeshes.drop` refers to."""
     return [
@@ -302,6 +362,13 @@ class Owners:
         return next(
             (found for _, owned_meshes in self.all() if (found := owned_meshes.returns(actor_id))), None
         )
+
+    def who_has(self, actor_id: int) -> tuple[int, Holding | None]:
+        """Return the owner of these actors here, and what it holds."""
+        for owner, owned_meshes in self.all():
+            if (holding := owned_meshes.actors(actor_id)) is not None:
+                return owner, holding
+        return 0, None
 
     def has(self, owner: int) -> bool:
         """Return whether an owner owns anything."""

@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from mesh_core._failures.owned_meshes import Holding
     from mesh_core._failures.policies import Later, RepairEvent
     from mesh_core._failures.policy_run import Decision, PolicyRun
+    from mesh_core._meshes.actors import ActorMesh
     from mesh_core._native import Lost, Message
     from mesh_core._process.process import Process
+    from mesh_core._serialize.exceptions import ActorError
 
 _MOMENT = 0.2
 _REMEMBERED = 1024
@@ -95,9 +97,13 @@ class Supervision:
         )
 
     def _on_failure(self, owner: int, key: ledger.Key, failure: MeshFailure) -> None:
-        owned = self._process.owners.of(owner)
-        holding = owned.actors(key[2])
-        if holding is None and owned.leaves_alone(key[2]):
+        owners = self._process.owners
+        if failure.unmade:
+            # Its process may not know the owner, and the spawner may have been told.
+            owner, holding = owners.who_has(key[2])
+            if holding is None or not holding.hears():
+                return
+        elif (holding := owners.of(owner).actors(key[2])) is None and owners.of(owner).leaves_alone(key[2]):
             return
         procs_id, rank, _ = seat(self._process.runtime, key[0], key[1], 0)
         at = None if holding is None else holding.place(procs_id, rank)
@@ -146,6 +152,13 @@ class Supervision:
             return None
         return next(map(error_of, self._on(ledger.Waits(threading.get_ident()))), None)
 
+    def hear_spawns(self) -> None:
+        """Take what constructors raised as failures, where the actors have been stopped and nobody has looked at their spawns (CON-1)."""
+        owner = current_instance()
+        owner_id = 0 if owner is None else owner.actor_id
+        for mesh, error in self._process.owners.of(owner_id).left_unheard():
+            self._on(ledger.ActorFailed(owner_id, never_made(mesh, error)))
+
     def catch_up(self) -> BaseException | None:
         """Return what a waiting call of the script would raise after handling the notices that arrived."""
         if current_instance() is not None or self._process.notices.is_current():
@@ -159,8 +172,13 @@ class Supervision:
 
     def regain(self, holding: Holding, ranks: Iterable[int]) -> None:
         """Record that nothing at these ranks of a mesh is lost any longer."""
+        runtime, ranks = self._process.runtime, list(ranks)
+        addrs = (locate(runtime, *holding.mesh._location.addr(holding.procs_id, rank)) for rank in ranks)
+        keys = [(*addr[:2], holding.actor_id) for addr in addrs] if holding.actor_id else []
         with self._lock:
             holding.regain(ranks)
+            # An actor that is made again in the same process may fail again.
+            self._ledger.forget(keys)
 
     def own_again(self, owner: int, holding: Holding, ranks: Iterable[int]) -> None:
         """Record that ranks of a mesh are being respawned: its owner owns it again, even if all were lost."""
@@ -406,6 +424,23 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
     )
 
 
+def never_made(mesh: ActorMesh[Any], error: ActorError) -> MeshFailure:
+    """Return the failure that a constructor's exception means for the owner of its actor."""
+    return MeshFailure(
+        mesh=mesh,
+        mesh_name=mesh._name,
+        rank=error.rank,
+        point=error.point,
+        host=error.host,
+        pid=error.pid,
+        exception=error,
+        since=time.time(),
+        kind=FailureKind.ACTOR_FAILED,
+        unmade=True,
+        _key=next(iter(error._deaths), (0, 0, 0)),
+    )
+
+
 def _now(verdict: Any) -> Any:
     """Return the value of something that may be awaitable, outside of an event loop."""
     if inspect.isawaitable(verdict):
@@ -424,7 +459,7 @@ def stop_and_report(process: Process, interrupts: Interrupts) -> list[str]:
     process.end(interrupts)
     unseen.report_left(process)
     # Only now: a constructor may have been running until here.
-    broken = [str(error) for error in owned_meshes.broken()]
+    broken = [str(error) for _, error in (*owned_meshes.left_unheard(), *owned_meshes.broken())]
     return [failure.report() for failure in process.supervision.unheard()] + broken
 
 

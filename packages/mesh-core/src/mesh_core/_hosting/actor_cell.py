@@ -12,6 +12,7 @@ STG-2: every call gets exactly one reply, whatever its endpoint does.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 import os
 import threading
@@ -59,6 +60,7 @@ class ActorCell(CellState):
         "_spawned",
         "actor_host",
         "broken",
+        "disowned",
         "downfall",
         "errands",
         "gone",
@@ -105,6 +107,8 @@ class ActorCell(CellState):
         self.table: dict[str, EndpointProperty[..., Any]] = (
             actor_host.process.table(cls) if cls is not None else {}
         )
+        self.disowned = False
+        """Whether the owner was notified that this actor failed, or that it could not be constructed."""
         self.owner = owner
         """Who is notified of its failures: the owner's process, and the owner's id there."""
         self.errands: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
@@ -307,9 +311,11 @@ class ActorCell(CellState):
     def refused(self, message: Message, spec: EndpointProperty[..., Any] | None) -> bool:
         """Answer a message that no endpoint handles, because the actor failed or has none of that name; return whether it did."""
         if self.broken is not None:
-            # The owner was told of the failure once, and is not told again with every message that nobody waits for.
-            if message.call or not isinstance(self.broken, SupervisionError):
+            if message.call:
                 self.actor_host.reply_error(message, self.broken, self.instance.name, dead=True)
+            else:
+                message.failed()
+                self._never_made()
             return True
         if spec is None:
             missing = AttributeError(
@@ -461,11 +467,21 @@ class ActorCell(CellState):
             if self.broken is not None or self.over:
                 return
             failure = self._failure(error, because)
-            self.broken = SupervisionError(failure=failure)
+            self.broken, self.disowned = SupervisionError(failure=failure), True
             self.inbox.retire()
             self.advance(ENDING)
         self.actor_host.process.supervision.pass_on(self.owner, failure)
         self.downfall = asyncio.run_coroutine_threadsafe(_ending.tear_down(self, error), self.loop)
+
+    def _never_made(self) -> None:
+        """Notify the owner, once, that there is no actor to handle a message that nobody waits for (CON-1)."""
+        with self.actor_host.failing:
+            error = self.broken
+            if error is None or self.disowned:
+                return
+            self.disowned = True
+        failure = dataclasses.replace(self._failure(error, None), unmade=True)
+        self.actor_host.process.supervision.pass_on(self.owner, failure)
 
     def _failure(self, error: BaseException, because: MeshFailure | None) -> MeshFailure:
         from mesh_core._serialize.exceptions import decode_exception, encode_exception

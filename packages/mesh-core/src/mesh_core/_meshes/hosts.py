@@ -280,6 +280,13 @@ class HostMesh(Mesh):
             raise ValueError(
                 "python= needs start='exec', got start='fork': a forked process keeps this interpreter"
             )
+        if released := [host for host, state in self._unwell().items() if state is HostState.STOPPED]:
+            names = ", ".join(self._process.name_of_host(host) for host in released[:_SHOWN])
+            more = f" and {len(released) - _SHOWN} more" if len(released) > _SHOWN else ""
+            raise MeshError(
+                f"cannot spawn processes on {self._name!r}: {names}{more} "
+                f"{'was' if len(released) == 1 else 'were'} released by stop() or detach(); attach them again"
+            )
         per = extent.nelements // len(self._view)
         return spawn(
             self._process,

@@ -75,19 +75,17 @@ def error_of(outcome: Message | Lost | None, index: int, who: Addressee) -> Base
     if outcome.kind is _UNDELIVERABLE:
         return _undelivered(outcome, index, who)
     if outcome.is_error:
-        from mesh_core._serialize.exceptions import decode_exception
+        from mesh_core._serialize.exceptions import ActorError, decode_exception
 
         data, buffers = outcome.raw()
         error = decode_exception(data, buffers, point=who.point(index))
         if isinstance(error, Undeliverable) and (stopped := _stopped_by_policy(who)) is not None:
             return stopped
-        if (
-            outcome.is_dead
-            and not isinstance(error, SupervisionError)
-            and (ready := getattr(who.mesh, "_ready", None)) is not None
-        ):
-            # This call reports it, as does the spawn.
-            ready.unseen()
+        if outcome.is_dead and isinstance(error, ActorError) and hasattr(who.mesh, "_actor_id"):
+            # This call reports it, as does the spawn; not by setattr(), which the original's type may define.
+            error.__dict__["_deaths"] = ((*outcome.src[:2], who.mesh._actor_id),)
+            if who.mesh._ready is not None:
+                who.mesh._ready.unseen()
         return error
     return None
 

@@ -157,6 +157,10 @@ class ProcMesh(Mesh):
         owner_id = 0 if owner is None else owner.actor_id
         process = self._process
         process.check_owner(owner_id)
+        if process.closed or (self._recipe is not None and self._recipe.stopped):
+            raise MeshError(
+                f"cannot spawn {name!r}: {self._name!r} has been stopped; spawn new processes first"
+            )
         cls = process.actor_class(cls)
         table = process.table(cls)
         taken = sorted(RESERVED & table.keys())

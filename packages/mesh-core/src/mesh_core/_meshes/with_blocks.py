@@ -34,6 +34,7 @@ async def end_async(process: Process, stopped: Future[None], error: BaseExceptio
 
 
 def _raise_unless(error: BaseException | None, process: Process, failed: BaseException | None) -> None:
+    process.supervision.hear_spawns()
     # Everything that ended sent its notices before, so catching up does not take long.
     if error is None and (failed := failed or process.supervision.catch_up()) is not None:
         raise failed
