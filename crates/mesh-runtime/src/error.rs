@@ -93,7 +93,7 @@ pub enum RuntimeError {
     /// One job has one authority.
     #[error(
         "this job's hosts were attached with the credentials in {dir}; all hosts of one job must use the \
-         same ones. To use others, end the job with `shutdown()` first"
+         same ones. To use others, release these hosts with `stop()`, or end the job with `shutdown()`"
     )]
     OtherCredentials {
         /// Those that came first.

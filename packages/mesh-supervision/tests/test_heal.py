@@ -13,7 +13,7 @@ import pytest
 from healing import Fragile, Replica, Stateless
 from supervised import WITHIN
 
-from mesh_core import ActorError, DeviceMeshError, MeshError, ProcMesh, this_host
+from mesh_core import ActorError, DeviceMeshError, MeshError, ProcMesh, endpoint, this_host
 from mesh_core.extensions import uninstall
 from mesh_core.testing import LocalCluster
 from mesh_supervision import Ignore, Snapshots, heal_mesh, keep_snapshots, whole
@@ -63,6 +63,56 @@ def test_the_lost_are_replaced_with_the_state_of_one_that_lives(told: Any) -> No
         assert [history[-1] for *_, history in told_now] == [donor] * 4
         assert replicas.step.call().get(timeout=WITHIN).values() == [8] * 4
     assert told.empty()
+
+
+class Namesakes(Replica):
+    """Has endpoints called like what repairs a mesh."""
+
+    @endpoint
+    def alive(self) -> str:
+        return "alive"
+
+    @endpoint
+    def class_name(self) -> str:
+        return "class_name"
+
+    @endpoint
+    def failed(self) -> str:
+        return "failed"
+
+    @endpoint
+    def mesh(self) -> str:
+        return "mesh"
+
+    @endpoint
+    def name(self) -> str:
+        return "name"
+
+    @endpoint
+    def procs(self) -> str:
+        return "procs"
+
+    @endpoint
+    def respawn(self) -> str:
+        return "respawn"
+
+
+def test_endpoints_may_be_called_like_repairs(told: Any) -> None:
+    """END-1"""
+    snapshots = keep_snapshots()
+    with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
+        replicas: Any = procs.spawn("replicas", Namesakes, supervise=Ignore())
+        replicas.step.call(3).get(timeout=WITHIN)
+        snapshots.take(replicas).get(timeout=WITHIN)
+        kill(replicas, procs, 1)
+        with (
+            pytest.raises(DeviceMeshError, match="mesh 'replicas' has lost 1 of its 2 ranks"),
+            whole(replicas),
+        ):
+            replicas.step.call().get(timeout=WITHIN)
+        assert heal_mesh(replicas) is replicas
+        assert len({steps for steps, *_ in replicas.told.call().get(timeout=WITHIN).values()}) == 1
+        assert replicas.name.call().get(timeout=WITHIN).values() == ["name", "name"]
 
 
 def test_without_survivors_the_last_snapshot_counts(told: Any) -> None:

@@ -86,6 +86,26 @@ class Model(Actor):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Namesakes(Model):
+    """Has endpoints called like what a mesh has."""
+
+    @endpoint
+    def class_name(self, x: Any) -> Any:
+        return x + 1
+
+    @endpoint
+    def failed(self, x: Any) -> Any:
+        return x + 2
+
+    @endpoint
+    def mesh(self, x: Any) -> Any:
+        return x + 3
+
+    @endpoint
+    def name(self, x: Any) -> Any:
+        return x + 4
+
+
 class Only(Actor):
     @endpoint
     async def total(self, x: Any) -> float:
@@ -333,3 +353,18 @@ def test_an_actor_that_dies_with_its_process_leaves_nobody_waiting(preload: list
         x = share(torch.ones(()), procs)
         assert again.total.call(x).get(timeout=60).values() == [("Tensor", 1.0)] * 2
         assert float(fetch(remote(again.shift)(x)["moved"]).item(gpus=1)) == 2.0
+
+
+def test_endpoints_may_be_called_like_what_a_mesh_has(procs: ProcMesh) -> None:
+    """END-1"""
+    namesakes: Any = procs.spawn("namesakes", Namesakes)
+    x = share(torch.zeros(2), procs)
+    for number, name in enumerate(("class_name", "failed", "mesh", "name"), 1):
+        endpoint = getattr(namesakes, name)
+        assert f"Namesakes.{name}" in repr(remote(endpoint))
+        moved = remote(endpoint, propagate=lambda x: x)(x)
+        assert [each.tolist() for each in fetch(moved).values()] == [[float(number)] * 2] * len(procs)
+        assert [each.tolist() for each in endpoint.call(x).get(timeout=60).values()] == [
+            [float(number)] * 2
+        ] * len(procs)
+    namesakes.stop().get(timeout=30)

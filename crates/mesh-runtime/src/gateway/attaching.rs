@@ -10,7 +10,7 @@ use crate::greeting::GREETING;
 use crate::reactor::Reactor;
 use crate::tls::{Identity, resolve};
 use mesh_proto::HostNo;
-use mesh_proto::hosts::{Fate, HostSet};
+use mesh_proto::hosts::{Fate, HostSet, Standing};
 use std::sync::{Arc, MutexGuard};
 
 /// The fate of a host that could not be attached because of this side's credentials or address.
@@ -52,6 +52,13 @@ impl<P: Process> Gateway<P> {
         thread.map(drop).map_err(|error| RuntimeError::thread(&error))
     }
 
+    /// Returns the credentials to use for these hosts.
+    fn agree(&self, identity: &Arc<Identity>, hosts: HostSet) -> Result<Arc<Identity>, RuntimeError> {
+        let is_gone = |host| self.machine().stands(host) == Standing::Dead;
+        // Where hosts with the former credentials were waited for, nobody is let in any more.
+        self.credentials.agree(identity, hosts, is_gone, || self.listeners.close())
+    }
+
     /// Attaches hosts at these addresses. An address that is not known yet is set later by [`Gateway::place_host`]. Returns the
     /// number of the first host, and a call that each host answers with its introduction as it comes up. Credentials are read
     /// on another thread; if that fails, so does the call.
@@ -74,7 +81,7 @@ impl<P: Process> Gateway<P> {
         let hosts = HostSet::range(base, count);
         let proven = hosts.clone();
         let behind = self.attach_behind(hosts.clone(), move |this| {
-            this.credentials.agree(&identity()?)?;
+            this.agree(&identity()?, proven.clone())?;
             this.on(Event::Proven(proven));
             Ok(())
         });
@@ -120,7 +127,7 @@ impl<P: Process> Gateway<P> {
         let (address, base) = (address.to_owned(), told.base);
         self.attach_behind(HostSet::range(base, count), move |this| {
             let listening = identity().and_then(|identity| {
-                let identity = Arc::clone(this.credentials.agree(&identity)?);
+                let identity = this.agree(&identity, HostSet::range(base, count))?;
                 let addrs = resolve(&address, GREETING).map_err(|error| RuntimeError::Address(error.to_string()))?;
                 this.listen_for_dialers(addrs[0], identity, &told)
             });

@@ -1,10 +1,14 @@
 //! This side's credentials, read again from time to time: certificates are renewed and revoked while a job runs.
+//!
+//! CRD-1: all hosts that a job has at one time use the same credentials. Once all of them are gone, others may be used.
 
 use crate::error::RuntimeError;
 use crate::locks::lock;
 use crate::tls::Identity;
+use mesh_proto::HostNo;
+use mesh_proto::hosts::HostSet;
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// How often the credentials and those of connected hosts are checked again.
@@ -28,10 +32,17 @@ pub(super) struct Looked {
     pub(super) complaint: Option<String>,
 }
 
+/// The credentials in use, and for which hosts.
+#[derive(Debug, Default)]
+struct InUse {
+    identity: Option<Arc<Identity>>,
+    hosts: Vec<HostSet>,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Credentials {
-    identity: OnceLock<Arc<Identity>>,
+    in_use: Mutex<InUse>,
     recheck: Mutex<Recheck>,
 }
 
@@ -41,23 +52,44 @@ fn same_folder(one: &Path, other: &Path) -> bool {
 }
 
 impl Credentials {
-    pub(super) fn get(&self) -> Option<&Arc<Identity>> {
-        self.identity.get()
+    pub(super) fn get(&self) -> Option<Arc<Identity>> {
+        lock(&self.in_use).identity.clone()
     }
 
-    /// Returns the credentials that were set first. They must be from the same folder.
-    pub(super) fn agree(&self, identity: &Arc<Identity>) -> Result<&Arc<Identity>, RuntimeError> {
-        let known = self.identity.get_or_init(|| Arc::clone(identity));
-        if same_folder(known.dir(), identity.dir()) {
-            Ok(known)
-        } else {
-            Err(RuntimeError::OtherCredentials { dir: known.dir().to_owned() })
-        }
+    /// Returns the credentials to use for more hosts: those that are in use, which must be from the same folder, or these if all
+    /// hosts that used others are gone (CRD-1). `changed` runs in that case.
+    pub(super) fn agree(
+        &self,
+        identity: &Arc<Identity>,
+        hosts: HostSet,
+        is_gone: impl Fn(HostNo) -> bool,
+        changed: impl FnOnce(),
+    ) -> Result<Arc<Identity>, RuntimeError> {
+        let mut in_use = lock(&self.in_use);
+        // Of hosts that came and went, nothing is kept.
+        in_use.hosts.retain(|hosts| !hosts.iter().all(&is_gone));
+        let agreed = match in_use.identity.take() {
+            Some(known) if same_folder(known.dir(), identity.dir()) => known,
+            Some(known) if !in_use.hosts.is_empty() => {
+                let dir = known.dir().to_owned();
+                in_use.identity = Some(known);
+                return Err(RuntimeError::OtherCredentials { dir });
+            }
+            before => {
+                if before.is_some() {
+                    changed();
+                }
+                Arc::clone(identity)
+            }
+        };
+        in_use.identity = Some(Arc::clone(&agreed));
+        in_use.hosts.push(hosts);
+        Ok(agreed)
     }
 
     /// Checks again, if it is time.
     pub(super) fn recheck(&self, now: Duration) -> Option<Looked> {
-        let identity = self.identity.get()?;
+        let identity = self.get()?;
         let mut recheck = lock(&self.recheck);
         if now < recheck.at {
             return None;
@@ -70,7 +102,7 @@ impl Credentials {
         // A lasting problem is reported once.
         let is_news = !complaint.is_empty() && complaint != recheck.complaint;
         recheck.complaint.clone_from(&complaint);
-        Some(Looked { identity: Arc::clone(identity), revoked, complaint: is_news.then_some(complaint) })
+        Some(Looked { identity, revoked, complaint: is_news.then_some(complaint) })
     }
 
     /// When the next check is due.

@@ -39,7 +39,7 @@ impl<P: Process> Gateway<P> {
             return;
         }
         let missed = |why: &str| self.on(Event::Missed { host, missed: Missed::for_now(why) });
-        let Some(identity) = self.credentials.get().cloned() else {
+        let Some(identity) = self.credentials.get() else {
             return missed("this side has no credentials");
         };
         let this = Arc::clone(self);

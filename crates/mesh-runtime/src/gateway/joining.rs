@@ -8,7 +8,7 @@ use crate::greeting::{GREETING, refuse, say};
 use crate::tls::{Identity, PeerFacts, Role, TlsStream};
 use mesh_proto::control::{Attachment, Terms, Traits};
 use mesh_proto::hosts::gateway::{Caller, Missed};
-use mesh_proto::hosts::{Join, PacketDecoder, Refusal};
+use mesh_proto::hosts::{HostSet, Join, PacketDecoder, Refusal};
 use mesh_proto::messages::{Answer, Reply};
 use mesh_proto::{Frame, HostNo, ProcAddr};
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl<P: Process> Gateway<P> {
     /// The controller attached this host: its part in the job starts.
     pub(crate) fn begin(self: &Arc<Self>, join: &Join, told: &Attachment, begun: JobBegun<'_>) {
         let JobBegun { identity, traits, ended, log } = begun;
-        let _ = self.credentials.agree(identity);
+        let _ = self.credentials.agree(identity, HostSet::one(self.me.host), |_| false, || {});
         self.ended.set(ended);
         self.log.set(log);
         let event = Event::Begun { job: join.job, told: Arc::new(told.clone()) };

@@ -107,7 +107,7 @@ impl<P: Process> Gateway<P> {
         if let Ok(look) = Look::read(&packet) {
             return match (place(), self.credentials.get()) {
                 (Some(_place), Some(identity)) => {
-                    visits::receive(&**self, look, stream, decoder, (&facts, identity), &|text| {
+                    visits::receive(&**self, look, stream, decoder, (&facts, &identity), &|text| {
                         self.log.tell(text.to_owned());
                     });
                 }

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from mesh_core._meshes.accumulator import Accumulator
     from mesh_core._meshes.attach import attach_to_workers
     from mesh_core._meshes.controllers import get_or_spawn_controller
+    from mesh_core._meshes.handle import MeshHandle, mesh_of
     from mesh_core._meshes.ports import Channel, Port, PortReceiver
     from mesh_core._meshes.refs import Ref, RefLost, RefStoreFull, put, put_async
     from mesh_core._meshes.send import as_endpoint, send
@@ -122,6 +123,7 @@ __all__ = [
     "MailboxFull",
     "MeshError",
     "MeshFailure",
+    "MeshHandle",
     "Pipeline",
     "PipelineRun",
     "PipelineStats",
@@ -187,6 +189,7 @@ __all__ = [
     "gather",
     "get_include",
     "get_or_spawn_controller",
+    "mesh_of",
     "preload_host",
     "proc_mesh",
     "put",
@@ -259,7 +262,9 @@ _LATER = {
     "SandboxError": "mesh_core._blocks.sandboxes.outcome",
     "SandboxTimeout": "mesh_core._blocks.sandboxes.outcome",
     "Sandboxes": "mesh_core._blocks.sandboxes.sandboxes",
+    "MeshHandle": "mesh_core._meshes.handle",
     "concat": "mesh_core._meshes.joined",
+    "mesh_of": "mesh_core._meshes.handle",
     "configure": "mesh_core._common.settings",
     "configured": "mesh_core._common.settings",
     "set_fault_handler": "mesh_core._failures.supervision",

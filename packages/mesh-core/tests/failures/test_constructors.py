@@ -17,6 +17,7 @@ from mesh_core import (
     MeshFailure,
     ProcMesh,
     SupervisionError,
+    Undeliverable,
     endpoint,
     set_fault_handler,
     this_host,
@@ -267,6 +268,6 @@ def test_a_stopped_mesh_refuses_spawns_at_once(runtime: None) -> None:
     procs.stop().get(WITHIN)
     for mesh in (procs, procs.slice(gpus=1)):
         with pytest.raises(
-            MeshError, match="cannot spawn 'late': 'short' has been stopped; spawn new processes first"
+            Undeliverable, match="cannot spawn 'late': 'short' has been stopped; spawn new processes first"
         ):
             mesh.spawn("late", Parent)

@@ -16,6 +16,8 @@ from hosts_samples import SOON, Guard, Member
 from test_hosts_failure import told, wait_until  # noqa: F401 - a fixture
 
 from mesh_core import (
+    AuthenticationError,
+    Credentials,
     HostMesh,
     MeshError,
     Promise,
@@ -82,7 +84,7 @@ def test_some_hosts_are_released_and_the_others_continue(
     rest = members.slice(hosts=slice(0, None, 2))
     assert [value for _, value in rest.echo.call(3).get(timeout=SOON).values()] == [3] * 4
     with pytest.raises(Undeliverable, match="the script has detached it"):
-        hosts.spawn_procs().initialized.get(timeout=SOON)
+        hosts.spawn_procs()
     assert repr(hosts).endswith("1 stopped>")
     assert told.empty(), "that is no failure"
     wait_until(lambda: "has ended here" in cluster.log(1))
@@ -250,9 +252,9 @@ def test_a_spawn_on_hosts_that_are_being_released(cluster: LocalCluster, told: T
     members.echo.call(1)
     with configured(stop_timeout=1.0):
         gone = hosts.slice(hosts=0).detach()
-    late = hosts.slice(hosts=0).spawn_procs()
+    # At once, or as soon as the host is no longer there.
     with pytest.raises(Undeliverable, match="was let go"):
-        late.initialized.get(timeout=SOON)
+        hosts.slice(hosts=0).spawn_procs().initialized.get(timeout=SOON)
     gone.get(timeout=SOON)
     assert told.empty()
 
@@ -264,3 +266,44 @@ def test_code_is_sent_to_the_remaining_hosts(cluster: LocalCluster, tmp_path: Pa
     hosts.slice(hosts=2).detach().get(timeout=SOON)
     (tmp_path / "recipe.py").write_text("RATE = 22")
     assert hosts.slice(hosts=slice(0, 2)).sync_workspace(tmp_path).get(timeout=SOON).sent == ("recipe.py",)
+
+
+# Hosts with other credentials.
+
+
+def test_after_the_last_host_was_released_others_may_be_attached(cluster: LocalCluster) -> None:  # noqa: F811
+    """CRD-1"""
+    with LocalCluster(hosts=1) as other:
+        for _ in range(2):
+            for each in (cluster, other):
+                hosts = each.attach()
+                procs = hosts.spawn_procs({"gpus": 1}).slice(hosts=0, gpus=0)
+                assert procs.spawn("member", Member).where.call_one().get(timeout=SOON)
+                hosts.stop().get(timeout=SOON)
+                with pytest.raises(
+                    Undeliverable, match="was let go: its mesh of hosts was stopped; attach it again"
+                ):
+                    hosts.spawn_procs()
+
+
+def test_the_credentials_of_attached_hosts_count(cluster: LocalCluster) -> None:  # noqa: F811
+    """CRD-1"""
+    with LocalCluster(hosts=1) as other:
+        hosts = cluster.attach()
+        hosts.initialized.get(timeout=SOON)
+        hosts.detach(hosts.slice(hosts=0)).get(timeout=SOON)
+        with pytest.raises(AuthenticationError, match="must use the same ones"):
+            other.attach().initialized.get(timeout=SOON)
+        hosts.detach(hosts.slice(hosts=slice(1, None))).get(timeout=SOON)
+        # Two at the same time agree on the new ones.
+        both = [other.attach(), attach_to_workers(["127.0.0.1:1"], credentials=other.credentials, timeout=0)]
+        both[0].initialized.get(timeout=SOON)
+        both[0].stop().get(timeout=SOON)
+
+
+def test_a_wrong_folder_is_no_obstacle_for_the_right_one(cluster: LocalCluster, tmp_path: Path) -> None:  # noqa: F811
+    """CRD-1"""
+    wrong = Credentials.new(tmp_path / "wrong").path
+    with pytest.raises(AuthenticationError):
+        attach_to_workers(cluster.addresses, credentials=wrong, timeout=0).initialized.get(timeout=SOON)
+    cluster.attach().initialized.get(timeout=SOON)

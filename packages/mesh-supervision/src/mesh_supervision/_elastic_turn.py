@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from mesh_core import Future, HostMesh, MeshError, ProcMesh, concat, wait
+from mesh_core import Future, HostMesh, MeshError, ProcMesh, concat, mesh_of, wait
 from mesh_core.extensions import actor_id, actor_ranks, find, settled, watch
 from mesh_supervision._groups import Group, form_group
 from mesh_supervision._simple import Ignore
@@ -33,7 +33,7 @@ class Member:
     @property
     def is_lost(self) -> bool:
         """Whether it is no longer whole."""
-        return bool(self.procs.failed()) or (self.actors is not None and bool(self.actors.failed()))
+        return bool(self.procs.failed()) or (self.actors is not None and bool(mesh_of(self.actors).failed()))
 
     def owners(self) -> list[Owner]:
         """The keys of its actors' snapshots."""

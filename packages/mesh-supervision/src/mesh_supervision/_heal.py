@@ -26,6 +26,7 @@ from mesh_core import (
     SupervisionError,
     Undeliverable,
     concat,
+    mesh_of,
     wait,
 )
 from mesh_core.extensions import (
@@ -116,7 +117,7 @@ class _Subject:
 
     def lost(self) -> list[int]:
         """The places that have lost their actor, or their process."""
-        lost = {point.rank for point in self.spawned.failed()}
+        lost = {point.rank for point in mesh_of(self.spawned).failed()}
         return [place for place in range(len(self.mesh)) if self.origin(place) in lost]
 
     def smaller(self, lost: Sequence[int]) -> _Subject:
@@ -208,7 +209,7 @@ class _Healer:
             lost = sorted({*subject.lost(), *broken})
             self._plant(lost)
             if lost:
-                self._wait(subject.spawned.respawn([subject.origin(place) for place in lost]))
+                self._wait(mesh_of(subject.spawned).respawn([subject.origin(place) for place in lost]))
             self._share(lost)
 
     def shrink(self, lost: Sequence[int]) -> None:
@@ -428,7 +429,7 @@ def whole(mesh: Any) -> Iterator[None]:
     except Exception as error:
         healed = find(_Healed)
         subject = None if healed is None else healed.subjects.get(mesh)
-        lost = (lambda: [point.rank for point in mesh.failed()]) if subject is None else subject.lost
+        lost = (lambda: [point.rank for point in mesh_of(mesh).failed()]) if subject is None else subject.lost
         if _loses(mesh, lost, error, ()):
             raise DeviceMeshError.of(mesh) from error
         raise

@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from mesh_core import mesh_of
 from mesh_core.extensions import procs_of
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._errors import described
@@ -34,7 +35,7 @@ class RemoteEndpoint(Generic[P, R]):
     def __init__(self, endpoint: Endpoint[P, R], propagate: Callable[..., Any] | None) -> None:
         self._endpoint = endpoint
         self._propagate = propagate
-        self._name = f"{endpoint.actors.class_name}.{endpoint.name}"
+        self._name = f"{mesh_of(endpoint.actors).class_name}.{endpoint.name}"
         self._forms: dict[Any, tuple[list[Any], Any, list[Any]]] = {}
 
     def __repr__(self) -> str:

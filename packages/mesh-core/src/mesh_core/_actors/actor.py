@@ -13,19 +13,21 @@ if TYPE_CHECKING:
 
     from mesh_core._futures.future import Future
     from mesh_core._geometry.mesh import Mesh
-    from mesh_core._meshes.repair import Ranks
     from mesh_core._native import Point
 
     class _Base(Mesh):
         """The methods of the mesh that ``spawn`` returns, for editors: it is typed as the actor's class."""
 
-        name: str
-        class_name: str
+        # Actors may have endpoints and fields of these names.
+        alive: Any
+        class_name: Any
+        failed: Any
+        mesh: Any
+        name: Any
+        respawn: Any
+
         initialized: Future[None]
 
-        def alive(self) -> list[Point]: ...
-        def failed(self) -> list[Point]: ...
-        def respawn(self, ranks: Ranks = None) -> Future[None]: ...
         def stop(self, reason: str = "") -> Future[None]: ...
         def __iter__(self) -> Iterator[tuple[Point, Self]]: ...
         def __await__(self) -> Generator[Any, None, Self]: ...
@@ -35,24 +37,12 @@ else:
 
 
 RESERVED = frozenset(
-    {
-        "slice",
-        "split",
-        "flatten",
-        "rename",
-        "alive",
-        "failed",
-        "respawn",
-        "size",
-        "sizes",
-        "extent",
-        "stop",
-        "initialized",
-        "name",
-        "class_name",
-    }
+    {"extent", "flatten", "initialized", "rename", "size", "sizes", "slice", "split", "stop"}
 )
 """Names of attributes of every actor mesh, which no endpoint may have."""
+
+GIVING_WAY = frozenset({"alive", "class_name", "failed", "mesh", "name", "respawn"})
+"""Names of attributes of an actor mesh unless an endpoint has that name: ``mesh``, and what that one has."""
 
 
 class Actor(_Base):

@@ -141,14 +141,14 @@ class DeviceMeshError(SupervisionError):
         ...     print(DeviceMeshError.of(procs))
         mesh 'workers' has lost 1 of its 2 ranks: gpus=1; respawn them with respawn(), or continue with those in alive()
         """
-        lost = mesh.failed()
+        name, lost = mesh._name, mesh._itself.failed()
         shown = [describe_point(point).strip(" ()") or "its only one" for point in lost[:_POINTS_SHOWN]]
         more = f" and {len(lost) - len(shown)} more" if len(lost) > len(shown) else ""
         message = (
-            f"mesh {mesh.name!r} has lost {len(lost)} of its {len(mesh)} ranks: {'; '.join(shown)}{more}; respawn them "
+            f"mesh {name!r} has lost {len(lost)} of its {len(mesh)} ranks: {'; '.join(shown)}{more}; respawn them "
             "with respawn(), or continue with those in alive()"
         )
-        return cls(message, mesh_name=mesh.name, coordinates=tuple(dict(point) for point in lost))
+        return cls(message, mesh_name=name, coordinates=tuple(dict(point) for point in lost))
 
 
 _POINTS_SHOWN = 8

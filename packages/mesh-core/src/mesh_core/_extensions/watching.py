@@ -62,7 +62,7 @@ class Watch:
             from mesh_core._failures.failure import of_loss
 
             host = mesh._location.name_now(mesh._process.runtime, mesh._procs_id, rank)
-            failure = of_loss(lost, mesh, name=mesh.name, host=host, point=point, rank=rank)
+            failure = of_loss(lost, mesh, name=mesh._name, host=host, point=point, rank=rank)
         end = ProcEnd(address=address, point=point, mesh=mesh, failure=failure, incarnation=life)
         if self._loop is None or self._loop.is_here:
             self._callback(end)

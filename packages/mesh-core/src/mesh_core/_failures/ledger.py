@@ -247,7 +247,7 @@ class FailureLedger:
         if holding is not None and (run := holding.policy) is not None:
             from mesh_core._failures.policy_run import failed
 
-            return [Consult(owner, holding, run, failed(failure, holding.mesh.name), awaited)]
+            return [Consult(owner, holding, run, failed(failure, holding.mesh._name), awaited)]
         if owner == 0 and not self._at_script:
             return [PassOn(SCRIPT, failure)]
         return [Ask(owner, failure, awaited)]
@@ -257,7 +257,7 @@ class FailureLedger:
             self._waiting.pop(asked.run, None)
             if asked.run.put_off:
                 self._waiting[asked.run] = None
-        by = f"the policy of {asked.holding.mesh.name!r}"
+        by = f"the policy of {asked.holding.mesh._name!r}"
         actions: list[Action] = [Note(failure, True, by) for failure in decision.handled]
         if decision.stop or decision.repairs or decision.timers:
             # No call waits for the result of a repair.
@@ -314,4 +314,4 @@ def _ended(holding: Holding, rank: int) -> PolicyEvent:
     # Only needed if there is a policy; otherwise the module is not imported.
     from mesh_core._failures.policies import Ended
 
-    return Ended(holding.mesh.name, holding.mesh._root.point_of(rank).rank)
+    return Ended(holding.mesh._name, holding.mesh._root.point_of(rank).rank)

@@ -65,7 +65,7 @@ class Holding:
         if policy is not None:
             from mesh_core._failures.policy_run import PolicyRun
 
-            self.policy = PolicyRun(policy, mesh.name)
+            self.policy = PolicyRun(policy, mesh._name)
         self.returns: Returns | None = None
         """Answers callers who wait for restarts, if it has endpoints that wait."""
         # These are almost always empty, and there may be very many: a set for each would take 200 bytes.

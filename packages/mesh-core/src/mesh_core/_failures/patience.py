@@ -53,7 +53,7 @@ class Turn:
         return first
 
     def _watch(self) -> None:
-        log, name = logging.getLogger("mesh"), self._asked.holding.mesh.name
+        log, name = logging.getLogger("mesh"), self._asked.holding.mesh._name
         if self._answered.wait(WARN_S):
             return
         log.warning(

@@ -33,7 +33,7 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
         places = _not_taken_away(mesh, places)
     if not places:
         return
-    lost = {point.rank for point in mesh.failed()}
+    lost = {point.rank for point in mesh._itself.failed()}
     for living in [place for place in places if place not in lost]:
         one = mesh._with_region(single(mesh._view.rank_at(living)))
         if _are_actors(one):
@@ -44,7 +44,7 @@ async def carry_out(mesh: ProcMesh | ActorMesh[Any], action: Restart | Respawn) 
             await one.stop()
     if _are_actors(mesh):
         await _respawn_below(mesh, places)
-    await mesh.respawn(places)
+    await mesh._itself.respawn(places)
 
 
 def _not_taken_away(mesh: ActorMesh[Any], places: list[int]) -> list[int]:

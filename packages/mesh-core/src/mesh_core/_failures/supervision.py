@@ -310,7 +310,7 @@ class Supervision:
             try:
                 mesh.stop()
             except Exception:
-                logging.getLogger("mesh").exception("failed to stop %r, as its policy asked", mesh.name)
+                logging.getLogger("mesh").exception("failed to stop %r, as its policy asked", mesh._name)
         if self._process.closed:
             return
         if decision.repairs:
@@ -327,7 +327,7 @@ class Supervision:
         from mesh_core._failures.repairs import carry_out
 
         holding, run = asked.holding, asked.run
-        returns, name = holding.returns, holding.mesh.name
+        returns, name = holding.returns, holding.mesh._name
         was = {} if returns is None else returns.before(_ranks(decision.repaired), decision.repairs)
         turn = self._repairs.get(run)
         if turn is None:
@@ -417,7 +417,7 @@ def failure_of(holding: Holding, rank: int, lost: Lost) -> MeshFailure:
     return of_loss(
         lost,
         mesh,
-        name=mesh.name,
+        name=mesh._name,
         host=mesh._location.name_now(mesh._process.runtime, mesh._procs_id, rank),
         point=point,
         rank=point.rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from mesh_core._actors.actor import GIVING_WAY
 from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.current import current
@@ -13,6 +14,7 @@ from mesh_core._common.suggestions import did_you_mean
 from mesh_core._futures.future import Future
 from mesh_core._geometry.mesh import Kind, Mesh, describe
 from mesh_core._meshes.adverbs import Endpoint, ItemsEndpoint, addressee
+from mesh_core._meshes.handle import MeshHandle
 from mesh_core._meshes.outcomes import Addressee, value_of
 from mesh_core._native import Point, Region, Slice, known_moves, learn_moves
 
@@ -32,7 +34,7 @@ T = TypeVar("T")
 class ActorMesh(Mesh, Generic[T]):
     """References to actors, one on each process of a mesh; returned by :meth:`ProcMesh.spawn`.
 
-    Its attributes are the actors' endpoints. Sent to another process, it arrives as the same references, which own nothing.
+    Its attributes are the actors' endpoints, and what :class:`MeshHandle` has unless an endpoint has the same name. Sent to another process, it arrives as the same references, which own nothing.
     """
 
     _kind = Kind.ACTORS
@@ -83,7 +85,7 @@ class ActorMesh(Mesh, Generic[T]):
             if not name.startswith("_"):
                 raise AttributeError(
                     f"cannot set {name!r} on {self!r}: it is a reference, and an actor's fields can be "
-                    f"set only by the actor; give {self.class_name} an endpoint that sets it",
+                    f"set only by the actor; give {self._interface.class_name} an endpoint that sets it",
                     name=name,
                     obj=self,
                 )
@@ -94,6 +96,9 @@ class ActorMesh(Mesh, Generic[T]):
         if interface is None:
             raise AttributeError(name)
         arity = interface.endpoints.get(name)
+        if arity is None and name in GIVING_WAY:
+            handle: Any = self._itself
+            return handle if name == "mesh" else getattr(handle, name)  # type: ignore[no-any-return]
         if arity is None and name in interface.plain:
             from mesh_core._meshes.send import NotAnEndpoint
 
@@ -126,17 +131,11 @@ class ActorMesh(Mesh, Generic[T]):
         return ReducedEndpoint(self, *args, reduce=reduce)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._interface.endpoints})
+        return sorted({*super().__dir__(), *GIVING_WAY, *self._interface.endpoints})
 
     @property
-    def name(self) -> str:
-        """The name with which the actors were spawned."""
-        return self._name
-
-    @property
-    def class_name(self) -> str:
-        """The name of the actors' class."""
-        return self._interface.class_name
+    def _itself(self) -> MeshHandle:
+        return MeshHandle(self)
 
     def _with_region(self, region: Region) -> ActorMesh[T]:
         told = self._told(region)
@@ -183,16 +182,6 @@ class ActorMesh(Mesh, Generic[T]):
         yield from self.initialized.__await__()
         return self
 
-    def alive(self) -> list[Point]:
-        """Return the points of this mesh whose actors have not failed, as far as this process knows; see :meth:`ProcMesh.alive`."""
-        lost, extent = set(self._lost()), self._view.extent
-        return [Point(place, extent) for place in range(len(self._view)) if place not in lost]
-
-    def failed(self) -> list[Point]:
-        """Return the points of this mesh whose actors failed, or whose processes ended since they were constructed."""
-        extent = self._view.extent
-        return [Point(place, extent) for place in self._lost()]
-
     def _places(self, ranks: Ranks) -> list[int]:
         """Resolve ``ranks`` to places; ``None`` means all failed ones."""
         from mesh_core._meshes.repair import places_of
@@ -216,39 +205,6 @@ class ActorMesh(Mesh, Generic[T]):
             if gone:
                 lost.update(place for place, rank in enumerate(self._view) if rank in gone)
         return sorted(lost)
-
-    def respawn(self, ranks: Ranks = None) -> Future[None]:
-        """Respawn actors that failed or whose processes were respawned, with their original constructor arguments.
-
-        The future is done when they are constructed. References remain valid. Only the process that spawned the
-        actors can do this; it keeps the constructor's arguments for it.
-
-        Args:
-            ranks: numbers or points of this mesh; by default all that have :meth:`failed`.
-
-        >>> from mesh_core import Actor, context, endpoint, this_host
-        >>> class Counter(Actor):
-        ...     def __init__(self, start: int) -> None:
-        ...         self.count = start
-        ...     @endpoint
-        ...     def add(self, n: int) -> int:
-        ...         self.count += n
-        ...         return self.count
-        ...     @endpoint
-        ...     def fail(self) -> None:
-        ...         context().actor_instance.kill("a test")
-        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
-        ...     counters = procs.spawn("counters", Counter, 10, supervise=lambda failure: True)
-        ...     _ = counters.fail.broadcast()
-        ...     while len(counters.failed()) < 2:
-        ...         pass
-        ...     counters.respawn().get(timeout=30)
-        ...     counters.add.call(1).get(timeout=30).values()
-        [11, 11]
-        """
-        from mesh_core._meshes.repair import respawn_actors
-
-        return respawn_actors(self, ranks)
 
     def stop(self, reason: str = "") -> Future[None]:
         """Stop the actors, after they have handled earlier messages. Their processes keep running."""
@@ -279,7 +235,7 @@ class ActorMesh(Mesh, Generic[T]):
         return _revive, (self._interface, self._told(self._view), moves)
 
     def __repr__(self) -> str:
-        return f"<ActorMesh {self._name!r} of {self.class_name}: {describe(self._view)}>"
+        return f"<ActorMesh {self._name!r} of {self._interface.class_name}: {describe(self._view)}>"
 
     def _repr_html_(self) -> str:
         from mesh_core._common.display import Table, listed

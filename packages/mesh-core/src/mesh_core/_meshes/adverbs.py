@@ -180,7 +180,10 @@ def _doc_of(endpoint: Endpoint[..., Any]) -> str:
     method = endpoint._mesh._interface.method(endpoint._name)
     said = getattr(method, "__doc__", None)
     how = "call, call_one, choose, broadcast or stream it"
-    return said or f"Endpoint {endpoint._name}{endpoint._arity.text} of {endpoint._mesh.class_name}; {how}."
+    return (
+        said
+        or f"Endpoint {endpoint._name}{endpoint._arity.text} of {endpoint._mesh._interface.class_name}; {how}."
+    )
 
 
 def _signature_of(endpoint: Endpoint[..., Any]) -> Any:
@@ -273,7 +276,7 @@ class Endpoint(Generic[P, R]):
 
     def _refuse(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError:
         complaint = self._arity.complaint(args, kwargs)
-        return TypeError(f"{self._mesh.class_name}.{self._name}{self._arity.text} {complaint}")
+        return TypeError(f"{self._mesh._interface.class_name}.{self._name}{self._arity.text} {complaint}")
 
     def _begin(
         self,
@@ -523,7 +526,9 @@ class Endpoint(Generic[P, R]):
         )
 
     def __repr__(self) -> str:
-        return f"<endpoint {self._mesh.class_name}.{self._name}{self._arity.text} of {self._mesh!r}>"
+        return (
+            f"<endpoint {self._mesh._interface.class_name}.{self._name}{self._arity.text} of {self._mesh!r}>"
+        )
 
 
 class ItemsEndpoint(Endpoint[P, R]):
@@ -534,7 +539,7 @@ class ItemsEndpoint(Endpoint[P, R]):
     def _only_stream(self, adverb: str) -> TypeError:
         return TypeError(
             f"{self._what()} is a generator, and {adverb}() takes one result: iterate over "
-            f"{self._mesh.name}.{self._name}.stream(...), whose futures give the items"
+            f"{self._mesh._name}.{self._name}.stream(...), whose futures give the items"
         )
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> ManyFuture[R]:
@@ -589,7 +594,7 @@ def finish_all(call: Call, who: Addressee) -> ValueMesh[Any]:
 
 def addressee(mesh: ActorMesh[Any]) -> Addressee:
     """Return the addressee of a mesh of actors, for error messages."""
-    return Addressee(mesh.name, mesh._location, mesh._root, mesh._view, mesh)
+    return Addressee(mesh._name, mesh._location, mesh._root, mesh._view, mesh)
 
 
 def _seconds(timeout: object) -> float | None:

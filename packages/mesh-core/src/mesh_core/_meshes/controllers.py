@@ -51,9 +51,9 @@ class Registry(Actor):
                     procs.stop()
                     raise
                 self._found[name] = (procs, found)
-            elif found.class_name != cls.__qualname__:
+            elif found._interface.class_name != cls.__qualname__:
                 raise ValueError(
-                    f"the controller {name!r} of this job is a {found.class_name}, and a {cls.__qualname__} was asked "
+                    f"the controller {name!r} of this job is a {found._interface.class_name}, and a {cls.__qualname__} was asked "
                     "for; give one of them another name"
                 )
             return found

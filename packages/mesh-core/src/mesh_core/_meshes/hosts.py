@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from mesh_core._common.codes import HostState
 from mesh_core._common.current import current
-from mesh_core._common.errors import MeshError
+from mesh_core._common.errors import MeshError, Undeliverable
 from mesh_core._geometry.location import ListedLocation, Location, Names, evenly, is_host_mesh
 from mesh_core._geometry.mesh import Kind, Mesh, describe
 from mesh_core._native import Extent, Placement, Point, Region, Slice, release_hosts, roll
@@ -280,13 +280,7 @@ class HostMesh(Mesh):
             raise ValueError(
                 "python= needs start='exec', got start='fork': a forked process keeps this interpreter"
             )
-        if released := [host for host, state in self._unwell().items() if state is HostState.STOPPED]:
-            names = ", ".join(self._process.name_of_host(host) for host in released[:_SHOWN])
-            more = f" and {len(released) - _SHOWN} more" if len(released) > _SHOWN else ""
-            raise MeshError(
-                f"cannot spawn processes on {self._name!r}: {names}{more} "
-                f"{'was' if len(released) == 1 else 'were'} released by stop() or detach(); attach them again"
-            )
+        self._check_attached()
         per = extent.nelements // len(self._view)
         return spawn(
             self._process,
@@ -463,6 +457,19 @@ class HostMesh(Mesh):
             else Location(self._location.placement, known)
         )
         return _revive_host, (self._view, self._name, location)
+
+    def _check_attached(self) -> None:
+        """Raise if some of these hosts are known to have been released."""
+        released = [host for host, state in self._unwell().items() if state is HostState.STOPPED]
+        if not released:
+            return
+        names = ", ".join(self._process.name_of_host(host) for host in released[:_SHOWN])
+        more = f" and {len(released) - _SHOWN} more" if len(released) > _SHOWN else ""
+        why = next(why for host, *_, why in roll(self._process.runtime) if host == released[0])
+        raise Undeliverable(
+            f"cannot spawn processes on {self._name!r}: {names}{more} was let go: {why}; attach it again",
+            reason=why,
+        )
 
     def _unwell(self) -> dict[int, str]:
         """Return the state of each host that is known not to run as it should."""

@@ -209,9 +209,9 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
     region = Region.whole(Extent(labels, sizes))
     first, process = parts[0], parts[0]._process
     name = (
-        first.name
-        if all(mesh.name == first.name for mesh in parts)
-        else "+".join(dict.fromkeys(mesh.name for mesh in parts))
+        first._name
+        if all(mesh._name == first._name for mesh in parts)
+        else "+".join(dict.fromkeys(mesh._name for mesh in parts))
     )
     location, procs_id = JoinedLocation(homes, axis, sizes), process.runtime.new_id()
     waits = [mesh._ready for mesh in parts]
@@ -221,7 +221,7 @@ def concat(meshes: Sequence[Any], dim: str) -> Any:
             process, name=name, location=location, procs_id=procs_id, root=region, view=region, ready=ready
         )
     if any(not mesh._interface.is_like(first._interface) for mesh in parts):
-        classes = ", ".join(dict.fromkeys(mesh.class_name for mesh in parts))
+        classes = ", ".join(dict.fromkeys(mesh._interface.class_name for mesh in parts))
         raise TypeError(f"concat() must be given actors of one class, got {classes}")
     return ActorMesh(
         process,

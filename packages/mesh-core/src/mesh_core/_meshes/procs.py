@@ -13,7 +13,7 @@ from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.control import LOGGING, Control
 from mesh_core._common.current import current
-from mesh_core._common.errors import MeshError, SupervisionError
+from mesh_core._common.errors import MeshError, SupervisionError, Undeliverable
 from mesh_core._common.tracing import notice
 from mesh_core._failures.owned_meshes import Making, check_policy
 from mesh_core._futures.future import Future
@@ -158,8 +158,9 @@ class ProcMesh(Mesh):
         process = self._process
         process.check_owner(owner_id)
         if process.closed or (self._recipe is not None and self._recipe.stopped):
-            raise MeshError(
-                f"cannot spawn {name!r}: {self._name!r} has been stopped; spawn new processes first"
+            raise Undeliverable(
+                f"cannot spawn {name!r}: {self._name!r} has been stopped; spawn new processes first",
+                actor=name,
             )
         cls = process.actor_class(cls)
         table = process.table(cls)

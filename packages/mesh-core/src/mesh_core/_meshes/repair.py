@@ -55,7 +55,7 @@ class _Made(Addressee):
     __slots__ = ("_ranks",)
 
     def __init__(self, mesh: ProcMesh, root: Region, ranks: list[int]) -> None:
-        super().__init__(mesh.name, mesh._location, root, root, mesh)
+        super().__init__(mesh._name, mesh._location, root, root, mesh)
         self._ranks = ranks
 
     def host(self, index: int) -> str:
@@ -68,7 +68,7 @@ class _Made(Addressee):
 def places_of(mesh: ProcMesh | ActorMesh[Any], ranks: Ranks) -> list[int]:
     """Resolve ``ranks`` to places; ``None`` means all failed ones."""
     if ranks is None:
-        return [point.rank for point in mesh.failed()]
+        return [point.rank for point in mesh._itself.failed()]
     if isinstance(ranks, int | Point):
         ranks = [ranks]
     if not isinstance(ranks, Iterable):
@@ -174,7 +174,7 @@ class _Waiting(Addressee):
     __slots__ = ("_host",)
 
     def __init__(self, mesh: ProcMesh, region: Region, host: int) -> None:
-        super().__init__(mesh.name, mesh._location, region, region, mesh)
+        super().__init__(mesh._name, mesh._location, region, region, mesh)
         self._host = host
 
     def host(self, index: int) -> str:

@@ -82,7 +82,7 @@ class NotAnEndpoint:
         self.name = name
 
     def _advice(self) -> str:
-        what = f"{self.mesh.class_name}.{self.name}"
+        what = f"{self.mesh._interface.class_name}.{self.name}"
         return (
             f"{what} is a plain method, not an endpoint: mark it @endpoint, or call it by "
             f"as_endpoint(mesh.{self.name}).call(...)"
@@ -98,7 +98,7 @@ class NotAnEndpoint:
         raise AttributeError(self._advice(), name=name, obj=self)
 
     def __repr__(self) -> str:
-        return f"<plain method {self.mesh.class_name}.{self.name} of {self.mesh!r}>"
+        return f"<plain method {self.mesh._interface.class_name}.{self.name} of {self.mesh!r}>"
 
 
 if TYPE_CHECKING:

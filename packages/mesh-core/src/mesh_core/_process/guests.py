@@ -262,7 +262,7 @@ class Joined:
     def read(self, hosts: bytes) -> HostMesh:
         """Read a mesh of hosts that the controller sent."""
         mesh: HostMesh = loads(hosts)
-        self.hosts[f"{mesh.name}+{len(self.hosts)}"] = mesh
+        self.hosts[f"{mesh._name}+{len(self.hosts)}"] = mesh
         return mesh
 
     def follow(self, hosts: HostMesh, attached: concurrent.futures.Future[Any]) -> None:
@@ -308,7 +308,7 @@ class Joined:
             # It lives in this process, and ends with it.
             return
         thing = _Thing(
-            mesh.name,
+            mesh._name,
             mesh._procs_id,
             actor_id,
             owner,
@@ -332,7 +332,7 @@ class Joined:
             self._tell((thing, among))
 
     def _know(self, mesh: Any, actor_id: int) -> None:
-        (self.actors if actor_id else self.procs)[mesh.name] = mesh
+        (self.actors if actor_id else self.procs)[mesh._name] = mesh
 
     def _tell(self, what: object) -> None:
         target = Target.one(0, 0, Placement.on(0))

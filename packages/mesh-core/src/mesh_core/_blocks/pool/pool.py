@@ -119,7 +119,7 @@ class Pool(Generic[A]):
     ) -> None:
         mesh = _mesh_of(actors, "Pool()")
         process = mesh._process
-        name = f"the pool of {mesh.name!r}"
+        name = f"the pool of {mesh._name!r}"
         options = Options(
             per_rank=whole(per_rank, "Pool(per_rank=)", 1),
             retries=whole(retries, "Pool(retries=)", 0),
@@ -154,7 +154,7 @@ class Pool(Generic[A]):
         self._turns = options.per_rank * len(actors)
         self._resizing = threading.Lock()
         following = Following.of(process)
-        name = f"the pool of {actors.name!r}"
+        name = f"the pool of {actors._name!r}"
         self._runner = Runner(name, turns, following, options.waiting or max(1, self._turns))
 
     def _resized(self) -> None:
@@ -223,7 +223,7 @@ class Pool(Generic[A]):
 
     def _submit(self, call: Call) -> Future[Any]:
         runner = self._runner
-        task = Task(runner, f"{self._actors.name}.{call.endpoint} in a pool", call, self._options.retries)
+        task = Task(runner, f"{self._actors._name}.{call.endpoint} in a pool", call, self._options.retries)
         runner.begin(task)
         return task.future
 
@@ -233,7 +233,7 @@ class Pool(Generic[A]):
         self._process.runtime.completion()
         if not isinstance(endpoint, Endpoint):
             raise TypeError(
-                f"a pool calls an endpoint of its actors, such as {self._actors.name}.step; got {endpoint!r}"
+                f"a pool calls an endpoint of its actors, such as {self._actors._name}.step; got {endpoint!r}"
             )
         if isinstance(endpoint, ItemsEndpoint) or endpoint._reducer is not None:
             kind = "a generator" if isinstance(endpoint, ItemsEndpoint) else "with reduce="
@@ -241,7 +241,7 @@ class Pool(Generic[A]):
                 f"{endpoint!r} is {kind}, and a task of a pool has one result from one replica; call it with stream() or call()"
             )
         if endpoint._mesh._actor_id != self._actors._actor_id and (
-            endpoint._mesh.class_name != self._actors.class_name
+            endpoint._mesh._interface.class_name != self._actors._interface.class_name
         ):
             raise ValueError(f"{endpoint!r} is not an endpoint of the actors of {self._runner.name}")
         if not endpoint._arity.fits(args, kwargs):
@@ -347,10 +347,10 @@ class Pool(Generic[A]):
         """Add replicas of the same class, or lost ones that have been respawned."""
         own = self._in_charge("add")
         mesh = _mesh_of(actors, "add()")
-        if mesh.class_name != self._actors.class_name:
+        if mesh._interface.class_name != self._actors._interface.class_name:
             raise ValueError(
-                f"{self._runner.name} must be given actors of class {self._actors.class_name}, got "
-                f"{mesh!r}, which are of {mesh.class_name}"
+                f"{self._runner.name} must be given actors of class {self._actors._interface.class_name}, got "
+                f"{mesh!r}, which are of {mesh._interface.class_name}"
             )
         with Steps():
             own.add(mesh)
@@ -457,7 +457,7 @@ class Pool(Generic[A]):
         return self._shared.reduce()
 
     def __repr__(self) -> str:
-        return f"<Pool of {self._actors.name!r}: {self.progress}{', closed' if self._runner.closed else ''}>"
+        return f"<Pool of {self._actors._name!r}: {self.progress}{', closed' if self._runner.closed else ''}>"
 
 
 class _Countdown:
@@ -487,7 +487,7 @@ def _revive(location: Addr, number: int, desk: Any, actors: Any, options: Option
     with pools.lock:
         found = pools.made.get(number) if is_home else pools.known.get((location, number))
         if found is None and not is_home:
-            turns = FarTurns(process, desk, f"the pool of {actors.name!r}")
+            turns = FarTurns(process, desk, f"the pool of {actors._name!r}")
             found = pools.known[location, number] = Pool._from_elsewhere(process, actors, turns, options)
     if found is None:
         raise MeshError("the pool was closed meanwhile")

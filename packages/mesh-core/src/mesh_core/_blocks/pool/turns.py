@@ -388,7 +388,7 @@ class OwnTurns:
         if holding.policy is None:
             from mesh_core._failures.policy_run import PolicyRun
 
-            holding.policy = PolicyRun(_Handled(self), mesh.name)
+            holding.policy = PolicyRun(_Handled(self), mesh._name)
             self._policies.append((holding, holding.policy))
         elif self.on_crash is OnCrash.RESPAWN and all(run is not holding.policy for _, run in self._policies):
             raise ValueError(
@@ -441,7 +441,7 @@ class OwnTurns:
 
         def actor() -> None:
             context = self._context.copy()
-            again = context.run(member.replica.respawn, [0])
+            again = context.run(member.replica._itself.respawn, [0])
             self._following.follow(again, lambda: self._repaired(place, again))
 
         if not lost_places(member.replica):

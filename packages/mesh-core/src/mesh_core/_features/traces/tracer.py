@@ -37,14 +37,14 @@ class Tracer:
         """Make a call with ``send``, whose messages carry a span that ends when the call does."""
         mesh = endpoint._mesh
         if adverb == "broadcast":
-            name, kind = f"broadcast {mesh.name}", self._kinds.PRODUCER
-            attributes = _message_attributes("broadcast", "send", mesh.name)
+            name, kind = f"broadcast {mesh._name}", self._kinds.PRODUCER
+            attributes = _message_attributes("broadcast", "send", mesh._name)
         else:
-            name = f"{mesh.class_name}/{endpoint._name}"
+            name = f"{mesh._interface.class_name}/{endpoint._name}"
             kind, attributes = self._kinds.CLIENT, _call_attributes(name)
             attributes["mesh.adverb"] = adverb
         attributes |= {
-            "mesh.actor": mesh.name,
+            "mesh.actor": mesh._name,
             "mesh.actors": len(mesh),
             "server.address": mesh._location.called(mesh._view),
         }
