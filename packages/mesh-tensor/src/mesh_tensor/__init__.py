@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from mesh_tensor._checkpoint._safetensors import export_safetensors
     from mesh_tensor._checkpoint._save import save
     from mesh_tensor._choices import allow_clear_text, use_backend
-    from mesh_tensor._collectives import all_gather, all_to_all, manual_seed, rank_tensor, reduce
+    from mesh_tensor._collectives import all_gather, all_to_all, reduce
     from mesh_tensor._errors import CaptureError, RanksDisagree, RemoteException, StreamError
     from mesh_tensor._global._mesh import Mesh, distribute
     from mesh_tensor._global._modules import ColumnParallel, FullyShard, RowParallel, module_to_mesh
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._looking import Inspection, Part, inspect, show
-    from mesh_tensor._moving import to_mesh
+    from mesh_tensor._moving import slice_mesh, to_mesh
     from mesh_tensor._remote import RemoteFunction, remote
     from mesh_tensor._replay._compiled import Compilation
     from mesh_tensor._tensor import MeshTensor
     from mesh_tensor._timeline import Span, Timeline, timeline
     from mesh_tensor._user_streams import Borrow, Stream, current_stream, default_stream
-    from mesh_tensor._view import Usage, activate, fetch, fetch_shard, share, slice_mesh, usage
+    from mesh_tensor._view import Usage, activate, fetch, fetch_shard, manual_seed, rank_tensor, share, usage
     from mesh_tensor.spmd import SPMDActor
 
 __all__ = [
@@ -126,15 +126,15 @@ _LATER = {
     "fetch_shard": "mesh_tensor._view",
     "inspect": "mesh_tensor._looking",
     "load": "mesh_tensor._checkpoint._load",
-    "manual_seed": "mesh_tensor._collectives",
+    "manual_seed": "mesh_tensor._view",
     "module_to_mesh": "mesh_tensor._global._modules",
-    "rank_tensor": "mesh_tensor._collectives",
+    "rank_tensor": "mesh_tensor._view",
     "reduce": "mesh_tensor._collectives",
     "remote": "mesh_tensor._remote",
     "save": "mesh_tensor._checkpoint._save",
     "share": "mesh_tensor._view",
     "show": "mesh_tensor._looking",
-    "slice_mesh": "mesh_tensor._view",
+    "slice_mesh": "mesh_tensor._moving",
     "timeline": "mesh_tensor._timeline",
     "to_mesh": "mesh_tensor._moving",
     "usage": "mesh_tensor._view",

@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_core import ProcMesh
 from mesh_tensor._descriptors import strides_of
 from mesh_tensor._errors import described
 from mesh_tensor._instructions import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit
-from mesh_tensor._tensor import MeshTensor, issuer_of
 from mesh_tensor._values import of_mesh
+
+if TYPE_CHECKING:
+    from mesh_tensor._tensor import MeshTensor
 
 Op = Literal["sum", "avg", "mean", "product", "prod", "min", "max", "band", "bor", "bxor", "stack"]
 _SPELLINGS = {"mean": "avg", "prod": "product"}
 _LINEAR = ("sum", "avg")
-
-
-def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
-    """Return a tensor that contains, on each process, its coordinate along one dimension of the mesh.
-
-    >>> from mesh_core import this_host
-    >>> from mesh_tensor import fetch, rank_tensor
-    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
-    ...     print(fetch(rank_tensor(procs, "gpus") * 10).values())
-    [tensor(0), tensor(10)]
-    """
-    issuer = issuer_of(procs)
-    result: MeshTensor = issuer.special(
-        "rank_tensor", ((), torch.int64), (), (issuer.stream.groups.places(dim),), dim
-    )
-    return result
-
-
-def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
-    """Seed the random numbers of a mesh's processes: differently on each or, with `shared`, identically on all."""
-    if not isinstance(procs, ProcMesh):
-        raise TypeError(
-            f"manual_seed() seeds the processes of a ProcMesh, got {procs!r}. In the global view random numbers come from the script's own "
-            "generator: call torch.manual_seed()"
-        )
-    issuer = issuer_of(procs)
-    issuer.special("seed", None, (), (seed, None if shared else issuer.stream.groups.ranks()), seed, shared)
 
 
 @overload

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from mesh_core.extensions import Extension, Proc
+from mesh_core.extensions import Extension, Proc, find, install
 from mesh_tensor._bench import Bench
 from mesh_tensor._streams._guard import Guard
 from mesh_tensor._streams._handover import Handover
@@ -147,3 +147,12 @@ class Tensors(Extension):
                 raised.append(error)
         if raised:
             raise raised[0] if len(raised) == 1 else ExceptionGroup("several instructions raised", raised)
+
+
+def issuer_for(procs: Any, cls: type) -> Issuer:
+    """Return the issuer of operators for a mesh, whose tensors are of the class."""
+    issuer: Issuer | None = getattr(procs, "issuer", None)
+    if issuer is not None:
+        return issuer
+    tensors = find(Tensors) or install(Tensors)
+    return (tensors.guard.active or tensors).issuer(procs, cls)

@@ -176,7 +176,7 @@ def show(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -
     """
     from mesh_tensor._view import fetch_shard
 
-    value = fetch_shard(tensor, timeout=timeout, **coords)
+    value = fetch_shard(tensor, timeout=timeout, shard=coords)
     held: Any = tensor
     sizes = held.descriptor.stream.procs.sizes
     at = ", ".join(f"{dim}={coords.get(dim, 0)}" for dim in sizes)

@@ -12,17 +12,19 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import ProcMesh
-from mesh_tensor._descriptors import strides_of
-from mesh_tensor._errors import described
+from mesh_tensor._descriptors import Descriptor, strides_of
+from mesh_tensor._errors import described, part_of
+from mesh_tensor._extension import issuer_for
 from mesh_tensor._instructions import HOLE, LIST, NUMBER, RECEIVED, SENT, SPECIAL
 from mesh_tensor._propagate import Hit
-from mesh_tensor._tensor import MeshTensor, issuer_of
+from mesh_tensor._values import of_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mesh_tensor._descriptors import Descriptor, Form
+    from mesh_tensor._descriptors import Form
     from mesh_tensor._stream import Stream
+    from mesh_tensor._tensor import MeshTensor
 
 T = TypeVar("T")
 Rule = dict[str, str]
@@ -70,17 +72,37 @@ def to_mesh(tensors: T, procs: ProcMesh) -> T:
     return result
 
 
+def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
+    """Return the tensor on a part of its mesh, ``procs.slice(**coords)``, with the same values.
+
+    Operators and collectives on it involve only these processes. Nothing is copied, and no gradient flows through.
+
+    >>> import torch
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import fetch, rank_tensor, reduce, slice_mesh
+    >>> with this_host().spawn_procs({"gpus": 3}) as procs:
+    ...     last = slice_mesh(rank_tensor(procs, "gpus"), gpus=slice(1, 3))
+    ...     print(fetch(reduce(last)).values())
+    [tensor(3), tensor(3)]
+    """
+    tensor = of_mesh(tensor)
+    part = part_of(tensor, tensor.procs, coords)
+    with _disable_current_modes():
+        result: MeshTensor = issuer_for(part, type(tensor)).alias(tensor)
+        return result
+
+
 def _checked(tensor: torch.Tensor) -> MeshTensor:
     if getattr(type(tensor), "is_global", False):
         raise TypeError(
             f"to_mesh() moves tensors of the per-rank view, got {described(tensor)}: fetch() it, and distribute() it over the other mesh"
         )
-    if not isinstance(tensor, MeshTensor):
+    if not isinstance(getattr(tensor, "descriptor", None), Descriptor):
         raise TypeError(
             f"to_mesh() moves tensors of a mesh, got one of this process, {tuple(tensor.shape)} of {tensor.dtype}: share() it with the "
             "mesh that is to have it"
         )
-    return tensor
+    return cast("MeshTensor", tensor)
 
 
 def _rule(tensor: torch.Tensor, source: ProcMesh, to: ProcMesh) -> Rule:
@@ -108,7 +130,7 @@ def _moved(tensors: Sequence[torch.Tensor], to: ProcMesh, rule: Rule) -> tuple[M
     if source.tensors.recorders:
         source.tensors.recorded(lambda recorder: recorder.exchanges("move tensors to another mesh"))
     with _disable_current_modes():
-        issuer = issuer_of(to)
+        issuer = issuer_for(to, type(given[0]))
         target = issuer.stream
         with source.lock:
             target.exchange.join()
@@ -167,7 +189,6 @@ class _Move(torch.autograd.Function):
 def _of_all_copies(gradient: Any, dims: tuple[str, ...]) -> Any:
     """Return the sum over copies, where the first of them was."""
     from mesh_tensor._collectives import reduce
-    from mesh_tensor._view import slice_mesh
 
     total = reduce(gradient, [dim for dim in dims if gradient.procs.sizes[dim] > 1])
     return slice_mesh(total, **dict.fromkeys(dims, 0))

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mesh_core.extensions import dumps, find, install
+from mesh_core.extensions import dumps
 from mesh_tensor._descriptors import Descriptor
 from mesh_tensor._errors import described
-from mesh_tensor._extension import Tensors
+from mesh_tensor._extension import issuer_for
 from mesh_tensor._values import numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from mesh_core import ProcMesh
+    from mesh_tensor._collectives import Op
     from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._propagate import Issuer
     from mesh_tensor._stream import Ref
@@ -128,6 +129,26 @@ class MeshTensor(torch.Tensor):
             "cuda" if device is None else device, non_blocking=non_blocking, memory_format=memory_format
         )
 
+    def reduce(
+        self, dims: str | Sequence[str] | None = None, reduction: Op = "sum", *, scatter: bool = False
+    ) -> torch.Tensor:
+        """Combine the tensors of all processes along mesh dimensions: :func:`mesh_tensor.reduce`."""
+        from mesh_tensor._collectives import reduce
+
+        return reduce(self, dims, reduction, scatter=scatter)
+
+    def to_mesh(self, procs: ProcMesh) -> MeshTensor:
+        """Move the values to the processes of another mesh: :func:`mesh_tensor.to_mesh`."""
+        from mesh_tensor._moving import to_mesh
+
+        return to_mesh(self, procs)
+
+    def slice_mesh(self, **coords: int | slice) -> MeshTensor:
+        """Return the tensor on a part of its mesh: :func:`mesh_tensor.slice_mesh`."""
+        from mesh_tensor._moving import slice_mesh
+
+        return slice_mesh(self, **coords)
+
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
         """Whether the values are on CUDA devices."""
@@ -174,11 +195,7 @@ def of_its_kind(tensor: Any, name: str, other: Any) -> torch.Tensor:
 
 def issuer_of(procs: ProcMesh | Mesh) -> Issuer:
     """Return the issuer of operators for a mesh."""
-    issuer: Issuer | None = getattr(procs, "issuer", None)
-    if issuer is not None:
-        return issuer
-    tensors = find(Tensors) or install(Tensors)
-    return (tensors.guard.active or tensors).issuer(cast("ProcMesh", procs), MeshTensor)
+    return issuer_for(procs, MeshTensor)
 
 
 def key_of(leaf: Any) -> Any:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from mesh_core import ValueMesh
+from mesh_core import ProcMesh, ValueMesh
 from mesh_core.extensions import find, install
 from mesh_tensor._descriptors import HERE
 from mesh_tensor._errors import StreamError, described, part_of
@@ -22,10 +24,11 @@ from mesh_tensor._tensor import MeshTensor, issuer_of
 from mesh_tensor._values import of_mesh, values
 
 if TYPE_CHECKING:
-    from mesh_core import ProcMesh
     from mesh_tensor._global._mesh import Mesh
     from mesh_tensor._global._tensor import GlobalTensor
     from mesh_tensor._propagate import Issuer
+
+S = TypeVar("S")
 
 
 class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -140,24 +143,31 @@ def share(tensor: torch.Tensor, procs: ProcMesh) -> MeshTensor:
         return result
 
 
-def slice_mesh(tensor: torch.Tensor, **coords: int | slice) -> MeshTensor:
-    """Return the tensor on a part of its mesh, ``procs.slice(**coords)``, with the same values.
+def rank_tensor(procs: ProcMesh, dim: str) -> MeshTensor:
+    """Return a tensor that contains, on each process, its coordinate along one dimension of the mesh.
 
-    Operators and collectives on it involve only these processes. Nothing is copied, and no gradient flows through.
-
-    >>> import torch
     >>> from mesh_core import this_host
-    >>> from mesh_tensor import fetch, rank_tensor, reduce, slice_mesh
-    >>> with this_host().spawn_procs({"gpus": 3}) as procs:
-    ...     last = slice_mesh(rank_tensor(procs, "gpus"), gpus=slice(1, 3))
-    ...     print(fetch(reduce(last)).values())
-    [tensor(3), tensor(3)]
+    >>> from mesh_tensor import fetch, rank_tensor
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     print(fetch(rank_tensor(procs, "gpus") * 10).values())
+    [tensor(0), tensor(10)]
     """
-    tensor = of_mesh(tensor)
-    part = part_of(tensor, tensor.procs, coords)
-    with _disable_current_modes():
-        result: MeshTensor = issuer_of(part).alias(tensor)
-        return result
+    issuer = issuer_of(procs)
+    result: MeshTensor = issuer.special(
+        "rank_tensor", ((), torch.int64), (), (issuer.stream.groups.places(dim),), dim
+    )
+    return result
+
+
+def manual_seed(seed: int, procs: ProcMesh, *, shared: bool = False) -> None:
+    """Seed the random numbers of a mesh's processes: differently on each or, with `shared`, identically on all."""
+    if not isinstance(procs, ProcMesh):
+        raise TypeError(
+            f"manual_seed() seeds the processes of a ProcMesh, got {procs!r}. In the global view random numbers come from the script's own "
+            "generator: call torch.manual_seed()"
+        )
+    issuer = issuer_of(procs)
+    issuer.special("seed", None, (), (seed, None if shared else issuer.stream.groups.ranks()), seed, shared)
 
 
 @overload
@@ -175,12 +185,41 @@ def fetch(tensor: torch.Tensor, *, timeout: float | None = None) -> ValueMesh[to
     return values(of_mesh(tensor), timeout)
 
 
-def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords: int) -> torch.Tensor:
-    """Wait for a tensor, and return the part of one process: the one at these coordinates, by default the first."""
-    if isinstance(tensor, torch.Tensor) and getattr(type(tensor), "is_global", False):
+def fetch_shard(
+    tensor: S, *, timeout: float | None = None, shard: Mapping[str, int] | None = None, **coords: int
+) -> S:
+    """Wait for a tensor, and return the part of one process: the one at these coordinates, by default the first.
+
+    Of a list, a dict or a tuple with tensors, the parts of all of them are returned in the same form. Coordinates may also be given as
+    a mapping, ``shard={"gpus": 1}``.
+
+    >>> from mesh_core import this_host
+    >>> from mesh_tensor import fetch_shard, rank_tensor
+    >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+    ...     x = rank_tensor(procs, "gpus")
+    ...     print(fetch_shard({"x": x, "more": [x + 1]}, gpus=1))
+    {'x': tensor(1), 'more': [tensor(2)]}
+    """
+    at = {**(shard or {}), **coords}
+    if isinstance(tensor, torch.Tensor):
+        return cast("S", _part(tensor, at, timeout)())
+    leaves, shape = pytree.tree_flatten(tensor)
+    if not any(isinstance(each, torch.Tensor) for each in leaves):
+        raise TypeError(
+            f"fetch_shard() takes tensors of a mesh, alone or in lists, dicts and tuples, got {tensor!r}"
+        )
+    # All are asked for before the first is waited for.
+    waits = [_part(each, at, timeout) if isinstance(each, torch.Tensor) else None for each in leaves]
+    found = [each if wait is None else wait() for each, wait in zip(leaves, waits, strict=True)]
+    return cast("S", pytree.tree_unflatten(found, shape))
+
+
+def _part(tensor: torch.Tensor, coords: dict[str, int], timeout: float | None) -> Callable[[], torch.Tensor]:
+    """Ask for one process's part of a tensor; return what waits for it."""
+    if getattr(type(tensor), "is_global", False):
         from mesh_tensor._global._tensor import part
 
-        return part(cast("GlobalTensor", tensor), coords, timeout)
+        return partial(part, cast("GlobalTensor", tensor), coords, timeout)
     tensor = of_mesh(tensor)
     stream = tensor.descriptor.stream
     if stream.tensors.guard.on:
@@ -190,8 +229,13 @@ def fetch_shard(tensor: torch.Tensor, *, timeout: float | None = None, **coords:
     chosen = part_of(tensor, procs, place)
     with _disable_current_modes():
         asked = stream.ask("get", tensor.ref.number, of=chosen)
-        ((_, answer),) = stream.wait(asked, timeout)
-        # In the mesh of the one process that was asked it has no coordinates.
-        point = next(each for each, _ in procs if all(each[dim] == at for dim, at in place.items()))
-        value: torch.Tensor = stream.value(point, answer)
-        return value
+
+    def wait() -> torch.Tensor:
+        with _disable_current_modes():
+            ((_, answer),) = stream.wait(asked, timeout)
+            # In the mesh of the one process that was asked it has no coordinates.
+            point = next(each for each, _ in procs if all(each[dim] == at for dim, at in place.items()))
+            value: torch.Tensor = stream.value(point, answer)
+            return value
+
+    return wait
