@@ -117,7 +117,7 @@ def test_memory_cannot_be_resized_while_it_is_offered():
     buffer = RDMABuffer(data)
     with pytest.raises(BufferError):
         data.append(1)
-    buffer.drop()
+    assert buffer.drop().get(0) is None
     del buffer
     data.append(1)
 

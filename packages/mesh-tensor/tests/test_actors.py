@@ -249,11 +249,43 @@ def test_a_part_of_a_mesh(procs: ProcMesh, models: Any) -> None:
         models.slice(gpus=0).total.call_one(last).get(timeout=60)
 
 
-@pytest.mark.parametrize("cls", [Model, Only])
-def test_a_constructor_cannot_have_one(procs: ProcMesh, cls: Any) -> None:
-    made = procs.spawn("made", Model, share(torch.ones(3), procs))
-    with pytest.raises(MeshError, match="argument of endpoints only"):
-        made.initialized.get(timeout=60)
+class Made(Actor):
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    @endpoint
+    def total(self) -> tuple[str, float]:
+        return type(self.x).__name__, float(self.x.sum())
+
+
+class MadeOnLoop(Actor):
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    @endpoint
+    async def total(self) -> tuple[str, float]:
+        return type(self.x).__name__, float(self.x.sum())
+
+
+@pytest.mark.parametrize("cls", [Made, MadeOnLoop])
+def test_a_constructor_gets_its_processs_part(procs: ProcMesh, cls: Any, gate: str) -> None:
+    """TAR-1"""
+    x = passed(rank_tensor(procs, "gpus") + 1, gate)
+    made: Any = procs.spawn("made", cls, x)
+    del x
+    total = made.total.call()
+    bystanders: Any = procs.spawn("bystanders", Only)
+    assert bystanders.bystand.call().get(timeout=60).values() == ["free"] * 2, "the tensor is not there yet"
+    unlock(gate, 2)
+    assert total.get(timeout=60).values() == [("Tensor", 1.0), ("Tensor", 2.0)]
+    part: Any = procs.slice(gpus=1).spawn("part", cls, rank_tensor(procs, "gpus") + 5)
+    assert part.total.call_one().get(timeout=60) == ("Tensor", 6.0)
+    with this_host().spawn_procs() as others:
+        wrong: Any = others.spawn("wrong", cls, share(torch.ones(2), procs))
+        with pytest.raises(MeshError, match="none of its processes"):
+            wrong.initialized.get(timeout=60)
+    for each in (made, bystanders, part):
+        each.stop().get(timeout=60)
 
 
 def test_other_ways_out_of_the_mesh(procs: ProcMesh) -> None:

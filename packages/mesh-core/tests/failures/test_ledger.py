@@ -48,7 +48,7 @@ RANKS = 3
 
 def mesh(name: str, ranks: int = RANKS) -> Any:
     return SimpleNamespace(
-        name=name, _procs_id=PROCS, _root=Region.whole(Extent(["gpus"], [ranks])), stop=lambda: None
+        _name=name, _procs_id=PROCS, _root=Region.whole(Extent(["gpus"], [ranks])), stop=lambda: None
     )
 
 
@@ -61,7 +61,7 @@ def failure(key: Key, name: str = "m", reason: str = "") -> MeshFailure:
 
 
 def died(process: tuple[int, int], *places: tuple[int, Holding, int], awaited: bool = False) -> Died:
-    return Died(process, places, lambda held, rank: failure((*process, 0), held.mesh.name), awaited=awaited)
+    return Died(process, places, lambda held, rank: failure((*process, 0), held.mesh._name), awaited=awaited)
 
 
 class AtScript:
@@ -263,7 +263,7 @@ class World:
         awaited = self.chance.random() < 0.3
         places = [(owner, held, rank) for owner, held in self.holdings]
         orderly = self.chance.random() < 0.1
-        make = None if orderly else lambda held, _: self.death(key, held.mesh.name)
+        make = None if orderly else lambda held, _: self.death(key, held.mesh._name)
         for of_script, ledger in ((True, self.script), (False, self.worker)):
             mine = [place for place in places if (place[0] == 0) == of_script and place[0] not in self.gone]
             for _ in range(self.chance.choice([1, 1, 2])):
@@ -279,7 +279,7 @@ class World:
         for owner, held in self.holdings:
             if held.actor_id and owner not in self.gone and self.chance.random() < 0.5:
                 failed = self.numbered(
-                    (*self.process[rank], held.actor_id * 1000 + self.numbers), held.mesh.name
+                    (*self.process[rank], held.actor_id * 1000 + self.numbers), held.mesh._name
                 )
                 ledger = self.script if owner == 0 else self.worker
                 event = ActorFailed(owner, failed, held, rank)

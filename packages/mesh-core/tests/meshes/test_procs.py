@@ -14,7 +14,16 @@ from typing import Any
 import pytest
 from core_samples import Echo, environment
 
-from mesh_core import MeshError, ProcMesh, SpawnError, SupervisionError, proc_mesh, this_host
+from mesh_core import (
+    MeshError,
+    ProcMesh,
+    SpawnError,
+    SupervisionError,
+    current_rank,
+    inspect,
+    proc_mesh,
+    this_host,
+)
 
 pytestmark = [pytest.mark.usefixtures("runtime"), pytest.mark.python]
 
@@ -441,3 +450,41 @@ def test_the_soft_limit_of_descriptors_is_raised(script: Any) -> None:
         """
     )
     assert run.finish()[0].split() == ["100"]
+
+
+# Functions on every process.
+
+
+def add_here(a: int, b: int = 0) -> tuple[int, int]:
+    return os.getpid(), a + b
+
+
+async def add_later(a: int) -> int:
+    await asyncio.sleep(0)
+    return a + 1
+
+
+def test_a_function_runs_on_every_process() -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        found = procs.run(add_here, 1, b=2).get(timeout=30)
+        assert found.sizes == {"gpus": 2}
+        assert found.values() == [(pid, 3) for pid in procs.pids]
+        assert procs.slice(gpus=1).run(add_later, 1).get(timeout=30).values() == [2]
+        assert procs.run(lambda: current_rank()["gpus"]).get(timeout=30).values() == [0, 1]
+        with pytest.raises(ZeroDivisionError):
+            procs.run(divmod, 1, 0).get(timeout=30)
+        with pytest.raises(TypeError, match=r"run\(\) takes a function, got 3"):
+            procs.run(3)  # type: ignore[call-overload]
+        # Nothing is left of it.
+        while any(proc.actors for proc in inspect.snapshot().procs if proc.pid in procs.pids):
+            pass
+
+
+def test_what_libraries_do_with_processes_is_hinted_at() -> None:
+    with this_host().spawn_procs() as procs:
+        with pytest.raises(
+            AttributeError,
+            match=r"no attribute 'activate': it is a function of mesh_tensor, with activate\(procs\)",
+        ):
+            procs.activate()
+        assert not hasattr(procs, "anything")

@@ -32,7 +32,6 @@ from mesh_core import (
     this_host,
 )
 from mesh_core._common.current import current
-from mesh_core._common.errors import Unsendable
 
 MIB = 2**20
 BUDGET = 4 * MIB
@@ -418,8 +417,7 @@ def test_on_a_thread_it_is_sent_when_it_returns(procs: ProcMesh) -> None:
     assert sent.done()
     assert not sent.cancel()
     asyncio.run(_await(sent))
-    with pytest.raises(Unsendable, match="cannot pickle"):
-        pickle.dumps(sent)
+    assert pickle.loads(pickle.dumps(sent)) is None
     recorder.stop().get(timeout=30)
 
 
@@ -454,7 +452,7 @@ def test_a_shutdown_ends_what_waits(script: Callable[..., Script]) -> None:
         """
     )
     # Whether its process was stopped in time or killed.
-    assert run.line().startswith(("Undeliverable 'slow' on rank 0", "SupervisionError"))
+    assert run.line().startswith(("Stopped 'slow' on rank 0", "SupervisionError"))
     run.finish()
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, Promise, SerializationError, endpoint, this_host
+from mesh_core import Actor, Promise, SerializationError, Undeliverable, endpoint, this_host
 from mesh_core.extensions import (
     Extension,
     NotYet,
@@ -343,7 +343,16 @@ class OnThread(Actor):
 
 
 class Opened(Actor):
-    def __init__(self, parcel: Any) -> None: ...
+    def __init__(self, parcel: Any, large: bytearray) -> None:
+        self.parcel, self.size = parcel, len(large)
+
+    @endpoint
+    async def read(self) -> tuple[str, int]:
+        return self.parcel, self.size
+
+    @endpoint
+    def read_here(self) -> tuple[str, int]:
+        return self.parcel, self.size
 
 
 class Bystander(Actor):
@@ -371,8 +380,23 @@ def test_what_is_not_there_yet_is_waited_for_without_blocking_the_loop(post: Pos
         assert reading.get(timeout=30).values() == [("socks", LARGE)] * 2
 
 
-def test_a_constructors_illegal_wait_is_reported_to_the_spawner(post: Post) -> None:
-    with this_host().spawn_procs({"gpus": 1}) as procs:
-        opened = procs.spawn("opened", Opened, Parcel())
-        with pytest.raises(NotYet, match="endpoints only"):
-            opened.initialized.get(timeout=30)
+def test_constructors_wait_too(post: Post) -> None:
+    with this_host().spawn_procs({"gpus": 2}) as procs:
+        opened = procs.spawn("opened", Opened, Parcel(), large=bytearray(LARGE))
+        reading = [opened.read.call(), opened.read_here.call()]
+        bystander = procs.spawn("bystander", Bystander)
+        assert bystander.look.call().get(timeout=30).values() == ["free"] * 2
+        assert not opened.initialized.done()
+        post.call(procs, "socks").get(timeout=30)
+        for each in reading:
+            assert each.get(timeout=30).values() == [("socks", LARGE)] * 2
+
+
+def test_a_process_that_waits_for_a_constructors_argument_can_be_stopped(post: Post) -> None:
+    with this_host().spawn_procs() as procs:
+        opened = procs.spawn("opened", Opened, Parcel(), bytearray(1))
+        call = opened.read.call_one()
+        assert procs.spawn("bystander", Bystander).look.call_one().get(timeout=30) == "free"
+        procs.stop().get(timeout=30)
+        with pytest.raises(Undeliverable):
+            call.get(timeout=30)

@@ -153,10 +153,10 @@ class RDMABuffer:
         operation = engine().atomic(self._handle, numbers, place(offset), timeout, transport)
         return of_operation(operation, "compare_and_swap", first, self)
 
-    def drop(self) -> None:
+    def drop(self) -> Future[None]:
         """Stop offering the memory, including its slices. Only the owner can do this.
 
-        Returns at once. Transfers in progress complete, and keep the memory until then; all others
+        Returns at once, with a future that is done. Transfers in progress complete, and keep the memory until then; all others
         raise :class:`BufferGone`. Dropping it again has no effect.
         """
         if self._export is None:
@@ -164,6 +164,7 @@ class RDMABuffer:
                 f"only its owner can drop a buffer, {self.owner}; here, just forget it. Have the owner call drop()."
             )
         self._export.close()
+        return Future.of(None)
 
     def __reduce__(self) -> Any:
         return _of_bytes, (self._handle.encode(),)

@@ -147,9 +147,7 @@ def arrive(controller: Address, mesh: int, size: int, number: int, what: str) ->
             "and pass its values"
         )
     key = controller, LENT, number
-    only = (
-        f"{what}, can be an argument of endpoints only: pass it in a call, or fetch() it and pass its values"
-    )
+    only = f"{what}, can be an argument of endpoints and constructors only: pass it in a call, or fetch() it and pass its values"
     try:
         messaged = context().message_rank.extent
     except MeshError:

@@ -249,6 +249,8 @@ class Group:
                 raise LeftAlone(store.get(left).decode())
             self._window = False
             self.made = self._connected()
+        except LeftAlone:
+            raise
         except RuntimeError as error:
             raise LeftAlone(self._say(error) or _short(error)) from error
 

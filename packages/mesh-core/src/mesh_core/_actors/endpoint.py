@@ -21,6 +21,7 @@ from typing import (
 
 if TYPE_CHECKING:
     import inspect
+    from typing import Never
 
     from mesh_core._meshes.adverbs import Endpoint
     from mesh_core._meshes.ports import Port
@@ -226,6 +227,7 @@ def endpoint(
     explicit_response_port: bool = False,
     on_restart: OnRestart = "fail",
     idempotent: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Mark a method of an :class:`Actor` as callable from other processes.
 
@@ -249,6 +251,11 @@ def endpoint(
     >>> Counter().add(3)  # without a mesh it is a plain method
     3
     """
+    if unknown:
+        from mesh_core._common.suggestions import unknown_option
+
+        known = ("concurrent", "explicit_response_port", "on_restart", "idempotent")
+        raise TypeError(unknown_option("endpoint", unknown, known))
     if function is None:
         return functools.partial(
             EndpointProperty,

@@ -89,6 +89,11 @@ class Instance:
         """The process it lives in, as a mesh of one."""
         return current().own_proc()
 
+    @property
+    def proc_mesh(self) -> ProcMesh:
+        """The whole mesh of processes that its process belongs to."""
+        return current().own_mesh()
+
     def __repr__(self) -> str:
         return f"<actor {self.name!r} ({self.class_name}) at {self.rank} in {self.proc_id}>"
 

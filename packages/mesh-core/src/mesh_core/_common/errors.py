@@ -21,7 +21,7 @@ REMEDY = "compare what `mesh credentials show` prints for the script's folder an
 """What to try when one side does not accept the other's credentials."""
 
 
-class MeshError(Exception):
+class MeshError(RuntimeError):
     """Base class of all errors that Mesh raises itself.
 
     >>> try:
@@ -80,7 +80,7 @@ class ActorTimeout(_OfActor, TimeoutError):
         """The deadline that passed, in seconds."""
 
 
-class SupervisionError(MeshError, RuntimeError):
+class SupervisionError(MeshError):
     """A failure that nobody handled, raised by a waiting call; :attr:`failure` has the details."""
 
     def __init__(self, message: str = "", *, failure: MeshFailure | None = None) -> None:
@@ -141,7 +141,8 @@ class DeviceMeshError(SupervisionError):
         ...     print(DeviceMeshError.of(procs))
         mesh 'workers' has lost 1 of its 2 ranks: gpus=1; respawn them with respawn(), or continue with those in alive()
         """
-        name, lost = mesh._name, mesh._itself.failed()
+        itself = getattr(mesh, "_itself", mesh)
+        name, lost = itself.name, itself.failed()
         shown = [describe_point(point).strip(" ()") or "its only one" for point in lost[:_POINTS_SHOWN]]
         more = f" and {len(lost) - len(shown)} more" if len(lost) > len(shown) else ""
         message = (
@@ -228,6 +229,10 @@ class Undeliverable(_OfActor, ConnectionError):
         super().__init__(message, actor=actor, rank=rank, host=host)
         self.reason = reason
         """Why, as text."""
+
+
+class Stopped(Undeliverable, SupervisionError):
+    """A message was returned, because its actor or the actor's process had been stopped in order. There is no ``failure``."""
 
 
 class NotBegun(Undeliverable):

@@ -80,9 +80,12 @@ class Holding:
         """Whether its owner was notified that a constructor raised."""
 
     def hears(self) -> bool:
-        """Whether its owner is to be notified of a constructor that raised: not if somebody has looked at the spawn (CON-1)."""
+        """Whether its owner is to be notified of a constructor that raised: not if somebody has looked at the spawn (CON-1).
+
+        A policy is asked in any case.
+        """
         ready = self.mesh._ready
-        self.heard = self.heard or (ready is not None and ready._is_pending())
+        self.heard = self.heard or self.policy is not None or (ready is not None and ready._is_pending())
         return self.heard
 
     def place(self, procs_id: int, rank: int) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Final
 
-from mesh_core._common.errors import MeshError, Unsendable
+from mesh_core._common.errors import MeshError
 
 if TYPE_CHECKING:
     from mesh_core._native import Deferral
@@ -16,7 +16,7 @@ class Sending:
     """A message that is sent once its receivers have room; returned by ``broadcast``, ``send`` and ``Port.send``.
 
     Awaiting it waits until the message has left, so a coroutine sends no faster than its receivers handle messages. You may
-    ignore it: the message is sent anyway. On a plain thread, sending blocks until then, so the message has left when it
+    ignore it: the message is sent anyway. In another process it is ``None``. On a plain thread, sending blocks until then, so the message has left when it
     returns.
 
     >>> import asyncio
@@ -89,17 +89,19 @@ class Sending:
                 raise asyncio.CancelledError(f"{self._what} was cancelled before it was sent")
             raise MeshError(f"{self._what} was not sent: the runtime has been shut down")
 
-    def __reduce__(self) -> Any:
-        raise Unsendable(
-            "cannot pickle a message that is being sent, because it belongs to the process that sends it",
-            f"Await it here ({self!r}).",
-        )
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        # An endpoint may end with `return others.step.broadcast(batch)`.
+        return _nothing, ()
 
     def __repr__(self) -> str:
         if self._deferral is None:
             return f"<{self._what}: sent>"
         state = "sent" if self._deferral.sent() else "given up" if self._deferral.done() else "waiting"
         return f"<{self._what}: {state}>"
+
+
+def _nothing() -> None:
+    """Return what a message that is being sent is to other processes: nothing."""
 
 
 SENT: Final = Sending(None, None, "message")

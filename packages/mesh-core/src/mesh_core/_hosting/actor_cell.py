@@ -25,7 +25,7 @@ from mesh_core._actors.endpoint import EndpointProperty
 from mesh_core._common import context
 from mesh_core._common.codes import FailureKind
 from mesh_core._common.context import Context, Instance
-from mesh_core._common.errors import MeshError, SpawnError, SupervisionError, Undeliverable
+from mesh_core._common.errors import MeshError, SpawnError, Stopped, SupervisionError
 from mesh_core._common.suggestions import did_you_mean
 from mesh_core._common.tracing import notice
 from mesh_core._failures.failure import MeshFailure
@@ -343,8 +343,8 @@ class ActorCell(CellState):
         else:
             message.failed()
 
-    def _stopped_during(self, message: Message) -> Undeliverable:
-        return Undeliverable(
+    def _stopped_during(self, message: Message) -> Stopped:
+        return Stopped(
             f"{self.describe()} was stopped before {message.name} had returned",
             actor=self.instance.name,
             rank=self.instance.rank.rank,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import os
 import signal
 import socket
@@ -17,11 +18,12 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mesh_core._common import context
 from mesh_core._common.bypass import find_bypass
 from mesh_core._common.codes import MessageKind
-from mesh_core._common.context import Instance, parse_shape
+from mesh_core._common.context import Context, Instance, parse_shape
 from mesh_core._common.control import Control
 from mesh_core._common.errors import BOOTSTRAP_FAILED, MeshError
 from mesh_core._failures.failure import raised_in_words
@@ -32,6 +34,7 @@ from mesh_core._hosting.actor_loops import ActorLoop, ActorLoops
 from mesh_core._meshes.reduce import Reductions
 from mesh_core._native import Extent, Point
 from mesh_core._serialize import loads
+from mesh_core._serialize.late import arrival_of, load_again
 from mesh_core._system.process_title import Title
 from mesh_core._system.stack_dumps import stacks
 
@@ -202,11 +205,38 @@ class ActorHost:
             self.loop.keep(self.loop.create_task(self._spawn_again(message, before)))
             return
         instance = self._instance(message, parse_shape(message.shape))
+        # Whatever rebuilds the arguments learns for which actor.
+        there = contextvars.copy_context()
+        there.run(context.enter, Context(instance, message))
+        try:
+            spawned = there.run(message.load)
+        except BaseException as error:  # noqa: BLE001 - reported to the spawner
+            if arrival_of(error) is None:
+                self._host_broken(message, unreadable(error))
+            else:
+                self.loop.keep(self.loop.create_task(self._spawn_later(message, instance, error)))
+        else:
+            self._make(message, instance, spawned)
+
+    async def _spawn_later(self, message: Message, instance: Instance, error: BaseException) -> None:
+        """Spawn an actor when an argument of its constructor has arrived; its messages wait."""
+        context.enter(Context(instance, message))
+        try:
+            spawned = await load_again(message, error)
+        except asyncio.CancelledError:
+            raise  # the process ends
+        except BaseException as failed:  # noqa: BLE001 - reported to the spawner
+            self._host_broken(message, unreadable(failed))
+        else:
+            self._make(message, instance, spawned)
+
+    def _make(self, message: Message, instance: Instance, spawned: Any) -> None:
+        """Begin to construct an actor, whose spawn was read."""
         inbox = self.process.runtime.inbox(message.actor)
         if inbox is None:
             return
         try:
-            blob, _mesh_name, (owner, creator), args, kwargs = message.load()
+            blob, _mesh_name, (owner, creator), args, kwargs = spawned
             instance.creator = creator
             cls = self._class(blob)
         except BaseException as error:  # noqa: BLE001 - reported to the spawner

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common import context
 from mesh_core._common.codes import MessageKind
 from mesh_core._common.context import Context
-from mesh_core._common.errors import MeshError, Undeliverable
+from mesh_core._common.errors import MeshError, Stopped
 from mesh_core._failures.returns import NOT_BEGUN
 from mesh_core._hosting.cell_state import ENDING, OVER
 
@@ -217,7 +217,7 @@ async def _give_up(cell: ActorCell) -> None:
     error = _overdue(cell, "constructor")
     spawned = cell.take_spawn()
     if spawned is not None:
-        never = Undeliverable(f"{cell.describe()} was stopped before its constructor had returned")
+        never = Stopped(f"{cell.describe()} was stopped before its constructor had returned")
         cell.actor_host.reply_error(spawned, never, cell.instance.name, dead=True)
     _leave(cell, cell.inbox.take_nowait(_ALL), error, made=False)
     await _close_owned_meshes(cell)
@@ -269,7 +269,7 @@ def _leave(
         if message.kind is not MessageKind.STOP_ACTOR:
             if message.call:
                 behind = f"{cell.describe()} stopped before it came to this message"
-                cell.refuse(message, Undeliverable(behind, reason=NOT_BEGUN))
+                cell.refuse(message, Stopped(behind, reason=NOT_BEGUN))
         elif error is not None:
             cell.refuse(message, error)
         elif message.call:

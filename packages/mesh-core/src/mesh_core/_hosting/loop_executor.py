@@ -219,18 +219,7 @@ class OnLoop:
 async def _later(message: Message, error: MeshError) -> tuple[Any, Any]:
     """Read a message again once what it contains has arrived; raise ``error`` if it does not wait for anything."""
     from mesh_core._meshes.refs import arrive
-    from mesh_core._serialize import loads
-    from mesh_core._serialize.late import arrival_of
+    from mesh_core._serialize.late import load_again
 
-    while True:
-        arrival = arrival_of(error)
-        if arrival is None:
-            raise error
-        data, buffers = error._loaded_from or (message.raw()[0], [])
-        await arrival
-        try:
-            arguments = loads(data, buffers)
-        except MeshError as again:
-            error = again
-            continue
-        return arrive(arguments) if message.has_refs else arguments
+    arguments = await load_again(message, error)
+    return arrive(arguments) if message.has_refs else arguments

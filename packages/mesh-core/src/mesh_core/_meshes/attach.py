@@ -18,6 +18,7 @@ from mesh_core._native import Lost, Placement, Region, Slice, attach, attach_dia
 if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Awaitable, Callable, Sequence
+    from typing import Never
 
     from mesh_core._common.credentials import Credentials
     from mesh_core._native import Call
@@ -35,6 +36,7 @@ def attach_to_workers(
     heartbeat_timeout: float | None = None,
     fan_out: int | None = None,
     hold: float = 0.0,
+    **unknown: Never,
 ) -> HostMesh:
     """Return a mesh of hosts on which agents run, started there with ``mesh host``. Returns at once.
 
@@ -55,6 +57,7 @@ def attach_to_workers(
         hold: for this many seconds, what runs on the hosts goes on while the script's machine sleeps or its network is cut:
             while all of the script's hosts are unreachable at once, it does not declare them dead, nor they it.
             By default that is no longer than ``heartbeat_timeout``.
+        **unknown: refused, with a hint at what was probably meant.
 
     A malformed argument raises here. Later problems are raised by ``initialized``, and by the first call to
     what was to run there: an :class:`AuthenticationError` if the credentials cannot be used or one side does not
@@ -63,8 +66,11 @@ def attach_to_workers(
     The mesh has one dimension, ``hosts``, in the order of ``workers`` or in the order in which the agents dial in; one call
     cannot do both. ``await`` the mesh, or wait for ``.initialized``, to learn whether all hosts can be reached.
     """
+    from mesh_core._common.suggestions import unknown_option
     from mesh_core._system.interpreter import interpreter_words
 
+    if unknown:
+        raise TypeError(unknown_option("attach_to_workers", unknown, _OPTIONS))
     process = current()
     if process.identity.is_guest:
         raise MeshError(
@@ -140,6 +146,19 @@ def attach_to_workers(
     )
     addresses.follow(base, mesh._ready)
     return mesh
+
+
+_OPTIONS = (
+    "credentials",
+    "expect",
+    "fan_out",
+    "heartbeat_timeout",
+    "hold",
+    "listen",
+    "name",
+    "timeout",
+    "workers",
+)
 
 
 def _all_attached(process: Process, call: Call, base: int, count: int, where: Callable[[int], str]) -> None:

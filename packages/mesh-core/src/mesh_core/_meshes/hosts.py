@@ -351,6 +351,10 @@ class HostMesh(Mesh):
             )
         return self._release("stop")
 
+    def shutdown(self) -> Future[None]:
+        """Stop everything on these hosts, and release them: the same as :meth:`stop`. Their agents serve others."""
+        return self.stop()
+
     def detach(self, part: HostMesh | None = None) -> Future[None]:
         """Release these hosts while the job and its other hosts go on. Returns at once; their agents serve others.
 
@@ -527,6 +531,10 @@ def _unknown(unknown: Mapping[str, object]) -> str:
     """Return the error for an unknown argument of ``spawn_procs``; most of them are meant as sizes."""
     name, value = next(iter(unknown.items()))
     complaint = f"spawn_procs() got an unexpected keyword argument {name!r}"
+    if name == "bootstrap_command":
+        return (
+            f"{complaint}: give the variables in env=, and another interpreter in python= with start='exec'"
+        )
     if isinstance(value, int):
         sizes = ", ".join(f"{label!r}: {size!r}" for label, size in unknown.items())
         return f"{complaint}; sizes are given as a mapping: spawn_procs({{{sizes}}})"
@@ -570,17 +578,26 @@ def this_host() -> HostMesh:
 
 def this_proc() -> ProcMesh:
     """Return the process in which this code runs, as a mesh of one; actors can be spawned in it."""
+    me = current().identity
+    root = me.region
+    view = root if me.mesh_id == 0 else Region([], Slice(root.rank_at(me.rank), [], []))
+    return _here(me.proc_id, view)
+
+
+def this_mesh() -> ProcMesh:
+    """Return the mesh of processes in which this code runs."""
+    me = current().identity
+    return _here(me.mesh_name, me.region)
+
+
+def _here(name: str, view: Region) -> ProcMesh:
     from mesh_core._meshes.procs import ProcMesh
 
     process = current()
     me = process.identity
     process.actor_host()
-    root = me.region
-    view = root if me.mesh_id == 0 else Region.whole(Extent([], []))
-    if me.mesh_id != 0:
-        view = Region([], Slice(root.rank_at(me.rank), [], []))
     return ProcMesh(
-        process, name=me.proc_id, location=me.location, procs_id=me.mesh_id, root=root, view=view, ready=None
+        process, name=name, location=me.location, procs_id=me.mesh_id, root=me.region, view=view, ready=None
     )
 
 

@@ -420,7 +420,7 @@ def _fate(outcome: Message | Lost | None, error: BaseException, endpoint: Endpoi
 def _fate_of(error: ActorError | None, endpoint: Endpoint[..., Any], *, is_dead: bool) -> Fate:
     """How an attempt ended that the actor's process answered with an error."""
     original = None if error is None else error.original
-    if isinstance(original, SupervisionError):
+    if isinstance(original, SupervisionError) and not isinstance(original, Undeliverable):
         mesh, failure = endpoint._mesh, original.failure
         # Not the failure of another actor that the endpoint has called.
         if failure is not None and failure._key[2] == mesh._actor_id:

@@ -11,6 +11,7 @@ from mesh_core._common.errors import (
     NotBegun,
     ReplyDropped,
     SpawnError,
+    Stopped,
     SupervisionError,
     Undeliverable,
 )
@@ -107,13 +108,20 @@ def _undelivered(outcome: Message, index: int, who: Addressee) -> MeshError:
         return _dropped(outcome, index, rank, who)
     if (stopped := _stopped_by_policy(who)) is not None:
         return stopped
-    return (NotBegun if why is Undelivered.NOT_BEGUN else Undeliverable)(
+    return _CAME_BACK_AS.get(why, Undeliverable)(
         f"the message to actor {who.name!r} on rank {rank} came back: {said}; {_remedy(who, index)}",
         actor=who.name,
         rank=rank,
         host=who.host(index),
         reason=said,
     )
+
+
+_CAME_BACK_AS: Final[dict[Undelivered, type[Undeliverable]]] = {
+    Undelivered.NOT_BEGUN: NotBegun,
+    Undelivered.NO_ACTOR: Stopped,
+    Undelivered.ACTOR_STOPPED: Stopped,
+}
 
 
 def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDropped:
@@ -224,7 +232,7 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
         # of a released host were stopped for that host's reason.
         telling = lost.pid is None or lost.kind in OF_HOSTS
         why = (lost.reason if telling else "") or "its process was stopped"
-        return Undeliverable(
+        return Stopped(
             f"{who.name!r} on rank {point.rank} cannot be reached: {why}; spawn it again",
             actor=who.name,
             rank=point.rank,

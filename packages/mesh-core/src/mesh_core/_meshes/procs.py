@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from mesh_core._actors.actor import RESERVED
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mesh_core._failures.policy_run import Supervise
     from mesh_core._geometry.location import Location
+    from mesh_core._geometry.values import ValueMesh
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._meshes.repair import Moves, Ranks
     from mesh_core._meshes.spawning import Recipe
@@ -44,6 +45,10 @@ _MOMENT_S = 0.5
 
 # A process whose event loop is busy longer than this applies its new log level later.
 _TOLD_S = 1.0
+
+
+_ELSEWHERE = {"activate": "with activate(procs)", "rank_tensor": "rank_tensor(procs, dim)"}
+"""What meshes of processes do with tensors in other libraries."""
 
 
 class ProcMesh(Mesh):
@@ -218,6 +223,24 @@ class ProcMesh(Mesh):
             making.lives = {rank: incarnation(process.runtime, at[0], at[1]) for rank, at in addrs}
         return mesh
 
+    @overload
+    def run(
+        self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs
+    ) -> Future[ValueMesh[T]]: ...
+    @overload
+    def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[T]]: ...
+    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[ValueMesh[Any]]:
+        """Run a function or coroutine function once on every process; the future has the result of each.
+
+        >>> from mesh_core import this_host
+        >>> with this_host().spawn_procs({"gpus": 2}) as procs:
+        ...     procs.run(pow, 2, 10).get(timeout=30).values()
+        [1024, 1024]
+        """
+        from mesh_core._meshes.runs import run
+
+        return run(self, function, args, kwargs)
+
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         import inspect
 
@@ -236,6 +259,15 @@ class ProcMesh(Mesh):
             complaint, text = arity.complaint(args, kwargs), arity.text
         if complaint:
             raise TypeError(f"{cls.__qualname__}{text} {complaint}")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            where = _ELSEWHERE.get(name)
+            hint = f": it is a function of mesh_tensor, {where}" if where else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self
+            )
 
     def _target(self) -> Target:
         return self._location.target(self._procs_id, self._view)
@@ -290,17 +322,17 @@ class ProcMesh(Mesh):
         aggregate_window_sec: float | None = 3.0,
         level: int | str = 20,  # logging.INFO
         ignore_numbers: bool = False,
-    ) -> None:
+    ) -> Future[None]:
         """Set what happens to the output and log records of these processes, for the whole mesh and from now on.
 
         Without ``stream_to_client`` nothing is shown (the last lines of stderr are still part of a failure). Equal
         lines of several ranks within ``aggregate_window_sec`` seconds are shown as one; with ``None`` every line is shown
         separately. With ``ignore_numbers``, lines that differ only in numbers are also shown as one, with a note.
-        Records of :mod:`logging` below ``level``, a number or a name, are dropped.
+        Records of :mod:`logging` below ``level``, a number or a name, are dropped. The future that is returned is done.
 
         >>> from mesh_core import this_host
         >>> with this_host().spawn_procs(per_host={"gpus": 2}) as procs:
-        ...     procs.logging_option(aggregate_window_sec=None, level="WARNING")
+        ...     procs.logging_option(aggregate_window_sec=None, level="WARNING").get()
         """
         from mesh_core._common.proc import signed
         from mesh_core._system import streams
@@ -342,6 +374,7 @@ class ProcMesh(Mesh):
         if self._ready is None or self._ready.done():
             # So that later calls log accordingly. A process that is not up yet receives this before anything else.
             told.wait(_TOLD_S)
+        return Future.of(None)
 
     def alive(self) -> list[Point]:
         """Return the points of this mesh whose processes have not ended, as far as this process knows.

@@ -16,6 +16,7 @@ from mesh_core._native import HostServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import FrameType
+    from typing import Never
 
     from mesh_core._common.credentials import Credentials
 
@@ -87,6 +88,7 @@ def run_worker_loop_forever(
     ready: Callable[[str], object] | None = None,
     tell: Callable[[str], object] = _tell,
     standby: bool = False,
+    **unknown: Never,
 ) -> None:
     """Serve jobs on this machine until SIGTERM, SIGHUP or Ctrl-C, or with ``once`` for one job: what ``mesh host`` does.
 
@@ -107,7 +109,14 @@ def run_worker_loop_forever(
         standby: fork this process before anything else, so that the first job's processes can be forked from that copy instead of a new
             interpreter, which is faster. For programs run by ``python -c`` that have done little but import, and hold nothing that
             workers must not have. Has no effect if threads are already running.
+        **unknown: refused, with a hint at what was probably meant.
     """
+    if unknown:
+        from mesh_core._common.suggestions import unknown_option
+
+        raise TypeError(
+            unknown_option("run_worker_loop_forever", unknown, ("credentials", "dial", "labels", "once"))
+        )
     if address is None and dial is None:
         raise ValueError("give an address to listen at, or the address of a controller to dial")
     if threading.current_thread() is not threading.main_thread():

@@ -322,6 +322,12 @@ class Process:
 
         return reference_of(self, actor)
 
+    def own_mesh(self) -> ProcMesh:
+        """Return the mesh of processes that this process was spawned in."""
+        from mesh_core._meshes.hosts import this_mesh
+
+        return this_mesh()
+
     def own_proc(self) -> ProcMesh:
         """Return this process as a mesh of one."""
         from mesh_core._meshes.hosts import this_proc
@@ -704,11 +710,16 @@ def _end_and_report() -> None:
         leave_with(unheard, status=None if sigterm is not None and sigterm.begun else 1)
 
 
-def shutdown() -> None:
+def shutdown() -> Future[None]:
     """Stop everything that this script spawned, now instead of at its end. Mesh can be used again afterwards.
+
+    It has stopped when this returns; the future, which others may await, is done.
 
     >>> from mesh_core import shutdown, this_host
     >>> procs = this_host().spawn_procs(per_host={"gpus": 2})
-    >>> shutdown()
+    >>> shutdown().get()
     """
+    from mesh_core._futures.future import Future
+
     _HOLDER.shutdown()
+    return Future.of(None)

@@ -131,6 +131,11 @@ class ActorError(MeshError):
         return original
 
     @property
+    def exception(self) -> BaseException:
+        """The original exception, or this one if it could not be sent."""
+        return self.original or self
+
+    @property
     def cause_type(self) -> type[BaseException] | None:
         """The type of the original exception, if this process has it."""
         cause_type: type[BaseException] | None = self._told["cause_type"]
@@ -341,9 +346,12 @@ class _Parts:
 
 def instantiate(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
     """Create an exception from its parts."""
-    base = next(entry for entry in kind.__mro__ if not entry.__flags__ & _HEAP_TYPE)
+    # Not the first one in the order of lookup: the fields of an OSError exist only if OSError creates it.
+    base: Any = kind
+    while base.__flags__ & _HEAP_TYPE:
+        base = base.__base__
     exc: BaseException = base.__new__(kind, *args)
-    base.__init__(exc, *args)  # type: ignore[misc]
+    base.__init__(exc, *args)
     for name, value in state.items():
         # Read-only fields of built-in exceptions are set from args.
         with contextlib.suppress(AttributeError, TypeError):

@@ -269,7 +269,7 @@ class FarTurns:
             asker.got(place, replica)
 
     def _closed(self, error: BaseException) -> BaseException:
-        if isinstance(error, SupervisionError):
+        if isinstance(error, SupervisionError) and not isinstance(error, Undeliverable):
             lost = PoolLost(
                 f"{self._name} is lost with the process that made it: {first_line(error)}. Make another pool of "
                 "its actors, if they are alive",
