@@ -144,7 +144,7 @@ class _HostProc:
                 return True
             # Nothing can be respawned on a dead host; messages sent there will say so.
             with contextlib.suppress(MeshError, ValueError):
-                self.mesh.respawn()
+                self.mesh._itself.respawn()
         return False
 
     def _told(self) -> str:

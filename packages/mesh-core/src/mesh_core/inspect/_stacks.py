@@ -220,7 +220,7 @@ def _mesh_name(process: Process, mesh: Any) -> str:
     from mesh_core.inspect._events import Names
 
     if isinstance(mesh, ProcMesh):
-        return mesh.name.partition("[")[0]
+        return mesh._name.partition("[")[0]
     return Names(process).of((mesh._procs_id, 0, 0)).rpartition("[")[0]
 
 
