@@ -27,7 +27,7 @@ class InvalidTransfer(RDMAError, ValueError):
 
 
 class BufferGone(RDMAError, ConnectionError):
-    """The memory is no longer offered: dropped, or its owner has ended or was restarted."""
+    """The memory is no longer offered: dropped, or gone itself, or its owner has ended or was restarted. The message says which."""
 
 
 class HandleRefused(RDMAError, PermissionError):
