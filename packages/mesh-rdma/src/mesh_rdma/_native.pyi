@@ -4,7 +4,7 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any, Self, final
 
-from mesh_rdma._outside import Outside
+from mesh_rdma._outside import Outside, Refused
 
 __all__ = [
     "ERROR_KINDS",
@@ -137,7 +137,7 @@ class Window: ...
 class Engine:
     def __new__(
         cls,
-        others: list[Outside],
+        others: list[Outside | Refused],
         told: Callable[[str, list[str], list[tuple[str, str]]], None],
         libucp: list[str] | None = None,
         libcuda: str | None = None,
