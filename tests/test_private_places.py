@@ -18,7 +18,7 @@ EXCEPTIONS = {
     "packages/mesh-core/src/mesh_core/cli/checks/_kernel.py": {"gettempdir", "TemporaryDirectory"},
     # For tests of users.
     "packages/mesh-core/src/mesh_core/testing/_cluster.py": {"TemporaryDirectory"},
-    "packages/mesh-launchers/src/mesh_launchers/testing.py": {"TemporaryDirectory"},
+    "packages/mesh-launchers/src/mesh_launchers/testing/_suite.py": {"TemporaryDirectory"},
 }
 SOURCES = [
     path

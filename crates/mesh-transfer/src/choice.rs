@@ -91,11 +91,12 @@ fn why_not(each: &Ours, offered: bool, distance: Distance, need: Need, forced: O
     {
         return Some(format!("the transport '{forced}' was asked for"));
     }
+    // Of one that was asked for, what can be changed here comes first.
+    if let (true, Some(why)) = (offered || forced.is_some(), &each.broken) {
+        return Some(why.clone());
+    }
     if !offered {
         return Some("the owner does not offer it".to_owned());
-    }
-    if let Some(why) = &each.broken {
-        return Some(why.clone());
     }
     if distance == Distance::Elsewhere && !each.capabilities.remote {
         return Some("the owner is on another host, or this one was restarted since".to_owned());

@@ -10,7 +10,7 @@
 //!
 //! The owner acts only on whether leases exist; it never follows what others write here.
 
-use crate::error::TransferError;
+use crate::error::{Closing, TransferError};
 use crate::handle::{RealmId, Token};
 use crate::pool::Pooled;
 use crate::realm::{Realm, pid, started};
@@ -37,7 +37,6 @@ const ENTRIES_AT: usize = LEASES_AT + LEASES * size_of::<Lease>();
 const LEN: usize = ENTRIES_AT + SLOTS * size_of::<Entry>();
 
 const LIVE: u64 = 1;
-const CLOSING: u64 = 2;
 const WRITABLE: u64 = 1;
 /// The memory is one piece, and `pieces_at` is its address.
 const ONE_PIECE: u64 = 2;
@@ -74,7 +73,7 @@ struct Lease {
 
 #[repr(C, align(64))]
 struct Entry {
-    /// Generation and state.
+    /// Generation and state: live, or why it is closed, which stays until the slot is used again.
     word: AtomicU64,
     token: [AtomicU64; 2],
     length: AtomicU64,
@@ -229,12 +228,18 @@ impl Control {
     }
 
     /// Lets no new lease begin. Returns whether none is under way either.
-    pub(crate) fn close(&self, slot: u32, generation: u32) -> bool {
+    pub(crate) fn close(&self, slot: u32, generation: u32, closing: Closing) -> bool {
         if let Ok(entry) = self.entry(slot) {
-            entry.word.store(pack(generation, CLOSING), Ordering::SeqCst);
+            entry.word.store(pack(generation, closing.code()), Ordering::SeqCst);
         }
         fence(Ordering::SeqCst);
         !self.is_leased(slot, generation)
+    }
+
+    /// Why this export is not offered; none if that is not known any more.
+    pub(crate) fn closing(&self, slot: u32, generation: u32) -> Option<Closing> {
+        let word = self.entry(slot).ok()?.word.load(Ordering::SeqCst);
+        Closing::ALL.into_iter().find(|closing| word == pack(generation, closing.code()))
     }
 
     /// Whether a lease names this export.
@@ -373,7 +378,7 @@ impl Leased<'_> {
         let entry = self.control.entry(slot)?;
         // LSE-1: checked after the lease was written.
         if entry.word.load(Ordering::SeqCst) != pack(generation, LIVE) {
-            return Err(TransferError::gone("the buffer was dropped by its owner"));
+            return Err(TransferError::closed(self.control.closing(slot, generation)));
         }
         let halves: [u64; 2] = std::array::from_fn(|i| entry.token[i].load(Ordering::Relaxed));
         let mut token = [0; 16];

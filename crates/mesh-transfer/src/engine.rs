@@ -3,7 +3,7 @@
 use crate::choice::{Choice, Distance, Need, Ours, choose};
 use crate::completion::{Operation, Outcome};
 use crate::cuda::{Cuda, Ready, run_staged};
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{Closing, ErrorKind, TransferError};
 use crate::exports::{Export, Exports, Keep};
 use crate::handle::{Handle, MAX_SECTIONS, REFUSALS, RealmId, Section, refusal};
 use crate::lock;
@@ -233,7 +233,7 @@ impl Engine {
             }
         }
         if sections.is_empty() {
-            self.close(&export, true);
+            self.close(&export, Closing::Dropped, true);
             return Err(TransferError::new(
                 ErrorKind::NoTransport,
                 format!("no transport can offer memory of this process: {}", reasons.join("; ")),
@@ -275,8 +275,8 @@ impl Engine {
 
     /// Stops offering the export, on all transports; a second call has no effect. With `wait`, returns once no
     /// transport can reach the memory; otherwise that happens soon after. The memory is kept until then (EXP-1).
-    pub fn close(self: &Arc<Self>, export: &Arc<Export>, wait: bool) {
-        if !self.exports.close(export) || !self.transports.iter().any(|transport| transport.holds_memory()) {
+    pub fn close(self: &Arc<Self>, export: &Arc<Export>, closing: Closing, wait: bool) {
+        if !self.exports.close(export, closing) || !self.transports.iter().any(|transport| transport.holds_memory()) {
             return;
         }
         let (engine, export) = (Arc::clone(self), Arc::clone(export));
@@ -292,7 +292,7 @@ impl Engine {
     /// Stops offering anything, as the process ends.
     pub fn close_all(self: &Arc<Self>) {
         for export in self.exports.live() {
-            self.close(&export, true);
+            self.close(&export, Closing::Dropped, true);
         }
         self.transports.iter().for_each(|transport| transport.end());
         self.exports.end();

@@ -55,6 +55,29 @@ impl ErrorKind {
     }
 }
 
+/// Why memory is no longer offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Closing {
+    /// Its owner has dropped it.
+    Dropped = 2,
+    /// Its owner has let go of it.
+    Freed = 3,
+}
+
+impl Closing {
+    pub(crate) const ALL: [Self; 2] = [Self::Dropped, Self::Freed];
+
+    /// As a number for other processes, which is neither 0 nor 1.
+    pub(crate) fn code(self) -> u64 {
+        self as u64
+    }
+
+    /// Of a number that another process has sent.
+    pub(crate) fn of_code(code: u64) -> Option<Self> {
+        Self::ALL.into_iter().find(|each| each.code() == code)
+    }
+}
+
 /// A transfer that failed, as a whole or in part.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
@@ -91,6 +114,18 @@ impl TransferError {
 
     pub(crate) fn gone(message: impl Into<String>) -> Self {
         Self::new(ErrorKind::Gone, message)
+    }
+
+    /// The export is no longer offered, for this reason if it is known.
+    pub(crate) fn closed(closing: Option<Closing>) -> Self {
+        Self::gone(match closing {
+            Some(Closing::Dropped) => "the buffer was dropped by its owner",
+            Some(Closing::Freed) => {
+                "the owner has let go of the buffer and of the array, tensor or bytes that it was made of: keep one of them \
+                 there, for example in self"
+            }
+            None => "the buffer was dropped by its owner, or the owner has let go of its memory",
+        })
     }
 
     pub(crate) fn transport(message: impl Into<String>) -> Self {

@@ -2,10 +2,12 @@
 //!
 //! EXP-1: the memory of an export is kept from `open` until it is closed *and* nobody works on it: neither this
 //! process's threads, which hold the `Export`, nor other processes, which hold leases (LSE-1).
+//! EXP-2: an export may be entrusted to the owner of its memory, who may free it then. Before the owner does, it closes
+//! the export and waits until nobody works on it (`Ending`).
 
 use crate::control::{Control, Offered, SLOTS};
 use crate::cuda::OnDevice;
-use crate::error::TransferError;
+use crate::error::{Closing, TransferError};
 use crate::handle::{RealmId, Token, is_same};
 use crate::lock;
 use crate::pool::{Block, Pool, Pooled};
@@ -15,7 +17,8 @@ use crate::witness::Witness;
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// Keeps the memory alive while it is in use. Dropped on any thread.
 pub type Keep = Box<dyn Any + Send + Sync>;
@@ -34,7 +37,60 @@ pub struct Export {
     pub writable: bool,
     /// GPU details, if it is a GPU's memory.
     pub(crate) on_device: Option<OnDevice>,
-    _keep: Keep,
+    keep: Mutex<Option<Keep>>,
+    ending: Arc<Ending>,
+}
+
+/// Tells that nobody works on an export any more, neither this process's threads nor other processes.
+#[derive(Debug, Default)]
+pub struct Ending {
+    is_over: Mutex<bool>,
+    over: Condvar,
+}
+
+impl Ending {
+    /// Waits for that, at most so long if there is a limit. Returns whether it is so.
+    pub fn wait(&self, limit: Option<Duration>) -> bool {
+        let is_over = lock(&self.is_over);
+        match limit {
+            None => *self.over.wait_while(is_over, |is_over| !*is_over).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = self.over.wait_timeout_while(is_over, limit, |is_over| !*is_over);
+                *waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        }
+    }
+}
+
+impl Export {
+    /// What keeps the memory.
+    pub fn keep(&self) -> MutexGuard<'_, Option<Keep>> {
+        lock(&self.keep)
+    }
+
+    /// Tells when it has ended.
+    pub fn ending(&self) -> Arc<Ending> {
+        Arc::clone(&self.ending)
+    }
+
+    /// Lets something else keep the memory, or nothing. Returns what kept it until now.
+    ///
+    /// # Safety
+    /// If `keep` does not keep the memory, its owner must close the export and wait for its `ending` before freeing it
+    /// (EXP-2).
+    #[must_use]
+    pub unsafe fn entrust(&self, keep: Option<Keep>) -> Option<Keep> {
+        std::mem::replace(&mut *lock(&self.keep), keep)
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // It may refer to the memory.
+        self.on_device = None;
+        *lock(&self.ending.is_over) = true;
+        self.ending.over.notify_all();
+    }
 }
 
 impl fmt::Debug for Export {
@@ -156,7 +212,8 @@ impl Exports {
                 )));
             }
         };
-        let export = Arc::new(Export { slot, generation, token, segments, writable, on_device, _keep: keep });
+        let (keep, ending) = (Mutex::new(Some(keep)), Arc::default());
+        let export = Arc::new(Export { slot, generation, token, segments, writable, on_device, keep, ending });
         let list = export.segments.list();
         let mut offered = Offered {
             token,
@@ -182,7 +239,7 @@ impl Exports {
 
     /// Returns the export that a peer names, if it is there and the peer may use it.
     pub fn find(&self, slot: u32, generation: u32, token: &Token) -> Result<Arc<Export>, TransferError> {
-        let gone = || TransferError::gone("the buffer was dropped by its owner");
+        let gone = || TransferError::closed(self.control.closing(slot, generation));
         let export = self.table().live.get(&slot).cloned().ok_or_else(gone)?;
         if export.generation != generation {
             return Err(gone());
@@ -193,6 +250,16 @@ impl Exports {
         Ok(export)
     }
 
+    /// Why an export is not offered; none if that is not known any more.
+    pub(crate) fn closing(&self, slot: u32, generation: u32) -> Option<Closing> {
+        self.control.closing(slot, generation)
+    }
+
+    /// Whether the export is offered.
+    pub fn is_live(&self, export: &Export) -> bool {
+        self.table().live.get(&export.slot).is_some_and(|live| live.generation == export.generation)
+    }
+
     /// All exports that are offered.
     pub fn live(&self) -> Vec<Arc<Export>> {
         self.table().live.values().cloned().collect()
@@ -200,7 +267,7 @@ impl Exports {
 
     /// Stops offering it. The memory is released once nobody works on it (EXP-1). Does not wait. Returns whether it was
     /// offered until now.
-    pub fn close(&self, export: &Arc<Export>) -> bool {
+    pub fn close(&self, export: &Arc<Export>, closing: Closing) -> bool {
         // In a forked copy, the page is still the parent's.
         if self.realm.check_fork().is_err() {
             return false;
@@ -213,7 +280,7 @@ impl Exports {
             }
             table.live.remove(&export.slot);
         }
-        if self.control.close(export.slot, export.generation) {
+        if self.control.close(export.slot, export.generation, closing) {
             self.table().recycle(export);
             return true;
         }

@@ -235,6 +235,14 @@ impl Segments {
         false
     }
 
+    /// Whether each piece of the other lies inside one of these.
+    pub fn contains(&self, other: &Self) -> bool {
+        let inside = |one: &Segment, other: &Segment| {
+            one.addr <= other.addr && other.addr - one.addr <= one.len && other.len <= one.len - (other.addr - one.addr)
+        };
+        other.list().iter().all(|piece| self.list().iter().any(|each| inside(each, piece)))
+    }
+
     /// Returns `len` bytes from `start` on, or an error if they are not inside.
     pub fn part(&self, start: u64, len: u64) -> Result<Self, TransferError> {
         if start.checked_add(len).is_none_or(|end| end > self.len()) {

@@ -3,7 +3,7 @@
 use crate::cma::{Other, Way};
 use crate::control::{Control, Leased, Offered, identity};
 use crate::engine::Engine;
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{Closing, ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Handle;
 use crate::operation::Op;
@@ -16,6 +16,7 @@ use crate::watch::Watch;
 use crate::witness::Witness;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 const OFFERED: Offered = Offered {
     token: [7; 16],
@@ -58,7 +59,7 @@ fn a_lease_keeps_an_export_from_being_closed_at_once_and_none_begins_after() {
     assert_eq!(lease.1, OFFERED);
     assert!(control.lease(me(), 3, 2).is_err_and(|error| error.kind == ErrorKind::Gone));
     assert!(control.lease(me(), 4, 1).is_err_and(|error| error.kind == ErrorKind::Gone));
-    assert!(!control.close(3, 1));
+    assert!(!control.close(3, 1, Closing::Dropped));
     assert!(control.lease(me(), 3, 1).is_err());
     let seen = control.drained();
     control.set_draining(true);
@@ -67,7 +68,7 @@ fn a_lease_keeps_an_export_from_being_closed_at_once_and_none_begins_after() {
     assert!(!control.is_leased(3, 1));
     control.open(3, 2, &OFFERED).unwrap();
     assert!(control.lease(me(), 3, 1).is_err());
-    assert!(control.close(3, 2));
+    assert!(control.close(3, 2, Closing::Dropped));
 }
 
 /// LSE-4
@@ -78,12 +79,12 @@ fn a_lease_of_all_keeps_every_export_and_shows_those_that_are_live() {
     control.open(4, 1, &OFFERED).unwrap();
     let lease = control.lease_every(me()).unwrap();
     assert_eq!(lease.offered(3, 1).unwrap(), OFFERED);
-    assert!(!control.close(3, 1));
+    assert!(!control.close(3, 1, Closing::Dropped));
     assert!(lease.offered(3, 1).is_err_and(|error| error.kind == ErrorKind::Gone));
     assert_eq!(lease.offered(4, 1).unwrap(), OFFERED);
     drop(lease);
     assert!(!control.is_leased(3, 1));
-    assert!(control.close(4, 1));
+    assert!(control.close(4, 1, Closing::Dropped));
 }
 
 /// LSE-1, when both come at the same moment.
@@ -124,7 +125,7 @@ fn race(lease: impl Fn(&Control, u32) -> Option<Leased<'_>> + Sync) {
             while at % 200 == 0 && read.load(Ordering::Relaxed) == at as u32 / 200 && !reader.is_finished() {
                 std::thread::yield_now();
             }
-            if control.close(0, at as u32 + 1) {
+            if control.close(0, at as u32 + 1, Closing::Dropped) {
                 alive.store(false, Ordering::SeqCst);
             }
             control.open(0, at as u32 + 2, &OFFERED).unwrap();
@@ -140,7 +141,7 @@ fn leases_of_the_dead_are_taken_back_and_those_of_the_living_are_not() {
     control.open(0, 1, &OFFERED).unwrap();
     let held = control.lease(me(), 0, 1).unwrap();
     std::mem::forget(control.lease(dead(), 0, 1).unwrap());
-    assert!(!control.close(0, 1));
+    assert!(!control.close(0, 1, Closing::Dropped));
     assert_eq!(control.bury(), 1);
     assert!(control.is_leased(0, 1));
     drop(held);
@@ -222,7 +223,7 @@ fn closed_memory_is_kept_until_its_lease_ends_and_let_go_then() {
     let export = unsafe { exports.open(segments(&data), true, Box::new(Told(told))) }.unwrap();
     let reader = Control::attach(realm.pid, exports.descriptor(), &realm.id).unwrap();
     let lease = reader.lease(me(), export.slot, export.generation).unwrap();
-    exports.close(&export);
+    exports.close(&export, Closing::Dropped);
     assert!(exports.find(export.slot, export.generation, &export.token).is_err());
     drop(export);
     assert!(dropped.try_recv().is_err());
@@ -230,6 +231,41 @@ fn closed_memory_is_kept_until_its_lease_ends_and_let_go_then() {
     drop(lease);
     dropped.recv().unwrap();
     assert_eq!(exports.counts(), (0, 0));
+}
+
+/// EXP-2
+#[test]
+fn memory_that_was_entrusted_to_its_owner_ends_after_those_who_work_on_it() {
+    let realm = Realm::draw().unwrap();
+    let exports = Exports::new(&realm).unwrap();
+    let data = vec![0_u8; 100];
+    let (told, dropped) = mpsc::channel();
+    // SAFETY: `data` lives to the end of the test.
+    let export = unsafe { exports.open(segments(&data), true, Box::new(Told(told))) }.unwrap();
+    // SAFETY: as above.
+    let kept = unsafe { export.entrust(None) };
+    assert!(exports.is_live(&export) && dropped.try_recv().is_err());
+    drop(kept);
+    dropped.recv().unwrap();
+    let reader = Control::attach(realm.pid, exports.descriptor(), &realm.id).unwrap();
+    let lease = reader.lease(me(), export.slot, export.generation).unwrap();
+    let ending = export.ending();
+    exports.close(&export, Closing::Freed);
+    let (slot, generation, token) = (export.slot, export.generation, export.token);
+    let working = Arc::clone(&export);
+    drop(export);
+    assert!(!ending.wait(Some(Duration::ZERO)));
+    drop(working);
+    assert!(!ending.wait(Some(Duration::from_millis(1))));
+    drop(lease);
+    assert!(ending.wait(None));
+    // What is told of it, until its place is used again.
+    let why = |error: TransferError| error.message;
+    let said = exports.find(slot, generation, &token).map_err(why).unwrap_err();
+    assert!(said.contains("has let go"), "{said}");
+    assert_eq!(reader.lease(me(), slot, generation).map(drop).map_err(why).unwrap_err(), said);
+    let said = exports.find(slot, generation + 1, &token).map_err(why).unwrap_err();
+    assert!(said.contains("dropped by its owner, or"), "{said}");
 }
 
 #[test]
@@ -242,7 +278,7 @@ fn closed_memory_is_let_go_when_its_reader_has_died() {
     let export = unsafe { exports.open(segments(&data), true, Box::new(Told(told))) }.unwrap();
     let reader = Control::attach(realm.pid, exports.descriptor(), &realm.id).unwrap();
     std::mem::forget(reader.lease(dead(), export.slot, export.generation).unwrap());
-    exports.close(&export);
+    exports.close(&export, Closing::Dropped);
     drop(export);
     dropped.recv().unwrap();
 }
@@ -277,8 +313,8 @@ fn places_are_used_again_under_another_generation() {
             assert!(exports.find(slot, generation, &token).is_err());
         }
         last = Some((export.slot, export.generation, export.token));
-        exports.close(&export);
-        exports.close(&Arc::clone(&export));
+        exports.close(&export, Closing::Dropped);
+        exports.close(&Arc::clone(&export), Closing::Dropped);
     }
     let forged = exports.find(0, 9, &[0; 16]).unwrap_err();
     assert_eq!(forged.kind, ErrorKind::Gone);
@@ -378,7 +414,7 @@ fn another_transport_takes_over_in_mid_life_and_a_failed_one_is_tried_where_ther
     read().unwrap();
     assert_eq!(engine.owners(), 1);
     // A dropped export is gone, but its living owner is remembered.
-    engine.close(&export, true);
+    engine.close(&export, Closing::Dropped, true);
     assert_eq!(read().unwrap_err().kind, ErrorKind::Gone);
     assert_eq!(engine.owners(), 1);
 }

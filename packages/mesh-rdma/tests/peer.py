@@ -90,6 +90,26 @@ class Peer:
             said = lines.read()
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
 
+    def fork_with_lasting(self) -> tuple[int, str]:
+        """Fork a child in which memory ends whose buffers were sent, while this process is reading it."""
+        import numpy
+
+        arrays = [numpy.zeros(64 << 20, numpy.uint8), bytearray(100)]
+        sent = [pickle.loads(pickle.dumps(RDMABuffer(each))) for each in arrays]
+        reading = sent[0].read_into(bytearray(64 << 20))
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            arrays.clear()
+            gc.collect()
+            os.write(write, b"ended")
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as lines:
+            said = lines.read()
+        reading.get(timeout=30)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
     def leave_a_fork(self) -> int:
         """Fork a child that lives until the test closes the pipe of the orders."""
         read, write = os.pipe()

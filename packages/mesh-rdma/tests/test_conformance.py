@@ -69,6 +69,68 @@ print(json.dumps([said, copy.decode(), found.reason, chosen.candidates, chosen.p
 """
 
 
+NEWER = (
+    "it cannot be loaded: it was written for version 2 of the transport contract; mesh-rdma 0.1.0 speaks version 1 "
+    "(upgrade mesh-rdma, or install an older mesh-unix)"
+)
+
+RAISES = """
+import json, traceback
+from mesh_rdma import RDMABuffer
+buffer, found = RDMABuffer(bytearray(b"hello")), []
+for _ in range(2):
+    error = buffer.read_into(bytearray(5), transport="unix", timeout=20).exception(timeout=30)
+    cause = error.__cause__
+    found.append([str(error), f"{type(cause).__name__}: {cause}", "".join(traceback.format_exception(error))])
+print(json.dumps(found))
+"""
+
+LASTS = """
+import gc, json, pickle
+import numpy
+from mesh_rdma import RDMABuffer, _here, empty
+found = []
+try:
+    import torch
+except ImportError:
+    torch = None
+for kind in ("array", "view", "dates", "tensor"):
+    if kind == "tensor" and torch is not None:
+        memory = torch.frombuffer(bytearray(b"here" * 2), dtype=torch.uint8).clone()
+    else:
+        memory = numpy.frombuffer(b"here" * 2, numpy.uint8).copy()
+    part = memory[:] if kind == "view" else memory.view("datetime64[s]") if kind == "dates" else memory
+    there = pickle.loads(pickle.dumps(RDMABuffer(part)))
+    del part
+    gc.collect()
+    copy = bytearray(8)
+    there.read_into(copy, transport="unix", timeout=20).get(timeout=30)
+    before = _here.lasting.counts()
+    del memory
+    gc.collect()
+    gone = there.read_into(copy, timeout=20).exception(timeout=30)
+    said = f"{type(gone).__name__}: {gone}"[:len("BufferGone: the owner has let go of the buffer")]
+    found.append([before, copy.decode(), _here.lasting.counts(), said])
+print(json.dumps(found))
+"""
+
+PROBES = """
+import json, logging
+from mesh_core.plugins import PluginManager
+from mesh_rdma import TRANSPORTS, RDMABuffer
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(record.getMessage())
+logging.getLogger("mesh_core.plugins").addHandler(Lines())
+PluginManager().survey([TRANSPORTS])
+RDMABuffer(bytearray(1))
+PluginManager().survey([TRANSPORTS])
+import unix_transport
+print(json.dumps([len(unix_transport.PROBED), lines]))
+"""
+
+
 ENDS_UNDER_A_TRANSFER = """
 import atexit, signal
 from mesh_rdma.testing._ends import Process
@@ -230,6 +292,16 @@ def test_each_careless_one_is_caught(tmp_path, names):
             ],
         ),
         (
+            "newer",
+            [
+                "TransportUnavailable: the transport 'unix' does not reach the buffer's owner",
+                "\0" * 5,
+                NEWER,
+                ["shm", "tcp"],
+                "the owner does not offer it",
+            ],
+        ),
+        (
             "hoarding",
             [
                 "InvalidTransfer: the transport unix has kept 1 views",
@@ -247,6 +319,71 @@ def test_what_the_transport_of_another_package_says(site, kind, said):
     outcome, *rest = json.loads(done.stdout)
     assert outcome.startswith(said[0])
     assert rest == said[1:]
+    if kind in ("absent", "newer"):
+        # The one that was asked for alone, with its own reason.
+        assert outcome.endswith(f": {said[2]}")
+
+
+@pytest.mark.slow
+def test_what_a_transport_of_another_package_has_raised_is_the_cause(site):
+    done = run(site, "raising", "-c", RAISES)
+    assert done.returncode == 0, done.stderr
+    for said, cause, lines in json.loads(done.stdout):
+        assert said.startswith("the transport 'unix' does not reach the buffer's owner")
+        assert cause == "AttributeError: 'RaisingPeer' object has no attribute 'missing'" and cause in said
+        assert "return self.missing(copies)" in lines
+
+
+@pytest.mark.slow
+def test_memory_is_not_waited_for_where_transports_are_written_in_python(site):
+    """BUF-2: it is kept in place instead, until nothing else refers to it."""
+    pytest.importorskip("numpy")
+    done = run(site, "good", "-c", LASTS)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        [[0, 1], "herehere", [0, 0], "BufferGone: the owner has let go of the buffer"] for _ in range(4)
+    ]
+
+
+@pytest.mark.slow
+def test_a_probe_runs_once_and_a_slow_one_is_named(site):
+    """PLUG-3, PLUG-2."""
+    done = run(site, "slow", "-c", PROBES)
+    assert done.returncode == 0, done.stderr
+    probed, lines = json.loads(done.stdout)
+    assert probed == 1
+    (line,) = lines
+    assert re.match(r"the probe of transport 'unix' of mesh-unix 1.0 has taken [0-9.]+ s", line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("slow", r"the probe takes 0\.[89]\d* s, more than 0\.5 s: it must be cheap"),
+        pytest.param(
+            "heavy",
+            r"to import the plugin imports .*torch.*: import heavy modules inside create",
+            marks=pytest.mark.full,
+        ),
+    ],
+)
+def test_what_a_plugin_costs_a_new_process_is_measured(site, kind, said):
+    if kind == "heavy":
+        pytest.importorskip("torch")
+    done = run(
+        site,
+        kind,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "test_unix.py",
+        "-k",
+        "costs_a_new_process",
+    )
+    assert done.returncode == 1 and re.search(said, done.stdout), done.stdout
 
 
 @pytest.mark.slow

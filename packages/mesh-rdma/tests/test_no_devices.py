@@ -34,7 +34,7 @@ def test_asked_for_by_name_it_is_an_error():
     buffer = RDMABuffer(bytearray(8))
     with pytest.raises(
         TransportUnavailable,
-        match=r"'ibverbs' does not reach the buffer's owner, .*: the owner does not offer it",
+        match=r"'ibverbs' does not reach the buffer's owner, .*: the kernel has no RDMA device",
     ):
         buffer.read_into(bytearray(8), transport="ibverbs").get(timeout=30)
 

@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from contextlib import closing, suppress
 
 from mesh_core.plugins import ProbeResult, hookimpl
@@ -189,6 +190,18 @@ class HoardingTransport(UnixTransport):
         return HoardingPeer(section[24:])
 
 
+class RaisingPeer(Connected):
+    """Has a defect."""
+
+    def run(self, copies, watch):
+        return self.missing(copies)
+
+
+class RaisingTransport(UnixTransport):
+    def reach(self, section, owner, watch):
+        return RaisingPeer(section[24:])
+
+
 class VanishingPeer(Connected):
     """Its device goes away: in the middle of the second transfer."""
 
@@ -211,7 +224,13 @@ class VanishingTransport(UnixTransport):
         return VanishingPeer(section[24:])
 
 
+PROBED = []
+
+
 def probe():
+    PROBED.append(1)
+    if KIND == "slow":
+        time.sleep(0.8)
     # What vanishes is to be better than tcp.
     one_sided = KIND == "vanishing"
     return ProbeResult.yes(
@@ -230,13 +249,16 @@ def create_wrong():
 KINDS = {
     "good": UnixTransport,
     "hoarding": HoardingTransport,
+    "raising": RaisingTransport,
     "vanishing": VanishingTransport,
     "wrong": create_wrong,
 }
 KIND = os.environ.get("MESH_TEST_UNIX", "good")
+if KIND == "heavy":
+    import torch  # noqa: F401
 UNIX = TransportPlugin(
     name="unix",
-    api_version=1,
+    api_version=2 if KIND == "newer" else 1,
     create=KINDS.get(KIND, UnixTransport),
     probe=probe_without if KIND == "absent" else probe,
     summary="a Unix socket",

@@ -1,6 +1,7 @@
 """Plugins are found by name and loaded one by one; a broken one affects only code that selects it."""
 
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -374,9 +375,129 @@ def test_one_distribution_that_offers_a_name_twice(site):
     assert load_error(PluginManager(warn=Told()), "a").cause == "twice 1.0 offers it 2 times"
 
 
-def test_the_name_of_an_own_plugin_taken_by_another(site):
-    site.command("doctor", distribution="quack")
-    assert load_error(PluginManager(warn=Told()), "doctor").remedy == "uninstall quack"
+def test_the_plugin_of_the_kinds_owner_wins_over_others_of_its_name(site):
+    module = site.command("doctor", distribution="quack")
+    told = Told()
+    manager = PluginManager(warn=told)
+    assert manager.get(COMMANDS, "doctor").summary == "check that this machine is ready for Mesh"
+    manager.get(COMMANDS, "doctor")
+    assert "doctor" in [each.name for each in manager.all(COMMANDS)]
+    (error,) = told
+    assert str(error) == (
+        "command 'doctor' of quack 1.0 is not used: the name belongs to mesh-core, whose command is used; "
+        "tell the author of quack to choose another name"
+    )
+    found = {each.distribution: each.status for each in manager.survey() if each.name == "doctor"}
+    assert found == {"mesh-core": "available", "quack": "unavailable"}
+    assert module not in sys.modules
+    assert manager.get(COMMANDS, "doctor", distribution="quack").summary == "say something"
+
+
+# --- plugins that the user switches off ---
+
+
+def test_the_environment_switches_plugins_off(site, monkeypatch):
+    talk = site.command("talk", distribution="talker")
+    site.command("sing", distribution="singer")
+    monkeypatch.setenv("MESH_PLUGINS", "-talk, -nobody")
+    told = Told()
+    manager = PluginManager(warn=told)
+    assert "talk" not in manager.names(COMMANDS) and "sing" in manager.names(COMMANDS)
+    with pytest.raises(
+        PluginError, match=r"command 'talk' of talker 1\.0 is switched off; remove -talk from MESH_PLUGINS"
+    ):
+        manager.get(COMMANDS, "talk")
+    (report,) = (each for each in manager.survey() if each.name == "talk")
+    assert (report.kind, report.status, report.reason) == (
+        "command",
+        "unavailable",
+        "MESH_PLUGINS switches it off",
+    )
+    assert talk not in sys.modules
+    assert not [each for each in told if each.distribution == "talker"]
+    monkeypatch.setenv("MESH_PLUGINS", "-talk sing")
+    with pytest.raises(PluginError, match=r"each with a leading '-', such as -sing; got 'sing'"):
+        PluginManager().names(COMMANDS)
+    monkeypatch.setenv("MESH_PLUGINS", "")
+    assert "talk" in PluginManager().names(COMMANDS)
+
+
+def test_one_of_two_of_a_name_may_be_switched_off_by_nobody_but_their_name(site, monkeypatch):
+    site.command("talk", distribution="first")
+    site.command("talk", distribution="second")
+    monkeypatch.setenv("MESH_PLUGINS", "-talk")
+    reports = [each for each in PluginManager().survey() if each.name == "talk"]
+    assert [(each.distribution, each.status) for each in reports] == [
+        ("first", "unavailable"),
+        ("second", "unavailable"),
+    ]
+
+
+def test_a_plugin_whose_kinds_package_is_missing_names_that(site):
+    site.distribution("mesh-vault-dict", "[mesh.vaults]\ndict = made_up_vault_dict\n")
+    with (site.path / "mesh_vault_dict-1.0.dist-info" / "METADATA").open("a") as metadata:
+        metadata.write("Requires-Dist: mesh-core>=0.1\nRequires-Dist: extra-thing; extra == 'more'\n")
+        metadata.write("Requires-Dist: mesh-vaults<2,>=1\n")
+    told = Told()
+    (report,) = (each for each in PluginManager(warn=told).survey() if each.distribution == "mesh-vault-dict")
+    assert (report.kind, report.name, report.status) == ("group", "mesh.vaults", "unavailable")
+    assert "is declared by mesh-vaults, which is not installed" in report.reason
+    assert report.remedy == "pip install --upgrade mesh-vaults"
+    assert not [each for each in told if each.distribution == "mesh-vault-dict"]
+
+
+# --- probes ---
+
+
+def test_a_plugin_is_probed_once_in_a_process_whoever_asks(site):
+    """PLUG-3"""
+    source = (
+        "COUNT = []\n"
+        "def probe():\n"
+        "    COUNT.append(1)\n"
+        "    return ProbeResult.yes()\n"
+        "@hookimpl\n"
+        "def mesh_register_commands():\n"
+        "    yield CommandPlugin(name='talk', api_version=1, create=dict, probe=lambda: probe())\n"
+    )
+    module = site.command("talk", distribution="talker", source=source)
+    for _ in range(2):
+        manager = PluginManager()
+        assert manager.probe(manager.get(COMMANDS, "talk"))
+        manager.survey([COMMANDS])
+    assert sys.modules[module].COUNT == [1]
+    # Imported anew, it may be another.
+    del sys.modules[module]
+    manager = PluginManager()
+    assert manager.probe(manager.get(COMMANDS, "talk"))
+    assert sys.modules[module].COUNT == [1]
+
+
+@pytest.mark.slow
+def test_a_slow_probe_is_named_and_no_probe_that_waits_for_it(site, caplog):
+    """PLUG-3"""
+    source = (
+        "import time\n"
+        "def slow():\n"
+        "    time.sleep(0.6)\n"
+        "    return ProbeResult.yes()\n"
+        "def waits():\n"
+        "    manager = PluginManager()\n"
+        "    return manager.probe(manager.get(COMMANDS, 'slow'))\n"
+        "@hookimpl\n"
+        "def mesh_register_commands():\n"
+        "    yield CommandPlugin(name='slow', api_version=1, create=dict, probe=slow)\n"
+        "    yield CommandPlugin(name='waits', api_version=1, create=dict, probe=waits)\n"
+    )
+    site.module("made_up_slow", "from mesh_core.plugins import *\n" + source)
+    site.distribution("sleeper", "[mesh.commands]\nslow = made_up_slow\nwaits = made_up_slow\n")
+    manager = PluginManager()
+    for name in ("waits", "slow"):
+        assert manager.probe(manager.get(COMMANDS, name))
+    said = [each.getMessage() for each in caplog.records if "has taken" in each.getMessage()]
+    assert len(said) == 1 and said[0].startswith("the probe of command 'slow' of sleeper 1.0 has taken 0."), (
+        said
+    )
 
 
 def test_one_distribution_seen_twice_on_the_path_is_one(site, tmp_path, monkeypatch):
@@ -549,6 +670,47 @@ def test_conformance_suite_notices_a_plugin_that_breaks_promises(site):
         "test_creates_a_command",
         "test_declares_its_options",
     }
+
+
+FAILS = """
+from mesh_core.testing import CommandPluginConformance
+from mesh_core.plugins import COMMANDS, PluginManager
+
+class TestTalk(CommandPluginConformance):
+    plugin = PluginManager().get(COMMANDS, "talk")
+    distribution = "talker"
+"""
+
+
+@pytest.mark.slow
+def test_failed_asserts_of_a_suite_show_their_values(site):
+    """Without a line in the author's conftest."""
+    source = (
+        "class Talk:\n"
+        "    count = 0\n"
+        "    def configure(self, parser):\n"
+        "        Talk.count += 1\n"
+        "        parser.add_argument(f'--option-{Talk.count}', help='another one each time')\n"
+        "    def run(self, args):\n"
+        "        return 0\n"
+        "@hookimpl\n"
+        "def mesh_register_commands():\n"
+        "    yield CommandPlugin(name='talk', api_version=1, create=Talk)\n"
+    )
+    site.command("talk", distribution="talker", source=source)
+    site.module("test_talk", FAILS)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_talk.py"],
+        cwd=site.path,
+        env={**os.environ, "PYTHONPATH": str(site.path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "AssertionError: assert 'usage: mesh" in done.stdout, done.stdout
+    assert "+ usage: mesh talk [-h] [--option-2 OPTION_2]" in done.stdout, done.stdout
 
 
 def test_a_misspelt_group_is_warned_about_once_when_plugins_are_loaded(site):

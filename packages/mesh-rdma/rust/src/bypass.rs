@@ -6,7 +6,7 @@
 //! Unless the user allows others, parts only take transports that hide them from strangers, as the agents do.
 
 use crate::engine::PyEngine;
-use mesh_transfer::{Engine, ErrorKind, Export, Handle, Need, Op, Operation, Segments, Work};
+use mesh_transfer::{Closing, Engine, ErrorKind, Export, Handle, Need, Op, Operation, Segments, Work};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use std::collections::HashMap;
@@ -99,7 +99,7 @@ impl Raw {
         let (export, handle) = unsafe { self.engine.export(segments, false, Box::new(kept)) }.ok()?;
         let ticket = handle.encode();
         if ticket.len() > room {
-            self.engine.close(&export, false);
+            self.engine.close(&export, Closing::Freed, false);
             return None;
         }
         is_offered.store(true, Ordering::SeqCst);
@@ -205,7 +205,7 @@ unsafe extern "C" fn withdraw(this: *const Raw, number: u64) {
     let this = unsafe { &*this };
     let export = locked(&this.offers).remove(&number);
     if let Some(export) = export {
-        this.engine.close(&export, false);
+        this.engine.close(&export, Closing::Freed, false);
     }
 }
 

@@ -6,6 +6,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
 
+/// The number of an export.
+pub(crate) fn key(slot: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(slot)
+}
+
 /// Names memory of a process.
 #[pyclass(name = "Handle", module = "mesh_rdma._native", frozen)]
 pub(crate) struct PyHandle(pub(crate) Arc<Handle>);
@@ -23,6 +28,12 @@ impl PyHandle {
 
     fn slice(&self, py: Python<'_>, start: u64, length: u64) -> PyResult<Self> {
         self.0.slice(start, length).map(|handle| Self(Arc::new(handle))).map_err(|error| raise(py, &error))
+    }
+
+    /// The number of its export, which no other export of the owner ever has.
+    #[getter]
+    fn key(&self) -> u64 {
+        key(self.0.slot, self.0.generation)
     }
 
     #[getter]

@@ -32,6 +32,7 @@ mod _native {
         m.add_class::<boxes::PyBoxes>()?;
         m.add_class::<engine::PyEngine>()?;
         m.add_class::<engine::PyExport>()?;
+        m.add_class::<engine::PyTie>()?;
         m.add_class::<handle::PyHandle>()?;
         m.add_class::<memory::PyBlock>()?;
         m.add_class::<memory::PyMemory>()?;

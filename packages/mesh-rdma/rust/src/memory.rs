@@ -7,6 +7,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 
 /// Pieces of memory, and the object that keeps them in place.
 #[pyclass(name = "Memory", module = "mesh_rdma._native", frozen)]
@@ -111,8 +112,8 @@ impl PyMemory {
 }
 
 /// Writable memory that other processes of this host can map. It exists as long as anything refers to it.
-#[pyclass(name = "Block", module = "mesh_rdma._native", frozen)]
-pub(crate) struct PyBlock(pub(crate) Block);
+#[pyclass(name = "Block", module = "mesh_rdma._native", frozen, weakref)]
+pub(crate) struct PyBlock(pub(crate) Arc<Block>);
 
 #[pymethods]
 impl PyBlock {

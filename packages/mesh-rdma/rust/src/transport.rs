@@ -3,6 +3,7 @@
 //! The engine's threads call them through `_outside.py`, which turns exceptions into the engine's kinds of errors.
 
 use crate::door::raise;
+use crate::handle::key;
 use mesh_transfer::{
     Capabilities, ErrorKind, Export, Exports, Handle, Op, Peer, Segment, Segments, TransferError, Transport, Watch,
     Work,
@@ -206,10 +207,6 @@ impl PyTransport {
             inside: Arc::default(),
         }))
     }
-}
-
-fn key(slot: u32, generation: u32) -> u64 {
-    u64::from(generation) << 32 | u64::from(slot)
 }
 
 impl Transport for PyTransport {

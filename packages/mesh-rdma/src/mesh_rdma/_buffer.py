@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mesh_core import Future
-from mesh_rdma._errors import InvalidTransfer
+from mesh_rdma._errors import BufferGone, InvalidTransfer
 from mesh_rdma._futures import done, first, nothing, of_operation
-from mesh_rdma._here import engine, joined, look
+from mesh_rdma._here import drop, engine, joined, lasting, look
 from mesh_rdma._memory import memory_of, writable_memory_of
 from mesh_rdma._native import Export, Handle
 
@@ -31,8 +31,9 @@ class RDMABuffer:
     >>> data
     bytearray(b'01234567XY')
 
-    The memory is offered until :meth:`drop`, or until the owner's object and its slices are garbage: keep one. From then on
-    buffers elsewhere raise :class:`BufferGone`. The memory itself is kept until nobody is reading or writing it.
+    The memory is offered until :meth:`drop`. Otherwise it is offered for as long as the owner's buffer or a slice of it exists, and, once
+    it has been sent, for as long as the memory itself does: the tensor's storage, the array or the bytes. From then on buffers elsewhere
+    raise :class:`BufferGone`. Memory is not freed while somebody is reading or writing it.
 
     Args:
         data: a bytes-like object, an array of numpy or of another library with ``__array_interface__``, a torch tensor on a CPU or
@@ -47,6 +48,7 @@ class RDMABuffer:
     _export: Export | None
 
     def __init__(self, data: Any) -> None:
+        lasting.look_at_times()
         self._export, self._handle = joined().export(memory_of(data))
 
     @classmethod
@@ -154,19 +156,29 @@ class RDMABuffer:
         return of_operation(operation, "compare_and_swap", first, self)
 
     def drop(self) -> Future[None]:
-        """Stop offering the memory, including its slices. Only the owner can do this.
+        """Stop offering the memory, including its slices. Only the owner's process can do this, with any buffer of the memory.
 
         Returns at once, with a future that is done. Transfers in progress complete, and keep the memory until then; all others
         raise :class:`BufferGone`. Dropping it again has no effect.
         """
-        if self._export is None:
-            raise InvalidTransfer(
-                f"only its owner can drop a buffer, {self.owner}; here, just forget it. Have the owner call drop()."
-            )
-        self._export.close()
+        if self._export is not None:
+            self._export.close()
+            # Not left to the memory's owner as long as this buffer exists, nor after it was closed.
+            lasting.forget(self._handle.key, is_kept=True)
+        else:
+            try:
+                is_own = drop(self._handle)
+            except BufferGone:
+                return Future.of(None)
+            if not is_own:
+                raise InvalidTransfer(
+                    f"only its owner can drop a buffer, {self.owner}; here, just forget it. Have the owner call drop()."
+                )
         return Future.of(None)
 
     def __reduce__(self) -> Any:
+        if self._export is not None:
+            lasting.last(self._export)
         return _of_bytes, (self._handle.encode(),)
 
     def __repr__(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Mapping
 
 from mesh_core import MeshError
@@ -27,7 +28,7 @@ class InvalidTransfer(RDMAError, ValueError):
 
 
 class BufferGone(RDMAError, ConnectionError):
-    """The memory is no longer offered: dropped, or its owner has ended or was restarted."""
+    """The memory is no longer offered: dropped, or gone itself, or its owner has ended or was restarted. The message says which."""
 
 
 class HandleRefused(RDMAError, PermissionError):
@@ -89,8 +90,14 @@ KINDS: dict[str, type[RDMAError]] = {
 
 
 def of_native(kind: str, message: str) -> RDMAError:
-    """Make the exception for an error of the engine."""
-    return KINDS.get(kind, RDMAError)(message)
+    """Make the exception for an error of the engine. If a transport of another package has raised one, that is its cause."""
+    error = KINDS.get(kind, RDMAError)(message)
+    if (
+        kind in ("transport", "no_transport")
+        and (outside := sys.modules.get("mesh_rdma._outside")) is not None
+    ):
+        error.__cause__ = outside.cause_of(message)
+    return error
 
 
 def advice(error: BaseException) -> str:

@@ -11,7 +11,9 @@ from typing import Protocol
 
 from mesh_core.extensions import Membership, membership
 from mesh_rdma._cuda import library
-from mesh_rdma._native import Engine
+from mesh_rdma._errors import BufferGone
+from mesh_rdma._lasting import Lasting
+from mesh_rdma._native import Engine, Handle, Memory
 from mesh_rdma._outside import installed
 from mesh_rdma._ucx import places
 from mesh_rdma._verbs import library as libibverbs
@@ -46,6 +48,7 @@ class _Here:
         self._engine: Engine | None = None
         self._pid = 0
         self._member: Membership | None = None
+        self.lasting = Lasting()
 
     def engine(self) -> Engine:
         # In a forked copy it refuses everything by itself, and says why.
@@ -63,10 +66,34 @@ class _Here:
         if member is not self._member and member is not None and engine is not None:
             self._join(engine, member)
 
+    def own(self, handle: Handle) -> Memory:
+        """Return the memory of this process that a handle names. It stays in place while the result lives."""
+        engine = self.engine()
+        if handle.realm != engine.realm():
+            return engine.own(handle, None)
+        is_left, owner = self.lasting.owner(handle.key)
+        if is_left and owner is None:
+            raise BufferGone("the memory is just being freed")
+        return engine.own(handle, owner)
+
+    def drop(self, handle: Handle) -> bool:
+        """Stop offering memory, if it is this process's. Return whether it is."""
+        engine = self.engine()
+        if handle.realm != engine.realm():
+            return False
+        # Its owner lives until this returns: its end would wait for this thread.
+        _is_left, owner = self.lasting.owner(handle.key)
+        engine.drop_own(handle)
+        self.lasting.forget(handle.key)
+        del owner
+        return True
+
     def _make(self) -> Engine:
         with self._lock:
             if self._engine is None:
-                self._engine = Engine(installed(), _tell, places(), library(), libibverbs())
+                others = installed()
+                self.lasting.may_wait = all(each.reason is not None for each in others)
+                self._engine = Engine(others, _tell, places(), library(), libibverbs())
                 self._pid = os.getpid()
                 # The offered memory belongs to Python objects, which the interpreter's end may free.
                 atexit.register(self._close)
@@ -101,11 +128,14 @@ class _Here:
 
     def _close(self) -> None:
         if self._engine is not None and self._pid == os.getpid():
-            self._engine.close_all()
+            self._engine.close_all(self.lasting.end())
 
 
 _HERE = _Here()
 engine = _HERE.engine
 joined = _HERE.joined
 look = _HERE.look
+own = _HERE.own
+drop = _HERE.drop
+lasting = _HERE.lasting
 close_in_forks = _HERE.close_in_forks

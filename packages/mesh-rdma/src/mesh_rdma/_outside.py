@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,34 +11,83 @@ from mesh_rdma._errors import KINDS, RDMAError, advice
 from mesh_rdma._verbs import stand_in
 
 if TYPE_CHECKING:
+    from mesh_core import PluginLoadError
     from mesh_rdma._contract import Exported, Peer, Transport, TransportPlugin
     from mesh_rdma._native import Watch
 
 _OWN = "mesh-rdma"
 _GROUP = "mesh.transports"
+_CAUSES = 8
+"""So many exceptions are remembered."""
 _PASSED_ON = ("gone", "refused", "timed_out", "invalid", "unknown")
 """Kinds of errors that end a transfer, instead of letting another transport try it."""
 
 
-def installed() -> list[Outside]:
+def installed() -> list[Outside | Refused]:
     """Return the transports that are not native: those of other packages, and one of our own if it was asked for."""
     own = stand_in()
     return [*_of_others(), *([] if own is None else [Outside(own, own.probe())])]
 
 
-def _of_others() -> list[Outside]:
+def _of_others() -> list[Outside | Refused]:
     from importlib.metadata import entry_points
 
     # Without any, none of the code that finds plugins is imported.
     others = [each for each in entry_points(group=_GROUP) if each.dist is None or each.dist.name != _OWN]
     if not others:
         return []
+    from mesh_core import PluginLoadError
     from mesh_core.plugins import PluginManager
     from mesh_rdma._contract import TRANSPORTS
 
     manager = PluginManager()
     own = {each.name for each in manager.entries(TRANSPORTS) if each.distribution == _OWN}
-    return [Outside(each, manager.probe(each)) for each in manager.all(TRANSPORTS) if each.name not in own]
+    found: list[Outside | Refused] = []
+    for name in manager.names(TRANSPORTS):
+        if name in own:
+            if len(manager.origin(TRANSPORTS, name).split(" and ")) > 1:
+                # The engine's own is used; selecting it warns of the others.
+                manager.get(TRANSPORTS, name)
+            continue
+        try:
+            plugin = manager.get(TRANSPORTS, name)
+        except PluginLoadError as error:
+            found.append(Refused(name, error))
+        else:
+            found.append(Outside(plugin, manager.probe(plugin)))
+    return found
+
+
+class Refused:
+    """A transport whose plugin cannot be used: it is listed, with the reason, and whoever asks for it is told."""
+
+    capabilities = (False, False, False, False)
+
+    def __init__(self, name: str, error: PluginLoadError) -> None:
+        self.name = name
+        self.reason = f"it cannot be loaded: {error.cause} ({error.remedy})"
+
+
+class _Causes:
+    """What transports of other packages have raised last, for the errors that quote it."""
+
+    def __init__(self) -> None:
+        self._raised: dict[str, Exception] = {}
+
+    def keep(self, said: str, error: Exception) -> None:
+        # The frames hold views of memory, which must not outlive the transfer.
+        traceback.clear_frames(error.__traceback__)
+        while len(self._raised) >= _CAUSES:
+            self._raised.pop(next(iter(self._raised)), None)
+        self._raised[said] = error
+
+    def of(self, message: str) -> Exception | None:
+        """Return the exception that an error's message quotes."""
+        return next((error for said, error in list(self._raised.items()) if said in message), None)
+
+
+_RAISED = _Causes()
+cause_of = _RAISED.of
 
 
 def _answer(work: Callable[[], Any]) -> tuple[str | None, Any]:
@@ -48,7 +98,9 @@ def _answer(work: Callable[[], Any]) -> tuple[str | None, Any]:
         kind = next((kind for kind in _PASSED_ON if KINDS[kind] is type(error)), "transport")
         return kind, str(error)
     except Exception as error:  # noqa: BLE001 - of code that is not ours; another transport may do it
-        return "transport", f"{type(error).__name__}: {error}{advice(error)}"
+        said = f"{type(error).__name__}: {error}{advice(error)}"
+        _RAISED.keep(said, error)
+        return "transport", said
 
 
 class Outside:

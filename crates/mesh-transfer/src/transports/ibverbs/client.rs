@@ -503,7 +503,7 @@ fn export_of(handle: &Handle) -> (u32, u32, Token) {
 fn told(fate: Fate) -> Option<TransferError> {
     match fate {
         Fate::Live => None,
-        Fate::Gone => Some(TransferError::gone("the buffer was dropped by its owner")),
+        Fate::Gone => Some(TransferError::closed(None)),
         Fate::Refused => Some(TransferError::refused("the owner does not recognise this handle")),
     }
 }

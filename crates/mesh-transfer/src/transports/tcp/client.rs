@@ -8,7 +8,7 @@ use super::stream::{Wire, bytes, iovec};
 use super::wire::{PIECE, PROTOCOL, REQUEST, RESPONSE, Request, Response, Verb};
 use crate::cores::{in_lanes, spare};
 use crate::door::{Side, WELCOME};
-use crate::error::{ErrorKind, TransferError, advice};
+use crate::error::{Closing, ErrorKind, TransferError, advice};
 use crate::handle::{RealmId, Token};
 use crate::lock;
 use crate::operation::Op;
@@ -368,7 +368,7 @@ impl TcpPeer {
                 wire.exactly(&mut head, &wait).map_err(failed)?;
                 let response = Response::decode(&head)?;
                 if let Some(kind) = response.refused {
-                    refused = Some(said(kind));
+                    refused = Some(said(kind, response.found));
                     continue;
                 }
                 match &ops[piece.op].work {
@@ -405,9 +405,9 @@ fn request(op: &Op, piece: Piece) -> Request {
     }
 }
 
-fn said(kind: ErrorKind) -> TransferError {
+fn said(kind: ErrorKind, found: u64) -> TransferError {
     let message = match kind {
-        ErrorKind::Gone => "the buffer was dropped by its owner",
+        ErrorKind::Gone => return TransferError::closed(Closing::of_code(found)),
         ErrorKind::Refused => "the owner refuses: the handle is not its own, or names more than it offers",
         ErrorKind::Transport => "the driver of the owner's GPU has refused to copy the memory",
         _ => {

@@ -7,7 +7,7 @@ use super::stream::{Patience, Wire, bytes, iovec};
 use super::wire::{PROTOCOL, REQUEST, Request, Response, Verb};
 use crate::cuda::{Staged, Stages};
 use crate::door::{HELLO, PROOF, Place, Side, Strangers, pause};
-use crate::error::{ErrorKind, TransferError};
+use crate::error::{Closing, ErrorKind, TransferError};
 use crate::exports::{Export, Exports};
 use crate::handle::Token;
 use mesh_tls::{Identity, Limits, Listener, ListenerEvent, PeerFacts, TlsStream};
@@ -249,6 +249,8 @@ impl Session<'_> {
                     self.wire.skip(request.len, &|flags| self.patience.wait(flags))?;
                 }
                 answer.response.refused = Some(error.kind);
+                let closing = self.exports.closing(request.slot, request.generation);
+                answer.response.found = closing.map_or(0, Closing::code);
             }
             (Ok(export), Verb::Read | Verb::Write) if export.on_device.is_some() => {
                 return self.answer_staged(export, &request, answer);

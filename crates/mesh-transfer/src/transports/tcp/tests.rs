@@ -3,6 +3,7 @@
 use super::member::Member;
 use super::section::Place;
 use super::*;
+use crate::error::Closing;
 use crate::operation::Op;
 use crate::operation::Work;
 use mesh_tls::{Identity, Role, Store, TlsStream};
@@ -142,7 +143,7 @@ fn members_on_other_hosts_read_and_write_memory_of_any_size() {
         assert_eq!(owner.run(&peer, Work::FetchAdd { offset: 0, value: 5 }).unwrap(), before);
         let desired = Work::CompareAndSwap { offset: 0, expected: before + 5, desired: 1 };
         assert_eq!(owner.run(&peer, desired).unwrap(), before + 5);
-        owner.exports.close(&owner.export);
+        owner.exports.close(&owner.export, Closing::Dropped);
         assert_eq!(owner.read(&peer).unwrap_err().kind, ErrorKind::Gone);
     }
 }

@@ -92,7 +92,7 @@ impl Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) refused: Option<ErrorKind>,
-    /// What an atomic operation found.
+    /// What an atomic operation found; for memory that is gone, why.
     pub(super) found: u64,
 }
 

@@ -54,7 +54,7 @@ pub(super) fn name_of(handle: &Handle) -> Name {
 }
 
 pub(super) fn dropped() -> TransferError {
-    TransferError::gone("the buffer was dropped by its owner")
+    TransferError::closed(None)
 }
 
 /// None until the owner has shown all exports. Checks everything a hostile handle may say against what the owner says.

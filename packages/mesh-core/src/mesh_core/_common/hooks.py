@@ -13,7 +13,7 @@ from mesh_core._common.errors import MeshError
 
 if TYPE_CHECKING:
     from mesh_core._common.context import Instance
-    from mesh_core._common.tracing import Tracer
+    from mesh_core._common.tracing import Around, Tracer
     from mesh_core._failures.failure import MeshFailure
     from mesh_core._failures.policies import Policy
     from mesh_core._futures.future import Future
@@ -28,6 +28,7 @@ class Hooks:
 
     __slots__ = (
         "actor_class",
+        "around",
         "closed",
         "closing",
         "downs",
@@ -55,6 +56,8 @@ class Hooks:
         """Replace the class that is about to be spawned."""
         self.making: list[Callable[[LocalActor], Any]] = []
         """Create the actors of this process, instead of calling their constructors directly."""
+        self.around: list[Around] = []
+        """Put something around endpoints; see :meth:`Process.wrap_endpoints`."""
         self.packed_class: Callable[[type], object] = _as_it_is
         """Returns what to pickle for an actor class; it unpickles as that class."""
         self.raised: list[Callable[[Instance, str, BaseException], None]] = []

@@ -1,7 +1,8 @@
 """What the kernel knows about traces: where spans begin and end, and what messages carry between processes.
 
 The kernel calls a tracer if there is one; ``_features.traces`` makes spans for OpenTelemetry. A call that is not
-traced only pays for a look at ``process.tracer``.
+traced only pays for a look at ``process.tracer``. An endpoint only pays for a look at ``process.around``, which also has
+the extensions that observe endpoints.
 """
 
 from __future__ import annotations
@@ -57,9 +58,30 @@ class Tracer(Protocol):
         ...
 
 
+Around = Callable[
+    ["EndpointProperty[..., Any]", Callable[..., Any], "Message", "Instance"], Callable[..., Any]
+]
+"""Returns an endpoint's function with something around it."""
+
+
+def nested(wrappers: list[Around]) -> Around | None:
+    """Return what puts all of these around a function, the first one innermost; ``None`` if there are none."""
+    if len(wrappers) < 2:
+        return wrappers[0] if wrappers else None
+
+    def around(
+        spec: EndpointProperty[..., Any], function: Callable[..., Any], message: Message, who: Instance
+    ) -> Callable[..., Any]:
+        for each in wrappers:
+            function = each(spec, function, message, who)
+        return function
+
+    return around
+
+
 def notice(process: Process) -> None:
     """Start tracing if it is wanted by now. Called at every spawn, when an endpoint is first taken from a mesh, and after an
     actor is constructed.
     """
     if process.tracer is None:
-        process.tracer = process.hooks.find_tracer()
+        process.trace_with(process.hooks.find_tracer())

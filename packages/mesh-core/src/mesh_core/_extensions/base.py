@@ -12,7 +12,7 @@ from mesh_core._common.errors import MeshError
 if TYPE_CHECKING:
     from mesh_core import ActorMesh, Future, HostMesh, ProcMesh, ValueMesh
     from mesh_core._common.proc import Proc
-    from mesh_core._extensions.events import ActorEnd, ProcEnd, Raised, Spawning
+    from mesh_core._extensions.events import ActorEnd, EndpointCall, ProcEnd, Raised, Spawning
     from mesh_core._futures.sending import Sending
     from mesh_core._hosting.local_actor import LocalActor
     from mesh_core._process.process import Process
@@ -79,6 +79,12 @@ class Extension:
 
     def endpoint_raised(self, raised: Raised) -> None:
         """Called when an actor's code raised, on the same thread, before the caller is notified."""
+
+    def endpoint_began(self, call: EndpointCall) -> None:
+        """Called when an endpoint of an actor of this process begins, where it runs."""
+
+    def endpoint_ended(self, call: EndpointCall, error: BaseException | None) -> None:
+        """Called when it has returned or raised, in the same place, before the caller is notified. ``error`` is what it raised."""
 
     def make_actor(self, actor: LocalActor) -> Any:
         """Create an actor of this process: return ``actor.construct()``, or an object of its class created in another way."""

@@ -51,6 +51,18 @@ class ProcEnd:
     """As :attr:`Proc.incarnation`, when the watch began."""
 
 
+@dataclass(frozen=True, eq=False)
+class EndpointCall:
+    """One run of an endpoint of an actor of this process. The same object is told when it begins and when it ends."""
+
+    name: str
+    """The actor's name."""
+    class_name: str
+    point: Point
+    """The actor's place in its mesh."""
+    endpoint: str
+
+
 @dataclass(frozen=True)
 class Raised:
     """Code of an actor of this process raised an exception."""

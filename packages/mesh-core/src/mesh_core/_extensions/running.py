@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from mesh_core._common.context import Instance
+    from mesh_core._common.tracing import Around
     from mesh_core._extensions.events import ActorEnd, ProcEnd, Spawning
     from mesh_core._futures.future import Future
     from mesh_core._futures.sending import Sending
@@ -219,7 +220,8 @@ class Extensions:
         else:
             error = MeshError(
                 f"process {me} has no extension {message.name!r}: it was spawned before the extension was installed, or without "
-                "it. Install it before spawning, and return a payload from its for_spawn()"
+                "it. Install it before spawning, and return a payload from its for_spawn(); or install it in running processes with "
+                "its install_on()"
             )
         if message.call:
             self._process.actor_host().reply_error(message, error, me)
@@ -302,12 +304,23 @@ class _Running:
         self._lock = threading.Lock()
         self._tasks: dict[CallKey, asyncio.Task[None]] = {}
         self._signatures = process.slots.of(Signatures)
+        self._around: Around | None = None
+        """What it has put around endpoints."""
 
     def hook(self) -> None:
         """Register the hooks that the extension defines."""
         cls, hooks = type(self.extension), self._process.hooks
         if cls.endpoint_raised is not Extension.endpoint_raised:
             hooks.raised.append(self._raised)
+        if (
+            cls.endpoint_began is not Extension.endpoint_began
+            or cls.endpoint_ended is not Extension.endpoint_ended
+        ):
+            from mesh_core._extensions.observing import observed_by
+
+            self._around = observed_by(self.extension)
+            hooks.around.append(self._around)
+            self._process.wrap_endpoints()
         if cls.make_actor is not Extension.make_actor:
             hooks.making.append(self.extension.make_actor)
         if cls.actor_class is not Extension.actor_class:
@@ -319,6 +332,9 @@ class _Running:
 
     def _unhook(self) -> None:
         hooks = self._process.hooks
+        if self._around is not None:
+            hooks.around.remove(self._around)
+            self._process.wrap_endpoints()
         with contextlib.suppress(ValueError):
             hooks.raised.remove(self._raised)
         with contextlib.suppress(ValueError):

@@ -270,11 +270,11 @@ class ActorCell(CellState):
 
     def function(self, message: Message, spec: EndpointProperty[..., Any]) -> Callable[..., Any]:
         """Return the function to call for a message, with what ``_hosting.responses`` and ``_common.tracing`` put around it."""
-        function, tracer = spec.function, self.actor_host.process.tracer
+        function, around = spec.function, self.actor_host.process.around
         if spec.respond is not None:
             function = partial(spec.respond, self, message)
-        if tracer is not None:
-            function = tracer.handling(spec, function, message, self.instance)
+        if around is not None:
+            function = around(spec, function, message, self.instance)
         return function
 
     def unmarked(self, message: Message) -> EndpointProperty[..., Any] | None:

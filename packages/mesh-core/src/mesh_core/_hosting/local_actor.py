@@ -135,6 +135,21 @@ def local_actor(number: int) -> LocalActor | None:
     return None if cell is None or cell._cls is None else LocalActor(cell, None)
 
 
+def local_actors() -> list[LocalActor]:
+    """Return all actors of this process, those included that are still being constructed: for an extension that comes to a
+    process that runs already.
+
+    >>> from mesh_core.extensions import local_actors
+    >>> [actor.name for actor in local_actors()]
+    []
+    """
+    from mesh_core._common.current import current
+
+    actor_host = current()._actor_host
+    cells = [] if actor_host is None else list(actor_host.actors.values())
+    return [LocalActor(cell, None) for cell in cells if cell._cls is not None]
+
+
 def _actors(mesh: object, where: str) -> ActorMesh[Any]:
     from mesh_core._meshes.actors import ActorMesh
 

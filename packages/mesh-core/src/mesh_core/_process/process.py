@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mesh_core._actors.endpoint import EndpointProperty
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._common.settings import Settings
-    from mesh_core._common.tracing import Tracer
+    from mesh_core._common.tracing import Around, Tracer
     from mesh_core._extensions.host_procs import HostProcs
     from mesh_core._extensions.running import Extensions
     from mesh_core._failures.policies import Policy
@@ -119,6 +119,9 @@ class Process:
     cannot_make: Mapping[tuple[int, int], str] = MappingProxyType({})
     """Why this script cannot respawn processes or actors that another script spawned."""
 
+    around: Around | None = None
+    """What is put around endpoints: what extensions do, and the tracer's spans."""
+
     def __init__(self, runtime: Runtime, identity: Identity) -> None:
         self.runtime = runtime
         from mesh_core._common.hooks import Hooks
@@ -176,6 +179,17 @@ class Process:
         """The interpreter that this process was asked to have; processes that it spawns have the same."""
         self.env_changes: dict[str, str | None] = {}
         """Changes that its spawn made to its environment; processes that it spawns on other hosts get them too."""
+
+    def trace_with(self, tracer: Tracer | None) -> None:
+        """Let a tracer make spans from now on, or none."""
+        self.tracer = tracer
+        self.wrap_endpoints()
+
+    def wrap_endpoints(self) -> None:
+        """Put what there is by now around endpoints that begin from now on."""
+        from mesh_core._common.tracing import nested
+
+        self.around = nested([*self.hooks.around, *([] if self.tracer is None else [self.tracer.handling])])
 
     @property
     def settings(self) -> Settings:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         open_private,
     )
     from mesh_core._common.proc import Proc, current_proc
-    from mesh_core._extensions.events import ActorEnd, ProcEnd, Raised, Spawning
+    from mesh_core._extensions.events import ActorEnd, EndpointCall, ProcEnd, Raised, Spawning
     from mesh_core._extensions.install import find, install, uninstall
     from mesh_core._extensions.watching import Watch, watch
     from mesh_core._hosting.local_actor import (
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
         actor_id,
         actor_ranks,
         local_actor,
+        local_actors,
         procs_of,
         settled,
     )
@@ -55,6 +56,7 @@ __all__ = [
     "NOT_CARRIED",
     "ActorEnd",
     "ClockStop",
+    "EndpointCall",
     "Extension",
     "Guests",
     "Joined",
@@ -79,6 +81,7 @@ __all__ = [
     "join_job",
     "loads",
     "local_actor",
+    "local_actors",
     "make_private",
     "make_secret_folder",
     "membership",
@@ -99,6 +102,7 @@ __all__ = [
 # Every worker imports this package, and few use more of it than the base class.
 _LATER = {
     "ActorEnd": "mesh_core._extensions.events",
+    "EndpointCall": "mesh_core._extensions.events",
     "Guests": "mesh_core._process.guests",
     "Joined": "mesh_core._process.guests",
     "check_free": "mesh_core._process.guests",
@@ -123,6 +127,7 @@ _LATER = {
     "find": "mesh_core._extensions.install",
     "install": "mesh_core._extensions.install",
     "local_actor": "mesh_core._hosting.local_actor",
+    "local_actors": "mesh_core._hosting.local_actor",
     "peer_of": "mesh_core._common.peers",
     "require_same_namespaces": "mesh_core._common.peers",
     "require_same_user": "mesh_core._common.peers",

@@ -12,8 +12,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import ModuleType
 from typing import Any, Final, Literal, NoReturn, TypeAlias, TypeVar
 
 import pluggy
@@ -31,7 +32,8 @@ from mesh_core.plugins._kinds import (
     PluginKind,
 )
 from mesh_core.plugins._owners import NAME_OWNERS
-from mesh_core.plugins._scan import PluginEntry, Scan, normal, scan
+from mesh_core.plugins._probes import PROBES
+from mesh_core.plugins._scan import PluginEntry, Scan, normal, scan, switched_off
 from mesh_core.plugins._specs import PROJECT, spec_of
 
 Kind: TypeAlias = PluginKind[Plugin[Any]]
@@ -79,7 +81,10 @@ class PluginManager:
         # Reentrant: a plugin may ask this manager for another plugin while it is imported.
         self._lock = threading.RLock()
         self._loaded: dict[PluginEntry, tuple[Kind, Plugin[Any]]] = {}
+        self._modules: dict[PluginEntry, object] = {}
         self._broken: dict[PluginEntry, PluginLoadError] = {}
+        self._shadowed: dict[PluginEntry, PluginLoadError] = {}
+        """Those whose names belong to others. They can still be selected by their distribution."""
         self._hooks = pluggy.PluginManager(PROJECT)
         self._specified: set[str] = set()
         for kind in (BYPASSES, COMMANDS, DOCTOR_CHECKS, POLICIES):
@@ -87,7 +92,7 @@ class PluginManager:
 
     @cached_property
     def _scan(self) -> Scan:
-        found = scan()
+        found = scan(switched_off())
         for error in (*found.unreadable, *found.misnamed):
             self._warn(error)
         return found
@@ -139,16 +144,30 @@ class PluginManager:
             found = [each for each in found if each.distribution == distribution]
         if not found:
             self._refuse_unknown(kind, name, distribution)
-        if len(found) > 1:
+        chosen = found[0] if len(found) == 1 else _owners(kind, name, found)
+        if chosen is None:
             raise _conflict(kind.word, name, found)
-        return self._load(kind, found[0])
+        for each in found:
+            if each is not chosen:
+                self._shadow(kind, each, chosen)
+        return self._load(kind, chosen)
 
     def all(self, kind: PluginKind[P]) -> tuple[P, ...]:
         """Return all plugins of a kind that load, ordered by name; warn once about those that do not."""
         return tuple(plugin for _, plugin in self._each(kind) if not isinstance(plugin, PluginLoadError))
 
     def probe(self, plugin: Plugin[Any]) -> ProbeResult[Any]:
-        """Ask a plugin whether it can work here. If its probe breaks its contract, such as by raising, the answer is no."""
+        """Ask a plugin whether it can work here. If its probe breaks its contract, such as by raising, the answer is no.
+
+        A plugin that a manager has loaded is asked once in a process. A probe that takes more than half a second is warned of.
+        """
+        entry = next((entry for entry, (_, each) in self._loaded.items() if each is plugin), None)
+        module = None if entry is None else self._modules.get(entry)
+        if entry is None or not isinstance(module, ModuleType):
+            return self._ask(plugin)
+        return PROBES.ask(module, entry, self._loaded[entry][0].word, lambda: self._ask(plugin))
+
+    def _ask(self, plugin: Plugin[Any]) -> ProbeResult[Any]:
         try:
             result: object = plugin.probe()
         except Exception as error:  # noqa: BLE001 - a probe is foreign code
@@ -169,9 +188,16 @@ class PluginManager:
         Without ``kinds``, covers all declared kinds. Unreadable metadata is reported as the kind ``metadata``, a declaration
         that does not load as ``kind``, and a group that no installed package declares as ``group``.
         """
+        kinds = None if kinds is None else tuple(kinds)
         undeclared = () if kinds is not None else self._declared[1]
         reports = [_broken(error) for error in (*self._scan.unreadable, *self._scan.misnamed, *undeclared)]
         reports += [_broken(error, "unavailable") for error in self._scan.ownerless]
+        words = {kind.group: kind.word for kind in (self.kinds() if kinds is None else kinds)}
+        reports += [
+            replace(_broken(error, "unavailable"), kind=words[error.kind])
+            for error in self._scan.switched_off
+            if error.kind in words
+        ]
         declared = {kind.name for kind in self.kinds()}
         for error in {each.name: each for each in undeclared if each.name not in declared}.values():
             reports += [
@@ -192,12 +218,18 @@ class PluginManager:
         entries = self.entries(kind)
         for entry in entries:
             rivals = [each for each in entries if each.name == entry.name]
-            try:
-                plugin = self._load(kind, entry) if len(rivals) == 1 else None
-            except PluginLoadError as error:
-                yield entry, error
+            chosen = entry if len(rivals) == 1 else _owners(kind, entry.name, rivals)
+            if chosen is None:
+                yield entry, self._remember(entry, _conflict(kind.word, entry.name, rivals))
+            elif chosen is not entry:
+                yield entry, self._shadow(kind, entry, chosen)
             else:
-                yield entry, plugin or self._remember(entry, _conflict(kind.word, entry.name, rivals))
+                try:
+                    plugin = self._load(kind, entry)
+                except PluginLoadError as error:
+                    yield entry, error
+                else:
+                    yield entry, plugin
 
     def _load(self, kind: PluginKind[P], entry: PluginEntry) -> P:
         with self._lock:
@@ -215,6 +247,13 @@ class PluginManager:
             self._loaded[entry] = (kind, plugin)
             return plugin
 
+    def _shadow(self, kind: Kind, entry: PluginEntry, chosen: PluginEntry) -> PluginLoadError:
+        with self._lock:
+            if entry not in self._shadowed:
+                self._shadowed[entry] = _shadowed(kind, entry, chosen)
+                self._warn(self._shadowed[entry])
+            return self._shadowed[entry]
+
     def _remember(self, entry: PluginEntry, error: PluginLoadError) -> PluginLoadError:
         with self._lock:
             # A conflict has the same text for each of the rivals: warn once.
@@ -230,7 +269,7 @@ class PluginManager:
         if problem is not None:
             raise _load_error(kind.word, entry, f"bad name: {problem}", _tell_author(entry))
         with _blamed(kind.word, entry, "its import raised", _reinstall(entry)):
-            module = _import(entry)
+            module = self._modules[entry] = _import(entry)
         with _blamed(kind.word, entry, "its hooks do not fit", _tell_author(entry)):
             self._specify(kind)
             self._register(module, entry)
@@ -335,7 +374,8 @@ class PluginManager:
 
     def _report(self, kind: Kind, entry: PluginEntry, plugin: Plugin[Any] | PluginLoadError) -> PluginReport:
         if isinstance(plugin, PluginLoadError):
-            return _broken(_load_error(kind.word, entry, plugin.cause, plugin.remedy))
+            error = _load_error(kind.word, entry, plugin.cause, plugin.remedy)
+            return _broken(error, "unavailable" if entry in self._shadowed else "broken")
         result = self.probe(plugin)
         return PluginReport(
             kind=kind.word,
@@ -356,6 +396,14 @@ class PluginManager:
         )
 
     def _refuse_unknown(self, kind: Kind, name: str, distribution: str | None) -> NoReturn:
+        for error in self._scan.switched_off:
+            if error.name == name and error.kind == kind.group and distribution in (None, error.distribution):
+                raise PluginError(
+                    f"{kind.word} {name!r} of {error.distribution} {error.version} is switched off; {error.remedy}",
+                    kind=kind.word,
+                    name=name,
+                    remedy=error.remedy,
+                )
         owner = NAME_OWNERS.get((kind.group, name))
         if owner is not None and distribution in (None, owner):
             _refuse_known(kind, name, owner)
@@ -430,6 +478,28 @@ def _load_error(word: str, entry: PluginEntry, cause: str, remedy: str) -> Plugi
     return PluginLoadError(
         f"{word} {entry.name!r} of {entry.origin} cannot be loaded: {cause}; {remedy}",
         kind=word,
+        name=entry.name,
+        distribution=entry.distribution,
+        version=entry.version,
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def _owners(kind: Kind, name: str, rivals: list[PluginEntry]) -> PluginEntry | None:
+    """Return the one of several plugins of a name that has a right to it: that of the kind's owner, or of a known package."""
+    owner = normal(NAME_OWNERS.get((kind.group, name), kind.owner))
+    own = [each for each in rivals if normal(each.distribution) == owner]
+    return own[0] if len(own) == 1 else None
+
+
+def _shadowed(kind: Kind, entry: PluginEntry, chosen: PluginEntry) -> PluginLoadError:
+    """Make the error for a plugin whose name belongs to another package."""
+    cause = f"the name belongs to {chosen.distribution}, whose {kind.word} is used"
+    remedy = f"tell the author of {entry.distribution} to choose another name"
+    return PluginLoadError(
+        f"{kind.word} {entry.name!r} of {entry.origin} is not used: {cause}; {remedy}",
+        kind=kind.word,
         name=entry.name,
         distribution=entry.distribution,
         version=entry.version,

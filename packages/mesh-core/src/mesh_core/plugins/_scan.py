@@ -1,15 +1,20 @@
 """Find installed plugins from the distributions' metadata alone, without importing them."""
 
 import importlib.metadata
+import os
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mesh_core._common.errors import PluginLoadError
+from mesh_core._common.errors import PluginError, PluginLoadError
 from mesh_core._common.suggestions import did_you_mean, nearest
 from mesh_core.plugins._kinds import KINDS_GROUP, PREFIX, PluginKind
 from mesh_core.plugins._owners import GROUP_OWNERS
 
+SWITCHES: Final = "MESH_PLUGINS"
+"""The variable that switches plugins off."""
+_NAME: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 UNNAMED: Final = "(a distribution without a name)"
 
 
@@ -47,6 +52,8 @@ class Scan:
     """An error for each group of a distribution that no installed or known package declares; ``name`` is the group."""
     ownerless: tuple[PluginLoadError, ...]
     """An error for each group of a distribution whose kind is declared by a package that is not installed."""
+    switched_off: tuple[PluginLoadError, ...] = ()
+    """An error for each entry point that the user has switched off; its kind is its group."""
 
     def of(self, kind: PluginKind[Any]) -> tuple[PluginEntry, ...]:
         """Return the entries of a kind, sorted by name, then distribution."""
@@ -57,8 +64,21 @@ class Scan:
         return tuple(each for each in self.entries if each.group == group)
 
 
-def scan() -> Scan:
-    """Search all installed distributions for entry-point groups of Mesh.
+def switched_off() -> frozenset[str]:
+    """Return the names of plugins that the environment switches off: ``MESH_PLUGINS=-name``, several separated by commas."""
+    names = [each.strip() for each in os.environ.get(SWITCHES, "").replace(",", " ").split()]
+    for each in names:
+        if not each.startswith("-") or not each[1:]:
+            raise PluginError(
+                f"{SWITCHES} must list plugins to switch off, each with a leading '-', such as -{each.lstrip('-') or 'name'}; "
+                f"got {each!r}",
+                remedy="plugins are on unless they are switched off",
+            )
+    return frozenset(each[1:] for each in names)
+
+
+def scan(off: Collection[str] = ()) -> Scan:
+    """Search all installed distributions for entry-point groups of Mesh, and leave out plugins of these names.
 
     With the standard look-up, one damaged entry_points.txt makes the whole search fail; here it is one error, and the other
     distributions are still found.
@@ -99,17 +119,63 @@ def scan() -> Scan:
             if each.group.startswith(PREFIX)
         ]
     entries.sort(key=lambda each: (each.group, each.name, each.distribution))
+    left_out = [each for each in entries if each.name in off and each.group != KINDS_GROUP]
+    entries = [each for each in entries if each not in left_out]
     declared = {PREFIX + each.name for each in entries if each.group == KINDS_GROUP}
     stray: dict[tuple[str, str], list[PluginEntry]] = {}
     for each in entries:
         if each.group not in declared and each.group != KINDS_GROUP:
             stray.setdefault((each.distribution, each.group), []).append(each)
+    owners = {
+        group: GROUP_OWNERS.get(group) or _missing(each, declared) for (_, group), each in stray.items()
+    }
     return Scan(
         tuple(entries),
         tuple(unreadable),
-        tuple(_misnamed(each, declared) for each in stray.values() if each[0].group not in GROUP_OWNERS),
-        tuple(_ownerless(each) for each in stray.values() if each[0].group in GROUP_OWNERS),
+        tuple(_misnamed(each, declared) for each in stray.values() if owners[each[0].group] is None),
+        tuple(
+            _ownerless(each, owner) for each in stray.values() if (owner := owners[each[0].group]) is not None
+        ),
+        tuple(_off(each) for each in left_out),
     )
+
+
+def _off(entry: PluginEntry) -> PluginLoadError:
+    cause, remedy = f"{SWITCHES} switches it off", f"remove -{entry.name} from {SWITCHES}"
+    return PluginLoadError(
+        f"{entry.name} of {entry.origin} is switched off; {remedy}",
+        kind=entry.group,
+        name=entry.name,
+        distribution=entry.distribution,
+        version=entry.version,
+        cause=cause,
+        remedy=remedy,
+    )
+
+
+def _missing(entries: list[PluginEntry], declared: set[str]) -> str | None:
+    """Return the package that most probably declares a group: the one that the plugins' distribution needs and that is missing."""
+    if (
+        nearest(entries[0].group.removeprefix(PREFIX), [each.removeprefix(PREFIX) for each in declared])
+        is not None
+    ):
+        return None
+    for each in _requirements(entries[0].distribution):
+        try:
+            importlib.metadata.distribution(each)
+        except importlib.metadata.PackageNotFoundError:
+            return each
+    return None
+
+
+def _requirements(distribution: str) -> list[str]:
+    """Return the names of what a distribution always needs."""
+    try:
+        lines = importlib.metadata.requires(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    named = [_NAME.match(line) for line in lines if "extra ==" not in line]
+    return [each.group() for each in named if each is not None]
 
 
 def _misnamed(entries: list[PluginEntry], declared: set[str]) -> PluginLoadError:
@@ -125,8 +191,7 @@ def _misnamed(entries: list[PluginEntry], declared: set[str]) -> PluginLoadError
     return _group_error(entries[0], cause, remedy)
 
 
-def _ownerless(entries: list[PluginEntry]) -> PluginLoadError:
-    owner = GROUP_OWNERS[entries[0].group]
+def _ownerless(entries: list[PluginEntry], owner: str) -> PluginLoadError:
     cause = (
         f"the kind of {_names(entries)} (entry-point group {entries[0].group!r}) is declared by {owner}, "
         "which is not installed or does not declare it"

@@ -7,6 +7,7 @@
 ...     distribution = "mesh-core"
 """
 
+from mesh_core.testing._asserts import rewrite_asserts
 from mesh_core.testing._bypasses import BypassPluginConformance
 from mesh_core.testing._clock import FakeClock, Timer
 from mesh_core.testing._cluster import LocalCluster
@@ -35,4 +36,5 @@ __all__ = [
     "local_procs",
     "mock_actor",
     "patch_actor",
+    "rewrite_asserts",
 ]

@@ -26,7 +26,9 @@ from mesh_core.plugins import (
     ProbeResult,
     name_problem,
 )
+from mesh_core.plugins._probes import SLOW_S
 from mesh_core.policies import Due, Ended, Event, Failed, Policy, checked_actions
+from mesh_core.testing._fresh import cost_of
 
 
 class KindConformance:
@@ -136,6 +138,24 @@ class PluginConformance:
             f"probe() must return a ProbeResult, got {type(first).__name__}"
         )
         assert first.available == second.available, "the probe gave different answers when called twice"
+
+    def test_costs_a_new_process_little(self) -> None:
+        """All installed plugins of a kind may be imported and probed to find one, so neither may take long.
+
+        Heavy modules are imported by ``create``, or where they are first needed. Measured in a new process, the best of three.
+        """
+        cost = cost_of(self.kind.group, self.plugin.name, self.distribution, SLOW_S)
+        if cost is None:
+            return  # installed only in this process
+        assert not cost.heavy, (
+            f"to import the plugin imports {', '.join(cost.heavy)}: import heavy modules inside create"
+        )
+        assert cost.load_s <= SLOW_S, (
+            f"to import the plugin takes {cost.load_s:.2f} s, more than {SLOW_S} s: import inside create what takes long"
+        )
+        assert cost.probe_s <= SLOW_S, (
+            f"the probe takes {cost.probe_s:.2f} s, more than {SLOW_S} s: it must be cheap"
+        )
 
     def test_probe_result_can_be_shown_and_sent(self) -> None:
         """Results are sent between hosts and shown by `mesh plugins --json`."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mesh_rdma._buffer import handle_of
 from mesh_rdma._errors import BufferGone, RDMAError
-from mesh_rdma._here import engine
+from mesh_rdma._here import own
 from mesh_rdma._native import Memory
 from mesh_rdma._trees._waiting import arrival, read
 from mesh_rdma._trees._words import Linger, Lost, More, Orphan, Parent, Run
@@ -155,12 +155,12 @@ class Relays:
 
     async def _fill(self, relay: Relay, told: Run, leader: Proc) -> Lost | None:
         target, source = handle_of(told.target), handle_of(told.source)
-        memory = engine().own(target)
+        memory = own(target)
         if source.realm == target.realm:
             if source.encode() == target.encode():
                 relay.have_all(memory)
                 return None
-            if memory.overlaps(engine().own(source)):
+            if memory.overlaps(own(source)):
                 return Lost("its memory and the source's overlap")
         if any(memory.overlaps(other) for other in self._filling):
             return Lost("its memory is being filled by another broadcast, or twice by this one")

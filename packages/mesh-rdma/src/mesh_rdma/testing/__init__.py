@@ -9,9 +9,19 @@
 >>> TestShm().test_installed_under_its_name()
 """
 
+from mesh_core.testing import rewrite_asserts
 from mesh_rdma._gpu import GpuMemory
 from mesh_rdma._gpu import missing as missing_gpu
-from mesh_rdma.testing._stress import TransportStress
-from mesh_rdma.testing._suite import TransportConformance
+
+rewrite_asserts(
+    *(
+        f"mesh_rdma.testing.{each}"
+        for each in ("_ends", "_hostile", "_lifetimes", "_limits", "_memory", "_stress", "_suite")
+    )
+)
+
+# Rewritten as they are imported.
+from mesh_rdma.testing._stress import TransportStress  # noqa: E402
+from mesh_rdma.testing._suite import TransportConformance  # noqa: E402
 
 __all__ = ["GpuMemory", "TransportConformance", "TransportStress", "missing_gpu"]

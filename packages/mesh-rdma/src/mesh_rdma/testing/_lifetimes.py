@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+import importlib.util
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from mesh_rdma._buffer import RDMABuffer
 from mesh_rdma._errors import BufferGone, RDMAError, RDMATimeout
+from mesh_rdma._pool import empty
 from mesh_rdma.testing._ends import Ends, outcome
-from mesh_rdma.testing._memory import look
+from mesh_rdma.testing._memory import HOST, look, make
 from mesh_rdma.testing._owner import pattern
 
 _LARGE = 16 << 20
@@ -49,6 +59,48 @@ class Lifetimes(Ends):
                     assert isinstance(error, BufferGone), f"expected BufferGone, got {error!r}"
                     assert b"\xee" * 64 not in copy, "memory of another was read"
             self.owner.forget("noise")
+
+    def test_memory_whose_buffer_was_sent_and_not_kept(self) -> None:
+        """It is offered for as long as it exists. It is freed after the transfers that are under way, and gone for the next."""
+        size, pause, name = 4 << 20, threading.Event(), self.plugin.name
+        for make_memory in self._kinds_of_memory():
+            for turn in range(2):
+                memory = make_memory(b"\x07" * size)
+                there = pickle.loads(pickle.dumps(RDMABuffer(memory)))
+                gc.collect()
+                assert self.owner.read(there, name) == b"\x07" * size
+                with ThreadPoolExecutor(1) as pool:
+                    reading = pool.submit(self.owner.read, there, name)
+                    pause.wait(0.004 * turn)
+                    del memory
+                    gc.collect()
+                    # At once used for something else, if it were free.
+                    noise = make_memory(b"\xee" * size)
+                    error = reading.exception()
+                if error is None:
+                    assert reading.result() == b"\x07" * size, "memory of another was read"
+                else:
+                    assert "BufferGone" in str(error), f"expected BufferGone, got {error!r}"
+                del noise
+                error = outcome(lambda: self.owner.read(there, name))  # noqa: B023 - called at once
+                assert "BufferGone" in str(error), f"expected BufferGone, got {error!r}"
+
+    def _kinds_of_memory(self) -> list[Callable[[bytes], Any]]:
+        """What makes memory that a buffer can be of: such as tells of its end, and such as cannot."""
+        kinds: list[Callable[[bytes], Any]] = [lambda data: make(self.memory_there, data)[:]]
+        if self.memory_there == HOST:
+
+            def block(data: bytes) -> memoryview:
+                memory = empty(len(data))
+                memory[:] = data
+                return memory
+
+            kinds.append(block)
+            if importlib.util.find_spec("numpy") is not None:
+                import numpy
+
+                kinds.append(lambda data: numpy.frombuffer(data, numpy.uint8).copy())
+        return kinds
 
     def test_an_owner_that_does_not_answer(self) -> None:
         """A transfer ends by its deadline, unless it needs nothing of the owner; afterwards all is as before."""

@@ -9,7 +9,11 @@
 [Began(at=0.05, ranks=(0, 1, 2, 3))]
 """
 
+from mesh_core.testing import rewrite_asserts
 from mesh_supervision.testing._rehearsal import Began, PassedOn, Rehearsal
-from mesh_supervision.testing._suite import PolicyConformance
+
+rewrite_asserts("mesh_supervision.testing._suite")
+
+from mesh_supervision.testing._suite import PolicyConformance  # noqa: E402 - rewritten as it is imported
 
 __all__ = ["Began", "PassedOn", "PolicyConformance", "Rehearsal"]

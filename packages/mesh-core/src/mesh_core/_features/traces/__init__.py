@@ -53,5 +53,5 @@ def trace(on: bool = True) -> bool:
     if on:
         notice(process)
     else:
-        process.tracer = None
+        process.trace_with(None)
     return process.tracer is not None

@@ -1,12 +1,4 @@
-"""Tests for authors of launchers.
-
->>> from mesh_launchers import LAUNCHERS
->>> from mesh_core.plugins import PluginManager
->>> from mesh_launchers.testing import LauncherConformance
->>> class TestLocal(LauncherConformance):
-...     plugin = PluginManager().get(LAUNCHERS, "local")
-...     distribution = "mesh-launchers"
-"""
+"""What holds for every launcher."""
 
 from __future__ import annotations
 
