@@ -488,7 +488,11 @@ with launch("local", hosts=1, name="forked") as job:
 """
     (tmp_path / "script.py").write_text(code)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=LIMIT, check=False
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
     )
     assert done.stdout.split() == ["6", "1", "running"], done.stderr
     assert done.returncode == 0
