@@ -40,6 +40,7 @@ def test_a_pytorch_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         Mesh((2,), ("data",))
 
 
+@pytest.mark.full
 def test_processes_that_start_too_slowly_are_an_error(procs: ProcMesh) -> None:
     told: list[MeshFailure] = []
     before = set_fault_handler(told.append)
