@@ -209,6 +209,13 @@ impl RuntimeError {
         }
     }
 
+    pub(crate) fn no_memfd(errno: Errno) -> Self {
+        match errno {
+            Errno::MFILE | Errno::NFILE => Self::files("memfd_create", errno),
+            errno => Self::NoMemfd(errno),
+        }
+    }
+
     /// There are too many open files, of this process or (`NFILE`) of all.
     fn files(what: &'static str, errno: Errno) -> Self {
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;

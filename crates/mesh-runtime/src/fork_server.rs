@@ -77,7 +77,7 @@ pub(crate) struct WorkerFds {
 /// A file of memory that says `what`, for good.
 pub(crate) fn told(what: &[u8]) -> Result<OwnedFd, RuntimeError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let fd = memfd_create("mesh-told", flags).map_err(RuntimeError::NoMemfd)?;
+    let fd = memfd_create("mesh-told", flags).map_err(RuntimeError::no_memfd)?;
     let mut at = 0;
     while at < what.len() {
         at += rustix::io::pwrite(&fd, &what[at..], at as u64).map_err(RuntimeError::os("write to shared memory"))?;

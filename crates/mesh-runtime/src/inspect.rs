@@ -241,6 +241,8 @@ pub(crate) struct Sight<'a> {
     pub(crate) shm_bytes: usize,
     /// Bytes that wait in links.
     pub(crate) queued: usize,
+    /// Ranks of its own meshes whose processes have died, with the titles of the meshes.
+    pub(crate) dead: Vec<(ProcAddr, Arc<str>)>,
     pub(crate) promises: &'a Promises,
     pub(crate) system: &'a Inbox,
     pub(crate) inboxes: Vec<Arc<Inbox>>,
@@ -263,6 +265,12 @@ impl Sight<'_> {
             out.push('[');
             quoted(out, &name);
             let _ = write!(out, ",{age}]");
+        });
+        out.push_str(r#","dead":"#);
+        list(&mut out, self.dead, |out, (who, title)| {
+            let _ = write!(out, "[{},", addr(who));
+            quoted(out, &title);
+            out.push(']');
         });
         out.push_str(r#","actors":"#);
         list(&mut out, self.inboxes, |out, inbox| {

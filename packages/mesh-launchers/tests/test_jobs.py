@@ -470,3 +470,29 @@ def test_the_log_of_a_host_that_was_let_go_does_not_call_it_dead(jobs_folder: Pa
         job.scale(1)
         log = (jobs_folder / "two" / "launcher" / "1.log").read_text()
         assert "was let go" in log and "dead" not in log
+
+
+def test_a_forked_child_that_leaves_the_block_does_not_end_the_job(tmp_path: Path) -> None:
+    code = """
+import os, sys
+from mesh_launchers import launch
+
+with launch("local", hosts=1, name="forked") as job:
+    job.wait(timeout=60)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(6)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    print(len(job.hosts.spawn_procs(per_host={"gpus": 1}).pids), job.state().hosts[0].phase.value)
+"""
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.stdout.split() == ["6", "1", "running"], done.stderr
+    assert done.returncode == 0

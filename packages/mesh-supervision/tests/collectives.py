@@ -61,6 +61,11 @@ class Rank(Actor):
         self.dist.broadcast(self.tensor(), (rank + 1) % 3 if self.rank == rank else rank)
 
     @endpoint
+    def own_root(self, rank: int) -> None:
+        """One rank sends what nobody expects, and the others receive what rank 0 sends, and go on."""
+        self.dist.broadcast(self.tensor(), rank if self.rank == rank else 0)
+
+    @endpoint
     def left_out(self, rank: int) -> None:
         """One rank does not take part in the last collective."""
         self.dist.barrier()

@@ -20,7 +20,7 @@ from mesh_core.extensions import uninstall
 from mesh_core.inspect import Awaited, Snapshot, Waits
 from mesh_supervision import Health, Ignore, Limits, TroubleKind, form_group, heal_mesh, watch_collectives
 from mesh_supervision._collectives import PASSED, At
-from mesh_supervision._watching._why import Culprit, Reason, why
+from mesh_supervision._watching._why import Culprit, Reason, confirmed, why
 
 STARTING = 110.0
 RANKS = 3
@@ -197,6 +197,29 @@ def test_a_rank_that_waits_for_another_root_is_named(ranks: Any) -> None:
     culprit = found(lambda each: "never meet" in each.text)
     assert culprit.who == "ranks[1]"
     assert "is in collective 7 with broadcast with rank 2" in culprit.text
+
+
+@marked
+@pytest.mark.full
+def test_ranks_that_went_on_where_the_root_differs_are_not_blamed(ranks: Any) -> None:
+    """Only those that wait in the collective are named, whichever these are with this version of PyTorch."""
+    waiting(ranks.own_root.call(2))
+    end = time.monotonic() + WITHIN
+    while True:
+        # Twice, as the command does.
+        reason = confirmed(ask)
+        named = {culprit.who for culprit in reason.culprits}
+        inside = {
+            f"ranks[{at.rank}]"
+            for proc in inspect.snapshot(pss=False).procs
+            for promise in proc.promises
+            if (at := At.read(promise.name)) is not None and at.op != PASSED
+        }
+        if inside and named:
+            assert named <= inside, reason
+            assert "has not come" not in str(reason)
+            return
+        assert time.monotonic() < end, (inside, reason)
 
 
 @marked

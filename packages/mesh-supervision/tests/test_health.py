@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import queue
+import re
 import signal
 import threading
 import time
@@ -316,6 +318,22 @@ class Chain(Actor):
             time.sleep(0.01)
         return "here"
 
+    @endpoint
+    def hold_the_lock(self) -> None:
+        ctypes.PyDLL(None).sleep(1000)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_a_process_that_holds_the_interpreters_lock_is_ended_too(tmp_path: Path) -> None:
+    with (
+        watch_health(limits=Limits(hung=1.0), interval=0.1),
+        this_host().spawn_procs({"gpus": 1}, supervise=lambda failure: True) as procs,
+    ):
+        chain = procs.spawn("chain", Chain, str(tmp_path), supervise=lambda failure: True)
+        with pytest.raises(SupervisionError, match="signal 9"):
+            chain.hold_the_lock.call_one().get(timeout=WITHIN)
+
 
 @pytest.mark.slow
 def test_only_the_culprit_of_a_hang_is_ended_and_its_policy_heals_it(
@@ -346,8 +364,11 @@ def test_only_the_culprit_of_a_hang_is_ended_and_its_policy_heals_it(
             "called by askers[0]; 1 waits for it: it is ended" in trouble.text
             and "in answer" in trouble.stack
         )
-        with pytest.raises((SupervisionError, ActorError)):
+        with pytest.raises((SupervisionError, ActorError)) as caught:
             call.get(timeout=WITHIN)
+        # Where it hung is kept in the failure.
+        assert "as answerers[0] has hung for too long" in str(caught.value)
+        assert re.search(r"test_health.py\", line \d+, in answer", str(caught.value))
         (tmp_path / "hangs").unlink()
         end = time.monotonic() + WITHIN
         while True:

@@ -231,6 +231,9 @@ def test_a_job_that_ends_ends_the_recording(tmp_path: Path) -> None:
     with JobTrace(0.001, snapshot=look) as trace:
         assert trace.over.wait(WITHIN)
     assert (trace.why, trace.missed) == ("job 4711 has ended", 3)
+    (full := tmp_path / "full.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{full}'"):
+        trace.save(full)
     trace.save(tmp_path / "job.json")
     checked(json.loads((tmp_path / "job.json").read_text())["traceEvents"])
 

@@ -177,6 +177,15 @@ def test_a_rank_that_has_died_stays_visible_until_it_is_respawned() -> None:
             assert inspect.snapshot().dead == ()
             # A counter does not go back.
             assert numbers()[died] == str(count + 1)
+            for pid in procs.pids:
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+            until(lambda: [up(0), up(1), up(2)] == ["0", "0", "0"])
+            assert [row.is_bad for row in rows(inspect.snapshot()) if "workers[" in row.cells[0]] == [
+                True
+            ] * 3
+        # It is meant to be gone.
+        assert inspect.snapshot().dead == ()
     finally:
         set_fault_handler(before)
 

@@ -17,7 +17,7 @@ from hangs import Hanging, look, wait_aside
 from supervised import WITHIN
 from test_health import actor, snap
 
-from mesh_core import MeshError, Pool, Queue, inspect, this_host
+from mesh_core import MeshError, MeshFailure, Pool, Queue, inspect, set_fault_handler, this_host
 from mesh_core.inspect import ProcStacks, StackFrame, ThreadStack
 from mesh_supervision._watching._why import Culprit, Reason, confirmed, why
 
@@ -234,6 +234,36 @@ def test_a_seeded_hang_is_named_while_others_work(workers: Any, seed: int) -> No
         over.set()
         working.join()
     assert [each.who for each in found.culprits] == [f"workers[{rank}]"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["the policy of 'asked'", "the fault handler"])
+def test_what_is_asked_about_a_failure_and_does_not_return_is_named(workers: Any, what: str) -> None:
+    go, over = threading.Event(), threading.Event()
+
+    def blocks(_: MeshFailure) -> bool:
+        go.wait(2 * WITHIN)
+        over.set()
+        return True
+
+    before = set_fault_handler(blocks if what == "the fault handler" else None)
+    try:
+        asked = this_host().spawn_procs(
+            name="asked", supervise=blocks if what != "the fault handler" else None
+        )
+        pid = asked.pids[0]
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        (culprit,) = reason(lambda found: bool(found.culprits)).culprits
+        assert culprit.who == "controller"
+        assert culprit.text.startswith(f"{what} was asked about a failure and has not returned")
+        assert "test_why.py" in culprit.line and "in blocks" in culprit.line
+        go.set()
+        assert over.wait(WITHIN)
+        reason(lambda found: not found.culprits)
+    finally:
+        go.set()
+        set_fault_handler(before)
 
 
 def test_calm_jobs_have_no_culprit(workers: Any) -> None:

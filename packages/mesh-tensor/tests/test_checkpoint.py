@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -20,6 +21,7 @@ from mesh_core import DeviceMeshError, ProcMesh, this_host
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
+from torch.distributed.checkpoint.filesystem import FileSystemWriter  # noqa: E402
 
 from mesh_tensor import (  # noqa: E402
     CheckpointError,
@@ -62,6 +64,37 @@ def test_each_process_gets_back_what_it_had_at_that_line(procs: ProcMesh, tmp_pa
     assert _names(tmp_path) == ["last"]
     with pytest.raises(CheckpointError, match="each its own"):
         load({"deep": {"x": torch.tensor(0)}}, tmp_path / "last")
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), r"No space left on device: '{path}'"),
+        # As PyTorch reports it.
+        (RuntimeError("[enforce fail at x.cc:671]"), r"{path} could not be written, .*: \[enforce fail .* bytes free"),
+    ],
+)  # fmt: skip
+def test_a_full_disk_is_named_with_the_checkpoint(
+    raised: Exception, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write_data(*_: Any) -> Any:
+        raise raised
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", write_data)
+    with pytest.raises((OSError, CheckpointError), match=text.format(path=tmp_path / "last")):
+        save({"x": torch.ones(3)}, tmp_path / "last").get(timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_named_with_the_exported_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save({"x": torch.ones(3)}, tmp_path / "last").get(timeout=60)
+
+    def fsync(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path}/x.safetensors'"):
+        export_safetensors(tmp_path / "last", tmp_path / "x.safetensors")
 
 
 def test_the_last_save_to_a_path_stays(procs: ProcMesh, tmp_path: Path) -> None:

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from mesh_core import Actor, DeviceMeshError, MeshError, ProcMesh, SupervisionError, endpoint, this_host
+from mesh_core import (
+    Actor,
+    DeviceMeshError,
+    MeshError,
+    MeshFailure,
+    ProcMesh,
+    SupervisionError,
+    endpoint,
+    set_fault_handler,
+    this_host,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -28,6 +38,24 @@ def test_a_pytorch_that_is_too_old_is_an_error(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "__version__", "2.14.1+cpu")
     with pytest.raises(MeshError, match=r"needs PyTorch 2\.15 or newer, and this is 2\.14\.1"):
         Mesh((2,), ("data",))
+
+
+@pytest.mark.full
+def test_processes_that_start_too_slowly_are_an_error(procs: ProcMesh) -> None:
+    told: list[MeshFailure] = []
+    before = set_fault_handler(told.append)
+    try:
+        with (
+            pytest.raises(MeshError, match=r"has not reported within 0\.05 s of its spawn"),
+            Mesh((2,), ("data",), name="slow", start_timeout=0.05) as mesh,
+        ):
+            fetch(distribute(torch.ones(2), mesh))
+    finally:
+        set_fault_handler(before)
+    with pytest.raises(ValueError, match="start_timeout= is for processes that the mesh spawns itself"):
+        Mesh((2,), ("data",), procs, start_timeout=60.0)
+    with pytest.raises(ValueError, match=r"start_timeout must be positive, got 0\.0"):
+        Mesh((2,), ("data",), start_timeout=0.0)
 
 
 def test_a_failure_poisons_what_depends_on_it_and_nothing_else(mesh: Mesh) -> None:

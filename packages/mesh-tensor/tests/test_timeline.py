@@ -75,6 +75,9 @@ def test_it_is_printed_as_a_summary_and_saved_as_a_trace(procs: ProcMesh, tmp_pa
     assert [line.split()[0] for line in lines[2:4]] == ["gpus=0", "gpus=1"]
     assert lines[-1].split()[0] == "aten.add.Tensor"
     assert lines[-1].endswith("6 times")
+    (full := tmp_path / "full.json").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{full}'"):
+        recorded.save(full)
     recorded.save(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}

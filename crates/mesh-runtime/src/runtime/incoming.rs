@@ -113,6 +113,7 @@ impl Runtime {
             self.agent.owner_died(self, addr);
         }
         self.remote_spawns.on_down(addr);
+        self.note_death(addr, &ended);
         let ended = Arc::new(ended);
         self.forget_debts(addr, &ended);
         let lost = self.lose_proc(addr, &ended);

@@ -11,7 +11,7 @@ use crate::link::Link;
 use crate::usage;
 use mesh_proto::control::{Inspect, Question};
 use mesh_proto::messages::Answer;
-use mesh_proto::{ActorId, Ended, Frame, Header, MeshId, ProcAddr, Undelivered};
+use mesh_proto::{ActorId, Ended, Frame, Header, MeshId, ProcAddr, Undelivered, is_host_mesh};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -22,10 +22,18 @@ impl Runtime {
             calls: self.calls.len(),
             shm_bytes: self.memory.bytes(),
             queued: self.switch.links().iter().map(|link| link.queued()).sum(),
+            dead: self.dead_ranks(),
             promises: &self.promises,
             system: &self.inboxes.system,
             inboxes: self.inboxes.all(),
         }
+    }
+
+    /// The dead ranks of this process's own meshes, except for those of hosts' extensions.
+    fn dead_ranks(&self) -> Vec<(ProcAddr, Arc<str>)> {
+        let mut dead = self.dead_ranks.now(|addr| self.moving.is_outdated(addr));
+        dead.retain(|(addr, _)| !is_host_mesh(self.seat(*addr).mesh));
+        dead
     }
 
     /// Who waits in this process, and what its actors run.

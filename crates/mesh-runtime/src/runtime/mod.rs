@@ -24,6 +24,7 @@ mod blocking;
 mod call_ends;
 mod copies;
 mod counts;
+mod dead_ranks;
 mod deliver;
 mod descriptors;
 mod early;
@@ -103,6 +104,7 @@ use crate::standing::Standing;
 use crate::unseen::Unseen;
 use crate::visits::Visits;
 pub(crate) use copies::RemoteValues;
+use dead_ranks::DeadRanks;
 use descriptors::Descriptors;
 use early::EarlyFrames;
 #[cfg(test)]
@@ -199,6 +201,7 @@ pub struct Runtime {
     pub(crate) remote_meshes: RemoteMeshes,
     /// What this process has spawned below agents other than itself.
     remote_spawns: RemoteSpawns,
+    dead_ranks: DeadRanks,
     ids: Arc<IdMaker>,
     io: Mutex<Option<JoinHandle<()>>>,
     waiting: Waiting,
@@ -383,6 +386,7 @@ impl Runtime {
                 home,
                 remote_meshes: RemoteMeshes::new(me.host),
                 remote_spawns: RemoteSpawns::default(),
+                dead_ranks: DeadRanks::default(),
                 ids,
                 io: Mutex::new(None),
                 waiting,

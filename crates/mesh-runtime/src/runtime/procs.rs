@@ -68,8 +68,16 @@ impl Runtime {
         let death = self.agent.bury(addr);
         self.note_end(addr, ended, &death.title);
         self.agent.carry_out(self, addr, ended, death.aftermath);
+        self.note_death(addr, ended);
         let lost = self.lose_proc(addr, ended);
         self.notice_down(addr, ended, lost);
+    }
+
+    /// A process has ended: if it was not meant to and is of this process's own meshes, its rank is dead.
+    pub(super) fn note_death(&self, addr: ProcAddr, ended: &Ended) {
+        if !ended.orderly {
+            self.dead_ranks.died(addr);
+        }
     }
 
     /// Handles what the agent has learnt of its procs, in this order.
@@ -131,13 +139,17 @@ impl Runtime {
         self.usable()?;
         let call = self.open(Target::Many(mesh, whole.clone(), placement.clone()), false)?;
         let per_host = placement.per_host(whole.len());
+        self.dead_ranks.add(mesh, whole.len(), &spec.title);
         if self.is_agent_of(placement) {
             if let Err(error) = self.agent.spawn(self, mesh, 0..per_host, spec, (self.me, call.id)) {
                 self.calls.cancel(&self.reactor, &call);
+                self.dead_ranks.stop(mesh, whole);
                 return Err(error.while_spawning());
             }
         } else if let Some(agents) = placement.agents() {
             self.remote_spawns.add(mesh, whole, placement);
+            // If their host dies, this process hears of their end, whether or not anything else was sent to them.
+            self.remote_meshes.note(mesh, placement, whole.len());
             self.dispatch(spec.order(mesh, per_host, call.id).frame(self.me, &agents), None);
         }
         Ok(call)
@@ -180,6 +192,7 @@ impl Runtime {
         (mesh, ranks, placement): (MeshId, &Region, &Placement),
         within: Duration,
     ) {
+        self.dead_ranks.stop(mesh, ranks);
         if self.is_agent_of(placement) {
             for (index, rank) in (first..).zip(ranks) {
                 let gone = match self.switch.route(placement.addr(mesh, rank)) {

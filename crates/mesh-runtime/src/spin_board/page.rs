@@ -25,7 +25,7 @@ unsafe impl Sync for Page {}
 
 impl Page {
     pub(crate) fn create() -> Result<Self, RuntimeError> {
-        let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::NoMemfd)?;
+        let fd = memfd_create("mesh-board", MemfdFlags::CLOEXEC).map_err(RuntimeError::no_memfd)?;
         ftruncate(&fd, LEN as u64).map_err(RuntimeError::os("ftruncate"))?;
         Self::open(fd)
     }

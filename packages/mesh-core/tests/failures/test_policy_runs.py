@@ -26,6 +26,7 @@ from mesh_core import (
     ProcMesh,
     SupervisionError,
     endpoint,
+    set_fault_handler,
     this_host,
     this_proc,
 )
@@ -276,6 +277,59 @@ def test_a_policy_that_does_not_return_is_passed_over(
     fail(slow, 2)
     assert policy.asked.get(timeout=WITHIN).rank == 2  # type: ignore[union-attr]
     assert fence(told, own) == []
+
+
+def raised(actors: Any, text: str) -> None:
+    """Call until a failure of others is raised."""
+
+    def call() -> None:
+        while True:
+            actors.pid.call_one().get(timeout=WITHIN)
+
+    with pytest.raises(SupervisionError, match=text):
+        call()
+
+
+def test_a_fault_handler_that_does_not_return_is_passed_over(
+    own: ProcMesh, told: Told, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """POL-4: what it is not asked about counts as unhandled, and policies go on."""
+    monkeypatch.setattr(patience, "WARN_S", 0.01)
+    monkeypatch.setattr(patience, "LIMIT_S", 0.2)
+    asked: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
+    go = threading.Event()
+
+    def blocks(failure: MeshFailure) -> None:
+        asked.put(failure)
+        assert go.wait(WITHIN)
+
+    policy = Asked([Ignore()], [Ignore()])
+    plain: Any = own.spawn("plain", Leaf)
+    watched: Any = own.spawn("watched", Leaf, supervise=policy)
+    before = set_fault_handler(blocks)
+    try:
+        with caplog.at_level(logging.WARNING, logger="mesh"):
+            fail(plain, 0)
+            assert asked.get(timeout=WITHIN).rank == 0
+            [first] = [each for each in threading.enumerate() if each.name == "mesh-notices"]
+            fail(watched, 1)
+            assert policy.next().rank == 1  # type: ignore[union-attr]
+            # They are raised, as without a handler.
+            raised(watched.slice(gpus=0), "'plain'.* rank 0")
+            fail(plain, 1)
+            raised(watched.slice(gpus=0), "'plain'.* rank 1")
+        assert asked.empty()
+        assert "the fault handler has not returned for 0.01 s: failures of all other meshes" in caplog.text
+        assert "the fault handler has not returned for 0.2 s: it is passed over" in caplog.text
+        go.set()
+        first.join(WITHIN)
+        assert not first.is_alive()
+        fail(plain, 2)
+        assert asked.get(timeout=WITHIN).rank == 2
+        assert len([each for each in threading.enumerate() if each.name == "mesh-policy-watch"]) <= 1
+    finally:
+        go.set()
+        set_fault_handler(before)
 
 
 def test_failures_put_off_at_the_end_of_the_script_are_reported(script: Any) -> None:

@@ -22,6 +22,7 @@ from mesh_core import (
     SupervisionError,
     Undeliverable,
     configured,
+    inspect,
     set_fault_handler,
     shutdown,
 )
@@ -150,6 +151,50 @@ def test_a_host_that_falls_silent(cluster: LocalCluster, told: Told) -> None:
     # It continues, and is told that it is dead.
     cluster.kill(1, signal.SIGCONT)
     assert watch.wait() == [], "it goes on as if nothing had been"
+
+
+@pytest.mark.full
+@pytest.mark.full
+def test_processes_without_actors_die_with_a_silent_host(cluster: LocalCluster) -> None:
+    with configured(heartbeat_timeout=1.0):
+        hosts = cluster.attach()
+    told: list[MeshFailure] = []
+
+    def note(failure: MeshFailure) -> bool:
+        told.append(failure)
+        return True
+
+    every = hosts.spawn_procs(name="every", supervise=note)
+    only = hosts.slice(hosts=1).spawn_procs({"gpus": 2}, name="only", supervise=note)
+    stopped = hosts.slice(hosts=1).spawn_procs(name="stopped", supervise=note)
+    for procs in (every, only, stopped):
+        procs.initialized.get(timeout=SOON)
+    stopped.stop().get(timeout=SOON)
+    assert inspect.snapshot(SOON).dead == ()
+    suspend(cluster.pids[1])
+    # Nothing is sent to them, and their owner is told nevertheless.
+    wait_until(lambda: len(told) == 3)
+    assert sorted((each.mesh.name, each.rank, each.host) for each in told) == [
+        ("every", 1, "host-1"),
+        ("only", 0, "host-1"),
+        ("only", 1, "host-1"),
+    ]
+    assert [point["hosts"] for point in every.failed()] == [1]
+    assert [point["gpus"] for point in only.failed()] == [0, 1]
+    # A mesh without any living process is seen, on its dead host.
+    seen = inspect.snapshot(SOON)
+    assert [(each.name, each.host, each.state) for each in seen.dead] == [
+        ("every[1]", "host-1", "dead"),
+        ("only[0]", "host-1", "dead"),
+        ("only[1]", "host-1", "dead"),
+    ]
+    assert "only[1] (gpus=1)" in str(seen)
+    # Until it is respawned, or told to stop.
+    only.respawn(0, on=hosts.slice(hosts=2)).get(timeout=SOON)
+    assert [each.name for each in inspect.snapshot(SOON).dead] == ["every[1]", "only[1]"]
+    only.stop().get(timeout=SOON)
+    assert [each.name for each in inspect.snapshot(SOON).dead] == ["every[1]"]
+    cluster.kill(1, signal.SIGCONT)
 
 
 def test_what_is_owned_from_a_host_that_dies_ends(cluster: LocalCluster, hosts: HostMesh, told: Told) -> None:

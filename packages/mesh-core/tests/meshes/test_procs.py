@@ -431,6 +431,36 @@ def test_more_than_the_hard_limit_of_descriptors_allows(script: Any) -> None:
     assert lines[1] == "[1, 1, 1, 1]"
 
 
+def test_no_descriptor_is_left_at_a_spawn(script: Any) -> None:
+    """The error names the limit, whatever could not be opened first."""
+    run = script(
+        """
+        import os, resource
+        from mesh_core import MeshError, this_host
+
+        with this_host().spawn_procs() as procs:
+            procs.initialized.get(timeout=30)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        taken = []
+        try:
+            while True:
+                taken.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        for _ in range(8):
+            try:
+                this_host().spawn_procs()
+                print("spawned")
+            except MeshError as error:
+                print("open files" in str(error) and "256" in str(error), error)
+            os.close(taken.pop())
+        """
+    )
+    lines = run.finish()[0].splitlines()
+    assert len(lines) == 8
+    assert [line for line in lines if not line.startswith("True")] == []
+
+
 @pytest.mark.once
 @pytest.mark.slow
 def test_the_soft_limit_of_descriptors_is_raised(script: Any) -> None:

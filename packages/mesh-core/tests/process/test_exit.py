@@ -347,6 +347,56 @@ def test_a_forked_child_that_exits(ended: Any) -> None:
     assert (done.status, done.err, done.lines) == (0, "", ["6"] * 5 + ["[2, 2]", "end"])
 
 
+@pytest.mark.slow
+def test_a_forked_child_that_leaves_a_block_ends_nothing_of_its_parents(script: Any, tmp_path: Path) -> None:
+    """However it leaves: with an exception, which stays the one that it was, or at the end of the block."""
+    run = script(
+        """
+        import os, sys
+        from mesh_core import Pool, Queue, Sandboxes, this_host
+        from mesh_core.testing import LocalCluster
+        from core_samples import Echo
+
+        class Mine(Exception):
+            pass
+
+        def leaves(made, use):
+            for how in (None, Mine, SystemExit):
+                pid = 0
+                left = None
+                try:
+                    with made() as it:
+                        sys.stdout.flush()
+                        pid = os.fork()
+                        if pid == 0 and how is not None:
+                            raise how
+                        if pid:
+                            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                            print(status, use(it))
+                except BaseException as error:
+                    left = type(error)
+                    if pid:
+                        raise
+                if pid == 0:
+                    os._exit(7 if left is how else 8)
+
+        def items(queue):
+            queue.put(5).get(timeout=30)
+            return queue.take().get(timeout=30)
+
+        with this_host().spawn_procs() as procs:
+            echo = procs.spawn("echo", Echo)
+            leaves(Queue, items)
+            leaves(lambda: Pool(echo), lambda pool: pool.submit(echo.echo, 5).get(timeout=30))
+            with Sandboxes(network=None) as boxes:
+                leaves(lambda: boxes.take(timeout=30), lambda box: box.call(len, "12345", timeout=30))
+        leaves(lambda: LocalCluster(hosts=1), lambda cluster: len(cluster.attach().initialized.get(timeout=30) or "12345"))
+        """
+    )
+    out, err = run.finish()
+    assert (out.splitlines(), err) == (["7 5"] * 12, "")
+
+
 def test_a_forked_child_frees_nothing_of_its_parents(script: Any) -> None:
     """SHM-3: a copy of a process holds no chunk; what it drops is still in use."""
     run = script(

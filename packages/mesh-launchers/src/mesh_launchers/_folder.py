@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from mesh_core.extensions import jobs_folder, open_base, open_private, require_same_user
+from mesh_core.extensions import jobs_folder, naming, open_base, open_private, require_same_user
 from mesh_launchers._errors import JobExists, JobNotFound, LaunchError
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class JobFolder:
 
     def write(self, what: dict[str, Any]) -> None:
         """Store the plan of the job."""
-        with self.open("job.json", "w") as file:
+        with naming(self.path / "job.json"), self.open("job.json", "w") as file:
             json.dump(what, file)
 
     def read(self) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class Job:
         """Hosts that connect to this script, until all have connected."""
         self._attached: list[HostMesh] = []
         """The hosts as they were attached, whatever has joined or left since."""
+        self._maker = os.getpid()
         self._joined: Joined | None = None
         """This script's part in a job that outlives it."""
         self._door: Door
@@ -356,7 +357,9 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        # A forked copy leaves the job to its parent.
+        if self._maker == os.getpid():
+            self.stop()
 
     def __repr__(self) -> str:
         with self._changed:

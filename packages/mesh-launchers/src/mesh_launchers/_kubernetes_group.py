@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from mesh_core.extensions import naming
 from mesh_launchers import _kubernetes_objects as objects
 from mesh_launchers import _kubernetes_pods as pods
 from mesh_launchers._contract import HostSpec, Phase, Place, Report
@@ -160,7 +161,9 @@ class Group:
         self._begun, self._made = time.monotonic(), _awake_or_asleep()
         manifest = objects.job(self._names, count, options, _DEADLINE * self._place.silence)
         # What was submitted can be read, since clusters have rules of their own.
-        (self._place.folder / f"{self.name}.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        file = self._place.folder / f"{self.name}.json"
+        with naming(file):
+            file.write_text(json.dumps(manifest, indent=2) + "\n")
         self._may_be_there = True
         try:
             job = await self._cluster.ask("POST", self._cluster.path("jobs"), manifest)

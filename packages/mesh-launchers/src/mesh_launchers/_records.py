@@ -11,6 +11,7 @@ import pwd
 import time
 from pathlib import Path
 
+from mesh_core.extensions import naming
 from mesh_launchers._folder import AUDIT, base
 
 LIMIT = 1 << 24
@@ -31,7 +32,7 @@ def audit(job: str, pid: int, uid: int, did: str) -> None:
     }
     path = base() / AUDIT
     at = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    with os.fdopen(at, "a") as file:
+    with naming(path), os.fdopen(at, "a") as file:
         file.write(json.dumps(line) + "\n")
     # Several keepers write to it: a line is in one of the two files, whoever renames it first.
     if path.stat().st_size > LIMIT:

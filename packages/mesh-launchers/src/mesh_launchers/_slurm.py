@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from mesh_core.extensions import naming
 from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place
 from mesh_launchers._durations import seconds
@@ -165,7 +166,8 @@ class _Step(Group):
                 if inside or not name.startswith(("SLURM_", "SBATCH_", "SRUN_")) or name == "SLURM_CONF"
             }
             # What was submitted can be read, since sites have rules of their own.
-            self.process.log.write_text(f"$ {shlex.join(srun)}\n")
+            with naming(self.process.log):
+                self.process.log.write_text(f"$ {shlex.join(srun)}\n")
             # A job in the queue does not read its input: it ends with the process that keeps the job anyway.
             guard = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
             arguments = [*guard, *srun, *command(options.python, self.place.job), str(self._file)]
@@ -302,7 +304,7 @@ class _Step(Group):
 
 def _write_anew(path: Path, text: bytes) -> None:
     """Write a private file; not into one that somebody else has put there, if the folder is not ours alone."""
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+    with naming(path), os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
         file.write(text)
 
 

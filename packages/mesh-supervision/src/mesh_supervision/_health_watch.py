@@ -5,11 +5,13 @@ HLT-2: of handlers that do not end, those that keep others waiting are told apar
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +24,8 @@ from mesh_supervision._health import Health, Limits, Trouble, TroubleKind
 from mesh_supervision._watching._why import Culprit, Reason, confirmed, why
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_HEED_S = 5.0
+"""How long a process that is told to end may take. One that holds the interpreter's lock is not told anything."""
 _LOG = "mesh"
 
 
@@ -35,6 +39,7 @@ class _End:
     """A message: the receiver keeps others waiting, and is to end."""
 
     why: str
+    """In words, with the stack of the handler: the last words of the process, which its failure shows."""
 
 
 class _Usage(Extension):
@@ -126,6 +131,8 @@ class HealthWatch:
         self._usage.watch = self
         self._hung: dict[str, Trouble] = {}
         """Handlers that have run for too long, by their processes, until it is known who keeps them."""
+        self._ending: dict[tuple[str, int | None], float] = {}
+        """Processes here that were told to end, and when they are killed."""
         self._thread = threading.Thread(target=self._run, name="mesh-health", daemon=True)
         self._thread.start()
 
@@ -178,6 +185,7 @@ class HealthWatch:
             )
             for trouble in fresh:
                 self.tell(_with_stack(_blamed(trouble, reason)))
+            self._kill_overdue(snap)
             for trouble in [
                 self._hung.pop(each.proc) for each in _culprits(reason) if each.proc in self._hung
             ]:
@@ -194,8 +202,21 @@ class HealthWatch:
             )
             return
         text = f"{trouble.text}: it is ended, as {trouble.proc} has hung for too long"
-        self.tell(replace(trouble, text=text, is_fatal=True))
-        self._usage.tell(proc, _End(text))
+        told = replace(trouble, text=text, is_fatal=True)
+        self.tell(told)
+        if proc.host == current_proc().host:
+            self._ending[trouble.proc, trouble.pid] = time.monotonic() + _HEED_S
+        self._usage.tell(proc, _End(str(told)))
+
+    def _kill_overdue(self, snap: inspect.Snapshot) -> None:
+        """Kill processes of this machine that have not ended as they were told."""
+        there = {(proc.name, proc.pid) for proc in snap.procs}
+        self._ending = {who: until for who, until in self._ending.items() if who in there}
+        now = time.monotonic()
+        for _, pid in [who for who, until in self._ending.items() if until <= now]:
+            if pid is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _reason() -> Reason | None:

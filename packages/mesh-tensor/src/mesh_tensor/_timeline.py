@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError, Point
+from mesh_core.extensions import naming
 from mesh_tensor._errors import line_of
 from mesh_tensor._stream import caller
 from mesh_tensor._tensor import issuer_of
@@ -140,7 +141,8 @@ class Timeline:
                 {"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}}
             )
             events.extend(self._event(span, number) for span in spans)
-        Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+        with naming(path):
+            Path(path).write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
 
     def _event(self, span: Span, number: int) -> dict[str, Any]:
         more = {"line": span.line, "queued_ms": None if span.queued is None else span.queued * 1e3}

@@ -5,7 +5,8 @@ No clock, process or timer is used here: the caller carries the decision out.
 POL-1: every failure that a policy is asked about is handled, passed on, put off, or handled by a repair; none is lost.
 POL-2: a policy that raises or returns something invalid passes on what it was asked about.
 POL-3: a failed repair is reported to a policy that handles repair events, and is passed on for all others.
-POL-4: a policy that does not return is passed over after a limit, with what it is asked about meanwhile; other meshes do not wait for it.
+POL-4: a policy or fault handler that does not return is passed over after a limit, with what it is asked about meanwhile; other meshes do not
+wait for it.
 """
 
 from __future__ import annotations
@@ -173,11 +174,11 @@ class PolicyRun:
             return Decision()
         return self._decide(event, (Escalate(),))
 
-    def pass_over(self, event: Event | RepairEvent) -> Decision:
+    def pass_over(self, event: Event | RepairEvent, why: str) -> Decision:
         """Return the decision instead of that of a policy that does not return (POL-4)."""
         if isinstance(event, Repaired):
             return Decision()
-        return self._decide(event, (Escalate(self.overdue),))
+        return self._decide(event, (Escalate(why),))
 
     def answer(
         self, event: Event | RepairEvent, now: float, wait: Callable[[Any], object]

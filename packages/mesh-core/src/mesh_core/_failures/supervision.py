@@ -25,7 +25,7 @@ from mesh_core._common.current import holder
 from mesh_core._common.errors import SupervisionError, first_line
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import MeshFailure, error_of, of_loss
-from mesh_core._failures.patience import Turn
+from mesh_core._failures.patience import Question
 from mesh_core._futures import unseen
 from mesh_core._geometry.location import is_guest_mesh
 from mesh_core._native import Placement, Target, exit_with, locate, seat
@@ -60,6 +60,8 @@ class Supervision:
         """One for each actor here whose policies are being asked."""
         self._repairs: weakref.WeakKeyDictionary[PolicyRun, asyncio.Lock] = weakref.WeakKeyDictionary()
         """One for each policy with a repair under way."""
+        self._late_handler: Callable[[MeshFailure], object] | None = None
+        """The fault handler, as long as it was passed over and has not returned."""
         self._given_up: dict[ledger.Key, tuple[str, ...]] = {}
         self._stopped: dict[int, MeshFailure] = {}
         """Why policies here stopped meshes, by their numbers."""
@@ -242,20 +244,68 @@ class Supervision:
             with contextlib.suppress(Exception):  # the runtime was shut down
                 self._process.notices.barrier(lambda: self._ask(action))
         elif isinstance(action, ledger.Consult):
-            decision = Turn(action, partial(self._passed_over, action)).take(_now)
-            if decision is not None:
-                self._decided(action, decision)
+            self._consult(action)
         else:
-            handler = holder().fault_handler
-            if handled := handler is not None:
-                try:
-                    _now(handler(action.failure))
-                except BaseException:
-                    handled = False
-                    logging.getLogger("mesh").exception(
-                        "the fault handler raised; the failure counts as unhandled"
-                    )
-            self._on(ledger.Answered(action, handled, "the fault handler"))
+            self._ask_handler(action)
+
+    def _consult(self, action: ledger.Consult) -> None:
+        """Ask a policy of the script, where all other meshes of the script wait meanwhile."""
+        run, event = action.run, action.event
+        if run.overdue:
+            self._decided(action, run.pass_over(event, run.overdue))
+            return
+
+        def late(why: str) -> None:
+            run.overdue = why
+
+        def pass_over(why: str) -> None:
+            decision = run.pass_over(event, why)
+            self._process.notices.succeed()
+            self._decided(action, decision)
+
+        answer = self._process.notices.patience.answer(
+            Question(
+                f"the policy of {action.holding.mesh.name!r}",
+                lambda: run.answer(event, time.monotonic(), _now),
+                late,
+                pass_over,
+                "a policy must return at once, and use Later() to wait",
+            )
+        )
+        if answer is not None:
+            self._decided(action, answer[0]())
+
+    def _ask_handler(self, action: ledger.Ask) -> None:
+        """Ask the script's fault handler; like a policy, it is passed over if it does not return."""
+        handler = holder().fault_handler
+
+        def ask() -> bool:
+            if handler is None:
+                return False
+            try:
+                _now(handler(action.failure))
+            except BaseException:
+                logging.getLogger("mesh").exception(
+                    "the fault handler raised; the failure counts as unhandled"
+                )
+                return False
+            return True
+
+        def late(why: str) -> None:
+            self._late_handler = handler if why else None
+
+        def pass_over(_why: str) -> None:
+            self._process.notices.succeed()
+            self._on(ledger.Answered(action, False, "the fault handler"))
+
+        answer: tuple[bool] | None = (False,)
+        if handler is not None and handler is not self._late_handler:
+            advice = "a fault handler must return soon: let another thread do what takes long"
+            answer = self._process.notices.patience.answer(
+                Question("the fault handler", ask, late, pass_over, advice)
+            )
+        if answer is not None:
+            self._on(ledger.Answered(action, answer[0], "the fault handler"))
 
     async def _ask_on_loop(self, action: ledger.Consult | ledger.Ask) -> None:
         """Ask an actor here, or a policy of its meshes; failures of actors that are being stopped concern nobody."""
@@ -280,11 +330,6 @@ class Supervision:
             if verdict is not None or not cell.ending:
                 self._on(ledger.Answered(action, bool(verdict), cell.describe(), cell.owner))
 
-    def _passed_over(self, asked: ledger.Consult, decision: Decision) -> None:
-        """Go on without a policy that does not return (POL-4)."""
-        self._process.notices.succeed()
-        self._decided(asked, decision)
-
     def _decided(self, asked: ledger.Consult, decision: Decision) -> None:
         self._remember(decision.passed_on)
         _note(asked, decision)
@@ -293,6 +338,10 @@ class Supervision:
     def _on_loop(self, work: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
             self._process.actor_host().loop.call_soon_threadsafe(work)
+
+    def start_on_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a coroutine on the event loop of actors."""
+        self._on_loop(lambda: self._start(work()))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         actor_host = self._process.actor_host()
@@ -479,7 +528,8 @@ def set_fault_handler(
 
     Without a handler, a failure is raised as :class:`SupervisionError` by the script's next waiting call. A failure
     that no call raised is reported when the script ends, and the exit status is 1. The handler runs on a separate
-    thread and may be async; if it raises, the failure counts as unhandled. ``None`` removes it.
+    thread and may be async; if it raises, or has not returned after a minute, the failure counts as unhandled. ``None``
+    removes it.
 
     >>> from mesh_core import set_fault_handler
     >>> lost = []

@@ -95,6 +95,7 @@ class HostAgent:
         self._env = {**os.environ, **(env or {})}
         self._python = python
         self._log_file = None if log is None else Path(log)
+        self._maker = os.getpid()
         self._process: subprocess.Popen[str] | None = None
         self._address = ""
 
@@ -227,7 +228,9 @@ class HostAgent:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        # A forked copy leaves the agent to its parent.
+        if self._maker == os.getpid():
+            self.stop()
 
     def __repr__(self) -> str:
         name = f"host agent {self._told['name']!r}" if self._told["name"] else "host agent"

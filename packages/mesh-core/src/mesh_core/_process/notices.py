@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from mesh_core._common.bypass import find_bypass
 from mesh_core._common.codes import MessageKind, Request
 from mesh_core._common.control import Control
+from mesh_core._failures.patience import Patience
 from mesh_core._native import Placement, Target, serve_to_the_end
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ class Notices:
         self._thread: threading.Thread | None = None
         self._began = threading.Event()
         self._barriers: deque[Callable[[], object]] = deque()
+        self.patience = Patience(process, self._sift)
+        """Asks policies and handlers on the thread."""
         self._due: deque[Message] = deque()
         """Notices that have been taken and not handled: a successor of the thread goes on with them."""
 
@@ -45,11 +48,21 @@ class Notices:
             # Ctrl-C may end `start` at any moment: only the thread itself knows whether it runs.
             self._thread = threading.current_thread()
         self._began.set()
+        self.patience.start()
         # Also before its first wait: it takes locks that the end needs (EXIT-1).
         serve_to_the_end()
         for begin in self._process.hooks.noticing:
             begin()
         self._take()
+
+    def _try(self, message: Message) -> None:
+        try:
+            self._on_notice(message)
+        except BaseException:
+            # Later notices are still handled.
+            import logging
+
+            logging.getLogger("mesh").exception("a notice of a failure could not be handled")
 
     def succeed(self) -> None:
         """Have another thread go on: the present one is in a policy that does not return (POL-4)."""
@@ -67,15 +80,7 @@ class Notices:
         inbox = runtime.notices()
         while True:
             while self._due:
-                message = self._due.popleft()
-                try:
-                    self._on_notice(message)
-                except BaseException:
-                    # Later notices are still handled.
-                    import logging
-
-                    logging.getLogger("mesh").exception("a notice of a failure could not be handled")
-                del message
+                self._try(self._due.popleft())
                 if not self.is_current():
                     return
             runtime.wait_notices()
@@ -83,6 +88,18 @@ class Notices:
             if not batch:
                 return
             del batch
+
+    def _sift(self) -> Callable[[], object]:
+        """Take what has arrived while a policy is asked: failures wait for their turn, and the returned function handles the rest."""
+        batch = [*self._due, *self._process.runtime.notices().take_nowait(1_000)]
+        self._due = deque(each for each in batch if each.kind in (MessageKind.FAILURE, MessageKind.DOWN))
+        rest = [each for each in batch if each.kind not in (MessageKind.FAILURE, MessageKind.DOWN)]
+
+        def handle() -> None:
+            for message in rest:
+                self._try(message)
+
+        return handle
 
     def barrier(self, then: Callable[[], object]) -> None:
         """Call ``then`` on the thread once every notice that has already arrived was passed to its owner."""
@@ -114,6 +131,7 @@ class Notices:
         thread = self._thread
         if thread is not None and not self.is_current():
             thread.join(limit)
+        self.patience.end(limit)
 
     def _on_notice(self, message: Message) -> None:
         match message.kind:

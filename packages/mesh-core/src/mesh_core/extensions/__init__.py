@@ -24,6 +24,7 @@ from mesh_core._extensions.base import NOT_CARRIED, Extension
 
 if TYPE_CHECKING:
     from mesh_core._common.membership import Membership, membership
+    from mesh_core._common.named_files import naming
     from mesh_core._common.peers import peer_of, require_same_namespaces, require_same_user
     from mesh_core._common.private_folders import (
         jobs_folder,
@@ -85,6 +86,7 @@ __all__ = [
     "make_private",
     "make_secret_folder",
     "membership",
+    "naming",
     "open_base",
     "open_own_file",
     "open_private",
@@ -124,6 +126,7 @@ _LATER = {
     "dumps": "mesh_core._serialize",
     "loads": "mesh_core._serialize",
     "membership": "mesh_core._common.membership",
+    "naming": "mesh_core._common.named_files",
     "find": "mesh_core._extensions.install",
     "install": "mesh_core._extensions.install",
     "local_actor": "mesh_core._hosting.local_actor",

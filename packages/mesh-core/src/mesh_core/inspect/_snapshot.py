@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -146,8 +145,8 @@ class HostState:
     why: str = ""
     """Why it is dead or unreachable."""
     dead: tuple[ProcState, ...] = ()
-    """Ranks whose process died here and was not replaced so far, while their mesh has other processes: their state is ``dead``.
-    Those that died longest ago are forgotten with their failures."""
+    """Ranks whose process died here, with its host or alone, until they are respawned, or their mesh or its owner ends: their
+    state is ``dead``."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class Snapshot:
 
     @property
     def dead(self) -> tuple[ProcState, ...]:
-        """All ranks of running meshes whose process has died, and was not replaced."""
+        """All ranks whose process has died and was not replaced, of meshes that were not stopped."""
         return tuple(proc for host in self.hosts for proc in host.dead)
 
     @property
@@ -259,9 +258,9 @@ class _Taker:
             states.setdefault(host, []).append(
                 self._proc(addr, stage, pid, addr_of(owner), outgoing, answers=answers)
             )
+        dead = self._dead(answers)
         names = Names(self.process, self.names)
         failures = [read_event(self.process, one, names) for one in self.tree.failures]
-        dead = self._dead()
         hosts = sorted(self.tree.hosts.values(), key=lambda host: host.number)
         return Snapshot(
             time=time.time(),
@@ -275,25 +274,17 @@ class _Taker:
             failures=tuple(event for event in failures if event is not None),
         )
 
-    def _dead(self) -> dict[int, list[ProcState]]:
-        """Return the ranks that have died and were not replaced, of meshes that are there, by host."""
-        seats = [seat(self.process.runtime, *addr)[:2] for addr, *_ in self.procs]
-        there, meshes = set(seats), {mesh for mesh, _ in seats}
-        died: dict[tuple[int, int], Addr] = {}
-        for told in self.tree.failures:
-            # Written by a process of another version, it may be anything.
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                entry = json.loads(told)
-                if entry["kind"] == "proc_died":
-                    addr = addr_of(entry["proc"])
-                    mesh, rank, _ = seat(self.process.runtime, *addr)
-                    died[mesh, rank] = addr
+    def _dead(self, answers: Mapping[Addr, dict[str, Any]]) -> dict[int, list[ProcState]]:
+        """Return the ranks that have died and were neither replaced nor stopped, as their owners report them, by host."""
+        told = {addr_of(who): title for answer in answers.values() for who, title in answer.get("dead", ())}
+        for (mesh, *_), title in told.items():
+            # Nobody else knows the name of a mesh without any process.
+            self.titles.setdefault(mesh, split_title(title))
+            self.names.setdefault(mesh, self.titles[mesh][0])
         found: dict[int, list[ProcState]] = {}
-        for key in sorted(died):
-            if key not in there and key[0] in meshes and died[key][2] in self.tree.hosts:
-                found.setdefault(died[key][2], []).append(
-                    self._proc(died[key], "dead", None, None, answers={})
-                )
+        for addr in sorted(told, key=lambda addr: (self.names[addr[0]], *seat(self.process.runtime, *addr))):
+            if addr[2] in self.tree.hosts:
+                found.setdefault(addr[2], []).append(self._proc(addr, "dead", None, None, answers={}))
         return found
 
     def _proc(

@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from mesh_core._process.process import Process
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])? \(most recent call first\):")
-# The code that waits for messages and passes them to actors.
+# The code that waits for messages and passes them to actors, or asks policies and handlers.
 _PLUMBING = tuple(
     f"mesh_core/{name}.py"
     for name in (
+        "_failures/policy_run",
+        "_failures/supervision",
         "_futures/loop",
         "_hosting/actor_cell",
         "_hosting/actor_host",
@@ -37,6 +39,7 @@ _PLUMBING = tuple(
         "_hosting/ending",
         "_hosting/loop_executor",
         "_hosting/thread_executor",
+        "_process/notices",
     )
 )
 _LOOP_S = 0.1

@@ -129,7 +129,7 @@ def as_text(snapshot: Snapshot) -> str:
     lines = [_title(snapshot)]
     for host in snapshot.hosts:
         lines.append(_host_line(host))
-        if host.procs:
+        if host.procs or host.dead:
             lines.append(_tables(host).text(indent="  "))
     if snapshot.failures:
         lines.append(f"failures: {len(snapshot.failures)}, the latest:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import tempfile
 from collections.abc import Mapping
@@ -57,6 +58,7 @@ class LocalCluster:
         self._labels = _each(labels, hosts, "labels")
         self._resources = _each(resources, hosts, "resources")
         self._count = hosts
+        self._maker = os.getpid()
         self._env = dict(env or {})
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._given = credentials
@@ -170,4 +172,6 @@ class LocalCluster:
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        # A forked copy leaves the hosts to its parent.
+        if self._maker == os.getpid():
+            self.stop()

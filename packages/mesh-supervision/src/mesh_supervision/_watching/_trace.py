@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mesh_core import MeshError, inspect
+from mesh_core.extensions import naming
 from mesh_core.inspect import ActorState, Event, HostState, ProcState, Running, Snapshot
 
 _LIMIT = 1_000_000
@@ -369,7 +370,8 @@ class JobTrace:
         if self._thread is None or not self.over.is_set():
             raise MeshError("a trace is saved when it has been recorded: call save() behind the with block")
         told = {"traceEvents": list(self._timeline.entries()), "displayTimeUnit": "ms"}
-        Path(path).write_text(json.dumps(told), encoding="utf-8")
+        with naming(path):
+            Path(path).write_text(json.dumps(told), encoding="utf-8")
 
     def close(self) -> None:
         """Stop recording, after a last snapshot so that the end is included."""

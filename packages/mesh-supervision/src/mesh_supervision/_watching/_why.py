@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ _AGAIN_S = 0.3
 """How long after the first look the second is taken."""
 _MOVING_S = 5.0
 """With all ranks in collectives, a handler that has run for less is assumed to make progress."""
+_BLOCKED = re.compile(r"for (the policy of .*|the fault handler) to return")
+"""How the script waits for its policies and its fault handler, one at a time."""
+_NOTICES = "mesh-notices"
+"""The thread that asks them."""
 _BRIEF_S = 0.5
 """Waits that are shorter may be about to end."""
 
@@ -177,6 +182,8 @@ class _Search:
         own = [wait for wait in self.by.get(who, []) if not wait.whom]
         proc, actor = self.actors.get(who, (self.procs.get(who) or self._dumb(who), None))
         name = proc.name if proc is not None else ""
+        if own and (blocked := _BLOCKED.fullmatch(own[0].text)):
+            return self._blocked(who, name, blocked[1], own[0].seconds)
         if own:
             # Nobody in the job was asked for what it waits for: a value of a channel, a promise.
             text = f"waits {own[0].text}, for {own[0].seconds:.1f} s, and nobody is known who would give it"
@@ -216,6 +223,14 @@ class _Search:
             tuple(longest),
             _stack(thread),
         )
+
+    def _blocked(self, who: str, name: str, what: str, seconds: float) -> Culprit:
+        """Return what is asked about a failure and does not return; the failures of all other meshes wait for it."""
+        stacks = self.stacks.get(name)
+        asking = [each for each in stacks.threads if each.name == _NOTICES and each.own] if stacks else []
+        thread = asking[0] if asking else None
+        text = f"{what} was asked about a failure and has not returned, for at least {seconds:.1f} s: failures of other meshes wait for it"
+        return Culprit(who, name, text, _line(thread), 0, (), _stack(thread))
 
     def _dumb(self, who: str) -> ProcState | None:
         """Return the process of an actor that does not report its actors, by where the mesh has its other ranks."""

@@ -11,9 +11,12 @@ import fcntl
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from mesh_core import MeshError
+from mesh_core.extensions import naming
 
 _EXCHANGE = 2
 _HERE = -100
@@ -22,6 +25,22 @@ _UNABLE = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP)
 
 class CheckpointError(MeshError):
     """A checkpoint is missing or incomplete, or does not contain what was requested."""
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Have errors name the checkpoint; those of PyTorch about a full disk name neither the file nor the disk."""
+    try:
+        with naming(path):
+            yield
+    except RuntimeError as error:
+        if isinstance(error, MeshError):
+            raise
+        about = os.statvfs(Path(path).parent)
+        raise CheckpointError(
+            f"the checkpoint {path} could not be written, and is as it was before: {error}. Its file system has "
+            f"{about.f_bavail * about.f_frsize:,} bytes free"
+        ) from error
 
 
 class Place:

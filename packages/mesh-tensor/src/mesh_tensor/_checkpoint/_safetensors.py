@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from mesh_core.extensions import naming
 from mesh_tensor._checkpoint._load import Checkpoint
 from mesh_tensor._checkpoint._place import CheckpointError, found
 
@@ -69,7 +70,7 @@ def export_safetensors(
     target = Path(file).absolute()
     partial = target.with_name(f".{target.name}.{uuid.uuid4().hex}.partial")
     try:
-        with partial.open("wb") as out:
+        with naming(target), partial.open("wb") as out:
             out.write(struct.pack("<Q", len(text)) + text)
             for name in chosen:
                 tensor = source.tensor(name, rank if name in source.apart else None)

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError, Promise
 from mesh_core.extensions import find, install
-from mesh_tensor._checkpoint._place import Place
+from mesh_tensor._checkpoint._place import Place, writing
 from mesh_tensor._checkpoint._state import flat, opened
 from mesh_tensor._checkpoint._worker import Files
 from mesh_tensor._descriptors import Descriptor
@@ -171,16 +171,20 @@ class _Saving:
         supply = iter(plans[1:])
         for part in self._parts:
             for _, proc in part.stream.procs:
-                waiting.append((part, self._files.call(proc, (part.number, path, next(supply)))))
-        results = [writer.write_data(plans[0], planner).wait()] if plans[0].items else []
+                waiting.append(
+                    (part, self._files.call(proc, (part.number, path, str(self._place.path), next(supply))))
+                )
+        with writing(self._place.path):
+            results = [writer.write_data(plans[0], planner).wait()] if plans[0].items else []
         for part, future in waiting:
             results += part.stream.wait(future).values()
         about = {"version": 1, "apart": self._apart}
-        with (self._place.partial / ABOUT).open("w", encoding="utf-8") as file:
-            json.dump(about, file)
-            file.flush()
-            os.fsync(file.fileno())
-        writer.finish(metadata, results)
+        with writing(self._place.path):
+            with (self._place.partial / ABOUT).open("w", encoding="utf-8") as file:
+                json.dump(about, file)
+                file.flush()
+                os.fsync(file.fileno())
+            writer.finish(metadata, results)
 
     def _plans(self) -> list[SavePlan]:
         plans: list[SavePlan] = []

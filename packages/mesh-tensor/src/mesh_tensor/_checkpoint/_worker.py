@@ -30,6 +30,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc, find
+from mesh_tensor._checkpoint._place import writing
 from mesh_tensor._instructions import LOST, Failed, sent
 
 if TYPE_CHECKING:
@@ -217,16 +218,17 @@ class Files(Extension):
 
     async def receive(self, message: tuple[Any, ...], sender: Proc) -> Any:
         """Write what was kept."""
-        number, path, plan = message
+        number, path, target, plan = message
         kept = self.kept.pop(number, None)
         if not plan.items:
             return []
-        return await asyncio.to_thread(write, path, plan, kept)
+        return await asyncio.to_thread(write, path, target, plan, kept)
 
 
-def write(path: str, plan: SavePlan, chunks: Chunks) -> Any:
+def write(path: str, target: str, plan: SavePlan, chunks: Chunks) -> Any:
     """Write a plan."""
-    return FileSystemWriter(path).write_data(plan, _From(chunks)).wait()
+    with writing(target):
+        return FileSystemWriter(path).write_data(plan, _From(chunks)).wait()
 
 
 def _kept() -> dict[int, Any]:

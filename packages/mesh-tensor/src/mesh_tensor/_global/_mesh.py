@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -13,7 +14,7 @@ from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map, tree_unflatten
 
-from mesh_core import MeshError, this_host
+from mesh_core import MeshError, configured, this_host
 from mesh_core.extensions import find, install
 from mesh_tensor._errors import described, line_of
 from mesh_tensor._extension import Tensors
@@ -54,12 +55,25 @@ class Mesh:
         procs: ProcMesh | None = None,
         *,
         name: str | None = None,
+        start_timeout: float | None = None,
     ) -> None:
+        """Spawn the processes, or take those that are given.
+
+        Args:
+            shape: the number of processes in each dimension.
+            mesh_dim_names: the names of the dimensions.
+            procs: the processes, if they are there already.
+            name: the name of those that it spawns.
+            start_timeout: how many seconds those that it spawns may take to start, and to import PyTorch; without it they have the
+                setting ``spawn_timeout``.
+        """
         if TorchVersion(torch.__version__) < "2.15":
             raise MeshError(
                 f"the global view needs PyTorch 2.15 or newer, and this is {torch.__version__}: install a newer one, with "
                 "mesh-tensor[global] for example. The per-rank view works with this one"
             )
+        if start_timeout is not None and not start_timeout > 0:
+            raise ValueError(f"start_timeout must be positive, got {start_timeout}")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
         names = tuple(f"dim_{dim}" for dim in range(len(shape))) if mesh_dim_names is None else mesh_dim_names
         self.shape: tuple[int, ...] = shape
@@ -70,12 +84,28 @@ class Mesh:
         if procs is None:
             share = max(1, (os.cpu_count() or 1) // math.prod(shape))
             env = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": str(share)}
-            procs = this_host().spawn_procs(sizes, name, preload=_PRELOAD, env=env)
+            with nullcontext() if start_timeout is None else configured(spawn_timeout=start_timeout):
+                procs = this_host().spawn_procs(sizes, name, preload=_PRELOAD, env=env)
+        elif start_timeout is not None:
+            raise ValueError(
+                "start_timeout= is for processes that the mesh spawns itself; those given as procs= have the setting spawn_timeout of "
+                "where they were spawned"
+            )
         elif procs.sizes != sizes:
             procs = _arranged(procs, sizes)
         self.procs: ProcMesh = procs
         self._tensors = find(Tensors) or install(Tensors)
-        self._stream = stream_of(self._tensors, self, procs)
+        try:
+            self._stream = stream_of(self._tensors, self, procs)
+        except MeshError:
+            if self._own:
+                try:
+                    if procs.initialized.done():
+                        # Why they could not start says more than that they are not there.
+                        procs.initialized.get()
+                finally:
+                    procs.stop()
+            raise
 
     def _check(self) -> None:
         if not self.shape or any(not isinstance(size, int) or size < 1 for size in self.shape):

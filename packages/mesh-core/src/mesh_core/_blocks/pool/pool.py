@@ -425,6 +425,8 @@ class Pool(Generic[A]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._process.pid != os.getpid():
+            return  # a forked copy leaves the pool to its parent
         idle = self.close(cancel=kind is not None)
         try:
             idle.get(self._options.drain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, Full
@@ -319,7 +320,9 @@ class Queue(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop().get()
+        # A forked copy leaves the queue to its parent.
+        if self._server._process.pid == os.getpid():
+            self.stop().get()
 
     async def __aenter__(self) -> Self:
         return self

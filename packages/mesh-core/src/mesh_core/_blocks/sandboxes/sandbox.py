@@ -57,7 +57,8 @@ class Sandbox:
         self._died: SandboxError | None = None
         self._watched = False  # whether the keeper checks its limits
         self._given_back = False
-        self._finalizer = weakref.finalize(self, _drop, stock, box, self._stop, os.getpid())
+        self._pid = os.getpid()
+        self._finalizer = weakref.finalize(self, _drop, stock, box, self._stop, self._pid)
         self._finalizer.atexit = False
 
     @property
@@ -199,8 +200,8 @@ class Sandbox:
 
     def give_back(self) -> None:
         """End everything in it and remove its folder. A call in progress raises an error. Does not wait."""
-        if self._given_back:
-            return
+        if self._given_back or self._pid != os.getpid():
+            return  # a forked copy leaves the sandbox to its parent
         self._given_back = True
         self._interrupt()
         with self._lock, self._closing:
