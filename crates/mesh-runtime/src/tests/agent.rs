@@ -577,8 +577,13 @@ fn what_a_fork_server_imports_is_known_and_named_to_those_who_wait() {
     world.read(FORK_SERVER_TOKENS);
     assert_eq!(imports(), (1, "torch".to_owned(), String::new()));
     // The process that stands for it is idle, unlike one that imports.
-    let told = std::iter::from_fn(|| Some(world.turn())).find_map(|()| world.reasons().pop());
-    assert!(matches!(told, Some(EndReason::Late(_, module)) if module == "torch"));
+    let told = loop {
+        world.turn();
+        if let Some(told) = world.reasons().pop() {
+            break told;
+        }
+    };
+    assert!(matches!(told, EndReason::Late(_, module) if module == "torch"));
     server.report(16, proc(0, 0), (0, 0), "numpy,torch");
     world.read(FORK_SERVER_TOKENS);
     assert_eq!(imports(), (0, String::new(), "numpy,torch".to_owned()));

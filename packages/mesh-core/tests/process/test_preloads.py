@@ -337,3 +337,49 @@ def test_workers_are_not_given_a_module_that_was_changed(
     *told, err = respawned(script, tmp_path)
     assert told == ["['numpy', 'counts', 'marker']", "in the worker", "another"]
     assert "counts.py was changed after it was imported for new processes" in err
+
+
+# How long imports may take.
+
+
+@pytest.mark.full
+def test_an_import_that_makes_progress_does_not_count(script: Any, tmp_path: Path) -> None:
+    write(tmp_path, busy="import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass")
+    run = script(
+        _PARTS
+        + """
+from mesh_core import configure
+if __name__ == "__main__":
+    configure(spawn_timeout=3)
+    with this_host().spawn_procs({"g": 2}, preload=["busy"]) as procs:
+        procs.initialized.get(50)
+        print(preloaded(procs))
+"""
+    )
+    assert lines(run) == ["[['busy'], ['busy']]"]
+
+
+@pytest.mark.slow
+def test_an_import_that_is_stuck_is_named(script: Any, tmp_path: Path) -> None:
+    write(tmp_path, stuck="import threading\nthreading.Event().wait()")
+    run = script(
+        _PARTS
+        + """
+from mesh_core import SpawnError, configure, set_fault_handler
+if __name__ == "__main__":
+    set_fault_handler(lambda failure: None)
+    configure(spawn_timeout=0.5)
+    procs = this_host().spawn_procs(preload=["stuck"])
+    until(lambda: any(one.importing == "stuck" for one in servers().values()))
+    print("is importing stuck" in str(inspect.snapshot()))
+    try:
+        procs.initialized.get(50)
+    except SpawnError as error:
+        print(error)
+"""
+    )
+    out, err = run.finish()
+    seen, error = out.splitlines()[:2]
+    assert seen == "True", err
+    assert 'the process that forks workers is still importing "stuck"' in error
+    assert "spawn_timeout (MESH_SPAWN_TIMEOUT)" in error

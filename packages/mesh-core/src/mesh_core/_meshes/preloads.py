@@ -64,6 +64,7 @@ def referred(candidates: set[str]) -> set[str]:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    each: type
     for each in cls.__subclasses__():
         yield each
         yield from _subclasses(each)
