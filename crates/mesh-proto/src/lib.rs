@@ -67,7 +67,7 @@ pub use ids::{
     ActorId, CallId, GUEST_MESHES, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_guest_mesh, is_host_mesh,
 };
 pub use landing::Landing;
-pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, Stage};
+pub use lifecycle::{Actions, Ended, Event, Exit, Lifecycle, MOST_EXTENSIONS, Stage};
 pub use moves::{Moved, Moves, Run, Seat};
 pub use part::{Part, SharedRef};
 pub use placement::{Placement, Spread};

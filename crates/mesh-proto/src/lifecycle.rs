@@ -3,6 +3,9 @@
 //! Two events signal a proc's end, in either order: its link closes, and its parent reaps it. If the link closes first,
 //! the machine waits a short while for the other, so that the notice can name the exit status.
 //!
+//! A proc must say hello within the time that its spawn allows. The imports of its fork server do not count, as long as the
+//! fork server makes progress, but for [`MOST_EXTENSIONS`] times that time at most.
+//!
 //! LIF-1: the end of a proc is reported exactly once, however it comes about.
 
 use crate::hosts::Fate;
@@ -16,6 +19,9 @@ pub(crate) const STATUS_GRACE: Duration = Duration::from_millis(500);
 
 /// How long the notice waits for the exit status after a kill.
 pub(crate) const KILL_GRACE: Duration = Duration::from_secs(1);
+
+/// How many times the time for a proc's hello is extended while its fork server imports modules.
+pub const MOST_EXTENSIONS: u32 = 9;
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -96,7 +102,7 @@ impl Ended {
             (_, Exit::Signal(_)) => EndKind::Killed,
             (_, Exit::OutOfMemory) => EndKind::OutOfMemory,
             (EndReason::NotMade(_), _) => EndKind::SpawnFailed,
-            (EndReason::Late(_), _) => EndKind::SpawnTimeout,
+            (EndReason::Late(..), _) => EndKind::SpawnTimeout,
             (EndReason::ForkServerEnded(_), _) => EndKind::ForkServerDied,
             (EndReason::ConnectionClosed(_) | EndReason::ConnectionBroke(_) | EndReason::Protocol(_), _) => {
                 EndKind::ConnectionLost
@@ -152,6 +158,15 @@ pub enum Event {
     Exited(Exit),
     /// It could not be made.
     SpawnFailed(EndReason),
+    /// Its fork server has imported everything, and is about to make it: its time begins now.
+    Imported,
+    /// Time has passed, in which its fork server was importing modules.
+    Importing {
+        /// The one that it is importing now.
+        module: String,
+        /// Whether it has made progress within the time that the spawn allows.
+        progress: bool,
+    },
     /// Time has passed.
     Tick,
 }
@@ -193,6 +208,8 @@ pub struct Lifecycle {
     killed: bool,
     /// How long it may take to say hello.
     allowed: Duration,
+    /// How many times that was extended because its fork server was importing.
+    extensions: u32,
 }
 
 impl Default for Lifecycle {
@@ -207,6 +224,7 @@ impl Default for Lifecycle {
             deadline: None,
             killed: false,
             allowed: Duration::ZERO,
+            extensions: 0,
         }
     }
 }
@@ -228,6 +246,12 @@ impl Lifecycle {
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         self.deadline
+    }
+
+    /// How long it may take to say hello.
+    #[must_use]
+    pub fn allowed(&self) -> Duration {
+        self.allowed
     }
 
     /// Takes one event at time `now`.
@@ -278,19 +302,33 @@ impl Lifecycle {
                 self.exit.get_or_insert(Exit::Unknown);
                 return self.end(Some(why));
             }
+            Event::Imported => {
+                if self.stage == Stage::Starting && self.deadline.is_some() {
+                    self.deadline = Some(now + self.allowed);
+                }
+            }
+            Event::Importing { module, progress } => {
+                if self.stage != Stage::Starting {
+                    return self.on(Event::Tick, now);
+                }
+                if self.deadline.is_some_and(|by| now >= by) {
+                    if progress && !self.allowed.is_zero() && self.extensions < MOST_EXTENSIONS {
+                        self.extensions += 1;
+                        self.deadline = Some(now + self.allowed);
+                    } else {
+                        return self.late(module);
+                    }
+                }
+            }
             Event::Tick => {
                 if self.deadline.is_some_and(|by| now >= by) {
+                    if self.stage == Stage::Starting {
+                        return self.late(String::new());
+                    }
                     self.deadline = None;
-                    let starting = self.stage == Stage::Starting;
                     let kill = !std::mem::replace(&mut self.killed, true);
-                    let why = if starting {
-                        Some(EndReason::Late(self.allowed))
-                    } else if !kill && self.link_closed.is_none() {
-                        Some(EndReason::Unreaped)
-                    } else {
-                        None
-                    };
-                    // Without a link it is of no more use; without a hello it never was.
+                    let why = if !kill && self.link_closed.is_none() { Some(EndReason::Unreaped) } else { None };
+                    // Without a link it is of no more use.
                     if why.is_some() || self.link_closed.is_some() {
                         return Actions { kill, ..self.end(why) };
                     }
@@ -301,6 +339,13 @@ impl Lifecycle {
             }
         }
         Actions::default()
+    }
+
+    /// It has not said hello in time, and was never of use.
+    fn late(&mut self, module: String) -> Actions {
+        let within = self.allowed.saturating_mul(1 + self.extensions);
+        let kill = !std::mem::replace(&mut self.killed, true);
+        Actions { kill, ..self.end(Some(EndReason::Late(within, module))) }
     }
 
     fn end(&mut self, why: Option<EndReason>) -> Actions {

@@ -17,8 +17,8 @@ pub enum EndReason {
     Unstated,
     /// It could not be made: what the operating system or the fork server said.
     NotMade(String),
-    /// It did not say hello within the time that its spawn allowed.
-    Late(Duration),
+    /// It did not say hello within this time, in which its fork server may still have been importing a module.
+    Late(Duration, String),
     /// The fork server with this pid ended, and with it all workers that it had made.
     ForkServerEnded(u32),
     /// Its bootstrap or the start of an extension failed: which one, and the exception, in one line.
@@ -58,7 +58,7 @@ impl EndReason {
         match self {
             Self::Unstated => out.byte(0),
             Self::NotMade(why) => out.byte(1).text(why),
-            Self::Late(within) => out.byte(2).time(*within),
+            Self::Late(within, module) => out.byte(2).time(*within).text(module),
             Self::ForkServerEnded(pid) => out.byte(3).small(*pid),
             Self::Bootstrap(raised) => out.byte(4).text(raised),
             Self::Unreaped => out.byte(5),
@@ -79,7 +79,7 @@ impl EndReason {
         Some(match raw.byte()? {
             0 => Self::Unstated,
             1 => Self::NotMade(raw.text()?),
-            2 => Self::Late(raw.time()?),
+            2 => Self::Late(raw.time()?, raw.text()?),
             3 => Self::ForkServerEnded(raw.small()?),
             4 => Self::Bootstrap(raw.text()?),
             5 => Self::Unreaped,
@@ -102,7 +102,13 @@ impl fmt::Display for EndReason {
         match self {
             Self::Unstated => Ok(()),
             Self::NotMade(why) | Self::Bootstrap(why) => f.write_str(why),
-            Self::Late(within) => write!(f, "it has not reported within {} s of its spawn", within.as_secs_f64()),
+            Self::Late(within, module) => {
+                write!(f, "it has not reported within {} s of its spawn", within.as_secs_f64())?;
+                if !module.is_empty() {
+                    write!(f, ": the process that forks workers is still importing {module:?}")?;
+                }
+                f.write_str("; if its host is only slow, raise the setting spawn_timeout (MESH_SPAWN_TIMEOUT)")
+            }
             Self::ForkServerEnded(pid) => {
                 write!(f, "the process that forks workers (pid {pid}) has ended, and with it its workers")
             }

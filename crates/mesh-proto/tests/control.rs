@@ -38,7 +38,7 @@ fn reason() -> impl Strategy<Value = EndReason> {
     prop_oneof![
         Just(EndReason::Unstated),
         text().prop_map(EndReason::NotMade),
-        time().prop_map(EndReason::Late),
+        (time(), text()).prop_map(|(within, module)| EndReason::Late(within, module)),
         any::<u32>().prop_map(EndReason::ForkServerEnded),
         text().prop_map(EndReason::Bootstrap),
         Just(EndReason::Unreaped),
@@ -307,7 +307,7 @@ fn the_kind_of_an_end_follows_from_its_status_and_its_reason() {
         (end(Exit::OutOfMemory, EndReason::Unstated), EndKind::OutOfMemory),
         (end(Exit::Unknown, EndReason::ConnectionBroke(104)), EndKind::ConnectionLost),
         (end(Exit::Unknown, EndReason::ForkServerEnded(3)), EndKind::ForkServerDied),
-        (end(Exit::Unknown, EndReason::Late(Duration::ZERO)), EndKind::SpawnTimeout),
+        (end(Exit::Unknown, EndReason::Late(Duration::ZERO, String::new())), EndKind::SpawnTimeout),
         (end(Exit::Unknown, EndReason::NotMade("no".to_owned())), EndKind::SpawnFailed),
         (end(Exit::Unknown, of_host(Fate::Silent)), EndKind::HostDead),
         (end(Exit::Unknown, of_host(Fate::Unreachable)), EndKind::HostUnreachable),
@@ -317,7 +317,7 @@ fn the_kind_of_an_end_follows_from_its_status_and_its_reason() {
         assert_eq!(ended.kind(), kind, "{ended:?}");
         assert!(!ended.never_ran());
     }
-    let late = Ended::unmade(EndReason::Late(Duration::from_secs(2)));
+    let late = Ended::unmade(EndReason::Late(Duration::from_secs(2), String::new()));
     assert!(late.never_ran() && !Ended { orderly: true, ..late }.never_ran());
     assert!(!Ended::unmade(EndReason::LongAgo).never_ran());
 }

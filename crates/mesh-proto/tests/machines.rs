@@ -119,6 +119,8 @@ fn event() -> impl Strategy<Value = Event> {
         1 => exit.prop_map(Event::Exited),
         1 => Just(Event::SpawnFailed(EndReason::NotMade("no".to_owned()))),
         6 => Just(Event::Tick),
+        1 => Just(Event::Imported),
+        2 => any::<bool>().prop_map(|progress| Event::Importing { module: "torch".to_owned(), progress }),
     ]
 }
 
@@ -148,7 +150,8 @@ proptest! {
             let actions = life.on(event.clone(), now);
             kills += u32::from(actions.kill);
             // A kill is requested only when a deadline has passed.
-            prop_assert!(!actions.kill || due && event == Event::Tick);
+            let tick = matches!(event, Event::Tick | Event::Importing { .. });
+            prop_assert!(!actions.kill || due && tick);
             if over {
                 prop_assert!(!actions.kill && actions.notice.is_none(), "something after the end");
             }
@@ -165,7 +168,7 @@ proptest! {
                         prop_assert_eq!(notice.orderly, orderly && clean);
                     }
                     Event::SpawnFailed(ref why) => prop_assert_eq!(&notice.reason, why),
-                    Event::Tick => prop_assert!(
+                    Event::Tick | Event::Importing { .. } => prop_assert!(
                         due && (link_closed || starting || killed),
                         "the end was told before the status's grace was over"
                     ),
@@ -173,7 +176,7 @@ proptest! {
                 }
             }
             // The machine never asks for a tick in the past, once it was told the time.
-            if event == Event::Tick {
+            if tick {
                 prop_assert!(life.deadline().is_none_or(|by| by > now));
             }
         }
@@ -227,6 +230,37 @@ fn a_proc_that_never_reports_is_killed_and_told_of() {
     let late = life.on(Event::Tick, Duration::from_secs(2));
     assert!(late.kill);
     assert!(late.notice.unwrap().reason.to_string().contains("within 2 s of its spawn"));
+}
+
+#[test]
+fn imports_of_a_fork_server_that_makes_progress_do_not_count() {
+    let importing = |progress| Event::Importing { module: "torch".to_owned(), progress };
+    let within = Duration::from_secs(2);
+    let asked = || {
+        let mut life = Lifecycle::default();
+        life.on(Event::Asked { within }, Duration::ZERO);
+        life
+    };
+    let mut life = asked();
+    assert_eq!(life.on(importing(true), within), mesh_proto::Actions::default());
+    assert_eq!(life.deadline(), Some(within * 2));
+    life.on(Event::Imported, within * 3 / 2);
+    assert_eq!(life.deadline(), Some(within * 5 / 2), "its time begins when it can be made");
+    assert!(life.on(Event::Tick, within * 5 / 2).kill);
+
+    let mut life = asked();
+    let stuck = life.on(importing(false), within);
+    assert!(stuck.kill);
+    let said = stuck.notice.unwrap().reason.to_string();
+    assert!(said.contains("within 2 s") && said.contains("still importing \"torch\""), "{said}");
+    assert!(said.contains("MESH_SPAWN_TIMEOUT"), "{said}");
+
+    let mut life = asked();
+    for extension in 1..=mesh_proto::MOST_EXTENSIONS {
+        assert_eq!(life.on(importing(true), within * extension), mesh_proto::Actions::default());
+    }
+    let endless = life.on(importing(true), within * (mesh_proto::MOST_EXTENSIONS + 1));
+    assert!(endless.notice.unwrap().reason.to_string().contains("within 20 s"), "an endless import ends too");
 }
 
 #[test]

@@ -38,6 +38,8 @@ const OP_FORKED: u8 = 11;
 const OP_EXITED: u8 = 12;
 const OP_FAILED: u8 = 13;
 const OP_REFUSED: u8 = 14;
+const OP_IMPORTING: u8 = 15;
+const OP_IMPORTED: u8 = 16;
 const HEAD: usize = 21;
 
 /// How to start a fork server: the command of an interpreter, to which the numbers of three descriptors are appended.
@@ -59,6 +61,10 @@ pub(crate) enum Report {
     Failed(ProcAddr, String),
     /// It can make no workers at all.
     Refused(String),
+    /// It begins to import this module; until then orders wait.
+    Importing(String),
+    /// It follows orders again, and has imported these modules for its workers.
+    Imported(String),
     /// It is gone itself.
     Closed,
 }
@@ -202,6 +208,15 @@ impl ForkServer {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
+    /// A number that grows while it works: processor time, and pages that it has touched or read. `None` if it is gone.
+    pub(crate) fn work(&self) -> Option<u64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).ok()?;
+        let (_, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<u64> = fields.split_whitespace().map(|field| field.parse().unwrap_or(0)).collect();
+        // After the name: minor and major faults are the fields 7 and 9, processor times 11 and 12.
+        [7, 9, 11, 12].into_iter().map(|at| fields.get(at).copied()).sum()
+    }
+
     pub(crate) fn register(&self, reactor: &Reactor) -> Result<(), RuntimeError> {
         reactor.add(self.socket.as_fd(), self.token)
     }
@@ -325,6 +340,8 @@ fn parse(raw: &[u8], host: HostNo) -> Option<Report> {
         OP_EXITED => Report::Exited(addr, Exit::Code(status)),
         OP_FAILED => Report::Failed(addr, text()),
         OP_REFUSED => Report::Refused(text()),
+        OP_IMPORTING => Report::Importing(text()),
+        OP_IMPORTED => Report::Imported(text()),
         _ => return None,
     })
 }

@@ -332,6 +332,7 @@ impl Sight<'_> {
 /// The processes of a host, at the controller also the hosts, the titles of meshes, and the latest failures.
 pub(crate) fn tree(
     procs: Vec<ProcView>,
+    fork_servers: Vec<ForkServerView>,
     queued: impl Fn(ProcAddr) -> usize,
     hosts: Option<Vec<HostView>>,
     titles: Titles,
@@ -341,6 +342,15 @@ pub(crate) fn tree(
     list(&mut out, procs, |out, (who, stage, pid, owner)| {
         let pid = pid.map_or("null".to_owned(), |pid| pid.to_string());
         let _ = write!(out, r#"[{},"{}",{pid},{},{}]"#, addr(who), stage_name(stage), addr(owner), queued(who));
+    });
+    out.push_str(r#","fork_servers":"#);
+    list(&mut out, fork_servers, |out, one| {
+        let _ = write!(out, "[{},{}", one.pid, one.workers);
+        for text in [&one.importing, &one.imported] {
+            out.push(',');
+            quoted(out, text);
+        }
+        out.push(']');
     });
     if let Some(hosts) = hosts {
         out.push_str(r#","hosts":"#);
@@ -383,6 +393,18 @@ pub(crate) fn usage(host: HostNo, name: &str, pids: impl Iterator<Item = u32>, s
 
 /// What [`crate::agent::HostAgent::overview`] reports of a proc: its address, stage, pid and owner.
 pub(crate) type ProcView = (ProcAddr, Stage, Option<u32>, ProcAddr);
+
+/// What [`crate::agent::HostAgent::overview`] reports of a fork server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ForkServerView {
+    pub(crate) pid: u32,
+    /// How many procs it has forked, or is to fork, that have not ended.
+    pub(crate) workers: usize,
+    /// The module that it is importing, if any.
+    pub(crate) importing: String,
+    /// The modules that it has imported for its workers, by commas.
+    pub(crate) imported: String,
+}
 
 /// The names of meshes of procs.
 pub(crate) type Titles = Vec<(MeshId, Arc<str>)>;

@@ -4,9 +4,11 @@
 //! parent. Orders for workers wait until then.
 
 use crate::fork_server::{ForkServer, ForkServerSpec, WorkerFds};
-use mesh_proto::ProcAddr;
+use crate::inspect::ForkServerView;
+use mesh_proto::{Event, ProcAddr};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Their reactor tokens start here, above those of all links.
 pub(crate) const FORK_SERVER_TOKENS: u64 = 1 << 32;
@@ -27,11 +29,34 @@ enum Birth {
     Running(Arc<ForkServer>),
 }
 
+/// What a fork server has reported of its imports.
+#[derive(Debug, Default)]
+struct Imports {
+    /// What it is importing.
+    now: Option<String>,
+    /// What it has imported for its workers, by commas.
+    done: String,
+    /// How much it had worked when it was looked at, and since when it has not worked more.
+    work: Option<(u64, Duration)>,
+}
+
+impl Imports {
+    /// Looks at it; returns since when it has not worked.
+    fn look(&mut self, fork_server: &ForkServer, now: Duration) -> Option<Duration> {
+        let work = fork_server.work()?;
+        let (_, since) = *self.work.get_or_insert((work, now));
+        let since = if self.work.is_some_and(|(before, _)| before != work) { now } else { since };
+        self.work = Some((work, since));
+        Some(since)
+    }
+}
+
 /// The fork servers of this host.
 #[derive(Debug, Default)]
 pub(super) struct ForkServers {
     tokens: HashMap<ForkServerSpec, u64>,
     births: HashMap<u64, Birth>,
+    imports: HashMap<u64, Imports>,
     /// How many there have been so far.
     count: u64,
 }
@@ -84,9 +109,47 @@ impl ForkServers {
         }
     }
 
+    /// It begins to import a module at this time.
+    pub(super) fn importing(&mut self, token: u64, module: String, now: Duration) {
+        let Some(fork_server) = self.running(token) else { return };
+        let imports = self.imports.entry(token).or_default();
+        imports.now = Some(module);
+        imports.look(&fork_server, now);
+    }
+
+    /// It follows orders again, and has imported these modules for its workers.
+    pub(super) fn imported(&mut self, token: u64, modules: String) {
+        self.imports.insert(token, Imports { done: modules, ..Imports::default() });
+    }
+
+    /// What the passing of time means for a proc that it is to fork, which may take this long.
+    pub(super) fn tick(&mut self, token: u64, now: Duration, allowed: Duration) -> Event {
+        let fork_server = self.running(token);
+        let Some(imports) = self.imports.get_mut(&token) else { return Event::Tick };
+        let (Some(module), Some(fork_server)) = (imports.now.clone(), fork_server) else { return Event::Tick };
+        let progress = imports.look(&fork_server, now).is_some_and(|since| since + allowed > now);
+        Event::Importing { module, progress }
+    }
+
+    /// Returns the running ones: their pids, what each is importing, and what it has imported.
+    pub(super) fn overview(&self) -> Vec<(u64, ForkServerView)> {
+        let running = self.births.iter().filter_map(|(token, birth)| match birth {
+            Birth::Running(fork_server) => Some((*token, fork_server.pid())),
+            Birth::Due(..) => None,
+        });
+        let told = |token: &u64| self.imports.get(token);
+        let view = |(token, pid)| {
+            let now = told(&token).and_then(|imports| imports.now.clone());
+            let done = told(&token).map(|imports| imports.done.clone()).unwrap_or_default();
+            (token, ForkServerView { pid, importing: now.unwrap_or_default(), imported: done, workers: 0 })
+        };
+        running.map(view).collect()
+    }
+
     /// Forgets one that ended or failed to start. The next spawn of its kind starts another.
     pub(super) fn forget(&mut self, token: u64) {
         self.births.remove(&token);
+        self.imports.remove(&token);
         self.tokens.retain(|_, one| *one != token);
     }
 

@@ -42,6 +42,15 @@ impl HostAgent {
                 Report::Exited(addr, exit) => events.push((addr, Event::Exited(exit))),
                 Report::Failed(addr, why) => events.push((addr, Event::SpawnFailed(EndReason::NotMade(why)))),
                 Report::Refused(why) => over = Some(EndReason::NotMade(why)),
+                Report::Importing(module) => {
+                    lock(&self.state).fork_servers.importing(token, module, self.now());
+                }
+                Report::Imported(modules) => {
+                    let mut state = lock(&self.state);
+                    state.fork_servers.imported(token, modules);
+                    let its = state.procs.of_fork_server(token).into_iter();
+                    events.extend(its.map(|addr| (addr, Event::Imported)));
+                }
                 Report::Closed => {
                     over.get_or_insert_with(|| EndReason::ForkServerEnded(fork_server.pid()));
                 }
@@ -69,8 +78,12 @@ impl HostAgent {
     pub(crate) fn turn(&self) -> Vec<(ProcAddr, Event)> {
         let due = lock(&self.state).fork_servers.due();
         let mut events: Vec<_> = due.iter().flat_map(|(token, spec)| self.start(*token, spec)).collect();
-        let late = lock(&self.state).procs.late(self.now());
-        events.extend(late.into_iter().map(|addr| (addr, Event::Tick)));
+        let mut state = lock(&self.state);
+        let now = self.now();
+        let late = state.procs.late(now);
+        events.extend(late.into_iter().map(|(addr, fork_server, allowed)| {
+            (addr, fork_server.map_or(Event::Tick, |token| state.fork_servers.tick(token, now, allowed)))
+        }));
         events
     }
 

@@ -31,7 +31,7 @@ pub use spawning::SpawnSpec;
 use crate::dispatch::Dispatch;
 use crate::error::RuntimeError;
 use crate::home::Home;
-use crate::inspect::{ProcView, Titles};
+use crate::inspect::{ForkServerView, ProcView, Titles};
 use crate::link::Link;
 use crate::locks::lock;
 use crate::oom::OomKills;
@@ -194,6 +194,18 @@ impl HostAgent {
     /// Returns this process's own meshes that have not ended. The others end with their owners.
     pub(crate) fn own_meshes(&self) -> Vec<MeshId> {
         lock(&self.state).procs.owned_by(self.me)
+    }
+
+    /// Returns the running fork servers, the first one first.
+    pub(crate) fn fork_servers(&self) -> Vec<ForkServerView> {
+        let state = lock(&self.state);
+        let mut found = state.fork_servers.overview();
+        found.sort_unstable_by_key(|(token, _)| *token);
+        let count = |(token, view): (u64, ForkServerView)| ForkServerView {
+            workers: state.procs.of_fork_server(token).len(),
+            ..view
+        };
+        found.into_iter().map(count).collect()
     }
 
     /// Returns all procs that have not ended, and the titles of their meshes.

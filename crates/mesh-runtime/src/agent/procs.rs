@@ -169,9 +169,11 @@ impl Procs {
         Some(Death { title: title.unwrap_or_default(), aftermath, seat })
     }
 
-    /// Returns the procs whose deadline has passed.
-    pub(crate) fn late(&self, now: Duration) -> Vec<ProcAddr> {
-        self.deadlines.iter().take_while(|(at, _)| *at <= now).map(|(_, addr)| *addr).collect()
+    /// Returns the procs whose deadline has passed, with the fork server of each and how long it may take to say hello.
+    pub(crate) fn late(&self, now: Duration) -> Vec<(ProcAddr, Option<u64>, Duration)> {
+        let late = self.deadlines.iter().take_while(|(at, _)| *at <= now);
+        let known = late.filter_map(|(_, addr)| Some((*addr, self.procs.get(addr)?)));
+        known.map(|(addr, proc)| (addr, proc.fork_server, proc.life.allowed())).collect()
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Duration> {

@@ -76,7 +76,7 @@ impl Runtime {
         let (procs, titles) = self.agent.overview();
         let queued = |who| self.switch.link_of(who).map_or(0, |link| link.queued());
         let hosts = (self.me == ProcAddr::CONTROLLER).then(|| self.roll());
-        inspect::tree(procs, queued, hosts, titles, &self.inspector.journal)
+        inspect::tree(procs, self.agent.fork_servers(), queued, hosts, titles, &self.inspector.journal)
     }
 
     /// Answers on a separate thread: asking the kernel about many processes takes a while, and calls must go on.

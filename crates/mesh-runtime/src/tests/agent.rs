@@ -556,7 +556,37 @@ fn a_proc_that_never_says_hello_is_killed_and_told_of() {
     world.around.frames.take();
     world.turn();
     assert_eq!(server.orders(), [(1, 0), (2, 0)]);
-    assert_eq!(world.reasons(), [EndReason::Late(Duration::ZERO)]);
+    assert_eq!(world.reasons(), [EndReason::Late(Duration::ZERO, String::new())]);
+    world.assert_empty();
+}
+
+#[test]
+fn what_a_fork_server_imports_is_known_and_named_to_those_who_wait() {
+    let world = World::new();
+    let server = world.server();
+    let spec = SpawnSpec { within: Duration::from_millis(300), ..World::spec("here") };
+    world.agent.spawn(&world.around, MESH, 0..1, &spec, SPAWNER).unwrap();
+    world.turn();
+    world.around.frames.take();
+    let imports = || {
+        let view = world.agent.fork_servers().remove(0);
+        (view.workers, view.importing, view.imported)
+    };
+    assert_eq!(imports(), (1, String::new(), String::new()));
+    server.report(15, proc(0, 0), (0, 0), "torch");
+    world.read(FORK_SERVER_TOKENS);
+    assert_eq!(imports(), (1, "torch".to_owned(), String::new()));
+    // The process that stands for it is idle, unlike one that imports.
+    let told = loop {
+        world.turn();
+        if let Some(told) = world.reasons().pop() {
+            break told;
+        }
+    };
+    assert!(matches!(told, EndReason::Late(_, module) if module == "torch"));
+    server.report(16, proc(0, 0), (0, 0), "numpy,torch");
+    world.read(FORK_SERVER_TOKENS);
+    assert_eq!(imports(), (0, String::new(), "numpy,torch".to_owned()));
     world.assert_empty();
 }
 

@@ -177,7 +177,7 @@ impl World {
     }
 
     fn late(&mut self) {
-        for addr in self.procs.late(self.now) {
+        for (addr, ..) in self.procs.late(self.now) {
             self.on(addr, Event::Tick);
         }
         assert!(self.procs.next_deadline().is_none_or(|at| at > self.now));

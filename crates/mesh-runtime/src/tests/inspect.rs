@@ -206,8 +206,17 @@ fn the_tree_of_a_host_is_json() {
     let journal = crate::journal::Journal::default();
     journal.push(&Reactor::new().unwrap(), r#"{"a":"b"}"#.into(), true);
     let procs = vec![(who, mesh_proto::Stage::Running, None, ProcAddr::CONTROLLER)];
-    let told = crate::inspect::tree(procs, |_| 7, None, vec![(3, "a \"title\"".into())], &journal);
+    let fork_servers = vec![crate::inspect::ForkServerView {
+        pid: 5,
+        workers: 1,
+        importing: String::new(),
+        imported: "numpy,torch".to_owned(),
+    }];
+    let told = crate::inspect::tree(procs, fork_servers, |_| 7, None, vec![(3, "a \"title\"".into())], &journal);
     let running = crate::usage::stage_name(mesh_proto::Stage::Running);
     let procs = format!(r#"{{"procs":[[[3,1,2],"{running}",null,[0,0,0],7]],"#);
-    assert_eq!(told, procs + r#""titles":[[3,"a \"title\""]],"failures":["{\"a\":\"b\"}"]}"#);
+    assert_eq!(
+        told,
+        procs + r#""fork_servers":[[5,1,"","numpy,torch"]],"titles":[[3,"a \"title\""]],"failures":["{\"a\":\"b\"}"]}"#
+    );
 }

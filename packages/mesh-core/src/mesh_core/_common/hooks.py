@@ -38,6 +38,7 @@ class Hooks:
         "find_policy",
         "find_tracer",
         "flush",
+        "hosting",
         "knocked",
         "making",
         "noticing",
@@ -54,6 +55,8 @@ class Hooks:
     def __init__(self) -> None:
         self.actor_class: list[Callable[[type], type]] = []
         """Replace the class that is about to be spawned."""
+        self.hosting: list[Callable[[type], object]] = []
+        """Told the class of actors that this process is about to have, once for each class."""
         self.making: list[Callable[[LocalActor], Any]] = []
         """Create the actors of this process, instead of calling their constructors directly."""
         self.around: list[Around] = []

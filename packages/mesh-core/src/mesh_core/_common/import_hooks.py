@@ -9,6 +9,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+# These start threads (of OpenBLAS, OpenMP) on import, and install handlers that stop and restart them around a fork.
+SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
+"""Packages that may be imported before a fork, although they start threads."""
+
 
 class ImportHook(ABC):
     """A finder in first place: it lets the others find a module, and reports the loading of the modules it wants."""

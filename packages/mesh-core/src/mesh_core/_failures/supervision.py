@@ -265,7 +265,7 @@ class Supervision:
 
         answer = self._process.notices.patience.answer(
             Question(
-                f"the policy of {action.holding.mesh.name!r}",
+                f"the policy of {action.holding.mesh._name!r}",
                 lambda: run.answer(event, time.monotonic(), _now),
                 late,
                 pass_over,

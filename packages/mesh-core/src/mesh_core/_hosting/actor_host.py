@@ -315,6 +315,8 @@ class ActorHost:
             loaded = loads(blob)
             assert isinstance(loaded, type)
             cls = self._classes[blob] = loaded
+            for tell in self.process.hooks.hosting:
+                tell(cls)
         return cls
 
     # Messages for the process itself and for its extensions.

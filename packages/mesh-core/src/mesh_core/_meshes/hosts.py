@@ -219,7 +219,7 @@ class HostMesh(Mesh):
         *,
         bootstrap: Callable[[], object] | None = None,
         env: Env | Callable[[Point], Env] | None = None,
-        preload: Sequence[str] = (),
+        preload: Sequence[str] | None = None,
         start: Literal["fork", "exec"] = "fork",
         python: str | None = None,
         proc_bind: Sequence[Sequence[int]] | None = None,
@@ -237,7 +237,8 @@ class HostMesh(Mesh):
             bootstrap: a function that runs in every process before anything else does.
             env: environment variables, set before any of your modules is imported there; ``None`` removes one. A function
                 is called here with each rank's :class:`Point`, and returns the variables of that rank.
-            preload: modules to import before workers are forked; all forked workers share them.
+            preload: modules to import before workers are forked; all forked workers share them. By default, those of numpy,
+                torch and the like that this process has imported and an actor class refers to; ``[]`` imports none.
             start: ``"fork"`` takes milliseconds; ``"exec"`` gives a fresh interpreter.
             python: another interpreter, for ``start="exec"``; processes spawned from these use it too.
             proc_bind: for each process of a host, the CPUs that it may run on.
@@ -557,8 +558,10 @@ def _sizes(per_host: object) -> dict[str, Any]:
     return dict(per_host)
 
 
-def _modules(preload: object) -> list[str]:
-    """Check the ``preload`` option of a spawn; returns the modules that it names."""
+def _modules(preload: object) -> list[str] | None:
+    """Check the ``preload`` option of a spawn; returns the modules that it names, or ``None`` if Mesh is to choose them."""
+    if preload is None:
+        return None
     if isinstance(preload, str) or not isinstance(preload, Iterable):
         raise TypeError(f"preload must be a list of modules' names such as ['numpy'], got {preload!r}")
     names = list(preload)
@@ -606,7 +609,7 @@ def proc_mesh(
     name: str | None = None,
     bootstrap: Callable[[], object] | None = None,
     env: Env | Callable[[Point], Env] | None = None,
-    preload: Sequence[str] = (),
+    preload: Sequence[str] | None = None,
     start: Literal["fork", "exec"] = "fork",
     seed: int | None = None,
     devices: Literal["own"] | None = None,

@@ -62,7 +62,7 @@ def spawn(
     name: str | None,
     bootstrap: Callable[[], object] | None,
     env: Env | Callable[[Point], Env] | None,
-    preload: list[str],
+    preload: list[str] | None,
     fresh: bool,
     python: str | None,
     proc_bind: object,
@@ -93,6 +93,12 @@ def spawn(
     process.check_owner(owner_id)
     region = Region.whole(extent)
     _working_directory()
+    chosen: list[str] = []
+    # What comes first in a worker may set what the modules look at when they are imported (PRL-1).
+    if preload is None and not (fresh or callable(env) or bootstrap is not None or binding is not None):
+        from mesh_core._meshes.preloads import choose
+
+        chosen = choose(process, changes)
     if devices is not None and not afar and not own:
         _check_devices(_changed(dict(os.environ), changes), per_host)
     for begin in process.hooks.spawning:
@@ -108,7 +114,8 @@ def spawn(
             per_host=per_host,
             bootstrap=bootstrap,
             env=env,
-            preload=preload,
+            preload=chosen if preload is None else preload,
+            chosen=preload is None,
             fresh=fresh,
             python=python,
             binding=binding,
@@ -157,6 +164,8 @@ class Options(NamedTuple):
     bootstrap: Callable[[], object] | None = None
     env: Env | Callable[[Point], Env] | None = None
     preload: Sequence[str] = ()
+    chosen: bool = False
+    """Whether Mesh has chosen what is preloaded; the fork server may then add what it learns from its workers."""
     fresh: bool = False
     """Whether each has a fresh interpreter, started by exec."""
     python: str | None = None
@@ -294,6 +303,7 @@ class Recipe:
         plan = {
             "path": told["path"],
             "preload": preload,
+            "chosen": options.chosen and bool(preload),
             # For example for copies of the script's directories, which are reimported after they changed.
             "prepare": [step for each in process.hooks.preparing if (step := each())] if preload else [],
             "afar": afar,

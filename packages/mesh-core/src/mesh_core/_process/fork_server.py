@@ -24,11 +24,13 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
+from mesh_core._common.import_hooks import SURVIVE_FORKS
 from mesh_core._native import die_with_parent, name_process
 from mesh_core._process import worker as _worker
+from mesh_core._process.lessons import Lessons, silenced, threads
 from mesh_core._system import config, environment, leaving, streams
 from mesh_core._system.descendants import Brood
 from mesh_core._system.interpreter import code_words, searching, show_flags_of_users
@@ -36,11 +38,8 @@ from mesh_core._system.interpreter import code_words, searching, show_flags_of_u
 _ORDER = struct.Struct("<BQIII")
 _REPORT = struct.Struct("<BQIIi")
 _FORK, _KILL, _EXEC = 1, 2, 3
-_FORKED, _EXITED, _FAILED, _REFUSED = 11, 12, 13, 14
+_FORKED, _EXITED, _FAILED, _REFUSED, _IMPORTING, _IMPORTED = 11, 12, 13, 14, 15, 16
 _PACKET = 256
-
-# These start threads (of OpenBLAS, OpenMP) on import, and install handlers that stop and restart them around a fork.
-_SURVIVE_FORKS = frozenset({"numpy", "scipy", "torch", "pandas", "sklearn"})
 
 # What workers import sooner or later, for Mesh or because most programs do: imported once, here,
 # instead of in each worker.
@@ -112,6 +111,8 @@ class ForkServer:
         # Set by the agents of other machines than the controller's.
         self._host_name = os.environ.pop("_MESH_HOST", "")
         self.only_exec = False
+        self._imported: list[str] = []
+        self._lessons: Lessons | None = None
 
     def report(self, op: int, addr: _Addr, *, pid: int = 0, status: int = 0, text: str = "") -> None:
         """Send a report to the agent."""
@@ -129,6 +130,20 @@ class ForkServer:
             self._leave()
         self._epoll.modify(self._control, select.EPOLLIN | (select.EPOLLOUT if self._unsent else 0))
 
+    def begin_import(self, name: str) -> None:
+        """Report that orders will wait for this import."""
+        self.report(_IMPORTING, (0, 0), text=name)
+
+    def end_imports(self, *names: str) -> None:
+        """Report that orders are followed again, and what was imported for workers so far."""
+        self._imported += names
+        self.report(_IMPORTED, (0, 0), text=",".join(self._imported))
+
+    def learn(self) -> None:
+        """From now on, import what workers have imported, where that makes no difference to later ones."""
+        self._lessons = Lessons(self._remember)
+        self._epoll.register(self._lessons, select.EPOLLIN)
+
     def start_minder(self) -> None:
         """Start the process that ends what workers leave behind, even if this process is killed."""
         self._brood.start_minder()
@@ -141,7 +156,11 @@ class ForkServer:
             ended = pause is not None
             for fd, events in self._epoll.poll(pause):
                 if fd != self._control.fileno():
-                    ended = True
+                    if self._lessons is not None and fd == self._lessons.fileno():
+                        self._lessons.hear()
+                        self._try()
+                    else:
+                        ended = True
                     continue
                 if events & select.EPOLLOUT:
                     self._send()
@@ -149,7 +168,7 @@ class ForkServer:
                     self._receive()
             if ended:
                 self._reap()
-                pause = self._brood.hunt(self._workers)
+                pause = self._brood.hunt(self._children())
 
     def _receive(self) -> None:
         try:
@@ -170,6 +189,8 @@ class ForkServer:
             return
         addr = (mesh, rank)
         link, out, err, told = fds
+        if self._lessons is not None and (file := self._lessons.changed()):
+            self._stop_forking(f"{file} was changed after it was imported for new processes")
         number = self._brood.take_number()
         try:
             pid = os.fork()
@@ -197,6 +218,11 @@ class ForkServer:
     def _reap(self) -> None:
         """Reap all children that have ended; only some of them were workers."""
         for pid, status in self._brood.ended():
+            if self._lessons is not None and pid == self._lessons.pid:
+                if why := self._lessons.tried(status):
+                    self._stop_forking(why)
+                self._try()
+                continue
             worker = self._workers.pop(pid, None)
             if worker is None:
                 continue
@@ -209,9 +235,65 @@ class ForkServer:
 
     def _leave(self) -> NoReturn:
         """End, and end all workers and what they have started."""
-        for pid in self._workers:
+        children = self._children()
+        for pid in children:
             os.kill(pid, signal.SIGKILL)
-        self._brood.leave(self._workers)
+        self._brood.leave(children)
+
+    def _children(self) -> set[int]:
+        """Return the workers, and the copy that tries a module."""
+        trying = 0 if self._lessons is None else self._lessons.pid
+        return {*self._workers, trying} - {0}
+
+    def _stop_forking(self, why: str) -> None:
+        """Have workers start with fresh interpreters from now on."""
+        _warn(f"{why}; these processes start by exec instead, which takes longer and shares no memory")
+        self.only_exec, lessons, self._lessons = True, self._lessons, None
+        if lessons is not None:
+            self._epoll.unregister(lessons)
+
+    def _try(self) -> None:
+        """Have a copy of this process try the next module that workers have imported."""
+        lessons = self._lessons
+        trial = None if lessons is None else lessons.next_trial()
+        if lessons is None or trial is None:
+            return
+        number, parent = self._brood.take_number(), os.getpid()
+        try:
+            pid = os.fork()
+        except OSError:
+            self._brood.give_number(number)
+            lessons.trying(0)
+            return
+        if pid == 0:
+            try:
+                die_with_parent(parent)
+                self._brood.fledge(number)
+                self._control.close()
+                self._epoll.close()
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            except BaseException:  # noqa: BLE001 - none of the fork server's code may run here
+                os._exit(1)
+            trial()
+        self._brood.add(pid, number)
+        lessons.trying(pid)
+
+    def _remember(self, name: str) -> str:
+        """Import a module that workers have imported; return why they must not be forked any longer, if so."""
+        self.begin_import(name)
+        why = ""
+        gc.enable()
+        try:
+            with nothing_at_exit(), silenced():
+                found = preload([name])
+        except BaseException as error:  # noqa: BLE001 - a copy could import it
+            why = f"{name} could be imported in a copy of this process, but not in it: {_said(error)}"
+            self.end_imports()
+        else:
+            why = "" if found is None else f"{found[0]}, and threads do not survive a fork"
+            self.end_imports(name)
+        _freeze()
+        return why
 
     def _become(self, number: int, order: _Order) -> NoReturn:
         """Turn this copy of the fork server into a worker."""
@@ -225,6 +307,7 @@ class ForkServer:
                 os.close(watch)
             self._workers.clear()
             told = {**config.read(order.told, order.addr[1]), "scratch": os.environ.get(SCRATCH, "")}
+            here = os.getcwd() if self._lessons is not None else ""  # noqa: PTH109
             # The rank in its mesh, which may have had other processes before.
             rank = told["ranks"][order.addr[1]] if told["ranks"] else order.addr[1]
             os.close(order.told)
@@ -241,6 +324,9 @@ class ForkServer:
                     self._exec(told, order, parent)
             except environment.Refusal as error:
                 self._decline(order.addr, str(error))
+            if self._lessons is not None:
+                alike = told["env"] == dict(os.environ) and os.getcwd() == here  # noqa: PTH109
+                told["teacher"] = self._lessons.become_worker(alike=alike)
             self._control.close()
             gc.enable()
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -311,13 +397,20 @@ def _warn(text: str) -> None:
         sys.stderr.flush()
 
 
-def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - asked before and after every import
+def _said(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
-def _preload(names: list[str]) -> str:
+def _freeze() -> None:
+    """Keep the collector from what exists now: it lives as long as the workers, and pages that are not touched stay shared."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+
+
+def _preload(names: list[str], begin: Callable[[str], object]) -> str:
     """Import what workers preload. Return why forking is unsound after that, or an empty string."""
-    found = preload(names)
+    found = preload(names, begin)
     if found is None:
         return ""
     what, it = found
@@ -328,16 +421,49 @@ def _preload(names: list[str]) -> str:
     )
 
 
-def preload(names: list[str]) -> tuple[str, str] | None:
+def _preload_chosen(names: list[str], begin: Callable[[str], object]) -> tuple[list[str], str]:
+    """Import what Mesh has chosen for workers, as far as it is here. Return that, and why forking is unsound after it, if so.
+
+    Workers import the rest themselves, and say what is wrong with it.
+    """
+    here: list[str] = []
+    for name in names:
+        try:
+            why = _preload([name], begin)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                return here, _unimported(name, error)
+        except Exception as error:  # noqa: BLE001 - foreign code may raise anything
+            return here, _unimported(name, error)
+        else:
+            here.append(name)
+            if why:
+                return here, why
+    return here, ""
+
+
+def _unimported(name: str, error: Exception) -> str:
+    return (
+        f"{name} cannot be imported before processes are forked: {_said(error)}; these processes start by exec instead. "
+        "With preload=[] they are forked without it"
+    )
+
+
+def _begin_nothing(_name: str) -> None:
+    return None
+
+
+def preload(names: list[str], begin: Callable[[str], object] = _begin_nothing) -> tuple[str, str] | None:
     """Import modules before forks. If one starts threads, return what happened, and which module to leave out."""
     if not names:
         return None
     from mesh_core._common.import_hooks import ThreadCount
 
-    hook = ThreadCount(_threads, _SURVIVE_FORKS)
+    hook = ThreadCount(threads, SURVIVE_FORKS)
     hook.install()
     try:
         for name in names:
+            begin(name)
             importlib.import_module(name)
             if hook.started:
                 return _unsound(name, hook.started)
@@ -401,6 +527,7 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
         fork_server.report(_REFUSED, (0, 0), text=unfit)
         os._exit(1)
     fork_server.start_minder()
+    fork_server.begin_import("mesh_core")
     import_shared()
     for folder, why in plan["left out"].items():
         _warn(
@@ -419,18 +546,21 @@ def main(control: int, board: int, plan: dict[str, Any]) -> NoReturn:
                 from mesh_core._common.hooks import prepare
 
                 prepare(plan["prepare"], os.environ.get(SCRATCH, ""))
-            why = _preload(preload)
+            begin = fork_server.begin_import
+            if plan["chosen"]:
+                preload, why = _preload_chosen(preload, begin)
+            else:
+                why = _preload(preload, begin)
     except BaseException as error:  # noqa: BLE001 - reported to the agent
-        text = "".join(traceback.format_exception_only(error)).strip()
         fork_server.report(
-            _REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {text}"
+            _REFUSED, (0, 0), text=f"a module of preload={preload!r} cannot be imported: {_said(error)}"
         )
         os._exit(1)
     if why:
         _warn(why)
         fork_server.only_exec = True
-    # What exists now lives as long as the workers: pages stay shared if the collector does not touch them.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
+    elif plan["chosen"]:
+        fork_server.learn()
+    _freeze()
+    fork_server.end_imports(*preload)
     fork_server.serve()

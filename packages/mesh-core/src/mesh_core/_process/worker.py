@@ -79,6 +79,10 @@ def run(
     from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._system.stack_dumps import arm
 
+    if (teacher := config.get("teacher", -1)) >= 0:
+        from mesh_core._process.lessons import Teacher
+
+        process.hooks.hosting.append(Teacher(teacher).tell)
     holder().equip_worker(process)
     arm(process.runtime)
     actor_host = ActorHost(process)

@@ -1,4 +1,4 @@
-"""Types with special reducers: memoryviews, numpy arrays, torch tensors, and those registered by other packages."""
+"""Types with special reducers: memoryviews, numpy arrays, torch tensors, frames of Polars, and those registered by other packages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from mesh_core._serialize.arrays import reduce_array
+from mesh_core._serialize.frames import reduce_frame
 from mesh_core._serialize.memory import reduce_memoryview
 from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
 from mesh_core._serialize.tensors import reduce_parameter, reduce_tensor
@@ -56,6 +57,9 @@ def handlers() -> dict[type, Reducer]:
         found[tensor] = reduce_tensor
         if (parameter := getattr(getattr(torch, "nn", None), "Parameter", None)) is not None:
             found[parameter] = reduce_parameter
+    polars: Any = modules.get("polars")
+    if polars is not None and (frame := getattr(polars, "DataFrame", None)) is not None:
+        found[frame] = reduce_frame
     if reducers := registered().reducers:
         found.update(reducers)
     return found

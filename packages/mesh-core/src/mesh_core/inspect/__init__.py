@@ -31,7 +31,16 @@ from mesh_core._features.traces import trace
 from mesh_core.inspect._event import Event
 from mesh_core.inspect._events import Events, events
 from mesh_core.inspect._remote import JobInfo, LogText, RunningJob, connect, jobs
-from mesh_core.inspect._snapshot import ActorState, Awaited, HostState, ProcState, Running, Snapshot, snapshot
+from mesh_core.inspect._snapshot import (
+    ActorState,
+    Awaited,
+    ForkServerState,
+    HostState,
+    ProcState,
+    Running,
+    Snapshot,
+    snapshot,
+)
 from mesh_core.inspect._stacks import ProcStacks, StackFrame, ThreadStack, stacks
 from mesh_core.inspect._waits import Circle, Wait, Waits, waits
 
@@ -41,6 +50,7 @@ __all__ = [
     "Circle",
     "Event",
     "Events",
+    "ForkServerState",
     "HostState",
     "JobInfo",
     "LogText",

@@ -67,6 +67,8 @@ class Tree:
     titles: dict[int, tuple[str, dict[str, int]]]
     procs: list[Any]
     failures: list[str]
+    fork_servers: dict[int, list[Any]] = field(default_factory=dict)
+    """By host: the pid of each, how many workers it has, the module that it is importing, and those that it has imported."""
 
     def host_name(self, number: int) -> str:
         """Return a host's display name."""
@@ -109,6 +111,7 @@ def look(process: Process, timeout: float, *, pss: bool) -> tuple[Tree, float]:
                 host.state = "silent"
             continue
         found.procs += answer["procs"]
+        found.fork_servers[host.number] = answer.get("fork_servers", [])
         found.titles |= {mesh: split_title(title) for mesh, title in answer["titles"]}
         host.told = used.get(agent(host.number))
         if host.told is None and host.number != here:

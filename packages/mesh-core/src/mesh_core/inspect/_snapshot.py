@@ -121,6 +121,19 @@ class ProcState:
 
 
 @dataclass(frozen=True)
+class ForkServerState:
+    """A process that forks workers of a host, with modules that it has imported for them."""
+
+    pid: int
+    workers: int
+    """How many processes it has forked, or is about to fork, that have not ended."""
+    importing: str
+    """The module that it is importing; until then its new workers are ``starting``. Usually empty."""
+    preloaded: tuple[str, ...]
+    """The modules that its workers start with: those of ``preload=``, or those that Mesh has chosen, and modules of actor classes."""
+
+
+@dataclass(frozen=True)
 class HostState:
     """One machine."""
 
@@ -147,6 +160,8 @@ class HostState:
     dead: tuple[ProcState, ...] = ()
     """Ranks whose process died here, with its host or alone, until they are respawned, or their mesh or its owner ends: their
     state is ``dead``."""
+    fork_servers: tuple[ForkServerState, ...] = ()
+    """The processes that fork this host's processes."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +283,7 @@ class _Taker:
                 replace(
                     _host(host, tuple(states.get(host.number, ())), host.number == self.here, root.pid),
                     dead=tuple(dead.get(host.number, ())),
+                    fork_servers=_fork_servers(self.tree.fork_servers.get(host.number, [])),
                 )
                 for host in hosts
             ),
@@ -356,6 +372,13 @@ class _Taker:
             actor_id=told["id"],
             waited=told.get("waited", 0.0),
         )
+
+
+def _fork_servers(told: list[Any]) -> tuple[ForkServerState, ...]:
+    return tuple(
+        ForkServerState(pid, workers, importing, tuple(name for name in preloaded.split(",") if name))
+        for pid, workers, importing, preloaded in told
+    )
 
 
 class _Used:

@@ -124,11 +124,25 @@ def _host_line(host: HostState) -> str:
     )
 
 
+def _fork_server_lines(host: HostState) -> list[str]:
+    """Describe the fork servers that have imported something, or are importing."""
+    lines = []
+    for one in host.fork_servers:
+        if not (one.importing or one.preloaded):
+            continue
+        does = f" is importing {one.importing}" if one.importing else ""
+        has = f" has imported {', '.join(one.preloaded)}" if one.preloaded else ""
+        workers = counted(one.workers, "process", "processes")
+        lines.append(f"fork server {one.pid} of {workers}{' and'.join(filter(None, (has, does)))}")
+    return lines
+
+
 def as_text(snapshot: Snapshot) -> str:
     """Format the snapshot as lines."""
     lines = [_title(snapshot)]
     for host in snapshot.hosts:
         lines.append(_host_line(host))
+        lines += [f"  {line}" for line in _fork_server_lines(host)]
         if host.procs or host.dead:
             lines.append(_tables(host).text(indent="  "))
     if snapshot.failures:
@@ -142,7 +156,10 @@ def as_html(snapshot: Snapshot) -> str:
     import html
 
     parts = [f"<div><b>{html.escape(_title(snapshot))}</b></div>"]
-    parts += [_tables(host).html(_host_line(host)) for host in snapshot.hosts]
+    parts += [
+        _tables(host).html("; ".join([_host_line(host), *_fork_server_lines(host)]))
+        for host in snapshot.hosts
+    ]
     if snapshot.failures:
         items = "".join(
             f"<li>{html.escape(str(event))}</li>" for event in snapshot.failures[-_MOST_FAILURES:]
