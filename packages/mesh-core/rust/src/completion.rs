@@ -128,7 +128,8 @@ impl PyCompletion {
     }
 
     /// Always `None`; see `is_behind`.
-    fn catch_up(&self, _limit: f64) -> Option<PyCompletion> {
+    fn catch_up(&self, limit: f64) -> Option<PyCompletion> {
+        let _ = limit;
         None
     }
 
