@@ -22,6 +22,7 @@ from mesh_core import (
     Actor,
     Channel,
     Future,
+    Pool,
     Port,
     ProcMesh,
     SupervisionError,
@@ -74,6 +75,10 @@ class Loud(Actor):
     def send(self, port: Port[str], text: str) -> None:
         print(text)
         port.send(text)
+
+    @endpoint(on_restart="wait")
+    def lasting(self, text: str) -> None:
+        say(text)
 
     @endpoint
     def nothing(self) -> None:
@@ -194,6 +199,17 @@ def test_every_kind_of_wait(loud: Any, capfd: pytest.CaptureFixture[str]) -> Non
         assert shown() == ["c", "d"]
 
     asyncio.run(awaited())
+
+
+def test_calls_that_survive_restarts_and_tasks_of_a_pool(
+    loud: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert loud.slice(gpus=0).lasting.call_one("lasts").get(timeout=60) is None
+    assert capfd.readouterr().out == "[loud gpus=0] lasts\n"
+    with Pool(loud) as pool:
+        for n in range(5):
+            assert pool.submit(loud.say, f"task {n}").get(timeout=60) == f"task {n}"
+            assert capfd.readouterr().out.endswith(f"] task {n}\n")
 
 
 def test_a_thread_waits_too(loud: Any, capfd: pytest.CaptureFixture[str]) -> None:
