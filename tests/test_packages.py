@@ -57,3 +57,15 @@ def test_public_names_are_there_and_listed(package):
         value = getattr(module, name)
         assert name == "__version__" or not callable(value) or (value.__doc__ or "").strip(), name
     assert set(module.__all__) <= set(dir(module))
+
+
+def test_mesh_core_says_which_package_has_a_name(package):
+    import mesh_core
+
+    module = importlib.import_module(package.import_name)
+    elsewhere = [name for name in module.__all__ if not hasattr(mesh_core, name)]
+    for name in elsewhere:
+        with pytest.raises(AttributeError, match=rf"{package.import_name} \(pip install {package.name}\)"):
+            getattr(mesh_core, name)
+    with pytest.raises(AttributeError, match=r"no attribute 'nowhere'$"):
+        _ = mesh_core.nowhere

@@ -34,12 +34,14 @@ pub(crate) mod flags {
     pub(crate) const REFS: u16 = 1 << 4;
     /// Frame: see [`super::Header::is_distant`].
     pub(crate) const DISTANT: u16 = 1 << 5;
+    /// Frame: see [`super::Header::has_printed`].
+    pub(crate) const PRINTED: u16 = 1 << 6;
     /// Frame: see [`super::Header::is_abroad`].
     pub(crate) const ABROAD: u16 = 1 << 12;
     /// Frame: see [`super::Header::is_charged`].
     pub(crate) const CHARGED: u16 = 1 << 15;
     /// The flags that mean the same in every frame.
-    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | DISTANT | ABROAD | CHARGED;
+    pub(crate) const OF_FRAMES: u16 = SOLE | SHARED | REFS | DISTANT | PRINTED | ABROAD | CHARGED;
 
     /// Reply, or value for a port: the payload is an encoded exception.
     pub(crate) const ERROR: u16 = 1;
@@ -266,6 +268,17 @@ impl Header {
     /// Says that the job has other hosts.
     pub fn set_abroad(&mut self) {
         self.flags |= flags::ABROAD;
+    }
+
+    /// Whether its sender's host had output of the sender that it had not reported to the controller yet.
+    #[must_use]
+    pub fn has_printed(&self) -> bool {
+        self.flags & flags::PRINTED != 0
+    }
+
+    /// Says that the sender's host has output of it to report.
+    pub fn set_printed(&mut self) {
+        self.flags |= flags::PRINTED;
     }
 
     /// The time from sending until nobody wants the answer any longer; `None` for no limit.

@@ -127,6 +127,7 @@ fn lines() -> impl Strategy<Value = Lines> {
         bytes().prop_map(Lines::Found),
         Just(Lines::More),
         any::<u64>().prop_map(Lines::Flush),
+        (any::<u64>(), any::<u64>()).prop_map(|(mesh, ticket)| Lines::Report(mesh, ticket)),
         (any::<u64>(), 0_u8..4, any::<u32>(), any::<u32>()).prop_map(|(mesh, flags, ms, level)| {
             Lines::Set(mesh, LogOptions::with(flags, Duration::from_millis(ms.into()), level))
         }),

@@ -73,6 +73,48 @@ fn the_first_is_shown_soon_and_the_rest_at_the_windows_end() {
 }
 
 #[test]
+fn who_waits_for_a_result_sees_held_lines_at_once_and_counted_ones_go_on_being_counted() {
+    let mut aggregator = mesh_of(3);
+    assert!(aggregator.is_quiet(1), "nothing waits");
+    for rank in [0, 2] {
+        say(&mut aggregator, rank, "step 1", ms(0));
+    }
+    assert!(!aggregator.is_quiet(1));
+    aggregator.release(2);
+    assert!(aggregator.take().is_empty(), "that was another mesh");
+    aggregator.release(1);
+    assert!(aggregator.is_quiet(1));
+    assert_eq!(text(aggregator.take()), ["[t gpus=0,2 x2] step 1"]);
+    say(&mut aggregator, 1, "step 1", ms(10));
+    assert!(aggregator.is_quiet(1), "it is counted");
+    // LOG-2: the second of its rank is a line of its own.
+    say(&mut aggregator, 0, "step 1", ms(20));
+    aggregator.release(1);
+    assert_eq!(text(aggregator.take()), ["[t gpus=0] step 1"]);
+    aggregator.tick(ms(3000));
+    assert_eq!(text(aggregator.take()), ["[t gpus=1] step 1"]);
+}
+
+#[test]
+fn a_finished_traceback_need_not_wait_for_another_and_an_unfinished_line_goes_on_waiting() {
+    let mut tap = Tap::new(0);
+    let mut lines = Vec::new();
+    let mut found = |found: Found<'_>| {
+        if let Found::Line(line) = found {
+            lines.push(String::from_utf8(line.text.to_vec()).unwrap());
+        }
+    };
+    tap.feed(Stream::Err, b"Traceback (most recent call last):\n  File \"a\", line 1\n", ms(0), &mut found);
+    tap.release(&mut found);
+    assert!(tap.is_quiet(), "its exception is still to come");
+    tap.feed(Stream::Err, b"ValueError: x\nbegun", ms(1), &mut found);
+    assert!(!tap.is_quiet());
+    tap.release(&mut found);
+    assert!(tap.is_quiet());
+    assert_eq!(lines, ["Traceback (most recent call last):\n  File \"a\", line 1\nValueError: x"]);
+}
+
+#[test]
 fn only_equal_lines_become_one() {
     let mut aggregator = mesh_of(4);
     for rank in 0..4 {

@@ -145,6 +145,24 @@ fn replies_of_which_no_two_are_equal_are_a_series() {
 }
 
 #[test]
+fn replies_of_processes_that_have_printed_are_merged_and_stay_marked() {
+    let mut merge = HostMerge::new(4, agent(4));
+    assert!(merge.expect(ProcAddr::CONTROLLER, 1, 3).is_empty());
+    let mut out = Vec::new();
+    for rank in 0..3 {
+        let mut frame = reply(rank, ProcAddr::CONTROLLER, 1, b"done");
+        if rank == 1 {
+            frame.header.set_printed();
+        }
+        out.extend(merge.on_reply(frame, at(0)));
+    }
+    assert_eq!(out.len(), 1);
+    let mut marks: Vec<_> = replies(&out[0], 3).iter().map(|one| (read(one).place, one.header.has_printed())).collect();
+    marks.sort_unstable();
+    assert_eq!(marks, [(0, false), (1, true), (2, false)]);
+}
+
+#[test]
 fn a_reply_waits_for_others_no_longer_than_the_hold() {
     let mut merge = HostMerge::new(4, agent(4));
     assert!(merge.expect(ProcAddr::CONTROLLER, 1, 2).is_empty());

@@ -9,8 +9,9 @@ use crate::reactor::Reactor;
 use crate::wait::Waiter;
 use crate::waits::{Waiting, Waits};
 use mesh_proto::control::Undeliverable;
+use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::{Answer, Meaning, Reply};
-use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, ProcAddr, Target, Undelivered, Verdict};
+use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -53,6 +54,8 @@ pub(crate) struct State {
     order: Vec<(usize, Outcome)>,
     /// The first rank whose proc died, except in streams. The waiter need not wait for the others.
     lost: Option<(usize, Outcome)>,
+    /// The hosts whose processes have printed something before they answered, or may have before they ended.
+    printed: HostSet,
     /// By place: the holders of a port that was handed on.
     holders: BTreeMap<usize, Holders>,
     pub(crate) waiters: Vec<Arc<Waiter>>,
@@ -61,6 +64,18 @@ pub(crate) struct State {
 }
 
 impl State {
+    fn note_printed(&mut self, index: usize, outcome: &Outcome) {
+        let host = match outcome {
+            Outcome::Replied(reply) if !reply.header().has_printed() => None,
+            Outcome::Replied(reply) => Some(reply.header().src.host),
+            Outcome::Lost(_) => self.gather.as_ref().and_then(|gather| Some(gather.target().place(index)?.host)),
+            Outcome::Deserted(_) | Outcome::Cancelled => None,
+        };
+        if let Some(host) = host {
+            self.printed.extend_by(&HostSet::one(host));
+        }
+    }
+
     /// Counts what may wake a waiter before all outcomes are there: a stream's outcomes, or a loss.
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
@@ -133,6 +148,7 @@ impl Call {
                 dropped: false,
                 order: Vec::new(),
                 lost: None,
+                printed: HostSet::default(),
                 holders: BTreeMap::new(),
                 waiters: Vec::new(),
                 listeners: Vec::new(),
@@ -247,6 +263,26 @@ impl Call {
         drop(state);
         handed_out(&outcome);
         Some((index, outcome))
+    }
+
+    /// The hosts whose processes have printed something before they answered, other than `here`.
+    pub(crate) fn printed(&self, here: HostNo) -> HostSet {
+        let mut hosts = self.lock().printed.clone();
+        hosts.remove(here);
+        hosts
+    }
+
+    /// Who gave the `n`th outcome of a stream, or the only one, if it is a reply; and whether something was printed there.
+    pub(crate) fn answered(&self, n: Option<usize>) -> Option<(ProcAddr, bool)> {
+        let state = self.lock();
+        let outcome = match n {
+            Some(n) => state.order.get(n).map(|(_, outcome)| outcome),
+            None => state.outcomes.as_ref().and_then(|all| all.first()),
+        };
+        match outcome? {
+            Outcome::Replied(reply) => Some((reply.header().src, reply.header().has_printed())),
+            _ => None,
+        }
     }
 
     /// Sets which actor is about to wait for it.
@@ -385,6 +421,7 @@ impl Call {
             _ => (false, false),
         };
         self.update(reactor, finish, |state| {
+            state.note_printed(index, &outcome);
             if self.reduced().is_some() {
                 if matches!(&outcome, Outcome::Replied(reply) if is_failure(reply)) {
                     self.failed.store(true, Ordering::SeqCst);

@@ -87,7 +87,7 @@ pub use ports::{Receive, Way};
 pub use refs::{Hold, Kept, Opened, RefAddr, Refs, View, pack};
 pub use runtime::{
     Body, Calling, Counts, Deferral, EventLoop, EventLoops, Later, Mailbox, Options, Outgoing, Outlet, Packed, Posted,
-    Posting, Runtime, Said, Spawned, Terms, Wait, Waited,
+    Posting, Runtime, Said, Spawned, Terms, Wait, Waited, Which,
 };
 pub use rustix::io::Errno;
 pub use sender::{Road, Sender, SenderSpec, Taken, TooLong};

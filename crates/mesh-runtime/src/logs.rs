@@ -13,6 +13,7 @@
 //! | `found` | agent, controller | a batch |
 //! | `more` | controller, agent | the batch was handled |
 //! | `flush` | controller, agents | send what was written so far, then the number (the header's actor) |
+//! | `report` | controller, agent | send what processes of a mesh have written so far, then the number |
 //! | `set` | controller, agents | what to do with the lines of a mesh (the header's actor) |
 //!
 //! LOG-4: when the queue is full nobody reads, so the pipes fill and those who print wait; the runtime does not.
@@ -20,15 +21,20 @@
 //! LOG-6: a host has one batch under way, and reads at most one more: a flood there fills nobody's memory, and delays
 //! only those who print.
 
+mod behind;
 mod messages;
 mod reader;
 
+use crate::completion::{Completion, Fate};
 use crate::error::RuntimeError;
 use crate::locks::lock;
 use crate::timespec::timespec;
+pub(crate) use behind::CatchUp;
+use behind::{Behind, Stage};
 use mesh_proto::control::Lines;
+use mesh_proto::hosts::HostSet;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
-use mesh_proto::{MeshId, ProcAddr};
+use mesh_proto::{HostNo, MeshId, ProcAddr, Target};
 use messages::Mail;
 pub(crate) use messages::{LogPeers, Order};
 use reader::{LogReader, MOST_READS, MOST_WAITING, Pipes};
@@ -36,9 +42,10 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::pipe::{PipeFlags, pipe_with};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -65,6 +72,9 @@ pub struct Logs {
     /// Separate from the reader, which is locked while pipes are read: orders come from threads that read links.
     orders: Mutex<VecDeque<Order>>,
     peers: Weak<dyn LogPeers>,
+    behind: Arc<Behind>,
+    /// The thread takes no more orders.
+    over: AtomicBool,
 }
 
 impl Logs {
@@ -74,8 +84,9 @@ impl Logs {
         let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(os("epoll_create"))?;
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(os("eventfd"))?;
         epoll::add(&epoll, &wake, EventData::new_u64(TOKEN_WAKE), EventFlags::IN).map_err(os("epoll_ctl"))?;
+        let behind = Arc::<Behind>::default();
         let logs = Arc::new(Self {
-            reader: Mutex::new(LogReader::new(remote)),
+            reader: Mutex::new(LogReader::new(remote, &behind)),
             epoll,
             wake,
             changed: Condvar::new(),
@@ -83,6 +94,8 @@ impl Logs {
             thread: Mutex::new(None),
             orders: Mutex::default(),
             peers,
+            behind,
+            over: AtomicBool::new(false),
         });
         let reader = Arc::clone(&logs);
         let thread = std::thread::Builder::new()
@@ -115,6 +128,7 @@ impl Logs {
             epoll::add(&self.epoll, fd, data, EventFlags::IN).map_err(RuntimeError::os("epoll_ctl"))?;
         }
         let fds = [Some(out), Some(err)];
+        self.behind.opened(token, addr);
         reader.pipes.insert(token, Pipes { addr, fds, grown: [false; 2], tap: Tap::new(addr.rank), ended: false });
         reader.tokens.insert(addr, token);
         *reader.open.entry(addr.mesh).or_default() += 1;
@@ -171,9 +185,17 @@ impl Logs {
     /// Returns what to show next, blocking until there is something. None after the end. The next call means that the
     /// last answer has been shown.
     pub fn next(&self) -> Option<Vec<Chunk>> {
+        self.behind.showing();
         let mut reader = lock(&self.reader);
         reader.shown = reader.taken;
+        self.behind.shown(reader.shown);
+        let done = reader.caught_up();
         self.changed.notify_all();
+        if !done.is_empty() {
+            drop(reader);
+            finish(done);
+            reader = lock(&self.reader);
+        }
         while reader.queue.is_empty() && !reader.closed {
             reader = self.changed.wait(reader).unwrap_or_else(PoisonError::into_inner);
         }
@@ -241,6 +263,43 @@ impl Logs {
         }
     }
 
+    // What results wait for (LOG-8).
+
+    /// Whether processes have written something here that was not shown, or reported, yet. Costs a system call.
+    pub(crate) fn is_behind(&self, target: &Target) -> bool {
+        let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
+        match epoll::wait(&self.epoll, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            // So many at once: perhaps more.
+            Ok((events, _)) if events.len() == BATCH => true,
+            Ok((events, _)) => {
+                self.behind.is_of(target, events.iter().map(|event| event.data.u64()).filter(|at| *at != TOKEN_WAKE))
+            }
+            Err(_) => true,
+        }
+    }
+
+    /// Finishes `done` when what processes wrote before has been shown, or after `limit`. `printed` are those of their
+    /// hosts that had something to report. False if it is of no use to wait.
+    pub(crate) fn catch_up(&self, target: Target, printed: &HostSet, limit: Duration, done: &Arc<Completion>) -> bool {
+        if !self.behind.can_wait() {
+            return false;
+        }
+        let mut ask: Vec<(HostNo, MeshId)> = Vec::new();
+        if !printed.is_empty() {
+            let reached = self.peers.upgrade().map_or_else(Vec::new, |peers| peers.hosts());
+            let hosts: HashSet<HostNo> = reached.into_iter().filter(|host| printed.contains(*host)).collect();
+            ask.extend(target.procs().map(|addr| (addr.host, addr.mesh)).filter(|(host, _)| hosts.contains(host)));
+            ask.sort_unstable();
+            ask.dedup();
+        }
+        let (until, done) = (self.started.elapsed() + limit, Arc::clone(done));
+        self.order(Order::CatchUp(CatchUp { target, ask, until, done, stage: Stage::Begun }));
+        if self.over.load(Ordering::SeqCst) {
+            self.refuse_orders();
+        }
+        true
+    }
+
     /// Gives the thread an order from a thread that reads links, without waiting.
     pub(crate) fn order(&self, order: Order) {
         lock(&self.orders).push_back(order);
@@ -257,6 +316,7 @@ impl Logs {
             match one {
                 Mail::Found(batch) => peers.send(0, &Lines::Found(batch.into())),
                 Mail::More(host) => peers.send(host, &Lines::More),
+                Mail::Report(host, mesh, ticket) => peers.send(host, &Lines::Report(mesh, ticket)),
                 Mail::Set(mesh, options) => peers.cast(&Lines::Set(mesh, options)),
             }
         }
@@ -270,6 +330,12 @@ impl Logs {
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }
+    }
+
+    /// After the end: nobody waits for lines any more.
+    fn refuse_orders(&self) {
+        let orders = std::mem::take(&mut *lock(&self.orders));
+        finish(orders.into_iter().filter_map(Order::waits).collect());
     }
 
     fn ring(&self) {
@@ -302,19 +368,27 @@ impl Logs {
             if done || !reader.is_full() && reader.asked > reader.flushed {
                 reader.everything(now, &mut buffer);
             }
+            reader.catch_up(now, &mut buffer);
             reader.publish();
             reader.closed |= done;
             if done {
                 // The pipes close, so processes that still write learn of it.
                 reader.pipes.clear();
             }
-            let mail = reader.mail();
+            let (mail, caught_up) = (reader.mail(), reader.caught_up());
+            let late = reader.late(now);
             full = reader.is_full();
             drop(reader);
             self.changed.notify_all();
             self.send(mail);
+            finish(caught_up);
+            if !late.is_empty() {
+                self.behind.stuck();
+                finish(late);
+            }
             if done {
-                return;
+                self.over.store(true, Ordering::SeqCst);
+                return self.refuse_orders();
             }
             if read > 0 && read < MOST_READS * READ / 8 {
                 let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
@@ -326,7 +400,7 @@ impl Logs {
     /// The readable pipes, once there are any or something else is to do.
     fn ready(&self, events: &mut [MaybeUninit<Event>]) -> Vec<u64> {
         let deadline = lock(&self.reader).deadline();
-        let timeout = deadline.map(|at| timespec(at.saturating_sub(self.started.elapsed())));
+        let timeout = self.left(deadline);
         let mut ready: Vec<u64> = match epoll::wait(&self.epoll, events, timeout.as_ref()) {
             Ok((events, _)) => events.iter().map(|event| event.data.u64()).collect(),
             Err(_) => Vec::new(),
@@ -335,11 +409,22 @@ impl Logs {
         ready
     }
 
+    fn left(&self, deadline: Option<Duration>) -> Option<Timespec> {
+        deadline.map(|at| timespec(at.saturating_sub(self.started.elapsed())))
+    }
+
     /// Waits for the queue to shrink.
     fn sleep(&self) -> Vec<u64> {
+        let deadline = lock(&self.reader).given_up();
         let mut fds = [PollFd::new(&self.wake, PollFlags::IN)];
-        let _ = poll(&mut fds, None);
+        let _ = poll(&mut fds, self.left(deadline).as_ref());
         let _ = rustix::io::read(&self.wake, &mut [0_u8; 8]);
         Vec::new()
+    }
+}
+
+fn finish(all: Vec<Arc<Completion>>) {
+    for one in all {
+        one.finish(Fate::Value);
     }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_senders_that_cannot_send_learn_which_receiver_is_behind(workers: Any) -
         )
     ).culprits
     assert "runs slow for" in culprits[0].text
-    assert "messages wait behind it" in culprits[0].text
+    assert re.search(r", (\d+ messages wait|1 message waits) behind it", culprits[0].text)
 
 
 def test_a_queue_that_nobody_fills_is_named(workers: Any) -> None:
@@ -139,6 +140,14 @@ def test_a_circle_is_named(workers: Any) -> None:
         or "workers[1] -> workers[0] -> workers[1]" in found.circles[0]
     )
     assert found.culprits == ()
+    # Each of them with its endpoint and its line.
+    _, *each = found.circles[0].splitlines()
+    assert sorted(line.split(",")[0].strip() for line in each) == ["workers[0]", "workers[1]"]
+    for line in each:
+        assert re.search(
+            r"^  workers\[\d\], in circle, has waited .* for workers\[\d\]\.\w+, at File .*hangs\.py.*, in circle",
+            line,
+        ), line
 
 
 def test_a_value_that_nobody_sends_is_named(workers: Any) -> None:

@@ -14,6 +14,8 @@ pub enum Lines {
     More,
     /// From the controller to all: send whatever is left now; the answer bears this ticket.
     Flush(u64),
+    /// From the controller: send what the processes of a mesh have written so far; the answer bears this ticket.
+    Report(MeshId, u64),
     /// From the controller to all: how to show the lines of a mesh.
     Set(MeshId, LogOptions),
 }
@@ -31,6 +33,7 @@ impl Lines {
             }
             Self::More => Writer::default().byte(1),
             Self::Flush(ticket) => Writer::default().byte(2).number(*ticket),
+            Self::Report(mesh, ticket) => Writer::default().byte(4).number(*mesh).number(*ticket),
             Self::Set(mesh, options) => Writer::default().byte(3).number(*mesh).bytes(&options.encode()),
         };
         parts.insert(0, Part::Inline(out.done()));
@@ -50,6 +53,7 @@ impl Lines {
             },
             1 => Self::More,
             2 => Self::Flush(raw.number()?),
+            4 => Self::Report(raw.number()?, raw.number()?),
             3 => Self::Set(raw.number()?, LogOptions::decode(raw.bytes()?)?),
             _ => return None,
         })

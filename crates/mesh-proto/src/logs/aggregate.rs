@@ -260,6 +260,14 @@ impl Mesh {
         held.into_iter().chain(self.groups.front().map(|group| group.made + self.options.window)).min()
     }
 
+    /// Shows what waits to be shown for the first time.
+    fn release(&mut self, out: &mut Output) {
+        while let Some(group) = self.groups.get_mut((self.held - self.base) as usize) {
+            self.bytes = self.bytes.saturating_sub(group.show(out));
+            self.held += 1;
+        }
+    }
+
     fn flush(&mut self, out: &mut Output) {
         while !self.groups.is_empty() {
             self.drop_first(out);
@@ -380,6 +388,19 @@ impl Aggregator {
         for mesh in self.meshes.values_mut() {
             mesh.tick(now, &mut self.out);
         }
+    }
+
+    /// Shows now what a mesh's lines say for the first time. Lines that are counted go on being counted.
+    pub fn release(&mut self, mesh: MeshId) {
+        if let Some(mesh) = self.meshes.get_mut(&mesh) {
+            mesh.release(&mut self.out);
+        }
+    }
+
+    /// Whether no line of a mesh waits to be shown for the first time.
+    #[must_use]
+    pub fn is_quiet(&self, mesh: MeshId) -> bool {
+        self.meshes.get(&mesh).is_none_or(Mesh::is_quiet)
     }
 
     /// Shows everything that waits, now.

@@ -158,6 +158,24 @@ impl Tap {
         self.give_up(|_| true, is_begun, found);
     }
 
+    /// Somebody waits to see what was written so far: finished tracebacks are shown, without waiting for others that may
+    /// be joined to them.
+    pub fn release(&mut self, found: &mut dyn FnMut(Found<'_>)) {
+        self.units.retain(|unit| {
+            let over = !unit.state.unfinished();
+            if over {
+                unit.tell(found);
+            }
+            !over
+        });
+    }
+
+    /// Whether it keeps a traceback that is finished.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        self.units.iter().all(|unit| unit.state.unfinished())
+    }
+
     /// The streams have ended.
     pub fn end(&mut self, found: &mut dyn FnMut(Found<'_>)) {
         self.give_up(|_| true, |partial| !partial.is_empty(), found);

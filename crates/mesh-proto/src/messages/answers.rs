@@ -79,7 +79,7 @@ impl Reply {
 /// Whether an answer with these flags is merged with others of its call. The rest go by themselves: parts of a stream,
 /// memory of one host, and whatever counts against a budget.
 pub(crate) fn is_mergeable(bits: u16) -> bool {
-    let own = bits & !(flags::SOLE | flags::ABROAD);
+    let own = bits & !(flags::SOLE | flags::ABROAD | flags::PRINTED);
     own == 0 || own == flags::ERROR || own == flags::ERROR | flags::DEAD
 }
 

@@ -1,9 +1,12 @@
 //! What is said of lines between hosts; the frames are [`Lines`].
 
+use super::behind::CatchUp;
+use crate::completion::Completion;
 use bytes::Bytes;
 use mesh_proto::control::Lines;
 use mesh_proto::logs::LogOptions;
 use mesh_proto::{HostNo, MeshId};
+use std::sync::Arc;
 
 /// What others have said, for the thread.
 #[derive(Debug)]
@@ -11,8 +14,21 @@ pub(crate) enum Order {
     Found(HostNo, Bytes),
     More,
     Flush(u64),
+    Report(MeshId, u64),
     Set(MeshId, LogOptions),
     Dead(HostNo),
+    /// From this process: see [`CatchUp`].
+    CatchUp(CatchUp),
+}
+
+impl Order {
+    /// What waits for the order to be done, if anything does.
+    pub(super) fn waits(self) -> Option<Arc<Completion>> {
+        match self {
+            Self::CatchUp(wait) => Some(wait.done),
+            _ => None,
+        }
+    }
 }
 
 /// What the thread says to others.
@@ -20,6 +36,7 @@ pub(crate) enum Order {
 pub(super) enum Mail {
     Found(Vec<u8>),
     More(HostNo),
+    Report(HostNo, MeshId, u64),
     Set(MeshId, LogOptions),
 }
 

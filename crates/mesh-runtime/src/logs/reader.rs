@@ -1,6 +1,8 @@
 //! What the thread that reads has before it: the pipes, what was found in them, and where that goes.
 
+use super::behind::{Behind, CatchUp, Source, Stage};
 use super::messages::{Mail, Order};
+use crate::completion::Completion;
 use crate::locks::lock;
 use crate::reactor::would_block;
 use mesh_proto::logs::{Aggregator, Batch, Chunk, Found, LogOptions, Stream, Tap, Told, read_batch};
@@ -8,7 +10,7 @@ use mesh_proto::{HostNo, MeshId, ProcAddr};
 use rustix::pipe::fcntl_setpipe_size;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::OwnedFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Bytes that may wait to be shown (LOG-4).
@@ -47,7 +49,8 @@ pub(super) struct LogReader {
     pub(super) sink: Sink,
     pub(super) queue: VecDeque<Chunk>,
     pub(super) waiting: usize,
-    /// Chunks so far: put into the queue, taken from it, and shown.
+    /// Chunks so far: put into the queue, taken from it, and shown. Where lines are sent on, batches: sent, and taken by
+    /// the controller.
     pub(super) put: u64,
     pub(super) taken: u64,
     pub(super) shown: u64,
@@ -64,6 +67,9 @@ pub(super) struct LogReader {
     pub(super) asked_remote: u64,
     pub(super) done_away: HashMap<HostNo, u64>,
     pub(super) dead: HashSet<HostNo>,
+    pub(super) behind: Arc<Behind>,
+    /// The results that wait for lines to be shown.
+    catching_up: Vec<CatchUp>,
     /// What is to be sent once the lock is let go.
     pub(super) mail: Vec<Mail>,
 }
@@ -86,7 +92,7 @@ pub(super) struct Sending {
 
 impl LogReader {
     /// Nothing yet; `remote` says that the lines are shown on another host.
-    pub(super) fn new(remote: bool) -> Self {
+    pub(super) fn new(remote: bool, behind: &Arc<Behind>) -> Self {
         Self {
             pipes: HashMap::new(),
             tokens: HashMap::new(),
@@ -110,6 +116,8 @@ impl LogReader {
             asked_remote: 0,
             done_away: HashMap::new(),
             dead: HashSet::new(),
+            behind: Arc::clone(behind),
+            catching_up: Vec::new(),
             mail: Vec::new(),
         }
     }
@@ -123,7 +131,13 @@ impl LogReader {
             let Some(fd) = &pipes.fds[which] else { break };
             let mesh = pipes.addr.mesh;
             let mut found = lines_to(&mut self.sink, mesh, now);
-            match rustix::io::read(fd, &mut *buffer) {
+            let source = Source::Proc(pipes.addr);
+            let before = self.behind.reading(source);
+            let got = rustix::io::read(fd, &mut *buffer);
+            if !matches!(got, Ok(1..)) {
+                self.behind.read_nothing(source, before);
+            }
+            match got {
                 Ok(0) => {}
                 Ok(n) => {
                     total += n;
@@ -156,6 +170,7 @@ impl LogReader {
             return;
         }
         let Some(pipes) = self.pipes.remove(&token) else { return };
+        self.behind.closed(token);
         let mesh = pipes.addr.mesh;
         if let Some(open) = self.open.get_mut(&mesh) {
             *open -= 1;
@@ -196,6 +211,7 @@ impl LogReader {
             Sink::Shown(_, set) => self.mail.extend(set.drain(..).map(|(mesh, options)| Mail::Set(mesh, options))),
             Sink::Sent(sending) if !sending.under_way && !sending.batch.is_empty() => {
                 sending.under_way = true;
+                self.put += 1;
                 self.mail.push(Mail::Found(sending.batch.take()));
             }
             Sink::Sent(_) => {}
@@ -233,6 +249,17 @@ impl LogReader {
                 Order::More => {
                     if let Sink::Sent(sending) = &mut self.sink {
                         sending.under_way = false;
+                        self.shown = self.put;
+                        self.behind.shown(self.shown);
+                    }
+                }
+                Order::CatchUp(wait) => self.catching_up.push(wait),
+                Order::Report(mesh, ticket) => {
+                    if !matches!(&self.sink, Sink::Sent(sending) if sending.batch.len() > MOST_FLUSHED) {
+                        self.read_all(now, buffer, |addr| addr.mesh == mesh);
+                    }
+                    if let Sink::Sent(sending) = &mut self.sink {
+                        sending.batch.flushed(ticket);
                     }
                 }
                 Order::Flush(ticket) => {
@@ -256,6 +283,7 @@ impl LogReader {
         read_batch(raw, &mut |told| match told {
             Told::Found(mesh, found) => {
                 if !matches!(found, Found::Options(..)) {
+                    self.behind.reading(Source::Host(mesh, host));
                     self.elsewhere.entry(mesh).or_default().insert(host);
                 }
                 match (&mut self.sink, found) {
@@ -316,7 +344,69 @@ impl LogReader {
             Sink::Shown(aggregator, _) => aggregator.deadline(),
             Sink::Sent(_) => None,
         };
-        begun.into_iter().chain(counted).min()
+        begun.into_iter().chain(counted).chain(self.given_up()).min()
+    }
+
+    // What results wait for (LOG-8).
+
+    /// When the next of those who wait for lines to be shown gives up.
+    pub(super) fn given_up(&self) -> Option<Duration> {
+        self.catching_up.iter().map(|wait| wait.until).min()
+    }
+
+    /// Reads what is waited for, as far as possible now.
+    pub(super) fn catch_up(&mut self, now: Duration, buffer: &mut [u8]) {
+        if self.catching_up.is_empty() || self.is_full() {
+            return;
+        }
+        for mut wait in std::mem::take(&mut self.catching_up) {
+            if wait.stage == Stage::Begun {
+                self.read_all(now, buffer, |addr| wait.target.index_of(addr).is_some());
+                self.asked_remote += 1;
+                let ticket = self.asked_remote;
+                let asked = std::mem::take(&mut wait.ask);
+                wait.stage = Stage::Asked(ticket, asked.iter().map(|(host, _)| *host).collect());
+                self.mail.extend(asked.into_iter().map(|(host, mesh)| Mail::Report(host, mesh, ticket)));
+            }
+            if let Stage::Asked(ticket, hosts) = &mut wait.stage {
+                hosts.retain(|host| {
+                    !self.dead.contains(host) && self.done_away.get(host).is_none_or(|done| *done < *ticket)
+                });
+                if hosts.is_empty() {
+                    if let Sink::Shown(aggregator, _) = &mut self.sink {
+                        wait.meshes().into_iter().for_each(|mesh| aggregator.release(mesh));
+                    }
+                    self.publish();
+                    wait.stage = Stage::Found(self.put);
+                }
+            }
+            self.catching_up.push(wait);
+        }
+    }
+
+    /// Takes out those that have waited long enough for what they wait for.
+    pub(super) fn caught_up(&mut self) -> Vec<Arc<Completion>> {
+        let (shown, over) = (self.shown, self.closed || !self.watched);
+        let all = |wait: &mut CatchUp| over || matches!(wait.stage, Stage::Found(last) if last <= shown);
+        self.catching_up.extract_if(.., all).map(|wait| wait.done).collect()
+    }
+
+    /// Takes out those that give up.
+    pub(super) fn late(&mut self, now: Duration) -> Vec<Arc<Completion>> {
+        self.catching_up.extract_if(.., |wait| wait.until <= now).map(|wait| wait.done).collect()
+    }
+
+    /// Reads the pipes of these processes to where they are empty, without showing unfinished lines.
+    fn read_all(&mut self, now: Duration, buffer: &mut [u8], of: impl Fn(ProcAddr) -> bool) {
+        let all = self.pipes.iter().filter(|(_, pipes)| of(pipes.addr));
+        for token in all.map(|(token, _)| *token).collect::<Vec<u64>>() {
+            for stream in [Stream::Out, Stream::Err] {
+                self.read(token, stream, now, buffer, MOST_READS);
+            }
+            if let Some(pipes) = self.pipes.get_mut(&token) {
+                pipes.tap.release(&mut lines_to(&mut self.sink, pipes.addr.mesh, now));
+            }
+        }
     }
 
     pub(super) fn tick(&mut self, now: Duration) {
@@ -354,17 +444,30 @@ impl LogReader {
 
     /// Puts what is ready into the queue; where nobody looks, it is dropped.
     pub(super) fn publish(&mut self) {
-        let Sink::Shown(aggregator, _) = &mut self.sink else { return };
+        let whole = |source| match source {
+            Source::Proc(addr) => {
+                let pipes = self.tokens.get(&addr).and_then(|token| self.pipes.get(token));
+                pipes.is_none_or(|pipes| pipes.tap.is_quiet())
+            }
+            Source::Host(..) => true,
+        };
+        let aggregator = match &mut self.sink {
+            Sink::Shown(aggregator, _) => aggregator,
+            Sink::Sent(sending) => {
+                let last = self.put + u64::from(!sending.batch.is_empty());
+                return self.behind.settle(last, |_| true, whole);
+            }
+        };
         let bytes = aggregator.ready();
-        if bytes == 0 {
-            return;
+        if bytes > 0 {
+            let chunks = aggregator.take();
+            if self.watched {
+                self.put += chunks.len() as u64;
+                self.waiting += bytes;
+                self.queue.extend(chunks);
+            }
         }
-        let chunks = aggregator.take();
-        if self.watched {
-            self.put += chunks.len() as u64;
-            self.waiting += bytes;
-            self.queue.extend(chunks);
-        }
+        self.behind.settle(self.put, |mesh| aggregator.is_quiet(mesh), whole);
     }
 }
 

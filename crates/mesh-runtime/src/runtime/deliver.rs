@@ -36,6 +36,10 @@ impl Parts for Runtime {
         self.send_remote(frame, hosts)
     }
 
+    fn has_output(&self, frame: &Frame) -> bool {
+        self.has_output(frame)
+    }
+
     fn answers_for(&self, frame: &Frame) -> bool {
         self.remote_values.answers(frame, self)
     }

@@ -34,6 +34,11 @@ impl HostLogs {
         Ok(Arc::clone(self.logs.get_or_init(|| made)))
     }
 
+    /// The logs, if they were started.
+    pub(crate) fn get(&self) -> Option<&Arc<Logs>> {
+        self.logs.get()
+    }
+
     /// The last lines that an ended process wrote to stderr.
     pub(crate) fn last_words(&self, addr: ProcAddr) -> Vec<String> {
         self.logs.get().map(|logs| logs.ended(addr)).unwrap_or_default()
@@ -50,6 +55,7 @@ impl HostLogs {
             Some(Lines::Found(batch)) if me == ProcAddr::CONTROLLER => Order::Found(src.host, batch),
             Some(Lines::More) if src == ProcAddr::CONTROLLER => Order::More,
             Some(Lines::Flush(ticket)) if src == ProcAddr::CONTROLLER => Order::Flush(ticket),
+            Some(Lines::Report(mesh, ticket)) if src == ProcAddr::CONTROLLER => Order::Report(mesh, ticket),
             Some(Lines::Set(mesh, options)) if src == ProcAddr::CONTROLLER => Order::Set(mesh, options),
             _ => return,
         };

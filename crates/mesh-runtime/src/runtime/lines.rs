@@ -1,11 +1,36 @@
 //! Connects the logs of a host to its gateway, and to those who ask for them.
 
 use super::Runtime;
+use crate::call::Call;
+use crate::completion::Completion;
 use crate::error::RuntimeError;
 use crate::logs::{LogPeers, Logs};
 use mesh_proto::control::Lines;
-use mesh_proto::{HostNo, ProcAddr};
+use mesh_proto::hosts::HostSet;
+use mesh_proto::{Frame, HostNo, Kind, ProcAddr, Target};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Whose output a result follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// That of all processes that were called.
+    All,
+    /// That of the process that gave this outcome of a stream.
+    Nth(usize),
+    /// That of the process that sent the only value.
+    Sender,
+}
+
+impl Which {
+    fn of(self, call: &Call) -> Option<(ProcAddr, bool)> {
+        match self {
+            Self::All => None,
+            Self::Nth(n) => call.answered(Some(n)),
+            Self::Sender => call.answered(None),
+        }
+    }
+}
 
 impl LogPeers for Runtime {
     fn hosts(&self) -> Vec<HostNo> {
@@ -32,6 +57,54 @@ impl Runtime {
     /// If descriptors or threads run out.
     pub fn logs(&self) -> Result<Arc<Logs>, RuntimeError> {
         self.logs.start()
+    }
+
+    /// Whether processes of a call, or the one that gave the `n`th outcome of a stream, have written something that was
+    /// not shown yet (LOG-8). For a value that came through a port, the process that sent it.
+    pub fn is_behind(&self, call: &Call, target: &Target, which: Which) -> bool {
+        if self.standing.is_closed() {
+            return false;
+        }
+        let here = |target: &Target| self.logs.get().is_some_and(|logs| logs.is_behind(target));
+        match which.of(call) {
+            Some((addr, printed)) => printed || here(&Target::One(addr)),
+            None => here(target) || !call.printed(self.me.host).is_empty(),
+        }
+    }
+
+    /// Returns what is finished when that has been shown, or after `limit`; `None` if it is of no use to wait.
+    pub fn catch_up(&self, call: &Call, target: &Target, which: Which, limit: Duration) -> Option<Arc<Completion>> {
+        let logs = self.logs.get()?;
+        let done = self.completion();
+        let waits = match which.of(call) {
+            Some((addr, printed)) => {
+                let hosts = if printed { HostSet::one(addr.host) } else { HostSet::default() };
+                logs.catch_up(Target::One(addr), &hosts, limit, &done)
+            }
+            None => logs.catch_up(target.clone(), &call.printed(self.me.host), limit, &done),
+        };
+        waits.then_some(done)
+    }
+
+    /// Finishes what is returned when processes' lines of before have been shown, or after `limit`; `None` if there are
+    /// none on their way. For a script that is not the controller, which has them shown on its behalf.
+    pub fn catch_up_with(&self, target: Target, limit: Duration) -> Option<Arc<Completion>> {
+        let logs = self.logs.get().filter(|logs| logs.is_behind(&target))?;
+        let done = self.completion();
+        logs.catch_up(target, &HostSet::default(), limit, &done).then_some(done)
+    }
+
+    /// At an agent: whether a reply goes to a script that has not been told yet what its process has printed.
+    pub(crate) fn has_output(&self, frame: &Frame) -> bool {
+        let header = &frame.header;
+        if !matches!(header.kind, Kind::Reply | Kind::Post) || !self.me.is_agent() || header.src.is_agent() {
+            return false;
+        }
+        let is_on_its_way = match self.me == ProcAddr::CONTROLLER {
+            true => header.dst.is_guest(),
+            false => header.src.host == self.me.host && (header.dst == ProcAddr::CONTROLLER || header.dst.is_guest()),
+        };
+        is_on_its_way && self.logs.get().is_some_and(|logs| logs.is_behind(&Target::One(header.src)))
     }
 
     /// The last lines that an ended process wrote to stderr.

@@ -70,6 +70,7 @@ pub use event_loop::{EventLoop, EventLoops};
 pub(crate) use landing::Ground;
 pub(crate) use landing::Landings;
 pub use later::Calling;
+pub use lines::Which;
 pub use outgoing::{Body, Outgoing, Terms};
 pub use port_handles::{Later, Mailbox, Outlet, Packed, Posted, Posting, Said};
 #[cfg(test)]

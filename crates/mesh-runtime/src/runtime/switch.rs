@@ -30,6 +30,8 @@ pub(crate) trait Parts {
     fn deliver(&self, frame: Frame);
     /// Sends a frame to other hosts. Returns how many bytes wait behind it.
     fn send_remote(&self, frame: &Frame, hosts: HostSet) -> usize;
+    /// Whether a frame of a process of this host goes to a script that is to see first what the process has printed.
+    fn has_output(&self, frame: &Frame) -> bool;
     /// Whether a frame for another host is answered here, on its behalf.
     fn answers_for(&self, frame: &Frame) -> bool;
     /// Keeps a frame for a mesh that is not known here, but may become so.
@@ -184,10 +186,20 @@ impl Switch {
             parts.overhear(&frame, from.is_some());
         }
         match self.route(to) {
-            Route::Via(id) => self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0),
+            Route::Via(id) => {
+                if to.is_guest() && parts.has_output(&frame) {
+                    frame.header.set_printed();
+                }
+                self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0)
+            }
             Route::Remote(_) if from == Some(GATEWAY) => 0, // Not for here, and nobody relays at this level.
             Route::Remote(_) if parts.answers_for(&frame) => 0,
-            Route::Remote(host) => parts.send_remote(&frame, HostSet::one(host)),
+            Route::Remote(host) => {
+                if parts.has_output(&frame) {
+                    frame.header.set_printed();
+                }
+                parts.send_remote(&frame, HostSet::one(host))
+            }
             Route::Here => {
                 parts.deliver(frame);
                 0

@@ -1,8 +1,11 @@
 //! The thread that reads what procs print, with pipes that the tests write to.
 
+use crate::completion::Completion;
 use crate::logs::Logs;
-use mesh_proto::ProcAddr;
+use crate::standing::Standing;
+use mesh_proto::hosts::HostSet;
 use mesh_proto::logs::{LogOptions, Stream};
+use mesh_proto::{ProcAddr, Target};
 use rustix::fs::{OFlags, fcntl_setfl};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -51,6 +54,70 @@ fn a_flush_waits_until_what_was_written_is_shown() {
     assert_eq!(shower.join().unwrap(), b"[procs rank=0] two\n");
     assert!(logs.flush(Duration::ZERO), "after the end there is nothing to wait for");
     assert!(err.write_all(b"three\n").is_err(), "nobody reads any more");
+}
+
+/// LOG-8: the wait for what `addr` has written, once there is somebody to show it.
+fn catch_up(logs: &Logs, addr: ProcAddr, limit: Duration) -> Option<Arc<Completion>> {
+    let done = Arc::new(Completion::of(Weak::new(), Arc::new(Standing::new())));
+    logs.catch_up(Target::One(addr), &HostSet::default(), limit, &done).then_some(done)
+}
+
+fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + LONG;
+    loop {
+        if let Some(it) = ready() {
+            return it;
+        }
+        assert!(Instant::now() < end, "not in time");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn results_wait_until_the_lines_of_their_process_are_shown() {
+    let logs = started();
+    let ((quiet, _silent, _still), (loud, mut out, _err)) = (open(&logs, 1), open(&logs, 2));
+    let is_behind = |addr| logs.is_behind(&Target::One(addr));
+    let is_done = |done: &Completion| done.is_done().then_some(());
+    out.write_all(b"one\nbegun").unwrap();
+    assert!(is_behind(loud));
+    assert!(catch_up(&logs, loud, LONG).is_none(), "nobody shows anything");
+    // Shows one answer each time it is told to.
+    let (go, told) = std::sync::mpsc::channel::<()>();
+    let shower = std::thread::spawn({
+        let logs = Arc::clone(&logs);
+        move || {
+            let mut shown = Vec::new();
+            while told.recv().is_ok() {
+                shown.extend(logs.next().into_iter().flatten().flat_map(|chunk| chunk.text));
+            }
+            shown
+        }
+    });
+    go.send(()).unwrap();
+    let first = until(|| catch_up(&logs, loud, LONG));
+    assert!(!first.is_done() && is_behind(loud), "it is shown when the next is asked for");
+    assert!(!is_behind(quiet), "another has written");
+    go.send(()).unwrap();
+    until(|| is_done(&first));
+    // A line that has not ended yet is none.
+    until(|| (!is_behind(loud)).then_some(()));
+    out.write_all(b" and ended\n").unwrap();
+    let late = until(|| catch_up(&logs, loud, Duration::from_millis(5)));
+    until(|| is_done(&late));
+    assert!(is_behind(loud));
+    assert!(catch_up(&logs, loud, LONG).is_none(), "nobody waits again where nothing was shown since");
+    go.send(()).unwrap();
+    until(|| (!is_behind(loud)).then_some(()));
+    out.write_all(b"last\n").unwrap();
+    let last = until(|| catch_up(&logs, loud, LONG));
+    logs.close();
+    until(|| is_done(&last));
+    until(|| catch_up(&logs, loud, LONG).as_deref().and_then(is_done));
+    go.send(()).unwrap();
+    drop(go);
+    let shown = String::from_utf8(shower.join().unwrap()).unwrap();
+    assert_eq!(shown, "[procs rank=0] one\n[procs rank=0] begun and ended\n[procs rank=0] last\n");
 }
 
 #[test]

@@ -58,6 +58,10 @@ impl Parts for Scribe {
         self.note(Handed::Remote(hosts));
         5
     }
+    fn has_output(&self, _: &Frame) -> bool {
+        false
+    }
+
     fn answers_for(&self, _: &Frame) -> bool {
         self.answers
     }

@@ -7,9 +7,9 @@ use crate::event_loop::PyWaker;
 use crate::lost::PyLost;
 use crate::message::PyMessage;
 use crate::runtime::PyRuntime;
-use crate::time::deadline;
+use crate::time::{deadline, duration};
 use mesh_proto::{ActorId, ProcAddr, Target};
-use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited};
+use mesh_runtime::{Call, Mailbox, Outcome, Receive, Runtime, Waited, Which};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -55,6 +55,14 @@ impl PyCall {
         Self { runtime, call, target, actor: 0, port: Some((Arc::clone(mailbox), receive)) }
     }
 
+    fn which(&self, nth: Option<usize>) -> Which {
+        match (nth, &self.port) {
+            (Some(nth), _) => Which::Nth(nth),
+            (None, Some(_)) => Which::Sender,
+            (None, None) => Which::All,
+        }
+    }
+
     /// The process at a place of the target.
     fn place(&self, index: usize) -> ProcAddr {
         self.target.place(index).unwrap_or(self.runtime.me())
@@ -94,6 +102,21 @@ impl PyCall {
         let until = deadline(timeout)?;
         let wait = self.runtime.wait_for(&*self.call, seen, until, heed);
         door::wait(py, &self.runtime, |look, signals| wait.step(look, signals), until)
+    }
+
+    /// Whether processes that have answered have printed something that was not shown yet: those that were called or, with
+    /// `nth`, the one that gave this outcome of a stream.
+    #[pyo3(signature = (nth=None))]
+    fn is_behind(&self, nth: Option<usize>) -> bool {
+        self.runtime.is_behind(&self.call, &self.target, self.which(nth))
+    }
+
+    /// What is done when that has been shown, or after `limit` seconds; `None` if it is of no use to wait.
+    #[pyo3(signature = (limit, nth=None))]
+    fn catch_up(&self, py: Python<'_>, limit: f64, nth: Option<usize>) -> PyResult<Option<PyCompletion>> {
+        let (which, limit) = (self.which(nth), duration(limit)?);
+        let core = outside(py, || self.runtime.catch_up(&self.call, &self.target, which, limit));
+        Ok(core.map(|core| PyCompletion::on(&self.runtime, core)))
     }
 
     /// Marks the waiter as interrupted: a failure is not reported to anybody.

@@ -122,6 +122,17 @@ impl PyCompletion {
         door::wait(py, &self.runtime, |look, signals| wait.step(look, signals), until)
     }
 
+    /// False: this process finishes it, and it follows no other's output.
+    fn is_behind(&self) -> bool {
+        false
+    }
+
+    /// Always `None`; see `is_behind`.
+    fn catch_up(&self, limit: f64) -> Option<PyCompletion> {
+        let _ = limit;
+        None
+    }
+
     /// Spins as long as that is cheaper than sleeping; true if it has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {

@@ -285,7 +285,9 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("mesh_core.inspect")
     module = _LATER.get(name)
     if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from mesh_core._common.siblings import where
+
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{where(name)}")
     import importlib
 
     return getattr(importlib.import_module(module), name)

@@ -38,6 +38,7 @@ def test_defaults():
         "log_window": 3.0,
         "log_ignore_numbers": False,
         "log_records": True,
+        "log_wait": 0.1,
         "post_mortem": False,
     }
 
@@ -118,6 +119,7 @@ RANGES = {
     "shm_idle": SECONDS,
     "bypass_threshold": BYTES,
     "log_window": SECONDS,
+    "log_wait": SECONDS,
 }
 
 

@@ -198,6 +198,9 @@ def test_commands_without_a_terminal(trainers: Script) -> None:
     assert stops[0]["job"] == trainers.process.pid
     assert {stop["pid"] for stop in stops} < set(family(trainers.process.pid))
     assert mesh_debug(trainers, "cast", "gpus=1:3", "p", "loss") == "trainers gpus=1:3 (2 alike):\n  10\n"
+    # The job may be named last, too.
+    job = ("--job", str(trainers.process.pid))
+    assert mesh_debug(trainers, "cast", "gpus=1:3", "p loss", *job) == "trainers gpus=1:3 (2 alike):\n  10\n"
     assert "did you mean 'gpus'" in mesh_debug(trainers, "cast", "gpu=1", "p loss", status=1)
     assert "matches 2" in mesh_debug(trainers, "attach", "gpus=1:3", status=1)
     assert "cast needs" in mesh_debug(trainers, "cast", "all", status=1)

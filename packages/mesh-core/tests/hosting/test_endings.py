@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,29 @@ def test_endpoints_that_do_not_end_are_reported_to_the_stopper(tmp_path: Path, c
             actor.stop().get(WITHIN)
         assert isinstance(call.exception(WITHIN), Undeliverable)
         assert lines(log) == ["endpoint ends", "clings", "cleanup"]
+
+
+class Endless(Actor):
+    def __init__(self, log: str) -> None:
+        write_down(log, "begun")
+        threading.Event().wait()
+
+
+@pytest.mark.slow
+def test_a_constructor_that_does_not_end_is_reported_by_name_and_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, told: Told
+) -> None:
+    log = str(tmp_path / "log")
+    with configured(stop_timeout=0.3), this_host().spawn_procs(name="procs") as procs:
+        procs.spawn("endless", Endless, log)
+        until = time.monotonic() + 60
+        while not (Path(log).exists() and lines(log)):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    said = "\n".join(caplog.messages)
+    assert "actor 'endless' on procs[0]" in said
+    assert "failed in its constructor, which nobody waits for:" in said
+    assert "MeshError: the constructor of actor 'endless'" in said
 
 
 @pytest.mark.parametrize("cls", [Beside, ThreadedBeside])

@@ -25,6 +25,7 @@ from mesh_core import (
     HostMesh,
     ProcMesh,
     SupervisionError,
+    configured,
     inspect,
     set_fault_handler,
     shutdown,
@@ -38,6 +39,11 @@ LONG = 30.0
 
 def say(text: str) -> None:
     print(text)
+
+
+def say_and_die(text: str) -> None:
+    print(text)
+    os._exit(1)
 
 
 def warm_up() -> None:
@@ -201,6 +207,23 @@ def test_all_output_is_shown_before_a_stop_returns(
         for host in range(3):
             mine = [line.partition("] ")[2] for line in out.splitlines() if f"hosts={host} " in line]
             assert mine == [f"{number} {'x' * 90}" for number in range(500)]
+
+
+def test_output_of_other_hosts_comes_before_the_result(
+    procs: ProcMesh, echo: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """LOG-8."""
+    far = echo.slice(hosts=1, gpus=0)
+    with configured(log_wait=60):
+        for n in range(10):
+            far.call.call_one(say, f"line {n}").get(LONG)
+            assert f"] line {n}\n" in capfd.readouterr().out
+            echo.call.call(log, 40, f"record {n}").get(LONG)
+            assert caplog.messages == [f"record {n}"] * 6
+            caplog.clear()
+        with pytest.raises(SupervisionError):
+            echo.slice(hosts=2, gpus=1).call.call_one(say_and_die, "last words").get(LONG)
+        assert "] last words\n" in capfd.readouterr().out
 
 
 def test_a_flood_on_one_host_is_slowed_down_and_stalls_nobody(

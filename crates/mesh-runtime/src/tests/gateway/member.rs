@@ -259,6 +259,10 @@ impl Parts for Member {
         self.gateway.send(frame, hosts)
     }
 
+    fn has_output(&self, _: &Frame) -> bool {
+        false
+    }
+
     fn answers_for(&self, _: &Frame) -> bool {
         false
     }

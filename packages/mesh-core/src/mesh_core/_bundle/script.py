@@ -35,6 +35,7 @@ def equip(process: Process) -> None:
 
 def _open_console(process: Process) -> None:
     process.slots.of(Console, lambda: Console(process.runtime.logs()))
+    process.shows_output = True
 
 
 def _flush(process: Process) -> None:

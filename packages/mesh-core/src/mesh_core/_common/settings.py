@@ -211,6 +211,9 @@ class Settings:
     log_records: bool = _setting(True, _Switch())
     """Whether workers' log records reach the handlers that the script set up for ``logging``; otherwise they are text."""
 
+    log_wait: float = _setting(0.1, _SECONDS)
+    """How long a result may wait until the script shows what the endpoint printed before it, in seconds; 0 never waits."""
+
     post_mortem: bool = _setting(False, _Switch())
     """Whether an actor whose endpoint raised stops for ``mesh debug`` before the caller is notified."""
 

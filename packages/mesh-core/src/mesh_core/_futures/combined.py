@@ -293,6 +293,16 @@ class _Gathered(Future[list[Any]]):
     def _progress(self) -> bool:
         return self._look()
 
+    def _is_behind(self) -> bool:
+        return any(member._is_behind() for member in self._seen())
+
+    def _catch_up(self, limit: float) -> list[Completion]:
+        behind = [member for member in self._seen() if member._is_behind()]
+        return [waiting for member in behind for waiting in member._catch_up(limit)]
+
+    def _seen(self) -> list[Future[Any]]:
+        return [self._members[place] for place in tuple(self._watch.done)]
+
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._watch.taken)
 

@@ -79,6 +79,16 @@ class Future(Generic[R]):
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call)
 
+    # Before the result is seen, what was printed before it is shown (LOG-8); only in the script.
+
+    def _is_behind(self) -> bool:
+        return self._call.is_behind()
+
+    def _catch_up(self, limit: float) -> list[Completion]:
+        """Return what is done when that has been shown, or after ``limit`` seconds."""
+        waiting = self._call.catch_up(limit)
+        return [] if waiting is None else [waiting]
+
     # To wait for several futures, listen to each; when one has progressed, ask it whether it is done.
 
     def _listen(self, listener: Completion, token: int) -> None:
@@ -137,6 +147,10 @@ class Future(Generic[R]):
             if not last:
                 raise self._not_yet(timeout)
             self._expire(None)
+        if self._process.shows_output and self._is_behind():
+            from mesh_core._futures.output import follow
+
+            follow(self, timeout)
         self._settle()
 
     def _has_news(self) -> bool:
@@ -312,6 +326,10 @@ class Future(Generic[R]):
                 if self._process.alarmed and not self._has_news():
                     self._raise_failure()
                 yield from self._await_arrival().__await__()
+            if self._process.shows_output and self._is_behind():
+                from mesh_core._futures.output import follow_async
+
+                yield from follow_async(self).__await__()
             self._settle()
         return self._outcome()
 
@@ -464,6 +482,12 @@ class _Changed(Future[S]):
     async def _arrive(self) -> None:
         await self._source._arrive()
 
+    def _is_behind(self) -> bool:
+        return self._source._is_behind()
+
+    def _catch_up(self, limit: float) -> list[Completion]:
+        return self._source._catch_up(limit)
+
     def _listen(self, listener: Completion, token: int) -> None:
         self._source._listen(listener, token)
 
@@ -514,6 +538,13 @@ class StreamFuture(Future[R]):
 
     async def _arrive(self) -> None:
         await self._process.bridge().wait(self._call, self._n)
+
+    def _is_behind(self) -> bool:
+        return self._call.is_behind(self._n)
+
+    def _catch_up(self, limit: float) -> list[Completion]:
+        waiting = self._call.catch_up(limit, self._n)
+        return [] if waiting is None else [waiting]
 
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._n)

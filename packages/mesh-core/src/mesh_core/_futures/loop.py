@@ -58,6 +58,8 @@ class Bridge:
         self._waker = Waker()
         self._tokens = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[None]] = {}
+        self._deaf: set[int] = set()
+        """Those of them that no failure of the script interrupts."""
         loop.add_reader(self._waker.fileno(), self._on_ready)
 
     def _on_ready(self) -> None:
@@ -74,25 +76,33 @@ class Bridge:
                 loop.call_soon_threadsafe(self._on_alarm)
 
     def _on_alarm(self) -> None:
-        waiting = [each for each in self._waiting.values() if not each.done()]
+        waiting = [
+            each for token, each in self._waiting.items() if token not in self._deaf and not each.done()
+        ]
         error = self._failure() if waiting else None
         if error is not None:
             for each in waiting:
                 each.set_exception(error)
 
-    async def wait(self, call: Coming, seen: int = _ALL) -> None:
-        """Return once the call is complete or, for a streamed call, has more than ``seen`` outcomes."""
+    async def wait(self, call: Coming, seen: int = _ALL, heed: bool = True) -> None:
+        """Return once the call is complete or, for a streamed call, has more than ``seen`` outcomes.
+
+        Unless ``heed`` is false, the script's failure may be raised meanwhile.
+        """
         # If the loop has nothing else to run, polling for a moment is faster than going to sleep.
         if not self._waiting and getattr(self.loop(), "_ready", True) == _NOTHING and call.look(seen):
             return
         token = next(self._tokens)
         waiting = asyncio.get_running_loop().create_future()
         self._waiting[token] = waiting
+        if not heed:
+            self._deaf.add(token)
         try:
             call.tell(self._waker, token, seen)
             await waiting
         finally:
             self._waiting.pop(token, None)
+            self._deaf.discard(token)
 
 
 def settle(answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

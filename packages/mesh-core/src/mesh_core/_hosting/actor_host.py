@@ -448,11 +448,14 @@ class ActorHost:
 
         from mesh_core._serialize.exceptions import format_traceback
 
+        # A message without a name is the actor's spawn.
+        what = f"raised in {message.name}" if message.name else "failed in its constructor"
         logging.getLogger("mesh").error(
-            "actor %r on %s (pid %d) raised in %s, which nobody waits for:\n%s",
+            "actor %r on %s (pid %d) %s, which nobody waits for:\n%s",
             name,
             self.process.identity.proc_id,
             os.getpid(),
-            message.name,
-            format_traceback(error),
+            what,
+            # Errors of Mesh's own that were never raised have no traceback.
+            format_traceback(error) or f"{type(error).__name__}: {error}",
         )

@@ -31,7 +31,8 @@ from mesh_core._serialize.exceptions import actor_error
 
 if TYPE_CHECKING:
     from mesh_core._actors.reducers import Reducer
-    from mesh_core._native import Call, Message
+    from mesh_core._futures.awaited import Awaited
+    from mesh_core._native import Call, Completion, Message
     from mesh_core._process.process import Process
     from mesh_core._serialize.exceptions import ActorError
 
@@ -89,6 +90,15 @@ class _Outcome(_Promised[Any]):
                 except BaseException as error:  # noqa: BLE001 - kept, and raised at every get()
                     self._fail(error)
 
+    def _is_behind(self) -> bool:
+        answered = self.work.answered
+        return answered is not None and answered.is_behind()
+
+    def _catch_up(self, limit: float) -> list[Completion]:
+        answered = self.work.answered
+        waiting = None if answered is None else answered.catch_up(limit)
+        return [] if waiting is None else [waiting]
+
     # Deadlocks and late calls are described by the attempt in progress.
 
     def _refuse_wait(self, *, awaited: bool) -> None:
@@ -120,6 +130,7 @@ class _Work:
 
     __slots__ = (
         "__weakref__",
+        "answered",
         "args",
         "attempt",
         "endpoint",
@@ -164,6 +175,8 @@ class _Work:
         self.error: BaseException | None = None
         self.reply: Message | None = None
         self.attempt: Future[Any] | None = None
+        self.answered: Awaited | None = None
+        """The last attempt, once the call has its outcome."""
         self.is_last = False
         """The actor does not come back: the call fails like any other."""
 
@@ -217,6 +230,8 @@ class _Work:
     def finish(self) -> None:
         """Set the outcome of the caller's future."""
         promise, self.promise = self.promise, None
+        if self.attempt is not None:
+            self.answered = self.attempt._call
         self.args, self.kwargs, self.attempt = (), {}, None
         if promise is None:
             return

@@ -114,6 +114,8 @@ class Process:
     told_addresses: Mapping[int, str] = MappingProxyType({})
     """The addresses of hosts that another process attached."""
     _repairs_expected = False
+    shows_output = False
+    """Whether it shows what workers print, so that results wait for that (LOG-8)."""
     ask_traits: Callable[[Sequence[int]], tuple[list[Any], list[int]]] | None = None
     """Asks the controller what hosts reported about themselves, if this process is a script but not the controller."""
     cannot_make: Mapping[tuple[int, int], str] = MappingProxyType({})

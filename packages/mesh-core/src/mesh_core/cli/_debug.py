@@ -58,6 +58,11 @@ class DebugCommand:
 
     def run(self, args: Namespace) -> int:
         """Run one command, or open a prompt."""
+        command: list[str] = args.command if args.do == "cast" else []
+        if command[-2:-1] == ["--job"] and command[-1].isdecimal():
+            # Everything after the actors is the command; its last words may still choose the job, as with other commands.
+            args.job = int(command[-1])
+            command = command[:-2]
         debugger = JobDebugger(args.job)
         if args.do is None:
             return debugger.prompt()
@@ -66,7 +71,7 @@ class DebugCommand:
         elif args.do == "attach":
             debugger.attach(" ".join(args.which))
         elif args.do == "cast":
-            debugger.cast(args.which, " ".join(args.command))
+            debugger.cast(args.which, " ".join(command))
         else:
             debugger.continue_(" ".join(args.which))
         return _exit.OK

@@ -20,7 +20,7 @@ from mesh_core.inspect import (
 from mesh_supervision._collectives import At
 from mesh_supervision._watching._meetings import Meeting, meetings
 
-_LIBRARIES = ("/lib/python3", "/site-packages/", "<frozen ")
+_LIBRARIES = ("/lib/python3", "/site-packages/", "/mesh_core/", "<frozen ")
 _COLLECTIVE = ("/torch/distributed/", "/mesh_tensor/_special.py")
 _MEET = frozenset(
     ("all_reduce", "all_gather", "all_to_all", "barrier", "broadcast", "reduce", "reduce_scatter", "gather", "scatter", "recv", "send",
@@ -130,7 +130,8 @@ class _Search:
         for circle in self.circles:
             around = " -> ".join([*(wait.waiter for wait in circle.waits), circle.waits[0].waiter])
             longest = max(wait.seconds for wait in circle.waits)
-            circles.append(f"a cycle, in which none can continue, for {longest:.1f} s: {around}")
+            told = [f"a cycle, in which none can continue, for {longest:.1f} s: {around}"]
+            circles.append("\n".join([*told, *map(self._of_circle, circle.waits)]))
         inside = {wait.waiter for circle in self.circles for wait in circle.waits}
         ends: dict[str, list[list[str]]] = {}
         for wait in self.waits:
@@ -154,6 +155,12 @@ class _Search:
         found += self._of_collectives(found)
         found.sort(key=lambda each: (-each.waiting, each.who))
         return Reason(tuple(found), tuple(circles))
+
+    def _of_circle(self, wait: Wait) -> str:
+        """Describe one wait of a cycle: in which endpoint, for which, and at which line."""
+        proc, actor = self.actors.get(wait.waiter, (self.procs.get(wait.proc), None))
+        line = _line(self._thread(proc, actor))
+        return f"  {wait}" + (f", at {line}" if line else "")
 
     def _chains(self, start: str, wait: Wait, inside: set[str]) -> list[list[str]]:
         """Return the chains from a waiter to all who wait for nobody; none passes the same place twice."""
@@ -245,7 +252,8 @@ class _Search:
             return "is busy outside of all actors"
         if actor.running:
             longest = max(actor.running, key=lambda each: each.seconds)
-            others = f", {actor.queue:,} messages wait behind it" if actor.queue else ""
+            many = f"{actor.queue:,} messages wait" if actor.queue > 1 else "1 message waits"
+            others = f", {many} behind it" if actor.queue else ""
             if thread is None or not thread.own:
                 return (
                     f"has begun {longest.endpoint} {longest.seconds:.1f} s ago, and no thread runs it: it awaits something, or has not answered "

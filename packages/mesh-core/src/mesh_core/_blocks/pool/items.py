@@ -14,6 +14,7 @@ from mesh_core._blocks.pool.tasks import Call, Runner, Work
 from mesh_core._common.errors import MeshError
 
 if TYPE_CHECKING:
+    from mesh_core._native import Call as Native
     from mesh_core._native import Completion
     from mesh_core._process.process import Process
 
@@ -76,6 +77,10 @@ class Item(Work):
         self._arrivals = arrivals
         self._value: Any = None
         self._error: BaseException | None = None
+
+    def _told_by(self, answered: Native) -> None:
+        # Whoever takes many results does not wait for each one's output.
+        pass
 
     def _keep(self, value: Any) -> None:
         self._value = value

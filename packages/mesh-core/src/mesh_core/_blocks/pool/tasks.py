@@ -61,9 +61,18 @@ class Call(NamedTuple):
 class _Outcome(_Promised[Any]):
     """The future of a task. Cancelling the future cancels the task."""
 
-    __slots__ = ("task",)
+    __slots__ = ("answered", "task")
 
+    answered: Native | None
+    """The call that gave the outcome, if what was printed in it is still to be shown."""
     task: Task | None
+
+    def _is_behind(self) -> bool:
+        return self.answered is not None and self.answered.is_behind()
+
+    def _catch_up(self, limit: float) -> list[Completion]:
+        waiting = None if self.answered is None else self.answered.catch_up(limit)
+        return [] if waiting is None else [waiting]
 
     def _give_up(self, error: BaseException) -> bool:
         given_up = super()._give_up(error)
@@ -130,6 +139,10 @@ class Work(ABC):
     @abstractmethod
     def _dropped(self) -> None:
         """It was given up."""
+
+    @abstractmethod
+    def _told_by(self, answered: Native) -> None:
+        """Note which call gave the outcome that follows."""
 
     @abstractmethod
     def cancel(self) -> None:
@@ -251,6 +264,7 @@ class Work(ABC):
         assert native is not None
         assert endpoint is not None
         self._native = None
+        self._told_by(native)
         value, error = None, None
         try:
             value = value_of(native.outcomes()[0], 0, endpoint._who)
@@ -348,7 +362,13 @@ class Task(Work):
         super().__init__(runner, call, retries)
         self._promise = _Asked(name)
         self.future: Future[Any] = self._promise.future
+        assert isinstance(self.future, _Outcome)
+        self.future.answered = None
         self._set_owner(self)
+
+    def _told_by(self, answered: Native) -> None:
+        assert isinstance(self.future, _Outcome)
+        self.future.answered = answered
 
     def _set_owner(self, task: Task | None) -> None:
         assert isinstance(self.future, _Outcome)
