@@ -210,6 +210,10 @@ def test_calls_that_survive_restarts_and_tasks_of_a_pool(
         for n in range(5):
             assert pool.submit(loud.say, f"task {n}").get(timeout=60) == f"task {n}"
             assert capfd.readouterr().out.endswith(f"] task {n}\n")
+    end = time.monotonic() + 60
+    while any(thread.name == "mesh-pool" for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_a_thread_waits_too(loud: Any, capfd: pytest.CaptureFixture[str]) -> None:
