@@ -4,8 +4,8 @@ ELA-1: the members change in :meth:`ElasticMesh.safe_point`, and nowhere else; w
 ELA-2: all members have one state after a change: that of one that stays, or else of one that leaves, or else the last snapshot.
 ELA-3: a host that is about to go gets no members; those that it has leave at the next safe point, before their processes are
 stopped. The script is notified of such hosts by their agents, and by whatever calls `leaving` or `notice`.
-ELA-4: a host on which a member could not be started is set aside for a while, longer after each failure in a row, and then tried again. Members that
-it has stay.
+ELA-4: a host on which a member could not be started is set aside for a while, longer after each failure in a row, and then tried again; never for
+long while there are fewer members than the minimum. Members that it has stay.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _TRIES = 10
 """How often a change starts over as more members die."""
 _ASIDE_S = 1.0
 _LONGEST_ASIDE_S = 60.0
+_LONGEST_HALT_S = 5.0
+"""The same while there are fewer members than the minimum: nothing goes on until one has started."""
 """For how long a host is set aside: twice as long after each failure, up to this."""
 
 
@@ -51,11 +53,11 @@ class _Aside:
     why: str
 
     @classmethod
-    def after(cls, before: _Aside | None, why: str) -> Self:
+    def after(cls, before: _Aside | None, why: str, longest: float) -> Self:
         """Return what follows one more failure."""
         failures = 1 if before is None else before.failures + 1
         # The exponent is bounded, as a float is.
-        pause = min(_ASIDE_S * 2 ** min(failures - 1, 10), _LONGEST_ASIDE_S)
+        pause = min(_ASIDE_S * 2 ** min(failures - 1, 10), longest)
         return cls(time.monotonic() + pause, failures, why)
 
 
@@ -316,20 +318,24 @@ class ElasticMesh(Generic[A]):
                     continue
                 tries += 1
                 turn = Turn(self._members, plan, until)
+                before = self._failed_hosts()
                 try:
                     turn.run()
                 except Exception as error:
                     is_worth_it = turn.may_be_tried_again(error)
                     turn.undo()
+                    halted = sum(not each.is_lost for each in self._members.all) < self.minimum
+                    longest = _LONGEST_HALT_S if halted else _LONGEST_ASIDE_S
                     with self._news:
                         for host, why in turn.bad_hosts.items():
-                            self._aside[host] = _Aside.after(self._aside.get(host), why)
+                            self._aside[host] = _Aside.after(self._aside.get(host), why, longest)
                     if time.monotonic() >= until:
                         raise MeshError(
-                            f"the elastic mesh has not changed its members within {timeout:g} s: {turn.doing} took too long ({error}). The members "
-                            "and their state are as before: call safe_point() again, with a longer timeout if the hosts are slow"
+                            f"the elastic mesh has not changed its members within {timeout:g} s: {turn.doing} took too long ({error}){before and f'; earlier tries: {before}'}. "
+                            "The members and their state are as before: call safe_point() again, with a longer timeout if the hosts are slow"
                         ) from error
-                    if tries == _TRIES or not is_worth_it:
+                    # Hosts that fail are tried at growing intervals, until the time is over.
+                    if not is_worth_it or (tries >= _TRIES and not turn.bad_hosts):
                         raise
                 else:
                     with self._news:
@@ -352,7 +358,7 @@ class ElasticMesh(Generic[A]):
                             f"{each.host} ({each.reason or 'no reason given'})"
                             for each in self._notices.values()
                         ),
-                        *(f"{name} ({each.why})" for name, each in self._aside.items()),
+                        *filter(None, [self._failed_hosts()]),
                     ]
                 )
                 raise MeshError(
@@ -360,6 +366,11 @@ class ElasticMesh(Generic[A]):
                     f"hosts {', '.join(self._hosts) or 'none'}, of which these are about to go, gone, or could not start a member: {going or 'none'}. Give it others with "
                     "add_hosts()"
                 )
+
+    def _failed_hosts(self) -> str:
+        """Return the hosts that could not start a member when it was last tried, and why."""
+        with self._news:
+            return ", ".join(f"{name} ({each.why})" for name, each in self._aside.items())
 
     def _plan(self) -> Plan | None:
         """Return what is due, or ``None``."""
