@@ -75,6 +75,7 @@ proptest! {
         header.set_sharing(Sharing { sole, shared: !sole });
         header.set_charged(charged);
         header.set_abroad();
+        header.set_printed();
         header.set_deadline_ms(ms);
         let header = Header::decode(&header.encode()).unwrap();
         prop_assert_eq!(Meaning::of(&header), Ok(said));
@@ -100,6 +101,10 @@ proptest! {
                 }
                 if header.is_abroad() {
                     again.set_abroad();
+                }
+                again.set_distant(header.is_distant());
+                if header.has_printed() {
+                    again.set_printed();
                 }
                 again.set_deadline_ms(header.deadline().map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap()));
                 // All fields but the place, in kinds that have none.

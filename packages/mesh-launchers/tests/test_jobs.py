@@ -439,6 +439,13 @@ def test_credentials_are_there_until_the_runtime_is_closed(jobs_folder: Path) ->
     assert list(jobs_folder.glob(".keys/*")) == []
 
 
+def test_what_was_to_run_on_hosts_that_have_not_come_is_no_failure(failures: list[Any]) -> None:
+    """The script ends first."""
+    with launch("local", hosts=2) as job:
+        job.hosts.spawn_procs()
+    assert failures == []
+
+
 @pytest.mark.parametrize("keep", [None, "60s"])
 def test_the_job_and_its_mesh_agree_on_a_host_that_is_silent(keep: str | None) -> None:
     """Its process is there, and the launcher knows nothing: only the mesh has found out, and says why."""

@@ -6,6 +6,7 @@ import collections
 import random
 import threading
 import time
+import traceback
 from typing import Any
 
 from serving import run
@@ -36,13 +37,17 @@ class Load(threading.Thread):
 
     def run(self) -> None:
         number = 0
-        while not self.over.is_set():
-            number += 1
-            self.send(number)
-            while len(self.waiting) >= UNDER_WAY:
+        try:
+            while not self.over.is_set():
+                number += 1
+                self.send(number)
+                while len(self.waiting) >= UNDER_WAY:
+                    self.settle()
+            while self.waiting:
                 self.settle()
-        while self.waiting:
-            self.settle()
+        except Exception:
+            # A message that could not be sent would look like one that was lost.
+            self.wrong.append(f"{self.sender}: {number}: {traceback.format_exc()}")
 
     def send(self, number: int) -> None:
         kind = self.dice.choice(["all", "one", "one", "part", "tell", "tell all"])

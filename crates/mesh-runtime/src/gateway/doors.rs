@@ -4,12 +4,12 @@ use crate::locks::lock;
 use crate::tls::Listener;
 use mesh_proto::HostNo;
 use mesh_proto::control::Attachment;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-/// The hosts expected at an address, each with its attachment.
-pub(super) type Seats = Mutex<VecDeque<(HostNo, Arc<Attachment>)>>;
+/// The hosts expected at an address, each with its attachment. Who attached first gets the first that come.
+pub(super) type Seats = Mutex<BTreeMap<HostNo, Arc<Attachment>>>;
 
 #[derive(Debug)]
 pub(super) struct Door {

@@ -133,7 +133,7 @@ impl<P: Process> Gateway<P> {
         until: Instant,
         seats: &Seats,
     ) {
-        let seat = if facts.role == Role::Host { lock(seats).pop_front() } else { None };
+        let seat = if facts.role == Role::Host { lock(seats).pop_first() } else { None };
         let Some((host, told)) = seat else {
             return refuse(stream, Refusal::Busy, "no more hosts are wanted".to_owned());
         };

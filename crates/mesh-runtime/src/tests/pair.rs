@@ -23,7 +23,9 @@ fn serve(worker: &Runtime) {
             return;
         }
         if system.take(9).iter().any(|message| message.header().kind == Kind::Spawn) {
-            break worker.inbox(ACTOR).unwrap();
+            // There is none if the worker was closed meanwhile.
+            let Some(inbox) = worker.inbox(ACTOR) else { return };
+            break inbox;
         }
     };
     answer(worker, &inbox);

@@ -268,6 +268,7 @@ def test_a_stopped_mesh_refuses_spawns_at_once(runtime: None) -> None:
     procs.stop().get(WITHIN)
     for mesh in (procs, procs.slice(gpus=1)):
         with pytest.raises(
-            Undeliverable, match="cannot spawn 'late': 'short' has been stopped; spawn new processes first"
+            Undeliverable,
+            match="cannot spawn 'late' on 'short': it has been stopped; spawn new processes first",
         ):
             mesh.spawn("late", Parent)

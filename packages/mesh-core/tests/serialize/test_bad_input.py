@@ -264,7 +264,7 @@ def test_an_out_of_range_slice(echo: Any) -> None:
         echo.slice(gpus=7)
 
 
-@pytest.mark.parametrize("name", ["stop", "slice", "size", "initialized", "name"])
+@pytest.mark.parametrize("name", ["stop", "slice", "size", "initialized"])
 def test_an_endpoint_named_like_a_method_of_every_mesh(name: str) -> None:
     with pytest.raises(TypeError, match=f"has an endpoint named '{name}', which would be hidden"):
         type("Clash", (Actor,), {name: endpoint(lambda self: None)})

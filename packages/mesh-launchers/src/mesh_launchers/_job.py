@@ -147,11 +147,16 @@ class Job:
 
     def _release(self, why: str) -> None:
         """Release all hosts, with everything that runs on them."""
-        self._give_up(why)
+        stopped = []
         for each in self._attached:
             # The runtime may have been shut down.
             with suppress(MeshError):
-                each.stop().get(timeout=_STOP_S)
+                stopped.append(each.stop())
+        # Afterwards: what was to run on hosts that have not come is no failure, as all is stopped.
+        self._give_up(why)
+        for future in stopped:
+            with suppress(MeshError):
+                future.get(timeout=_STOP_S)
 
     @property
     def procs(self) -> Mapping[str, ProcMesh]:

@@ -7,7 +7,7 @@
 >>> buffer.read_into(copy).get(timeout=30)
 >>> copy
 bytearray(b'some weights')
->>> buffer.drop()
+>>> _ = buffer.drop()
 """
 
 from __future__ import annotations

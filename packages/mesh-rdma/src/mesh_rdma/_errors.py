@@ -14,7 +14,7 @@ class RDMAError(MeshError):
 
     >>> from mesh_rdma import RDMABuffer, RDMAError
     >>> buffer = RDMABuffer(bytearray(8))
-    >>> buffer.drop()
+    >>> _ = buffer.drop()
     >>> try:
     ...     buffer.read_into(bytearray(8)).get(timeout=30)
     ... except RDMAError as error:
@@ -60,7 +60,7 @@ class PartsFailed(RDMAError, ConnectionError):
 
     >>> from mesh_rdma import PartsFailed, RDMABuffer, gather
     >>> pieces = [RDMABuffer(bytearray(b"one"))]
-    >>> pieces[0].drop()
+    >>> _ = pieces[0].drop()
     >>> try:
     ...     gather(pieces).get(timeout=30)
     ... except PartsFailed as error:

@@ -15,9 +15,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Have an ``OSError`` in the block name the file: those of a full disk, which a write raises, do not by themselves.
 
     >>> from mesh_core.extensions import naming
-    >>> with open("/dev/full", "w") as file, naming(file.name):
-    ...     _ = file.write("x")
-    ...     file.flush()
+    >>> with naming("/dev/full"), open("/dev/full", "wb", buffering=0) as file:
+    ...     _ = file.write(b"x")
     Traceback (most recent call last):
     OSError: [Errno 28] No space left on device: '/dev/full'
     """

@@ -426,6 +426,7 @@ class _NoProcess:
     """Stands for the process of a future that waits for nothing, which may outlive the runtime."""
 
     alarmed = False
+    shows_output = False
     _actor_host = None
 
     def __init__(self) -> None:
@@ -450,6 +451,9 @@ class _Done(Future[R]):
 
     async def _arrive(self) -> None:
         pass
+
+    def _is_behind(self) -> bool:
+        return False
 
     def _listen(self, listener: Completion, token: int) -> None:
         from mesh_core._common.current import current

@@ -98,7 +98,7 @@ def get_or_spawn_controller(name: str, cls: Callable[..., T], *args: Any, **kwar
     2
     >>> get_or_spawn_controller("counter", Counter).get().add.call_one(3).get()
     5
-    >>> shutdown()
+    >>> _ = shutdown()
     """
     if not isinstance(cls, type) or not issubclass(cls, Actor):
         raise TypeError(f"get_or_spawn_controller() must be given a name and an actor class, got {cls!r}")

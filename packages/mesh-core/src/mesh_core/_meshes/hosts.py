@@ -329,7 +329,7 @@ class HostMesh(Mesh):
         >>> _ = (folder / "schedule.py").write_text("STEPS = 100")
         >>> this_host().sync_workspace(folder).get().sent
         ('schedule.py',)
-        >>> shutdown()
+        >>> _ = shutdown()
         """
         return self._process.hooks.sync(self, path, to=to, reload=reload, exclude=exclude)
 

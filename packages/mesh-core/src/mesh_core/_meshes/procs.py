@@ -163,8 +163,9 @@ class ProcMesh(Mesh):
         process = self._process
         process.check_owner(owner_id)
         if process.closed or (self._recipe is not None and self._recipe.stopped):
+            end = "its runtime has been shut down" if process.closed else "it has been stopped"
             raise Undeliverable(
-                f"cannot spawn {name!r}: {self._name!r} has been stopped; spawn new processes first",
+                f"cannot spawn {name!r} on {self._name!r}: {end}; spawn new processes first",
                 actor=name,
             )
         cls = process.actor_class(cls)

@@ -52,7 +52,7 @@ class HostAgent:
     ...         hosts = attach_to_workers([agent.address], credentials=job)
     ...         hosts.initialized.get(timeout=30)
     ...         hosts.names
-    ...         shutdown()
+    ...         _ = shutdown()
     ['first']
 
     It ends with the process that started it, and so does everything that runs on that host.

@@ -270,7 +270,7 @@ def jobs(*, host: str | None = None, credentials: str | os.PathLike[str] | None 
     >>> this_host().spawn_procs().initialized.get()
     >>> os.getpid() in [job.pid for job in inspect.jobs()]
     True
-    >>> shutdown()
+    >>> _ = shutdown()
     """
     return [info for info, _ in _find(None, host, credentials)[0]]
 
@@ -296,7 +296,7 @@ def connect(
     >>> job = inspect.connect(os.getpid())
     >>> [proc.name for proc in job.snapshot().procs]
     ['controller', 'workers[0]']
-    >>> shutdown()
+    >>> _ = shutdown()
     """
     if job is not None and (isinstance(job, bool) or not isinstance(job, int | str)):
         raise TypeError(f"job must be the pid of a job's script or the job's ID, got {job!r}")

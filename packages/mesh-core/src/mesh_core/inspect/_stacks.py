@@ -152,7 +152,7 @@ def stacks(mesh: ProcMesh | ActorMesh[Any] | Any, timeout: float = 2.0) -> Value
     >>> [frame.function for frame in inspect.stacks(procs).item().of("stuck").frames[:3]]
     ['wait', 'wait', 'wait']
     >>> from mesh_core import shutdown
-    >>> shutdown()
+    >>> _ = shutdown()
     """
     if not hasattr(mesh, "_procs_id"):
         raise TypeError(f"mesh must be a mesh of processes or actors, got {mesh!r}")
