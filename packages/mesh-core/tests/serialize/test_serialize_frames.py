@@ -1,4 +1,4 @@
-"""Frames of Polars travel by their Arrow form."""
+"""Frames of Polars travel by their Arrow form, and parts of Arrow tables without the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from mesh_core._serialize import dumps, loads
 
 pl: Any = pytest.importorskip("polars")
-pytest.importorskip("pyarrow")
+pa: Any = pytest.importorskip("pyarrow")
 
 pytestmark = pytest.mark.beside
 
@@ -77,3 +77,64 @@ def test_small_and_empty_frames() -> None:
     for frame in (pl.DataFrame(), pl.DataFrame({"x": [1, 2]}), pl.DataFrame(schema={"x": pl.String})):
         came, _, _ = sent(frame)
         assert came.equals(frame) and came.schema == frame.schema
+
+
+def arrow_table() -> Any:
+    """Return an Arrow table with columns of several types."""
+    return pa.table(
+        {
+            "x": pa.array(range(_ROWS), pa.float64()),
+            "word": pa.array(["a", None] * (_ROWS // 2)).dictionary_encode(),
+            "many": [[{"a": 1}], []] * (_ROWS // 2),
+        },
+        metadata={"made by": "a test"},
+    )
+
+
+def test_arrow_table_travels_beside_the_message_as_it_is() -> None:
+    table = arrow_table()
+    came, within, beside = sent(table)
+    assert came.equals(table, check_metadata=True)
+    assert within < 50_000 < _ROWS * 8 < beside
+
+
+def test_a_part_of_an_arrow_table_does_not_carry_the_whole() -> None:
+    part = arrow_table().slice(500, 5_000)
+    came, within, beside = sent(part)
+    assert came.equals(part, check_metadata=True)
+    assert within + beside < 2 * part.nbytes
+
+
+def test_batches_of_an_arrow_table_do_not_carry_the_table() -> None:
+    batches = arrow_table().to_batches(max_chunksize=10_000)
+    came, within, beside = zip(*map(sent, batches), strict=True)
+    assert all(one.equals(other, check_metadata=True) for one, other in zip(came, batches, strict=True))
+    assert sum(within) + sum(beside) < 2 * sum(batch.nbytes for batch in batches)
+
+
+def test_a_part_of_an_arrow_table_without_rows() -> None:
+    part = arrow_table().slice(500, 0)
+    assert sent(part)[0].equals(part, check_metadata=True)
+
+
+class Celsius(pa.ExtensionType):
+    """A type that nobody has registered."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.float64(), "mesh.test.celsius")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Any:
+        return cls()
+
+
+@pytest.mark.parametrize("within", ["column", "struct"])
+def test_parts_keep_types_that_are_not_registered(within: str) -> None:
+    values = pa.ExtensionArray.from_storage(Celsius(), pa.array(range(_ROWS), pa.float64()))
+    column = values if within == "column" else pa.StructArray.from_arrays([values], ["t"])
+    part = pa.table({"t": column}).slice(0, 10)
+    came, _, _ = sent(part)
+    assert came.schema == part.schema and came.equals(part)

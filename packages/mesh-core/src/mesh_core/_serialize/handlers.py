@@ -1,4 +1,4 @@
-"""Types with special reducers: memoryviews, numpy arrays, torch tensors, frames of Polars, and those registered by other packages."""
+"""Types with special reducers: memoryviews, numpy arrays, torch tensors, data frames, and those registered by other packages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from mesh_core._serialize.arrays import reduce_array
-from mesh_core._serialize.frames import reduce_frame
+from mesh_core._serialize.frames import reduce_frame, reduce_table
 from mesh_core._serialize.memory import reduce_memoryview
 from mesh_core._serialize.stream import OUT_OF_BAND_BYTES
 from mesh_core._serialize.tensors import reduce_parameter, reduce_tensor
@@ -60,6 +60,11 @@ def handlers() -> dict[type, Reducer]:
     polars: Any = modules.get("polars")
     if polars is not None and (frame := getattr(polars, "DataFrame", None)) is not None:
         found[frame] = reduce_frame
+    arrow: Any = modules.get("pyarrow")
+    if arrow is not None and (batch := getattr(arrow, "RecordBatch", None)) is not None:
+        found[batch] = reduce_table
+        if (table := getattr(arrow, "Table", None)) is not None:
+            found[table] = reduce_table
     if reducers := registered().reducers:
         found.update(reducers)
     return found
