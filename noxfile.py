@@ -194,13 +194,15 @@ def together(session: nox.Session) -> None:
 @nox.session(tags=[LONG])
 def integration(session: nox.Session) -> None:
     """All packages together, with numpy and PyTorch: what crosses packages, and what each does beside the others."""
-    install_all(session)
+    install_all(session, groups=["integration", "frames"])
     # Built by now, as a rule: the session of that name begins early.
     session.run("python", "tools/control_plane", success_codes=[0, 1])
     folders = [str(package.tests) for package in PACKAGES if EVERYTHING or package not in WITH_TORCH]
     pytest(session, *SIDE_BY_SIDE, *repeated("beside"), *folders)
     pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     pytest(session, "--doctest-modules", "--pyargs", *[each.import_name for each in WITH_TORCH])
+    # Only now: some of them are plugins of pytest, and what the tests run beside need not change with them.
+    session.install("-c", str(CONSTRAINTS), *nox.project.dependency_groups(GROUPS, "tools"))
     run_pages(session, "-m", "needs", *PAGES)
 
 
@@ -259,11 +261,13 @@ def bench(session: nox.Session) -> None:
     session.run("python", "benchmarks/run.py", "--mesh", str(built), *session.posargs)
 
 
-def install_all(session: nox.Session, *, plugins: bool = True) -> None:
+def install_all(
+    session: nox.Session, *, groups: Iterable[str] = ("integration",), plugins: bool = True
+) -> None:
     """Install all packages, and the plugins, with what their tests need and PyTorch."""
     wanted = [need for package in PACKAGES for need in package.test_requirements]
     both = [*PACKAGES, *(PLUGINS if plugins else [])]
-    install(session, *both, groups=["integration"], requirements=wanted)
+    install(session, *both, groups=groups, requirements=wanted)
 
 
 def install(
