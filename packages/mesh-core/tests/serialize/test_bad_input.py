@@ -671,7 +671,7 @@ def test_ctrl_c_leaves_the_mesh_usable(script: Any) -> None:
         assert run.line() == "now"
         os.kill(run.process.pid, signal.SIGINT)
         assert run.line() == "interrupted"
-    assert run.finish() == ("['door', 'door']\n", "")
+    assert (*run.finish(), run.process.returncode) == ("['door', 'door']\n", "", 0)
 
 
 def test_a_users_own_signal_handler_runs_while_waiting(script: Any) -> None:
