@@ -154,10 +154,14 @@ class Script:
     def line(self) -> str:
         """The next line that it prints; reading is how a test waits for it."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise AssertionError(f"the script ended early:\n{self.finish()[1]}")
-        return line.rstrip("\n")
+        line = b""
+        # Not readline(): of what it reads ahead, communicate() sees nothing.
+        while not line.endswith(b"\n"):
+            byte = os.read(self.process.stdout.fileno(), 1)
+            if not byte:
+                raise AssertionError(f"the script ended early:\n{self.finish()[1]}")
+            line += byte
+        return line.decode().rstrip("\n")
 
     def say(self, line: str) -> None:
         """Let it go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -28,9 +29,13 @@ class Script:
     def heard(self) -> str:
         """Return the next line."""
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"the script has ended: {self.process.communicate(timeout=30)[1]}"
-        return line.strip()
+        line = b""
+        # Not readline(): of what it reads ahead, communicate() sees nothing.
+        while not line.endswith(b"\n"):
+            byte = os.read(self.process.stdout.fileno(), 1)
+            assert byte, f"the script has ended: {self.process.communicate(timeout=30)[1]}"
+            line += byte
+        return line.decode().strip()
 
     def go(self) -> None:
         """Let it go on."""
