@@ -230,7 +230,7 @@ PROBED = []
 def probe():
     PROBED.append(1)
     if KIND == "slow":
-        time.sleep(0.8)
+        time.sleep(2.0)
     # What vanishes is to be better than tcp.
     one_sided = KIND == "vanishing"
     return ProbeResult.yes(
