@@ -7,7 +7,7 @@
 ...     distribution = "mesh-core"
 """
 
-from mesh_core.testing._asserts import rewrite_asserts
+from mesh_core.testing._asserts import expect_bytes, rewrite_asserts
 from mesh_core.testing._bypasses import BypassPluginConformance
 from mesh_core.testing._clock import FakeClock, Timer
 from mesh_core.testing._cluster import LocalCluster
@@ -32,6 +32,7 @@ __all__ = [
     "PluginConformance",
     "PolicyPluginConformance",
     "Timer",
+    "expect_bytes",
     "installed_plugins",
     "local_procs",
     "mock_actor",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
-from mesh_core.testing import PluginConformance
+from mesh_core.testing import PluginConformance, expect_bytes
 from mesh_rdma._buffer import RDMABuffer
 from mesh_rdma._contract import TRANSPORTS, TransportCapabilities
 from mesh_rdma.testing._memory import HOST, is_free, look, make
@@ -168,6 +168,11 @@ class Ends(PluginConformance):
         copy, timeout = make(self.memory_here, length), timeout or self.patience
         buffer.read_into(copy[:], offset=offset, timeout=timeout, transport=self.plugin.name).get(timeout=60)
         return look(copy)
+
+    def _reads(self, buffer: RDMABuffer, expected: bytes) -> None:
+        """Read all of it: it has to be this."""
+        found = self._read(buffer, len(expected))
+        expect_bytes(found, expected, f"{len(expected)} bytes were offered, and others read")
 
     def _write(self, buffer: RDMABuffer, data: Any, offset: int = 0) -> None:
         source = data if self.memory_here == HOST else make(self.memory_here, bytes(data))[:]

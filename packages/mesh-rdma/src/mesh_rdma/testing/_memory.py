@@ -33,8 +33,9 @@ def is_free(memory: Any) -> bool:
     if not isinstance(memory, bytearray):
         return not memory.is_lent()
     try:
-        memory.append(0)
+        # In this order its bytes stay at their addresses, where what is late may still write.
+        last = memory.pop()
     except BufferError:
         return False
-    memory.pop()
+    memory.append(last)
     return True

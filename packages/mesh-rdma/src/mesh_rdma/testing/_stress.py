@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from mesh_core.testing import expect_bytes
 from mesh_rdma._errors import BufferGone
 from mesh_rdma.testing._ends import Ends, in_threads
 from mesh_rdma.testing._memory import look
@@ -34,7 +35,7 @@ class TransportStress(Ends):
             buffer = self.owner.offer_pattern("a", self.seed, size)
             copy = bytearray(size)
             buffer.read_into(copy, timeout=None, transport=self.plugin.name).get(timeout=50)
-            assert copy == data, f"{size} bytes, seed {self.seed}"
+            expect_bytes(copy, data, f"{size} bytes, seed {self.seed}")
             start = chance.randrange(size)
             length = chance.randint(0, size - start)
             data[start : start + length] = bytes(length)
@@ -43,7 +44,7 @@ class TransportStress(Ends):
                     timeout=50
                 )
             buffer.read_into(copy, timeout=None, transport=self.plugin.name).get(timeout=50)
-            assert copy == data, f"{length} bytes were written to {start} of {size}, seed {self.seed}"
+            expect_bytes(copy, data, f"{length} bytes were written to {start} of {size}, seed {self.seed}")
             self.owner.forget("a")
 
     def test_many_threads_of_many_processes(self) -> None:
@@ -84,7 +85,9 @@ class TransportStress(Ends):
                 for copy, read in zip(copies, reads, strict=True):
                     error = read.exception(timeout=self.patience)
                     if error is None:
-                        assert copy == pattern(turn, size), "a read that was reported as done has other bytes"
+                        expect_bytes(
+                            copy, pattern(turn, size), "a read that was reported as done has other bytes"
+                        )
                     else:
                         assert isinstance(error, BufferGone), f"expected BufferGone, got {error!r}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from mesh_core.testing import expect_bytes
 from mesh_rdma._action import RDMAAction
 from mesh_rdma._contract import TRANSPORTS, NativeTransport, Transport
 from mesh_rdma._explain import explain
@@ -43,11 +44,11 @@ class TransportConformance(Lifetimes, Hostile, Limits):
         for size in (0, 1, 7, 8, 4095, 4096, 70_001, 5 << 20):
             data = chance.randbytes(size)
             buffer = self.owner.offer("a", data)
-            assert self._read(buffer, size) == data, f"{size} bytes"
+            self._reads(buffer, data)
             start = chance.randint(0, size)
             length = chance.randint(0, size - start)
             part = self._read(buffer, length, start)
-            assert part == data[start : start + length], f"{length} bytes from {start} on, of {size}"
+            expect_bytes(part, data[start : start + length], f"{length} bytes from {start} on, of {size}")
 
     def test_writes_what_it_is_given_and_nothing_else(self) -> None:
         """When it is done, the bytes are there; those around them are as they were."""
@@ -56,7 +57,7 @@ class TransportConformance(Lifetimes, Hostile, Limits):
             data = chance.randbytes(size)
             buffer = self.owner.offer("a", bytes(size + 20))
             self._write(buffer, data, 7)
-            assert self.owner.look("a") == bytes(7) + data + bytes(13), f"{size} bytes"
+            expect_bytes(self.owner.look("a"), bytes(7) + data + bytes(13), f"{size} bytes were written at 7")
 
     def test_slices(self) -> None:
         """Of a slice the offset counts from its own beginning."""
@@ -117,10 +118,10 @@ class TransportConformance(Lifetimes, Hostile, Limits):
                 there[start : start + length] = window
             else:
                 buffer.read_into(window, offset=start, timeout=30, transport=self.plugin.name).get(timeout=60)
-                assert window == there[start : start + length], said
+                expect_bytes(window, there[start : start + length], said)
             around = here[:shift] + here[shift + length :]
-            assert around == b"\x55" * len(around), f"{said}: bytes beside it were changed"
-        assert self.owner.look("a") == there
+            expect_bytes(around, b"\x55" * len(around), f"{said}: bytes beside it were changed")
+        expect_bytes(self.owner.look("a"), there, "after all writes")
 
     def test_what_is_done_comes_before_what_is_asked_for_then(self) -> None:
         """Who has seen a write done sees it in all that they read from then on, by any transport, as does the owner."""
@@ -130,11 +131,11 @@ class TransportConformance(Lifetimes, Hostile, Limits):
             data = bytes([turn]) * size
             self._write(buffer, data)
             if turn % 3 == 0:
-                assert self.owner.look("a") == data, "a write was reported as done before it was"
+                expect_bytes(self.owner.look("a"), data, "a write was reported as done before it was")
             copy = bytearray(size)
             name = None if turn % 2 else self.plugin.name
             buffer.read_into(copy, timeout=30, transport=name).get(timeout=60)
-            assert copy == data, "a read has not seen the write that was done before"
+            expect_bytes(copy, data, "a read has not seen the write that was done before")
 
     def test_many_threads(self) -> None:
         """64 at once, more than there are places for: each gets what it has asked for."""
