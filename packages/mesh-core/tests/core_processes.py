@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -97,7 +98,10 @@ class Traces:
         # A fork server that was started meanwhile is reached by a socket.
         allowed = len(before.descriptors) + max(0, self.fork_servers - before.fork_servers)
         if len(self.descriptors) > allowed:
-            complaints.append(f"descriptors: {before.descriptors} became {self.descriptors}")
+            more, fewer = (
+                Counter(a.descriptors) - Counter(b.descriptors) for a, b in ((self, before), (before, self))
+            )
+            complaints.append(f"descriptors: {sorted(more.elements())} instead of {sorted(fewer.elements())}")
         if extra_files := self.files - before.files:
             complaints.append(f"files in the runtime folder: {sorted(extra_files)}")
         return "; ".join(complaints)

@@ -253,17 +253,19 @@ def test_a_stream_may_be_read_from_its_end(workers: Any) -> None:
         assert asyncio.run(backwards()) == [None] * 4
 
 
-def test_a_cancelled_sync_endpoint_runs_to_its_end(workers: Any, blocker: Any) -> None:
+def test_a_cancelled_sync_endpoint_runs_to_its_end(procs: ProcMesh, blocker: Any) -> None:
     running = blocker.block.call_one("running")
     skipped = blocker.block.call_one("skipped")
     assert skipped.cancel()
     assert running.cancel()
-    # By the time it answers this, the loop of that process has processed both.
-    at(workers, 0, 0).left.call_one().get(timeout=30)
+    # The process takes cancellations and spawns in their order.
+    fence = procs.slice(hosts=0, gpus=0).spawn("fence", Valve)
+    fence.initialized.get(timeout=30)
     blocker.valve.open.call_one().get(timeout=30)
     assert blocker.seen.call_one().get(timeout=30) in (["running"], [])
     with pytest.raises(asyncio.CancelledError):
         running.get()
+    fence.stop().get(timeout=30)
 
 
 @pytest.mark.parametrize("seed", range(4))
