@@ -20,6 +20,7 @@ from mesh_tensor import (  # noqa: E402
     CaptureError,
     Mesh,
     RanksDisagree,
+    activate,
     all_to_all,
     capture,
     distribute,
@@ -217,3 +218,20 @@ def test_a_mesh_that_was_stopped_with_tensors_alive(preload: list[str]) -> None:
         ):
             work()
     del watching
+
+
+@pytest.mark.full
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+@pytest.mark.parametrize("view", ["per rank", "global"])
+def test_operators_of_the_compiler_are_refused(procs: ProcMesh, mesh: Mesh, view: str) -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    x = torch.randn(1, 2, 16, 8)
+    on_mesh = share(x, procs) if view == "per rank" else distribute(x, mesh)
+    with (
+        activate(procs if view == "per rank" else mesh),
+        pytest.raises(
+            NotImplementedError, match=r"flex_attention takes functions.*scaled_dot_product_attention"
+        ),
+    ):
+        flex_attention(on_mesh, on_mesh, on_mesh)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -39,6 +40,7 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.issuer = issuer
         self.device = device
         """Where factories create their tensors by default."""
+        self.supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.issuer.cls in types:
@@ -48,6 +50,12 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with _disable_current_modes():
                 made = self.here().share(args[0])
             return made if self.device is None else made.to(self.device)
+        if isinstance(func, HigherOrderOperator):
+            if any(
+                isinstance(each, (self.issuer.cls, MeshTensor)) for each in pytree.tree_leaves((args, kwargs))
+            ):
+                raise _not_for_mesh_tensors(func)
+            return func(*args, **(kwargs or {}))
         if not _makes_tensors(func) or _has_tensor(args) or (kwargs and _has_tensor(kwargs.values())):
             return func(*args, **(kwargs or {}))
         named = (kwargs or {}).get("device")
@@ -70,6 +78,20 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             return issuer
         return issuer_of(issuer.stream.procs)
+
+
+def _not_for_mesh_tensors(operator: HigherOrderOperator) -> NotImplementedError:
+    """Operators that take functions work on what PyTorch's compiler has traced."""
+    name = operator.name()  # type: ignore[no-untyped-call]
+    instead = (
+        "use torch.nn.functional.scaled_dot_product_attention(attn_mask=...), which does,"
+        if name == "flex_attention"
+        else "write it with operators on tensors,"
+    )
+    return NotImplementedError(
+        f"{name} takes functions that PyTorch's compiler has traced, and does not work on tensors of a mesh: {instead} and "
+        "capture() the step if it is to be compiled"
+    )
 
 
 def _makes_tensors(func: Any) -> bool:
