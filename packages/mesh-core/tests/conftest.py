@@ -135,10 +135,7 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     # pytest keeps them until the next test, and with them a mesh, its runtime and its descriptors.
     request.node.funcargs.clear()
-    left = Traces().left_since(before)
-    if left:
-        gc.collect()  # a cycle may hold the last reference
-        left = Traces().left_since(before)
+    left = before.left_behind()
     assert not left, f"left behind: {left}"
 
 
@@ -155,11 +152,9 @@ def runtime() -> Iterator[None]:
     del procs
     yield
     shutdown()
-    gc.collect()
-    after = Traces()
-    left = after.left_since(before)
+    left = before.left_behind()
     assert not left, f"left behind by shutdown(): {left}"
-    assert after.fork_servers == before.fork_servers
+    assert Traces().fork_servers == before.fork_servers
 
 
 @pytest.fixture

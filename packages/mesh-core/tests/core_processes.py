@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import select
 import subprocess
@@ -15,6 +16,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from warm_scripts import WarmProcess, WarmScripts
+
+_ENDS_WITHIN = 2.0
+"""Seconds that a thread may take to end of itself after the test that has let it go."""
 
 
 def family(pid: int | str = "self") -> dict[int, str]:
@@ -87,6 +91,15 @@ class Traces:
         self.threads = {thread.name for thread in threading.enumerate()}
         self.descriptors = descriptors()
         self.files = runtime_files()
+
+    def left_behind(self) -> str:
+        """What has come since and stays, once garbage is gone and what was ending has ended; empty if all is tidy."""
+        if left := Traces().left_since(self):
+            gc.collect()  # a cycle may hold the last reference
+            until = time.monotonic() + _ENDS_WITHIN
+            while (left := Traces().left_since(self)) and time.monotonic() < until:
+                time.sleep(0.002)
+        return left
 
     def left_since(self, before: Traces) -> str:
         """What is here that was not; empty if all is tidy."""
