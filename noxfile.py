@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nox
@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import whole_run  # noqa: E402
 import workspace  # noqa: E402
+from bytecode import Bytecode  # noqa: E402
 from dev_environment import PROFILE  # noqa: E402
 from lanes import FIRST, LONG, NARROW, WORKERS, Shape, cores  # noqa: E402
 from whole_run import Level  # noqa: E402
@@ -59,6 +60,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 # A folder that no other run shares, so that an installer's cache cannot mistake an older build for this one.
 # MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
 WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
+# What a session has compiled of other packages, the next one need not compile.
+BYTECODE = Bytecode(ROOT / ".nox" / "bytecode")
 # What computes with PyTorch is tried where that is installed.
 WITH_TORCH = [each for each in PACKAGES if each.name == "mesh-tensor"]
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
@@ -290,6 +293,13 @@ def install(
     files = [str(wheel(session, package)) for package in needed.values()]
     held = ["-c", str(constraints)] if constraints else []
     session.install(*held, *dict.fromkeys([*tools, *requirements]), *files)
+    for folder in site_packages(session):
+        BYTECODE.lend(folder)
+
+
+def site_packages(session: nox.Session) -> Iterator[Path]:
+    """Where the session's packages are installed."""
+    return Path(session.virtualenv.location).glob("lib/python3*/site-packages")
 
 
 def wheel(
@@ -387,7 +397,11 @@ def pytest(session: nox.Session, *arguments: str) -> None:
         "run_record",
         "-p",
         "crash_proof",
+        "-p",
+        "first_collects",
         *arguments,
         *session.posargs,
         success_codes=[*PASSED, 5],
     )
+    for folder in site_packages(session):
+        BYTECODE.keep(folder)

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import cargo_test
 import crash_proof
+import first_collects
 import workspace
 from again import TOO_MANY, try_again
 from lanes import Ended, Lanes, Session, Shape
@@ -149,6 +152,54 @@ def test_a_worker_that_crashes_costs_its_test_and_not_the_run(tmp_path):
         timeout=170,
     )
     assert done.stdout.splitlines()[-1].startswith("2 failed, 5 passed"), done.stdout
+
+
+def worker(name: str, collected: Path) -> SimpleNamespace:
+    """What pytest hands a plugin in one of several processes."""
+    told = {"workerid": name, first_collects.FILE: str(collected)}
+    return SimpleNamespace(config=SimpleNamespace(workerinput=told))
+
+
+def test_one_process_reads_the_tests_before_the_others(tmp_path, monkeypatch):
+    collected, waits = tmp_path / "run" / "collected", []
+    collected.parent.mkdir()
+
+    def sleep(_seconds):
+        waits.append(collected.exists())
+        ends = first_collects.pytest_collection(worker("gw0", collected))
+        next(ends)
+        assert not collected.exists()
+        with pytest.raises(StopIteration):
+            ends.send(None)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    next(first_collects.pytest_collection(worker("gw1", collected)))
+    assert waits == [False]
+    next(first_collects.pytest_collection(worker("gw2", collected)))
+    assert waits == [False]
+
+
+def test_no_process_waits_where_the_run_has_ended(tmp_path):
+    next(first_collects.pytest_collection(worker("gw1", tmp_path / "gone" / "collected")))
+
+
+@pytest.mark.full
+@pytest.mark.slow
+def test_processes_know_who_reads_first(tmp_path):
+    pytest.importorskip("xdist")
+    (tmp_path / "test_a.py").write_text(
+        "def test_it(pytestconfig): assert pytestconfig.workerinput['mesh_collected']"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "first_collects", "-p", "no:cacheprovider", "-q", "-n", "2"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(workspace.ROOT / "tools"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.stdout.splitlines()[-1].startswith("1 passed"), done.stdout + done.stderr
+    assert not list(tmp_path.glob("mesh-collected-*"))
 
 
 def test_files_stay_together_but_for_their_classes_and_those_that_may_be_split(tmp_path):

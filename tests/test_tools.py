@@ -1,5 +1,6 @@
 """What the sessions are made of: the sum of all tests, the order of packages, pins, and examples of the docs."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from packaging.requirements import Requirement
 
 import doc_page
 import workspace
+from bytecode import Bytecode
 from tally import Tally
 
 TOOLS = workspace.ROOT / "tools"
@@ -171,3 +173,62 @@ def test_pages_are_collected_by_pytest(tmp_path):
     )
     assert "1 failed, 1 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
     assert "said" in done.stdout
+
+
+def installed(folder: Path, text: str) -> Path:
+    """An environment's packages: one module in a package, as an installer leaves it in each."""
+    package = folder / "package"
+    package.mkdir(parents=True)
+    (package / "module.py").write_text(text)
+    os.utime(package / "module.py", (1_700_000_000, 1_700_000_000))
+    return folder
+
+
+def imported(packages: Path) -> tuple[str, int]:
+    """What the module says, and which file its compiled form is after it was imported."""
+    code = "import package.module as it; print(it.SAID)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(packages)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (compiled,) = (packages / "package" / "__pycache__").glob("module.*.pyc")
+    return done.stdout.strip(), compiled.stat().st_ino
+
+
+def test_what_one_environment_has_compiled_the_next_one_takes(tmp_path):
+    shared = Bytecode(tmp_path / "shared")
+    first = installed(tmp_path / "first", "SAID = 'this'\n")
+    shared.lend(first)  # nothing yet
+    said, compiled = imported(first)
+    shared.keep(first)
+    second = installed(tmp_path / "second", "SAID = 'this'\n")
+    shared.lend(second)
+    assert imported(second) == (said, compiled) == ("this", compiled)
+
+
+def test_what_was_compiled_from_another_version_is_not_taken(tmp_path):
+    shared = Bytecode(tmp_path / "shared")
+    first, second = (installed(tmp_path / name, f"SAID = '{name}'\n") for name in ("first", "second"))
+    _, old = imported(first)
+    shared.keep(first)
+    shared.lend(second)
+    said, new = imported(second)
+    assert (said, new != old) == ("second", True)
+    shared.keep(second)
+    assert imported(first) == ("first", old)
+    third = installed(tmp_path / "third", "SAID = 'second'\n")
+    shared.lend(third)
+    assert imported(third) == ("second", new)
+
+
+def test_compiled_modules_whose_source_is_not_installed_are_not_lent(tmp_path):
+    shared = Bytecode(tmp_path / "shared")
+    first = installed(tmp_path / "first", "SAID = 1\n")
+    imported(first)
+    shared.keep(first)
+    (tmp_path / "other" / "package").mkdir(parents=True)
+    shared.lend(tmp_path / "other")
+    assert not list(tmp_path.glob("other/**/*.pyc"))
