@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import nox
@@ -183,8 +183,11 @@ def tests(session: nox.Session, package: Package) -> None:
     """
     groups = ["torch", "test"] if QUICK or package in WITH_TORCH else ["test"]
     install(session, package, groups=groups, requirements=package.test_requirements)
-    chosen = quickly() if session.python == PYTHONS[0] else repeated("python")
-    pytest(session, *side_by_side(package), *chosen, str(package.tests))
+    if session.python == PYTHONS[0]:
+        files = list(package.tests.rglob("test_*.py"))
+        pytest(session, *side_by_side(files), *quickly(), str(package.tests))
+    else:
+        run_again(session, "python", package)
 
 
 @nox.session
@@ -200,8 +203,7 @@ def integration(session: nox.Session) -> None:
     install_all(session, groups=["integration", "frames"])
     # Built by now, as a rule: the session of that name begins early.
     session.run("python", "tools/control_plane", success_codes=[0, 1])
-    folders = [str(package.tests) for package in PACKAGES if EVERYTHING or package not in WITH_TORCH]
-    pytest(session, *SIDE_BY_SIDE, *repeated("beside"), *folders)
+    run_again(session, "beside", *[each for each in PACKAGES if EVERYTHING or each not in WITH_TORCH])
     pytest(session, *SIDE_BY_SIDE, "--doctest-modules", "tests", "tools", "benchmarks/tests")
     pytest(session, "--doctest-modules", "--pyargs", *[each.import_name for each in WITH_TORCH])
     # Only now: some of them are plugins of pytest, and what the tests run beside need not change with them.
@@ -228,7 +230,7 @@ def minimums(session: nox.Session, package: Package) -> None:
     # Without the constraints: the tools must give way to the versions that are to be proven.
     requirements = [*map(str, pins.values()), *package.test_requirements]
     install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
-    pytest(session, *side_by_side(package), *repeated("versions"), str(package.tests))
+    run_again(session, "versions", package)
 
 
 @nox.session(tags=[NARROW])
@@ -374,14 +376,31 @@ def quickly() -> list[str]:
     return ["-m", "not full"] if QUICK else []
 
 
-def repeated(mark: str) -> list[str]:
-    """What to tell pytest to choose the tests that run again in a session, beside the one that runs them all."""
-    return [] if EVERYTHING else ["-m", f"{mark} and not once"]
+def run_again(session: nox.Session, mark: str, *packages: Package) -> None:
+    """Run what has the mark once more, in another environment than that which runs all of it.
+
+    To read all tests takes longer than to run those: only the files that name the mark are read. What an interpreter or a
+    dependency has changed in the way of a package's other modules shows when they are imported.
+    """
+    if EVERYTHING:
+        pytest(session, *SIDE_BY_SIDE, *[str(package.tests) for package in packages])
+        return
+    session.run("python", "tools/import_all.py", *[package.import_name for package in packages])
+    files = [path for package in packages for path in files_with(mark, package.tests)]
+    if files:
+        pytest(session, *side_by_side(files), "-m", f"{mark} and not once", *map(str, files))
 
 
-def side_by_side(package: Package) -> list[str]:
-    """What to tell pytest for a package's tests: several processes take longer to start than a few files to run."""
-    return SIDE_BY_SIDE if len(list(package.tests.rglob("test_*.py"))) > FEW_FILES else []
+def files_with(mark: str, folder: Path) -> list[Path]:
+    """The test files that have a mark somewhere in them."""
+    # Marks are given where the tests are, and by no conftest.py.
+    found = sorted(folder.rglob("test_*.py"))
+    return [path for path in found if f"mark.{mark}" in path.read_text(encoding="utf-8")]
+
+
+def side_by_side(files: Sequence[Path]) -> list[str]:
+    """What to tell pytest for these files: several processes take longer to start than a few files to run."""
+    return SIDE_BY_SIDE if len(files) > FEW_FILES else []
 
 
 def run_pages(session: nox.Session, *arguments: str) -> None:

@@ -232,3 +232,37 @@ def test_compiled_modules_whose_source_is_not_installed_are_not_lent(tmp_path):
     (tmp_path / "other" / "package").mkdir(parents=True)
     shared.lend(tmp_path / "other")
     assert not list(tmp_path.glob("other/**/*.pyc"))
+
+
+def test_all_modules_are_imported_and_what_cannot_be_is_named(tmp_path):
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    files = {
+        "__init__.py": "",
+        "__main__.py": "raise SystemExit('a program ran')",
+        "wants.py": "import something_that_is_not_there",
+        "inner/__init__.py": "",
+        "inner/good.py": "print('good is imported')",
+    }
+    for name, text in files.items():
+        (package / name).write_text(text)
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, str(TOOLS / "import_all.py"), "package"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+
+    done = run()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "good is imported",
+        "package.wants was passed over: it needs something_that_is_not_there",
+    ]
+    for broken in ("1 / 0", "import package.not_there"):
+        (package / "inner" / "bad.py").write_text(broken)
+        done = run()
+        assert done.returncode == 1
+        assert "bad.py" in done.stderr
