@@ -145,6 +145,7 @@ def runtime() -> Iterator[None]:
     # Tests of other packages, run in this process before, may have left theirs.
     shutdown()
     gc.collect()
+    gc.freeze()  # what modules before have imported stays too, and need not be looked at again
     before = Traces()
     with this_host().spawn_procs() as procs:
         procs.initialized.get()

@@ -83,6 +83,7 @@ def test_in_a_process_with_its_own_interpreter(script: Any) -> None:
     assert [line.split()[0] for line in out.splitlines()] == ["True", "True"]
 
 
+@pytest.mark.full
 @pytest.mark.beside
 def test_a_data_loader(script: Any) -> None:
     pytest.importorskip("torch")

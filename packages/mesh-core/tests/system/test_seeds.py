@@ -93,6 +93,7 @@ def test_a_seed_reproduces_each_ranks_own_numbers(library: str) -> None:
     assert numbers(seed=7) == first
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.beside
 def test_a_seed_applies_to_torch_preloaded_or_not() -> None:

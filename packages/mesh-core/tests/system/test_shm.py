@@ -155,7 +155,7 @@ def test_tensors(one: Any) -> None:
 
 
 def test_round_trips_do_not_grow_memory(one: Any) -> None:
-    data = bytearray(4 * MIB)
+    data = bytearray(MIB)
     for _ in range(10):
         one.echo.call_one(data).get()
     here, there = owned(), one.call.call_one(remote_owned).get()
@@ -165,7 +165,7 @@ def test_round_trips_do_not_grow_memory(one: Any) -> None:
 
 
 def test_casts_do_not_grow_memory(echo: Any) -> None:
-    data = bytearray(4 * MIB)
+    data = bytearray(MIB)
     for _ in range(5):
         echo.echo.call(data).get().values()
     here = owned()
