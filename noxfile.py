@@ -218,8 +218,7 @@ def plugins(session: nox.Session, plugin: Package) -> None:
     install(session, plugin, groups=["test"], requirements=plugin.test_requirements)
     if plugin.optional_requirements:
         session.install("--no-deps", *plugin.optional_requirements)
-    pytest(session, str(plugin.tests))
-    run_pages(session, str(plugin.path / "README.md"))
+    pytest(session, "-p", "doc_examples", str(plugin.tests), str(plugin.path / "README.md"))
 
 
 @nox.session(python=PYTHONS[0])
