@@ -164,14 +164,10 @@ def rust(session: nox.Session) -> None:
 def loom(session: nox.Session) -> None:
     """Every schedule of a few threads through what they share without locks (crates/mesh-runtime/src/models)."""
     target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-    # A folder of its own, as each flag of the compiler makes all crates anew; nothing here is worth optimizing across them.
-    env = {
-        "RUSTFLAGS": "--cfg loom",
-        "CARGO_TARGET_DIR": str(target / "loom"),
-        "CARGO_PROFILE_RELEASE_LTO": "off",
-        "CARGO_PROFILE_RELEASE_CODEGEN_UNITS": "16",
-    }
-    session.run("cargo", "test", "--release", "--locked", "-p", "mesh-runtime", "--lib", "loom_", env=env)
+    # A folder of its own, as each flag of the compiler makes all crates anew.
+    env = {"RUSTFLAGS": "--cfg loom", "CARGO_TARGET_DIR": str(target / "loom")}
+    chosen = ["--profile", "schedules", "--locked", "--package", "mesh-runtime"]
+    session.run("cargo", "test", *chosen, "--lib", "loom_", env=env)
 
 
 @nox.session(python=PYTHONS)

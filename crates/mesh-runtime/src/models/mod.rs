@@ -1,5 +1,5 @@
 //! Every schedule of a few threads through what they share without locks, tried by loom:
-//! `RUSTFLAGS="--cfg loom" cargo test -p mesh-runtime --release loom_`, which is `./dev loom`.
+//! `RUSTFLAGS="--cfg loom" cargo test -p mesh-runtime --profile schedules loom_`, which is `./dev loom`.
 //!
 //! The files beside this one take the place of what has no model: the kernel, and memory that processes share.
 
