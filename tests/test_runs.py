@@ -265,6 +265,11 @@ def test_cargo_leaves_its_failures_by_target():
     ]
 
 
+def test_what_has_failed_is_compiled_as_before_when_it_runs_again():
+    first, _ = cargo_test.failures(CARGO.splitlines(), ["--profile", "testing", "--locked"])
+    assert first.command[:7] == ["cargo", "test", "--profile", "testing", "--locked", "-p", "mesh-proto"]
+
+
 def test_cargo_without_a_failed_test_leaves_nothing():
     assert (
         cargo_test.failures(["error[E0425]: cannot find value `x`", "error: could not compile `mesh-proto`"])

@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from records import Failure, Record, folder_of_this_run, session_of_this_run
 
@@ -21,8 +21,8 @@ _TARGET = re.compile(r"^\s*`(?P<options>-p \S+ .+)`$|to rerun pass `(?P<only>[^`
 TESTS_FAILED = 1
 
 
-def failures(lines: Iterable[str]) -> list[Failure]:
-    """The targets with tests that failed, and how to run those tests again.
+def failures(lines: Iterable[str], options: Sequence[str] = ("--locked",)) -> list[Failure]:
+    """The targets with tests that failed, and how to run those tests again; the `options` say how they are compiled.
 
     Example:
         >>> output = ["   Running tests/flow.rs (target/debug/deps/flow-1)", "test a::b ... FAILED",
@@ -44,7 +44,7 @@ def failures(lines: Iterable[str]) -> list[Failure]:
         Failure(
             name=f"cargo test {target} -- {' '.join(names)}",
             reason="",
-            command=["cargo", "test", "--locked", *target.split(), "--", "--exact", *names],
+            command=["cargo", "test", *options, *target.split(), "--", "--exact", *names],
             times=len(names),
         )
         for target, names in zip(targets, filter(None, runs), strict=False)
@@ -66,7 +66,8 @@ def main(arguments: list[str]) -> int:
             sys.stdout.write(line)
             sys.stdout.flush()
             lines.append(line.rstrip())
-    found = failures(lines)
+    # With another profile all would be compiled again, to run one test.
+    found = failures(lines, [each for each in arguments if each != "--workspace"])
     folder = folder_of_this_run()
     if found and folder is not None:
         Record(session_of_this_run(), os.environ.get("PATH", os.defpath), found).write(folder)
