@@ -153,7 +153,7 @@ def rust(session: nox.Session) -> None:
         if subprocess.run(["cargo", tool, "--version"], capture_output=True, check=False).returncode != 0:
             session.run("rustup", "component", "add", component)
     session.run("cargo", "fmt", "--all", "--check")
-    session.run("cargo", "clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings")
+    session.run("cargo", "clippy", *chosen, "--all-targets", "--", "-D", "warnings")
     if shutil.which("cargo-deny"):
         session.run("cargo", "deny", "check")
     else:
