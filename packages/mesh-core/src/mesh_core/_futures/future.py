@@ -49,6 +49,7 @@ class Future(Generic[R]):
         "_what",
     )
 
+    _not_yet_done = "has not finished"
     _goes_on = "the call goes on"
 
     def __init__(
@@ -181,7 +182,7 @@ class Future(Generic[R]):
     def _not_yet(self, timeout: float | None) -> ActorTimeout:
         said, fields = self._late(timeout, None)
         return ActorTimeout(
-            f"{self._what()} has not finished within {timeout} s{said}; {self._goes_on}, and can be waited for again",
+            f"{self._what()} {self._not_yet_done} within {timeout} s{said}; {self._goes_on}, and can be waited for again",
             timeout=timeout,
             **fields,
         )
@@ -382,7 +383,7 @@ class Future(Generic[R]):
 
     def then(self, change: Callable[[R], S]) -> Future[S]:
         """Return a future of ``change(result)``; ``change`` runs in the thread or coroutine that waits for that future."""
-        return _Changed(self, change)
+        return Changed(self, change)
 
     def add_done_callback(self, function: Callable[[Future[R]], object]) -> None:
         """Call ``function(future)`` once when this future is done: with a result, with an exception, or cancelled.
@@ -466,7 +467,7 @@ class _Done(Future[R]):
         pass
 
 
-class _Changed(Future[S]):
+class Changed(Future[S]):
     """The result of :meth:`Future.then`."""
 
     __slots__ = ("_change", "_source")
