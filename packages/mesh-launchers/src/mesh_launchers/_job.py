@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mesh_core import ActorMesh, HostMesh, MeshError, ProcMesh, attach_to_workers
-from mesh_core.extensions import Joined, join_job
+from mesh_core.extensions import Joined, clear_progress, join_job
 from mesh_launchers._contract import Phase
 from mesh_launchers._dialing import Dialed
 from mesh_launchers._door import Door
@@ -438,6 +438,7 @@ class Job:
                 text, settled = str(self._state), self._settled()
                 if text != self._said:
                     if not settled or self._said:
+                        clear_progress()
                         sys.stderr.write(f"{text}\n")
                         sys.stderr.flush()
                     self._said = text

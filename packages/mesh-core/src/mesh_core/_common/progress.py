@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mesh_core._common.current import current
+from mesh_core._common.current import current, holder
 from mesh_core._common.settings import current_settings
 
 if TYPE_CHECKING:
-    from mesh_core._common.slots import Slots
     from mesh_core._process.process import Process
 
 _AFTER_S = 1.0
@@ -137,9 +136,10 @@ def progress(text: Callable[[], str]) -> AbstractContextManager[None]:
     return process.slots.of(ProgressLine, lambda: ProgressLine(process)).show(text, on_terminal)
 
 
-def clear_progress(slots: Slots | None = None) -> None:
+def clear_progress() -> None:
     """Make room on the terminal for what is about to be printed. The line comes again a moment later."""
-    line = (current().slots if slots is None else slots).find(ProgressLine)
+    process = holder().process
+    line = None if process is None else process.slots.find(ProgressLine)
     if line is not None:
         line.erase()
 

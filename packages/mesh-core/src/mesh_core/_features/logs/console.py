@@ -31,7 +31,6 @@ class Console:
 
     def __init__(self, process: Process) -> None:
         self.logs = logs = process.runtime.logs()
-        self._slots = process.slots
         self._ended = threading.Event()
         self._shown = 0
         self.taps: set[Callable[[bool, str], None]] = set()
@@ -80,7 +79,7 @@ class Console:
         # It may be None, closed, without a reader, or a custom object. Errors have nowhere to go, and the workers continue.
         with contextlib.suppress(Exception):
             if texts:
-                clear_progress(self._slots)
+                clear_progress()
                 _write(stream, "".join(texts))
         texts.clear()
 
