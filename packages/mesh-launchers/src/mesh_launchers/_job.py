@@ -106,6 +106,7 @@ class Job:
         for mesh, hosts in joined.hosts.items():
             joined.follow(hosts, self._door.begin("attached", hosts=self._numbers[mesh]))
         joined.on_flush(self._flush)
+        joined.on_output(lambda procs, limit: self._door.begin("shown", procs=procs, limit=limit))
         joined.on_traits(lambda hosts: base64.b64decode(self._door.ask("traits", hosts=list(hosts))))
         return joined
 

@@ -87,8 +87,9 @@ class Future(Generic[R]):
 
     def _catch_up(self, limit: float) -> list[Completion]:
         """Return what is done when that has been shown, or after ``limit`` seconds."""
-        waiting = self._call.catch_up(limit)
-        return [] if waiting is None else [waiting]
+        from mesh_core._futures.output import caught_up
+
+        return caught_up(self._process, cast("Call", self._call), limit)
 
     # To wait for several futures, listen to each; when one has progressed, ask it whether it is done.
 
@@ -151,7 +152,7 @@ class Future(Generic[R]):
         if self._process.shows_output and self._is_behind():
             from mesh_core._futures.output import follow
 
-            follow(self, timeout)
+            follow(self._process, self._catch_up, timeout)
         self._settle()
 
     def _has_news(self) -> bool:
@@ -330,7 +331,7 @@ class Future(Generic[R]):
             if self._process.shows_output and self._is_behind():
                 from mesh_core._futures.output import follow_async
 
-                yield from follow_async(self).__await__()
+                yield from follow_async(self._process, self._catch_up).__await__()
             self._settle()
         return self._outcome()
 
@@ -548,8 +549,9 @@ class StreamFuture(Future[R]):
         return self._call.is_behind(self._n)
 
     def _catch_up(self, limit: float) -> list[Completion]:
-        waiting = self._call.catch_up(limit, self._n)
-        return [] if waiting is None else [waiting]
+        from mesh_core._futures.output import caught_up
+
+        return caught_up(self._process, self._call, limit, self._n)
 
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._n)
