@@ -266,9 +266,11 @@ impl Call {
     }
 
     /// The hosts whose processes have printed something before they answered, other than `here`.
-    pub(crate) fn printed(&self, here: HostNo) -> HostSet {
+    pub(crate) fn printed(&self, here: Option<HostNo>) -> HostSet {
         let mut hosts = self.lock().printed.clone();
-        hosts.remove(here);
+        if let Some(here) = here {
+            hosts.remove(here);
+        }
         hosts
     }
 

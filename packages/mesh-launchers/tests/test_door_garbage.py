@@ -19,7 +19,7 @@ from mesh_launchers._folder import JobFolder
 pytestmark = pytest.mark.slow
 
 WORDS = (
-    *("watch", "state", "visit", "hold", "offer", "fits", "start", "join", "flush", "attached"),
+    *("watch", "state", "visit", "hold", "offer", "fits", "start", "join", "flush", "shown", "attached"),
     *("traits", "end", "dial", "log", "stop!", "", "__class__"),
 )
 """All requests but ``stop``, and some that there are not."""
@@ -43,7 +43,7 @@ STRANGE: tuple[Any, ...] = (
     {},
     {"hosts": {}},
 )
-KEYS = ("mesh", "targets", "hosts", "host", "lines", "address", "take_over")
+KEYS = ("mesh", "targets", "hosts", "host", "lines", "address", "take_over", "procs", "limit")
 LINES = (
     b"\n",
     b"null\n",

@@ -14,7 +14,7 @@ from greeter import Greeter, kill_host
 from launched import LIMIT, leftovers, until
 from scripts import Script
 
-from mesh_core import MeshError, SupervisionError, set_fault_handler, shutdown, this_host
+from mesh_core import MeshError, SupervisionError, configured, set_fault_handler, shutdown, this_host
 from mesh_launchers import JobExists, JobNotFound, LaunchError, attach_job, jobs, launch
 from mesh_launchers._folder import LINK, JobFolder
 
@@ -415,6 +415,26 @@ def test_what_is_printed_while_there_is_no_script(tmp_path: Path, capfd: pytest.
         counters.say.call("while somebody is").get(timeout=LIMIT)
     out = capfd.readouterr().out
     assert out.count("while nobody was there") == 1 and "while somebody is" in out
+
+
+def test_output_comes_before_the_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """LOG-8, also where the job's keeper collects the output: in the script that launches, and in the next one."""
+
+    def check(counters: Any, word: str) -> None:
+        for n in range(10):
+            counters.say.call(f"{word} {n}").get(timeout=LIMIT)
+            assert f" {word} {n}\n" in capfd.readouterr().out
+        one = counters.slice(hosts=1)
+        for n in range(10):
+            one.say.call_one(f"{word} alone {n}").get(timeout=LIMIT)
+            assert f" {word} alone {n}\n" in capfd.readouterr().out
+
+    with configured(log_wait=LIMIT):
+        job = launch("local", hosts=2, name="kept", keep="60s")
+        check(job.hosts.spawn_procs().spawn("counters", Counter), "first")
+        job.detach()
+        with attach_job("kept") as job:
+            check(job.actors["counters"], "second")
 
 
 def test_meshes_of_the_scripts_actors_end_with_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mesh_core import ActorError, DeviceMeshError, MeshError, ProcMesh, endpoint
 from mesh_core.extensions import uninstall
 from mesh_core.testing import LocalCluster
 from mesh_supervision import Ignore, Snapshots, heal_mesh, keep_snapshots, whole
+from namesakes import Namesakes
 
 pytestmark = [pytest.mark.slow]
 
@@ -65,43 +66,19 @@ def test_the_lost_are_replaced_with_the_state_of_one_that_lives(told: Any) -> No
     assert told.empty()
 
 
-class Namesakes(Replica):
+class NamedAlike(Namesakes, Replica):
     """Has endpoints called like what repairs a mesh."""
-
-    @endpoint
-    def alive(self) -> str:
-        return "alive"
-
-    @endpoint
-    def class_name(self) -> str:
-        return "class_name"
-
-    @endpoint
-    def failed(self) -> str:
-        return "failed"
-
-    @endpoint
-    def mesh(self) -> str:
-        return "mesh"
-
-    @endpoint
-    def name(self) -> str:
-        return "name"
 
     @endpoint
     def procs(self) -> str:
         return "procs"
-
-    @endpoint
-    def respawn(self) -> str:
-        return "respawn"
 
 
 def test_endpoints_may_be_called_like_repairs(told: Any) -> None:
     """END-1"""
     snapshots = keep_snapshots()
     with this_host().spawn_procs({"gpus": 2}, supervise=Ignore()) as procs:
-        replicas: Any = procs.spawn("replicas", Namesakes, supervise=Ignore())
+        replicas: Any = procs.spawn("replicas", NamedAlike, supervise=Ignore())
         replicas.step.call(3).get(timeout=WITHIN)
         snapshots.take(replicas).get(timeout=WITHIN)
         kill(replicas, procs, 1)

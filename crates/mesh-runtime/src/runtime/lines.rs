@@ -7,7 +7,7 @@ use crate::error::RuntimeError;
 use crate::logs::{LogPeers, Logs};
 use mesh_proto::control::Lines;
 use mesh_proto::hosts::HostSet;
-use mesh_proto::{Frame, HostNo, Kind, ProcAddr, Target};
+use mesh_proto::{Frame, HostNo, Joined, Kind, Piece, ProcAddr, Target};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -68,7 +68,7 @@ impl Runtime {
         let here = |target: &Target| self.logs.get().is_some_and(|logs| logs.is_behind(target));
         match which.of(call) {
             Some((addr, printed)) => printed || here(&Target::One(addr)),
-            None => here(target) || !call.printed(self.me.host).is_empty(),
+            None => here(target) || !call.printed(self.shows()).is_empty(),
         }
     }
 
@@ -81,17 +81,40 @@ impl Runtime {
                 let hosts = if printed { HostSet::one(addr.host) } else { HostSet::default() };
                 logs.catch_up(Target::One(addr), &hosts, limit, &done)
             }
-            None => logs.catch_up(target.clone(), &call.printed(self.me.host), limit, &done),
+            None => logs.catch_up(target.clone(), &call.printed(self.shows()), limit, &done),
         };
         waits.then_some(done)
     }
 
-    /// Finishes what is returned when processes' lines of before have been shown, or after `limit`; `None` if there are
-    /// none on their way. For a script that is not the controller, which has them shown on its behalf.
-    pub fn catch_up_with(&self, target: Target, limit: Duration) -> Option<Arc<Completion>> {
-        let logs = self.logs.get().filter(|logs| logs.is_behind(&target))?;
+    /// The processes of a call that may have printed something before they answered. A script that is not the controller
+    /// names them to the controller, which shows lines on its behalf.
+    pub fn printed(&self, call: &Call, target: &Target, which: Which) -> Vec<ProcAddr> {
+        match which.of(call) {
+            Some((addr, printed)) => printed.then_some(addr).into_iter().collect(),
+            None => {
+                let hosts = call.printed(self.shows());
+                target.procs().filter(|addr| hosts.contains(addr.host)).collect()
+            }
+        }
+    }
+
+    /// Finishes what is returned when the lines that these processes have written before have been shown, or after `limit`;
+    /// `None` if it is of no use to wait. At the controller, for a script that is not.
+    pub fn catch_up_with(&self, procs: &[ProcAddr], limit: Duration) -> Option<Arc<Completion>> {
+        let logs = self.logs.get()?;
+        let mut hosts = HostSet::default();
+        for addr in procs.iter().filter(|addr| addr.host != self.me.host) {
+            hosts.extend_by(&HostSet::one(addr.host));
+        }
+        let piece = |(first, addr): (usize, &ProcAddr)| Piece { first, target: Target::One(*addr), actor: None };
+        let target = Target::Joined(Arc::new(Joined::new(procs.iter().enumerate().map(piece).collect(), procs.len())));
         let done = self.completion();
-        logs.catch_up(target, &HostSet::default(), limit, &done).then_some(done)
+        logs.catch_up(target, &hosts, limit, &done).then_some(done)
+    }
+
+    /// The host whose lines are read in this process. A script that is not the controller reads none.
+    fn shows(&self) -> Option<HostNo> {
+        (!self.me.is_guest()).then_some(self.me.host)
     }
 
     /// At an agent: whether a reply goes to a script that has not been told yet what its process has printed.

@@ -111,6 +111,13 @@ impl PyCall {
         self.runtime.is_behind(&self.call, &self.target, self.which(nth))
     }
 
+    /// Those processes that have reported so when they answered: host, mesh and rank.
+    #[pyo3(signature = (nth=None))]
+    fn printed(&self, nth: Option<usize>) -> Vec<(u32, u64, u32)> {
+        let procs = self.runtime.printed(&self.call, &self.target, self.which(nth));
+        procs.into_iter().map(|addr| (addr.host, addr.mesh, addr.rank)).collect()
+    }
+
     /// What is done when that has been shown, or after `limit` seconds; `None` if it is of no use to wait.
     #[pyo3(signature = (limit, nth=None))]
     fn catch_up(&self, py: Python<'_>, limit: f64, nth: Option<usize>) -> PyResult<Option<PyCompletion>> {

@@ -1,8 +1,10 @@
 //! The output of processes.
 
+use crate::completion::PyCompletion;
 use crate::door::{self, leave, outside};
 use crate::runtime::PyRuntime;
 use crate::time::duration;
+use mesh_proto::ProcAddr;
 use mesh_proto::logs::{LogOptions, Stream};
 use mesh_runtime::Logs;
 use pyo3::prelude::*;
@@ -82,5 +84,14 @@ impl PyRuntime {
     /// The output of this host's processes. Only the controller has it.
     fn logs(&self, py: Python<'_>) -> PyResult<PyLogs> {
         leave(py, || self.0.logs()).map(PyLogs)
+    }
+
+    /// What is done when lines of these processes (host, mesh and rank) have been shown, or after `limit` seconds; `None` if
+    /// it is of no use to wait.
+    fn catch_up(&self, py: Python<'_>, procs: Vec<(u32, u64, u32)>, limit: f64) -> PyResult<Option<PyCompletion>> {
+        let limit = duration(limit)?;
+        let procs: Vec<ProcAddr> = procs.into_iter().map(|(host, mesh, rank)| ProcAddr { host, mesh, rank }).collect();
+        let core = outside(py, || self.0.catch_up_with(&procs, limit));
+        Ok(core.map(|core| PyCompletion::on(&self.0, core)))
     }
 }

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     # A mesh of actors is typed as their class, so that `trainers.step.call` is known; the type checker sees no difference.
     ActorMesh: TypeAlias = Annotated[_A, "a mesh of actors"]
 
+    from mesh_core._blocks.forwarding import PortForwarder
     from mesh_core._blocks.pipeline.pipeline import Pipeline, PipelineRun, Stage
     from mesh_core._blocks.pipeline.quarantine import Quarantined, StageError
     from mesh_core._blocks.pipeline.stats import PipelineStats, StageStats
@@ -134,6 +135,7 @@ __all__ = [
     "PoolLost",
     "PoolProgress",
     "Port",
+    "PortForwarder",
     "PortReceiver",
     "ProcMesh",
     "Promise",
@@ -222,6 +224,7 @@ _LATER = {
     "Pool": "mesh_core._blocks.pool.pool",
     "PoolProgress": "mesh_core._blocks.pool.pool",
     "Port": "mesh_core._meshes.ports",
+    "PortForwarder": "mesh_core._blocks.forwarding",
     "Promise": "mesh_core._futures.promise",
     "as_completed": "mesh_core._futures.combined",
     "gather": "mesh_core._futures.combined",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import namesakes
 from mesh_core import (
     Actor,
     ActorError,
@@ -31,32 +32,8 @@ pytestmark = pytest.mark.usefixtures("runtime")
 WITHIN = 30.0
 
 
-class Namesakes(Actor):
-    """Has an endpoint of every name that a mesh has, but does not reserve."""
-
-    @endpoint
-    def alive(self) -> str:
-        return "alive"
-
-    @endpoint
-    def class_name(self) -> str:
-        return "class_name"
-
-    @endpoint
-    def failed(self) -> str:
-        return "failed"
-
-    @endpoint
-    def mesh(self) -> str:
-        return "mesh"
-
-    @endpoint
-    def name(self) -> str:
-        return "name"
-
-    @endpoint
-    def respawn(self) -> str:
-        return "respawn"
+class Namesakes(namesakes.Namesakes):
+    """Does more with them."""
 
     @endpoint
     def square(self, n: int) -> int:

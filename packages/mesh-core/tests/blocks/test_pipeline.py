@@ -46,6 +46,12 @@ def test_items_go_through_all_stages(workers: Any) -> None:
     assert pipeline.run([3]).results() == [7]
 
 
+def test_an_endpoint_is_a_stage_without_options(workers: Any) -> None:
+    pipeline = Pipeline(workers.double, Stage(workers.increment, per_rank=2), ordered=True)
+    assert list(pipeline.run([1, 2])) == [3, 5]
+    assert pipeline.stages[0].name == Stage(workers.double).name
+
+
 def test_kept_results_arrive_at_the_next_stage(workers: Any) -> None:
     data = workers.data.with_options(keep=True)
     assert list(Pipeline(Stage(data), Stage(workers.measure), ordered=True).run([7, 0, 1 << 20])) == [
@@ -310,7 +316,7 @@ def test_wrong_stages_are_refused(workers: Any) -> None:
     with pytest.raises(ValueError, match="names of their own"):
         Pipeline(Stage(workers.double), Stage(workers.double))
     with pytest.raises(TypeError, match="takes stages"):
-        Pipeline(workers.double)
+        Pipeline(len)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="takes stages"):
         Pipeline()
     with pytest.raises(ValueError, match="on_error"):

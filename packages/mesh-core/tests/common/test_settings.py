@@ -39,6 +39,7 @@ def test_defaults():
         "log_ignore_numbers": False,
         "log_records": True,
         "log_wait": 0.1,
+        "progress": "AUTO",
         "post_mortem": False,
     }
 

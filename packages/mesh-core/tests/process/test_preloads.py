@@ -41,6 +41,21 @@ def lines(run: Any) -> list[str]:
     return [*out.splitlines(), *([err] if "exec instead" in err else [])]
 
 
+def preloaded(script: Any, source: str, options: str = "", *, answer: str = "''") -> list[str]:
+    """Spawn processes; what their fork servers have imported by then, and the value of an expression."""
+    run = script(
+        f"""{_PARTS}
+{source}
+
+if __name__ == "__main__":
+    with this_host().spawn_procs({options}) as procs:
+        procs.initialized.get(50)
+        print(preloaded(procs), {answer})
+"""
+    )
+    return [line.rstrip() for line in lines(run)]
+
+
 @pytest.fixture(autouse=True)
 def _numpy() -> None:
     pytest.importorskip("numpy")
@@ -145,16 +160,8 @@ def test_references_are_followed(script: Any, tmp_path: Path, source: str, refer
     )
     if "far" not in source:
         write(tmp_path, far="", near="")
-    run = script(
-        _PARTS
-        + f"import numpy\n{source}\n"
-        + """
-if __name__ == "__main__":
-    with this_host().spawn_procs() as procs:
-        print(preloaded(procs))
-"""
-    )
-    assert lines(run) == ["[['numpy']]" if refers else "[[]]"]
+    found = preloaded(script, f"import numpy\n{source}")
+    assert found == ["[['numpy']]" if refers else "[[]]"]
 
 
 @pytest.mark.slow
@@ -163,21 +170,15 @@ def test_a_users_own_file_of_that_name_is_not_chosen(script: Any, tmp_path: Path
         tmp_path,
         pandas="import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()",
     )
-    run = script(
-        _PARTS
-        + """
+    source = """
 import pandas
 
 class A(Actor):
     @endpoint
     def f(self): return pandas.__name__
-
-if __name__ == "__main__":
-    with this_host().spawn_procs() as procs:
-        print(preloaded(procs), procs.spawn("a", A).f.call_one().get())
 """
-    )
-    assert lines(run) == ["[[]] pandas"]
+    answer = 'procs.spawn("a", A).f.call_one().get()'
+    assert preloaded(script, source, answer=answer) == ["[[]] pandas"]
 
 
 @pytest.mark.full
@@ -345,18 +346,8 @@ def test_workers_are_not_given_a_module_that_was_changed(
 @pytest.mark.full
 def test_an_import_that_makes_progress_does_not_count(script: Any, tmp_path: Path) -> None:
     write(tmp_path, busy="import time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: pass")
-    run = script(
-        _PARTS
-        + """
-from mesh_core import configure
-if __name__ == "__main__":
-    configure(spawn_timeout=3)
-    with this_host().spawn_procs({"g": 2}, preload=["busy"]) as procs:
-        procs.initialized.get(50)
-        print(preloaded(procs))
-"""
-    )
-    assert lines(run) == ["[['busy'], ['busy']]"]
+    source = "from mesh_core import configure\nconfigure(spawn_timeout=3)"
+    assert preloaded(script, source, '{"g": 2}, preload=["busy"]') == ["[['busy'], ['busy']]"]
 
 
 @pytest.mark.slow

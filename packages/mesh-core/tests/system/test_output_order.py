@@ -210,6 +210,34 @@ def test_calls_that_survive_restarts_and_tasks_of_a_pool(
         for n in range(5):
             assert pool.submit(loud.say, f"task {n}").get(timeout=60) == f"task {n}"
             assert capfd.readouterr().out.endswith(f"] task {n}\n")
+    until_idle()
+
+
+@pytest.mark.parametrize("method", ["map", "map_unordered"])
+def test_results_of_many_tasks(loud: Any, capfd: pytest.CaptureFixture[str], method: str) -> None:
+    texts = [f"task {n}" for n in range(40)]
+    shown: list[str] = []
+
+    def came(text: str) -> None:
+        shown.extend(line.partition("] ")[2] for line in capfd.readouterr().out.splitlines())
+        assert text in shown
+
+    async def awaited(pool: Pool[Any]) -> None:
+        async for text in getattr(pool, method)(loud.say_async, [f"async {text}" for text in texts]):
+            came(text)
+
+    with Pool(loud) as pool:
+        for text in getattr(pool, method)(loud.say, texts):
+            came(text)
+        assert sorted(shown) == sorted(texts)
+        shown.clear()
+        asyncio.run(awaited(pool))
+    assert len(shown) == len(texts)
+    until_idle()
+
+
+def until_idle() -> None:
+    """The thread of pools ends a moment after the last task."""
     end = time.monotonic() + 60
     while any(thread.name == "mesh-pool" for thread in threading.enumerate()):
         assert time.monotonic() < end

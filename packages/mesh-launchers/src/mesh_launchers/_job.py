@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from mesh_core import ActorMesh, HostMesh, MeshError, ProcMesh, attach_to_workers
-from mesh_core.extensions import Joined, join_job
+from mesh_core.extensions import Joined, clear_progress, join_job
 from mesh_launchers._contract import Phase
 from mesh_launchers._dialing import Dialed
 from mesh_launchers._door import Door
@@ -106,6 +106,7 @@ class Job:
         for mesh, hosts in joined.hosts.items():
             joined.follow(hosts, self._door.begin("attached", hosts=self._numbers[mesh]))
         joined.on_flush(self._flush)
+        joined.on_output(lambda procs, limit: self._door.begin("shown", procs=procs, limit=limit))
         joined.on_traits(lambda hosts: base64.b64decode(self._door.ask("traits", hosts=list(hosts))))
         return joined
 
@@ -438,6 +439,7 @@ class Job:
                 text, settled = str(self._state), self._settled()
                 if text != self._said:
                     if not settled or self._said:
+                        clear_progress()
                         sys.stderr.write(f"{text}\n")
                         sys.stderr.flush()
                     self._said = text

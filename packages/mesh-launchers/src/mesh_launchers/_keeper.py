@@ -51,7 +51,7 @@ from mesh_launchers._state import HostState, JobState
 _LINE = 1 << 24
 _SHOWN = 1 << 22
 _SILENCE_S = 600.0
-_LONG = ("attached", "dial", "flush")
+_LONG = ("attached", "dial", "flush", "shown")
 _OWN_REASON_S = 0.5
 """How long the mesh's news of a host's death wait for the launcher's, which says more about the reason."""
 _GIVE_UP_S = 60.0
@@ -427,7 +427,7 @@ class Keeper:
                     return None
                 self._audit(client, f"scale {mesh}: {len(targets)} more hosts")
                 return await self._start_more(mesh, targets)
-            case {"do": "join" | "flush" | "attached" | "traits"} if (
+            case {"do": "join" | "flush" | "shown" | "attached" | "traits"} if (
                 self._kept is not None and self._holder is client
             ):
                 return await self._do_kept(self._kept, client, question)
@@ -513,6 +513,8 @@ class Keeper:
                 return kept.traits(numbers)
             case {"do": "flush"}:
                 return await kept.flush()
+            case {"do": "shown", "procs": list(procs), "limit": int(limit) | float(limit)}:
+                return await kept.shown(_procs(procs), limit)
         raise self._cannot(question)
 
     async def _start_more(self, mesh: str, targets: list[str | None]) -> dict[str, Any]:
@@ -741,6 +743,17 @@ def _question(line: bytes | ValueError) -> object:
         return json.loads(line)
     except (ValueError, RecursionError) as error:
         return ValueError(f"a request must be JSON: {error}")
+
+
+def _procs(told: list[Any]) -> list[tuple[int, int, int]]:
+    """Processes: host, mesh and rank of each."""
+    for each in told:
+        match each:
+            case [int(host), int(mesh), int(rank)] if min(host, mesh, rank) >= 0:
+                if max(host, rank) < 2**32 and mesh < 2**64:
+                    continue
+        raise ValueError(f"a process must be its host, mesh and rank, got {_short(each)}")
+    return [tuple(each) for each in told]
 
 
 def _short(given: object) -> str:

@@ -202,9 +202,17 @@ class Kept:
         """Labels and resources of hosts, by Mesh's numbers, for the script."""
         return base64.b64encode(self._guests.traits(hosts)).decode()
 
+    async def shown(self, procs: list[tuple[int, int, int]], limit: float) -> None:
+        """Let what these processes have printed so far be shown."""
+        await self._guests.shown(procs, limit)
+        await self._has_told()
+
     async def flush(self) -> None:
         """Let everything be shown that processes have printed so far."""
         await self._loop.run_in_executor(None, self._guests.flush)
+        await self._has_told()
+
+    async def _has_told(self) -> None:
         # What has been shown comes by the loop, too.
         await asyncio.sleep(0)
         if self._is_joined:

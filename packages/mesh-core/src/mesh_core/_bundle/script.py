@@ -34,7 +34,7 @@ def equip(process: Process) -> None:
 
 
 def _open_console(process: Process) -> None:
-    process.slots.of(Console, lambda: Console(process.runtime.logs()))
+    process.slots.of(Console, lambda: Console(process))
     process.shows_output = True
 
 

@@ -214,6 +214,10 @@ class Settings:
     log_wait: float = _setting(0.1, _SECONDS)
     """How long a result may wait until the script shows what the endpoint printed before it, in seconds; 0 never waits."""
 
+    progress: str = _setting("AUTO", _Choice(("AUTO", "ON", "OFF")))
+    """Whether a line on stderr says how far something is that takes long: AUTO, if stderr is a terminal; ON, also elsewhere; OFF,
+    never."""
+
     post_mortem: bool = _setting(False, _Switch())
     """Whether an actor whose endpoint raised stops for ``mesh debug`` before the caller is notified."""
 

@@ -49,9 +49,6 @@ class Awaited(Coming, Protocol):
     def is_behind(self) -> bool:
         """Whether processes that it is about have printed something that was not shown yet."""
 
-    def catch_up(self, limit: float) -> Completion | None:
-        """Return what is done when that has been shown, or after ``limit`` seconds; ``None`` if waiting is of no use."""
-
     def look_away(self) -> None:
         """Do not report a failure of it that nobody has looked at."""
 

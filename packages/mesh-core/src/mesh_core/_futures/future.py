@@ -49,6 +49,7 @@ class Future(Generic[R]):
         "_what",
     )
 
+    _not_yet_done = "has not finished"
     _goes_on = "the call goes on"
 
     def __init__(
@@ -86,8 +87,9 @@ class Future(Generic[R]):
 
     def _catch_up(self, limit: float) -> list[Completion]:
         """Return what is done when that has been shown, or after ``limit`` seconds."""
-        waiting = self._call.catch_up(limit)
-        return [] if waiting is None else [waiting]
+        from mesh_core._futures.output import caught_up
+
+        return caught_up(self._process, cast("Call", self._call), limit)
 
     # To wait for several futures, listen to each; when one has progressed, ask it whether it is done.
 
@@ -150,7 +152,7 @@ class Future(Generic[R]):
         if self._process.shows_output and self._is_behind():
             from mesh_core._futures.output import follow
 
-            follow(self, timeout)
+            follow(self._process, self._catch_up, timeout)
         self._settle()
 
     def _has_news(self) -> bool:
@@ -181,7 +183,7 @@ class Future(Generic[R]):
     def _not_yet(self, timeout: float | None) -> ActorTimeout:
         said, fields = self._late(timeout, None)
         return ActorTimeout(
-            f"{self._what()} has not finished within {timeout} s{said}; {self._goes_on}, and can be waited for again",
+            f"{self._what()} {self._not_yet_done} within {timeout} s{said}; {self._goes_on}, and can be waited for again",
             timeout=timeout,
             **fields,
         )
@@ -329,7 +331,7 @@ class Future(Generic[R]):
             if self._process.shows_output and self._is_behind():
                 from mesh_core._futures.output import follow_async
 
-                yield from follow_async(self).__await__()
+                yield from follow_async(self._process, self._catch_up).__await__()
             self._settle()
         return self._outcome()
 
@@ -382,7 +384,7 @@ class Future(Generic[R]):
 
     def then(self, change: Callable[[R], S]) -> Future[S]:
         """Return a future of ``change(result)``; ``change`` runs in the thread or coroutine that waits for that future."""
-        return _Changed(self, change)
+        return Changed(self, change)
 
     def add_done_callback(self, function: Callable[[Future[R]], object]) -> None:
         """Call ``function(future)`` once when this future is done: with a result, with an exception, or cancelled.
@@ -466,7 +468,7 @@ class _Done(Future[R]):
         pass
 
 
-class _Changed(Future[S]):
+class Changed(Future[S]):
     """The result of :meth:`Future.then`."""
 
     __slots__ = ("_change", "_source")
@@ -547,8 +549,9 @@ class StreamFuture(Future[R]):
         return self._call.is_behind(self._n)
 
     def _catch_up(self, limit: float) -> list[Completion]:
-        waiting = self._call.catch_up(limit, self._n)
-        return [] if waiting is None else [waiting]
+        from mesh_core._futures.output import caught_up
+
+        return caught_up(self._process, self._call, limit, self._n)
 
     def _listen(self, listener: Completion, token: int) -> None:
         self._call.note(listener, token, self._n)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from mesh_core._common.checks import is_number
 from mesh_core._common.codes import FailureKind
 from mesh_core._common.current import current
+from mesh_core._common.display import counted
 from mesh_core._common.errors import REMEDY, AuthenticationError, MeshError, SpawnError
-from mesh_core._futures.future import Future
+from mesh_core._futures.watched import Watched
 from mesh_core._geometry.location import Location, Names
 from mesh_core._meshes.addresses import Addresses
 from mesh_core._meshes.hosts import HostMesh
@@ -138,10 +139,9 @@ def attach_to_workers(
     view = Region(["hosts"], Slice(base, [count], [1]))
     location = Location(Placement.agents(), Names(process.runtime))
     mesh = HostMesh(process, view, process.unique_name(name), location, root=view)
-    mesh._ready = Future(
-        process,
-        call,
-        lambda call: _all_attached(process, call, base, count, where),
+    mesh._ready = Watched(
+        lambda: f"{mesh._name}: {call.arrived():,} of {counted(count, 'host')} attached",
+        *(process, call, lambda call: _all_attached(process, call, base, count, where)),
         lambda: f"attaching {mesh._name!r}",
     )
     addresses.follow(base, mesh._ready)

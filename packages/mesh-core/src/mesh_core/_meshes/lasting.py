@@ -23,6 +23,7 @@ from mesh_core._common.errors import MeshError, SupervisionError, Undeliverable
 from mesh_core._failures.returns import NOT_BEGUN
 from mesh_core._futures.deadlines import inherited
 from mesh_core._futures.future import _DONE, Future
+from mesh_core._futures.output import caught_up
 from mesh_core._futures.promise import Promise, _Promised
 from mesh_core._meshes.adverbs import Endpoint
 from mesh_core._meshes.outcomes import error_of, load
@@ -96,8 +97,7 @@ class _Outcome(_Promised[Any]):
 
     def _catch_up(self, limit: float) -> list[Completion]:
         answered = self.work.answered
-        waiting = None if answered is None else answered.catch_up(limit)
-        return [] if waiting is None else [waiting]
+        return [] if answered is None else caught_up(self._process, cast("Call", answered), limit)
 
     # Deadlocks and late calls are described by the attempt in progress.
 

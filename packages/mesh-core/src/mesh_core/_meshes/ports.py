@@ -120,6 +120,15 @@ def _revive(address: tuple[Any, ...], ranked: bool) -> Port[Any]:
     return Port(current().runtime.outlet(address), ranked)
 
 
+class _Next(Future[R]):
+    """The next value of a channel."""
+
+    __slots__ = ()
+
+    _not_yet_done = "has not arrived"
+    _goes_on = "the channel stays open"
+
+
 class PortReceiver(Closing, Generic[R]):
     """The end at which values sent to a :class:`Port` arrive. It belongs to the process that opened it.
 
@@ -140,7 +149,7 @@ class PortReceiver(Closing, Generic[R]):
         dropped, its value goes to the next one: nothing is lost.
         """
         process = current()
-        return Future(process, self._mailbox.receive(), self._finish, lambda: "a value from a channel")
+        return _Next(process, self._mailbox.receive(), self._finish, lambda: "the next value of a channel")
 
     def _finish(self, call: Call) -> R:
         outcome = call.outcomes()[0]

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.control import Control
+from mesh_core._common.display import counted
 from mesh_core._common.errors import SpawnError
 from mesh_core._common.tracing import notice
 from mesh_core._failures.owned_meshes import check_policy
 from mesh_core._futures.future import Future
+from mesh_core._futures.watched import Watched
 from mesh_core._geometry.mesh import check_name
 from mesh_core._meshes.outcomes import Addressee, all_up
 from mesh_core._meshes.procs import ProcMesh, all_well
@@ -337,7 +339,10 @@ class Recipe:
     def begin(self, call: Call, target: Target, who: Addressee) -> tuple[Future[None], bool]:
         """Return a future that is done when these processes are ready, and whether they run anything before that."""
         process, name = self.process, self.name
-        ready = Future(process, call, lambda call: all_up(call, who), lambda: f"the spawn of {name!r}")
+        ready: Future[None] = Watched(
+            lambda: f"{name}: {call.arrived():,} of {counted(len(call), 'process', 'processes')} up",
+            *(process, call, lambda call: all_up(call, who), lambda: f"the spawn of {name!r}"),
+        )
         if self._extended:
             # An extension that cannot start ends its process; this asks for the reason.
             sender = process.runtime.sender(target, 0, Control.STARTED, Request.EXTENSION)
@@ -350,11 +355,12 @@ class Recipe:
         bootstrap = self._options.bootstrap
         if bootstrap is not None:
             sender = process.runtime.sender(target, 0, Control.BOOTSTRAP, Request.EXTENSION)
-            ready = Future(
-                process,
-                sender.call(bootstrap),
-                lambda call: all_well(call, who),
-                lambda: f"the bootstrap of {name!r}",
+            run = sender.call(bootstrap)
+            ready = Watched(
+                lambda: (
+                    f"{name}: the bootstrap has run in {run.arrived():,} of {counted(len(run), 'process', 'processes')}"
+                ),
+                *(process, run, lambda call: all_well(call, who), lambda: f"the bootstrap of {name!r}"),
             )
         return ready, self._extended or bootstrap is not None
 

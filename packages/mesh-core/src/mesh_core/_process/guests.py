@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.hosts import HostMesh
     from mesh_core._meshes.procs import ProcMesh
-    from mesh_core._native import Message
+    from mesh_core._native import Completion, Message
     from mesh_core._process.process import Process
 
 Making = tuple[bytes, list[bytes]]
@@ -164,6 +164,12 @@ class Guests:
     def flush(self) -> None:
         """Show everything that processes have printed so far."""
         self._process.flush_console()
+
+    async def shown(self, procs: list[tuple[int, int, int]], limit: float) -> None:
+        """Wait until what these processes have printed so far is shown, at most ``limit`` seconds."""
+        waiting = self._process.runtime.catch_up(procs, limit)
+        if waiting is not None:
+            await self._process.bridge().wait(waiting, heed=False)
 
     def dismiss(self) -> None:
         """End the current script's part in the job, if there is a script."""
@@ -295,6 +301,31 @@ class Joined:
     def on_flush(self, flush: Callable[[], object]) -> None:
         """Set the function that shows what processes have printed: called when some have stopped, and before this script leaves."""
         self._process.hooks.flush.append(flush)
+
+    def on_output(
+        self, ask: Callable[[list[tuple[int, int, int]], float], concurrent.futures.Future[Any]]
+    ) -> None:
+        """Set the function that asks the controller for :meth:`Guests.shown`, whose answer comes after the output itself.
+
+        From then on, what an endpoint has printed appears before its result does.
+        """
+        process = self._process
+        asked: concurrent.futures.Future[Any] | None = None
+
+        def shown(procs: list[tuple[int, int, int]], limit: float) -> Completion | None:
+            nonlocal asked
+            if asked is not None and not asked.done():
+                # Somebody waits already, or has waited in vain: nobody waits again before output is shown.
+                return None
+            done = process.runtime.completion()
+            try:
+                asked = ask(procs, limit)
+            except MeshError:
+                return None
+            asked.add_done_callback(lambda _: done.set(None, False, 0))
+            return done
+
+        process.ask_shown, process.shows_output = shown, True
 
     def leave(self) -> None:
         """Leave the job. What was spawned stays; actors of this process end. Mesh can be used here again afterwards."""

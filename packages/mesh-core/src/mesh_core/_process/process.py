@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mesh_core._hosting.actor_host import ActorHost
     from mesh_core._meshes.actors import ActorMesh
     from mesh_core._meshes.procs import ProcMesh
-    from mesh_core._native import Message, Placement
+    from mesh_core._native import Completion, Message, Placement
     from mesh_core._system.scratch import Scratch
 
 
@@ -115,6 +115,8 @@ class Process:
     """The addresses of hosts that another process attached."""
     _repairs_expected = False
     shows_output = False
+    ask_shown: Callable[[list[tuple[int, int, int]], float], Completion | None] | None = None
+    """Asks who shows the output of processes in this one's stead; see :meth:`Joined.on_output`."""
     """Whether it shows what workers print, so that results wait for that (LOG-8)."""
     ask_traits: Callable[[Sequence[int]], tuple[list[Any], list[int]]] | None = None
     """Asks the controller what hosts reported about themselves, if this process is a script but not the controller."""

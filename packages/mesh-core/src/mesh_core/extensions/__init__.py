@@ -35,9 +35,11 @@ if TYPE_CHECKING:
         open_private,
     )
     from mesh_core._common.proc import Proc, current_proc
+    from mesh_core._common.progress import clear_progress, progress
     from mesh_core._extensions.events import ActorEnd, EndpointCall, ProcEnd, Raised, Spawning
     from mesh_core._extensions.install import find, install, uninstall
     from mesh_core._extensions.watching import Watch, watch
+    from mesh_core._futures.watched import watched
     from mesh_core._hosting.local_actor import (
         LocalActor,
         actor_id,
@@ -73,6 +75,7 @@ __all__ = [
     "actor_id",
     "actor_ranks",
     "check_free",
+    "clear_progress",
     "current_proc",
     "dumps",
     "find",
@@ -92,6 +95,7 @@ __all__ = [
     "open_private",
     "peer_of",
     "procs_of",
+    "progress",
     "register_handler",
     "register_reducer",
     "require_same_namespaces",
@@ -99,6 +103,7 @@ __all__ = [
     "settled",
     "uninstall",
     "watch",
+    "watched",
 ]
 
 # Every worker imports this package, and few use more of it than the base class.
@@ -141,6 +146,9 @@ _LATER = {
     "open_own_file": "mesh_core._common.private_folders",
     "open_private": "mesh_core._common.private_folders",
     "procs_of": "mesh_core._hosting.local_actor",
+    "clear_progress": "mesh_core._common.progress",
+    "progress": "mesh_core._common.progress",
+    "watched": "mesh_core._futures.watched",
     "register_handler": "mesh_core._serialize.registered",
     "register_reducer": "mesh_core._serialize.registered",
     "settled": "mesh_core._hosting.local_actor",

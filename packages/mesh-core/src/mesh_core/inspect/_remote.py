@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, TypeVar
 
+from mesh_core._common.display import ROWS, Table
 from mesh_core._common.errors import MeshError
 from mesh_core._features.debug import places
 from mesh_core._features.debug.wire import Garbled, Told
@@ -307,8 +309,9 @@ def connect(
     if len(found) == 1:
         return RunningJob(*found[0])
     if found:
-        several = ", ".join(f"{_called(info, found)} ({info.script or 'python'})" for info, _ in found)
-        raise MeshError(f"there are {len(found)} jobs; name one by its pid or ID: {several}")
+        raise MeshError(
+            f"there are {len(found)} jobs; name one by its pid or ID, the oldest first:\n{_table(found)}"
+        )
     if silent and (job is None or str(job) in silent or host is not None):
         raise MeshError(
             f"job {', '.join(silent)} does not answer: it may be stopped by a signal, or C code may hold its "
@@ -324,6 +327,15 @@ def connect(
     raise MeshError(
         f"{which} on this machine; a script can be looked into after its first spawn, on the machine where it runs"
     )
+
+
+def _table(found: list[tuple[JobInfo, Door]]) -> str:
+    table = Table(["JOB", "SCRIPT", "IN", "ON"])
+    for info, _ in found[:ROWS]:
+        table.add(_called(info, found), PurePath(info.script).name or "python", info.folder, info.host)
+    if len(found) > ROWS:
+        table.add(f"and {len(found) - ROWS} more")
+    return table.text("  ")
 
 
 def _called(info: JobInfo, among: list[tuple[JobInfo, Door]]) -> str:

@@ -172,7 +172,7 @@ class Guest(threading.Thread):
         from mesh_core._features.logs.console import Console
 
         process = self._process
-        console = process.slots.of(Console, lambda: Console(process.runtime.logs()))
+        console = process.slots.of(Console, lambda: Console(process))
         lines = Lines()
         console.taps.add(lines.take)
         try:

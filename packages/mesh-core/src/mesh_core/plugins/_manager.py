@@ -475,15 +475,8 @@ def _blamed(word: str, entry: PluginEntry, what: str, remedy: str) -> Iterator[N
 
 
 def _load_error(word: str, entry: PluginEntry, cause: str, remedy: str) -> PluginLoadError:
-    return PluginLoadError(
-        f"{word} {entry.name!r} of {entry.origin} cannot be loaded: {cause}; {remedy}",
-        kind=word,
-        name=entry.name,
-        distribution=entry.distribution,
-        version=entry.version,
-        cause=cause,
-        remedy=remedy,
-    )
+    said = f"{word} {entry.name!r} of {entry.origin} cannot be loaded: {cause}"
+    return entry.error(said, kind=word, cause=cause, remedy=remedy)
 
 
 def _owners(kind: Kind, name: str, rivals: list[PluginEntry]) -> PluginEntry | None:
@@ -497,15 +490,8 @@ def _shadowed(kind: Kind, entry: PluginEntry, chosen: PluginEntry) -> PluginLoad
     """Make the error for a plugin whose name belongs to another package."""
     cause = f"the name belongs to {chosen.distribution}, whose {kind.word} is used"
     remedy = f"tell the author of {entry.distribution} to choose another name"
-    return PluginLoadError(
-        f"{kind.word} {entry.name!r} of {entry.origin} is not used: {cause}; {remedy}",
-        kind=kind.word,
-        name=entry.name,
-        distribution=entry.distribution,
-        version=entry.version,
-        cause=cause,
-        remedy=remedy,
-    )
+    said = f"{kind.word} {entry.name!r} of {entry.origin} is not used: {cause}"
+    return entry.error(said, kind=kind.word, cause=cause, remedy=remedy)
 
 
 def _conflict(word: str, name: str, rivals: list[PluginEntry]) -> PluginLoadError:

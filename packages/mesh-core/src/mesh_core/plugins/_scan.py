@@ -39,6 +39,18 @@ class PluginEntry:
         """The distribution and its version, for messages."""
         return f"{self.distribution} {self.version}"
 
+    def error(self, said: str, *, kind: str, cause: str, remedy: str, name: str = "") -> PluginLoadError:
+        """Make an error about this entry point. ``name`` replaces its own name."""
+        return PluginLoadError(
+            f"{said}; {remedy}",
+            kind=kind,
+            name=name or self.name,
+            distribution=self.distribution,
+            version=self.version,
+            cause=cause,
+            remedy=remedy,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Scan:
@@ -141,15 +153,11 @@ def scan(off: Collection[str] = ()) -> Scan:
 
 
 def _off(entry: PluginEntry) -> PluginLoadError:
-    cause, remedy = f"{SWITCHES} switches it off", f"remove -{entry.name} from {SWITCHES}"
-    return PluginLoadError(
-        f"{entry.name} of {entry.origin} is switched off; {remedy}",
+    return entry.error(
+        f"{entry.name} of {entry.origin} is switched off",
         kind=entry.group,
-        name=entry.name,
-        distribution=entry.distribution,
-        version=entry.version,
-        cause=cause,
-        remedy=remedy,
+        cause=f"{SWITCHES} switches it off",
+        remedy=f"remove -{entry.name} from {SWITCHES}",
     )
 
 
@@ -204,15 +212,7 @@ def _names(entries: list[PluginEntry]) -> str:
 
 
 def _group_error(entry: PluginEntry, cause: str, remedy: str) -> PluginLoadError:
-    return PluginLoadError(
-        f"{entry.origin}: {cause}; {remedy}",
-        kind="group",
-        name=entry.group,
-        distribution=entry.distribution,
-        version=entry.version,
-        cause=cause,
-        remedy=remedy,
-    )
+    return entry.error(f"{entry.origin}: {cause}", kind="group", name=entry.group, cause=cause, remedy=remedy)
 
 
 def _identity(distribution: importlib.metadata.Distribution) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from mesh_core.extensions import progress
 from mesh_rdma._action import RDMAAction, carry_out
 from mesh_rdma._errors import InvalidTransfer
 from mesh_rdma._publication._layout import Kind, Layout, Part, Parts, Piece, is_elsewhere, layout_of
@@ -79,6 +80,7 @@ class Publication:
         self._server = Server(name or secrets.token_hex(16), self._layout, versions, first - 1)
         self._fills: dict[int, _Fill] = {}
         self._publishing = threading.Lock()
+        self._doing = ""
         self._versions = versions
         self._copies: Copies | None = None
         self._closing = weakref.finalize(self, self._server.close)
@@ -144,8 +146,11 @@ class Publication:
 
         Several threads may publish; their calls run one after another.
         """
-        with self._publishing:
+        with self._publishing, progress(self._so_far):
             return self._publish(version, delta, timeout)
+
+    def _so_far(self) -> str:
+        return f"publish: {self._doing}, {self.nbytes / 1e6:,.0f} MB"
 
     def _publish(self, version: int | None, delta: bool, timeout: float | None) -> int:
         parts = self._check()
@@ -169,8 +174,10 @@ class Publication:
         return number
 
     def _snapshot(self, parts: list[Part], version: int | None, timeout: float | None) -> int:
+        self._doing = "waits until readers give a version back"
         number, at, slot = self._server.begin(version, timeout)
         try:
+            self._doing = "copies the tensors"
             fill = self._fills.get(at)
             if fill is None or not fill.fits(slot, parts):
                 fill = self._fills[at] = _Fill(slot, parts, self._layout)

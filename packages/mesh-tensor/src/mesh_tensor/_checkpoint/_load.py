@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mesh_core.extensions import find, install
+from mesh_core.extensions import find, install, progress
 from mesh_tensor._checkpoint._place import CheckpointError, found
 from mesh_tensor._checkpoint._save import ABOUT, forget
 from mesh_tensor._checkpoint._state import flat, opened, put
@@ -50,7 +50,8 @@ def load(state: S, path: str | os.PathLike[str], *, ranks: Sequence[int] | None 
     prepared: list[torch.optim.Optimizer] = []
     try:
         _prepare(state, prepared)
-        content = _load(opened(state), checkpoint, ranks)
+        with progress(lambda: f"load {checkpoint.path.name}"):
+            content = _load(opened(state), checkpoint, ranks)
     except BaseException:
         for optimizer in prepared:
             optimizer.state.clear()

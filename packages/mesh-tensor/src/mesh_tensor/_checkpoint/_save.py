@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError, Promise
-from mesh_core.extensions import find, install
+from mesh_core.extensions import find, install, watched
 from mesh_tensor._checkpoint._place import Place, writing
 from mesh_tensor._checkpoint._state import flat, opened
 from mesh_tensor._checkpoint._worker import Files
@@ -101,7 +101,7 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str]) -> Future[Path]
             raise
     saving = _Saving(files, place, list(parts.values()), mine=mine, paths=paths, apart=apart)
     threading.Thread(target=saving.run, name="mesh-tensor-save", daemon=True).start()
-    return saving.promise.future
+    return watched(saving.promise.future, saving.so_far)
 
 
 def forget(stream: Stream, number: int) -> None:
@@ -133,6 +133,11 @@ class _Saving:
         self._mine = mine
         self._paths = paths
         self._apart = apart
+        self._doing = "waits until the tensors are there"
+
+    def so_far(self) -> str:
+        """Return how far it is."""
+        return f"save {self._place.path.name}: {self._doing}"
 
     def run(self) -> None:
         """Write it."""
@@ -174,10 +179,12 @@ class _Saving:
                 waiting.append(
                     (part, self._files.call(proc, (part.number, path, str(self._place.path), next(supply))))
                 )
+        self._doing = f"0 of {len(waiting)} processes have written"
         with writing(self._place.path):
             results = [writer.write_data(plans[0], planner).wait()] if plans[0].items else []
-        for part, future in waiting:
+        for done, (part, future) in enumerate(waiting, 1):
             results += part.stream.wait(future).values()
+            self._doing = f"{done} of {len(waiting)} processes have written"
         about = {"version": 1, "apart": self._apart}
         with writing(self._place.path):
             with (self._place.partial / ABOUT).open("w", encoding="utf-8") as file:

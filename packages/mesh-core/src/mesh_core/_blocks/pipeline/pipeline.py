@@ -104,7 +104,7 @@ class Pipeline:
     the actors does not change.
 
     Args:
-        stages: the stages, in order.
+        stages: the stages, in order. An endpoint, such as ``models.infer``, is a stage without options.
         max_bytes: how many pickled bytes may be in flight: waiting items, items being worked on, and results that
             nobody has taken. One output of each replica, and what generators produce ahead, may come on top.
         on_error: ``"raise"``: the first item that fails ends the run with a :class:`StageError`. ``"quarantine"``: the item is
@@ -115,7 +115,7 @@ class Pipeline:
 
     def __init__(
         self,
-        *stages: Stage,
+        *stages: Stage | Endpoint[..., Any],
         max_bytes: int = 256 << 20,
         on_error: Literal["raise", "quarantine"] = "raise",
         ordered: bool = False,
@@ -125,16 +125,19 @@ class Pipeline:
             raise TypeError(
                 "Pipeline() takes stages, such as Pipeline(Stage(readers.read), Stage(models.infer))"
             )
-        for stage in stages:
+        made = tuple(Stage(stage) if isinstance(stage, Endpoint) else stage for stage in stages)
+        for stage in made:
             if not isinstance(stage, Stage):
-                raise TypeError(f"Pipeline() takes stages, such as Stage(models.infer); got {stage!r}")
+                raise TypeError(
+                    f"Pipeline() takes stages, such as Stage(models.infer), and endpoints; got {stage!r}"
+                )
         one_of(on_error, "Pipeline(on_error=)", ("raise", "quarantine"))
-        names = [stage.name for stage in stages]
+        names = [stage.name for stage in made]
         if len(set(names)) < len(names):
             raise ValueError(
                 f"the stages of a pipeline must have names of their own, got {names}; use Stage(name=)"
             )
-        self.stages = stages
+        self.stages = made
         self._rules = Rules(
             whole(max_bytes, "Pipeline(max_bytes=)", 1),
             bool(ordered),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mesh_core._blocks.pool.tasks import Call, Runner, Work
 from mesh_core._common.errors import MeshError
+from mesh_core._futures.output import caught_up
 
 if TYPE_CHECKING:
     from mesh_core._native import Call as Native
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 class Arrivals:
     """The outcomes of some tasks, for the one thread or coroutine that takes them."""
 
-    __slots__ = ("_bell", "_name", "_process", "_told", "helper", "ready", "wanted")
+    __slots__ = ("_bell", "_name", "_process", "_told", "answered", "helper", "ready", "wanted")
 
     def __init__(self, process: Process, name: str) -> None:
         self._process = process
         self._name = name
         self.ready: deque[Item] = deque()
         """Tasks that have an outcome, in the order of arrival."""
+        self.answered: deque[Native] = deque()
+        """The calls that gave these outcomes, if what was printed in them is still to be shown."""
         self.wanted: Item | None = None
         """If only one task is awaited: that task."""
         self.helper = 0
@@ -41,6 +44,24 @@ class Arrivals:
         self.ready.append(item)
         if self.helper != get_ident() and (self.wanted is None or self.wanted is item):
             self.ring()
+
+    def answered_by(self, call: Native) -> None:
+        """A task is about to have an outcome, from this call."""
+        if self._process.shows_output:
+            self.answered.append(call)
+
+    def follow(self, limit: float) -> list[Completion]:
+        """Return what is done when the output of all tasks that have an outcome now was shown, or after ``limit`` seconds.
+
+        So tasks that arrive together wait together, and as many results as may be submitted ahead share one wait.
+        """
+        waiting: list[Completion] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                call = self.answered.popleft()
+                if call.is_behind():
+                    waiting += caught_up(self._process, call, limit)
+        return waiting
 
     def ring(self) -> None:
         """Wake the waiting thread, so that it looks again."""
@@ -79,8 +100,7 @@ class Item(Work):
         self._error: BaseException | None = None
 
     def _told_by(self, answered: Native) -> None:
-        # Whoever takes many results does not wait for each one's output.
-        pass
+        self._arrivals.answered_by(answered)
 
     def _keep(self, value: Any) -> None:
         self._value = value

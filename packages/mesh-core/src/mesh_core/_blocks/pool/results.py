@@ -15,6 +15,7 @@ from mesh_core._blocks.pool.items import Arrivals, Item
 from mesh_core._common.checks import is_whole
 from mesh_core._common.closing import Closing
 from mesh_core._common.errors import MailboxFull, MeshError
+from mesh_core._futures.output import follow, follow_async
 
 if TYPE_CHECKING:
     from typing import Self
@@ -102,6 +103,12 @@ class Results(Closing, ABC, Generic[R]):
     @abstractmethod
     def _cancel(self) -> None:
         """Cancel all tasks whose results were not taken."""
+
+    def _follow(self) -> None:
+        """Wait until what the task has printed is shown, before its result is."""
+
+    async def _follow_async(self) -> None:
+        """The same in a coroutine."""
 
     # Feeding.
 
@@ -194,6 +201,7 @@ class Results(Closing, ABC, Generic[R]):
         try:
             self._advance()
             if self._open:
+                self._follow()
                 return self._taken()
         except BaseException:
             self.close()
@@ -210,6 +218,7 @@ class Results(Closing, ABC, Generic[R]):
             if self._open and not self._is_ready():
                 await self._wait_async()
             if self._open:
+                await self._follow_async()
                 return self._taken()
         except BaseException:
             self.close()
@@ -285,6 +294,14 @@ class _Items(Results[R]):
             bell = self._arrivals.bell()
             if not self._is_over():
                 await bridge.wait(bell)
+
+    def _follow(self) -> None:
+        if self._arrivals.answered:
+            follow(self._pool._process, self._arrivals.follow)
+
+    async def _follow_async(self) -> None:
+        if self._arrivals.answered:
+            await follow_async(self._pool._process, self._arrivals.follow)
 
     def _want(self) -> None:
         """Note which task is awaited, if it is a particular one."""

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mesh_core._common.codes import Request
 from mesh_core._common.errors import MailboxFull, MeshError, NotBegun, SupervisionError, Undeliverable
+from mesh_core._futures.output import caught_up
 from mesh_core._futures.promise import Promise, _Promised
 from mesh_core._meshes.adverbs import Endpoint
 from mesh_core._meshes.outcomes import value_of
@@ -71,8 +72,7 @@ class _Outcome(_Promised[Any]):
         return self.answered is not None and self.answered.is_behind()
 
     def _catch_up(self, limit: float) -> list[Completion]:
-        waiting = None if self.answered is None else self.answered.catch_up(limit)
-        return [] if waiting is None else [waiting]
+        return [] if self.answered is None else caught_up(self._process, self.answered, limit)
 
     def _give_up(self, error: BaseException) -> bool:
         given_up = super()._give_up(error)

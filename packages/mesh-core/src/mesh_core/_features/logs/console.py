@@ -13,13 +13,14 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mesh_core._common.progress import clear_progress
 from mesh_core._features.logs.records import Records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mesh_core._features.logs.records import Told
-    from mesh_core._native import Logs
+    from mesh_core._process.process import Process
 
 # If stdout accepts nothing for this many seconds, the script ends without waiting for it.
 _STUCK_S = 10.0
@@ -28,8 +29,8 @@ _STUCK_S = 10.0
 class Console:
     """Shows the workers' output, in a thread of its own."""
 
-    def __init__(self, logs: Logs) -> None:
-        self.logs = logs
+    def __init__(self, process: Process) -> None:
+        self.logs = logs = process.runtime.logs()
         self._ended = threading.Event()
         self._shown = 0
         self.taps: set[Callable[[bool, str], None]] = set()
@@ -78,6 +79,7 @@ class Console:
         # It may be None, closed, without a reader, or a custom object. Errors have nowhere to go, and the workers continue.
         with contextlib.suppress(Exception):
             if texts:
+                clear_progress()
                 _write(stream, "".join(texts))
         texts.clear()
 

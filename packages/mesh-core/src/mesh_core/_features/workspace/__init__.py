@@ -18,6 +18,7 @@ from mesh_core._common.current import current, holder
 from mesh_core._common.errors import MeshError
 from mesh_core._features.workspace.rules import Rules
 from mesh_core._features.workspace.synced import Synced
+from mesh_core._futures.watched import watched
 
 if TYPE_CHECKING:
     from mesh_core._features.workspace.report import WorkspaceReport
@@ -62,7 +63,11 @@ def sync(
     patterns = tuple(exclude)
     Rules(patterns)  # wrong ones are refused here
     future = _synchronizer(process).sync.call_one(hosts, source, place, reload, patterns)
-    return cast("Future[WorkspaceReport]", future.then(_outcome))
+    synced = process.slots.of(Synced)
+    return cast(
+        "Future[WorkspaceReport]",
+        watched(future, lambda: f"sync_workspace: {synced.progress}").then(_outcome),
+    )
 
 
 def _synchronizer(process: Process) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 class Synced:
     """The state of workspaces in a process; kept in its slots."""
 
-    __slots__ = ("stale", "synchronizer", "told")
+    __slots__ = ("progress", "stale", "synchronizer", "told")
 
     def __init__(self) -> None:
         self.told: list[list[Any]] = []
@@ -17,6 +17,8 @@ class Synced:
         """Modules that have changed since they were imported here."""
         self.synchronizer: Any = None
         """The actor that copies them; spawned by the first sync."""
+        self.progress = ""
+        """How far it is with the sync that runs."""
 
 
 class Told(NamedTuple):

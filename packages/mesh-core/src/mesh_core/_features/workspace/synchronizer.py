@@ -16,6 +16,7 @@ from mesh_core._actors.actor import Actor
 from mesh_core._actors.endpoint import endpoint
 from mesh_core._common.context import context
 from mesh_core._common.current import current
+from mesh_core._common.display import counted
 from mesh_core._common.errors import MeshError
 from mesh_core._features.workspace.extension import Copies
 from mesh_core._features.workspace.fleet import Fleet, tell_running
@@ -60,6 +61,7 @@ class Synchronizer(Actor):
     ) -> WorkspaceReport:
         began = time.monotonic()
         process = current()
+        self._say(f"looks for changes in {Path(source).name}")
         rules = Rules(patterns)
         scanner = self._scanners.setdefault((source, patterns), Scanner(source, rules, _check_end))
         workspace = Workspace(source, key_of(source), to, process.scratch().path, (), 0)
@@ -67,6 +69,7 @@ class Synchronizer(Actor):
         sent: dict[str, int] = {}
         try:
             manifest, lacking = self._transfer(scanner, keepers, workspace, sent)
+            self._say(f"puts the files in place on {counted(len(hosts), 'host')}")
             committed: list[Committed] = keepers.commit.call(workspace).get().values()
         except BaseException:
             _discard(keepers, workspace)
@@ -127,14 +130,20 @@ class Synchronizer(Actor):
         """Send contents, a limited number of bytes ahead; return the files that changed while they were read."""
         changing: list[str] = []
         under_way: deque[Any] = deque()
+        total, done = sum(manifest.entries[number].size for number in lacking), 0
         for batch in _batches(_pieces(workspace.source, manifest, lacking, sent, changing)):
             _check_end()
+            self._say(f"{done / 1e6:,.0f} of {total / 1e6:,.0f} MB sent to {counted(len(keepers), 'host')}")
             under_way.append(keepers.take.call(workspace, batch))
+            done += sum(len(piece[1]) for piece in batch)
             if len(under_way) > _AHEAD:
                 under_way.popleft().get()
         for future in under_way:
             future.get()
         return changing
+
+    def _say(self, progress: str) -> None:
+        current().slots.of(Synced).progress = progress
 
     def _register(self, process: Process, workspace: Workspace, changed: bool) -> None:
         """Make processes that are spawned from now on import from the copies."""
