@@ -86,12 +86,20 @@ class Sums:
         """Complete the tensors that an operator needs; return its result if that has to wait, too."""
         if func is _DETACH and (summand := self._pending.get(id(args[0]))) is not None:
             return self._alias(args[0], summand)
+        self.make_way((*args, *kwargs.values()), writes=writes)
+        return None
+
+    def make_way(self, values: Iterable[Any], *, writes: bool) -> None:
+        """Complete the tensors among the arguments of an operator."""
         if writes:
             # It may write to a summand, or to a view of one.
             self._send_all()
-        if self._reads(args) or self._reads(kwargs.values()):
+        if self._reads(values):
             self.finish()
-        return None
+
+    def is_pending(self, tensor: Any) -> bool:
+        """Return whether a tensor may not be read yet."""
+        return id(tensor) in self._pending
 
     def finish(self) -> None:
         """Wait for all sums."""

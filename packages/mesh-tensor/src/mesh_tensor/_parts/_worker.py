@@ -7,6 +7,7 @@ what happened in this one. A result that could not be computed here is replaced 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ from mesh_tensor._instructions import (
     GONE,
     IN_PLACE_SHAPE,
     LIST,
-    LOST,
     QUESTION,
     SPECIAL,
     Failed,
@@ -40,8 +40,10 @@ from mesh_tensor._instructions import (
     unknown,
 )
 from mesh_tensor._operators import find
+from mesh_tensor._parts._apart import Apart
 from mesh_tensor._parts._call import Again, Call, failure_of, first_failure, mark
 from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._decisions import BOTH_ROADS, Decisions, Layouts
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._parts._sums import Sums
 from mesh_tensor._summaries import looked
@@ -109,6 +111,8 @@ class Worker:
         self.everywhere = (Replicate(),) * len(shape)
         self.copies = Copies(self.full, self.part)
         self.sums = Sums(self)
+        self.layouts = Layouts()
+        self.compares = os.environ.get(BOTH_ROADS) == "1"
         self.seed = 0
         self._results: dict[int, list[Any]] = {}
         self._shapes: dict[DTensorSpec, tuple[int, ...]] = {}
@@ -131,7 +135,10 @@ class Worker:
         """Free the mesh's tensors, and leave its groups."""
         env = self.bench.env
         gone = [
-            ref for ref, each in env.items() if isinstance(each, DTensor) and each.device_mesh is self.mesh
+            ref
+            for ref, each in env.items()
+            if (isinstance(each, DTensor) and each.device_mesh is self.mesh)
+            or (isinstance(each, Apart) and each.layout.spec.mesh is self.mesh)
         ]
         for ref in gone:
             del env[ref]
@@ -156,12 +163,11 @@ class Worker:
 
     def execute(self, number: int, instruction: int, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a user's function on tensors of the mesh, and return its result without the tensors."""
-        env = self.bench.env
 
         def give(value: Any) -> Any:
             if not isinstance(value, Numbered):
                 return value
-            tensor = env.get(value.number, LOST)
+            tensor = self.bench.find(value.number)
             if not isinstance(tensor, DTensor):
                 raise MeshError(GONE)
             failed = failure_of(tensor)
@@ -200,12 +206,12 @@ class Worker:
 
     def placements(self, number: int) -> Any:
         """Return the layout of a tensor."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         return ("value", tensor.placements) if isinstance(tensor, DTensor) else sent(tensor)
 
     def part_of(self, number: int) -> Any:
         """Return this process's part of a tensor."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         failed = self._loose() or failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
@@ -213,7 +219,7 @@ class Worker:
 
     def look(self, number: int) -> Any:
         """Return a summary of this process's part of a tensor."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         failed = failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
@@ -227,7 +233,7 @@ class Worker:
 
     def whole(self, number: int) -> Any:
         """Return all of a tensor, from the first process."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         if not isinstance(tensor, DTensor):
             return sent(tensor)
         try:
@@ -318,19 +324,19 @@ class _Template(Template):
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
             super().__init__(what, Special(function, worker))
-            # The number of the instruction is needed if its failure is found later.
-            self.plain = self.plain and function is not like
         else:
             try:
                 operator = find(name, module)
             except (AttributeError, ImportError) as error:
                 super().__init__(what, unknown(name, error))
+                self.decisions = Decisions(self, worker)
                 return
             call = Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE)
             super().__init__(what, call)
             if call.viewing:
                 # A view of another form, and nothing changes in place.
                 self.mode = LIST if what[5] == LIST else 0
+        self.decisions = Decisions(self, worker)
 
 
 class Special:
