@@ -213,6 +213,7 @@ def check(
     known: list[Case] | None = None,
     seconds: int = SECONDS,
     comparison: Comparison = Comparison(),
+    *,
     times: int = 1,
 ) -> str | None:
     """Run samples of an operator so many times, in the global view where a mesh of that is given; what went wrong."""
@@ -303,7 +304,7 @@ class Meshes:
                     each: Mesh((each,), ("gpus",), cast("ProcMesh", part))
                     for each, part in self._parts.items()
                 }
-        what = check(operator, self._parts[count], known, seconds, self._comparison, self._times)
+        what = check(operator, self._parts[count], known, seconds, self._comparison, times=self._times)
         if what is not None and what.startswith(("TimeoutError", "DeviceMeshError")):
             self.stop()
         return what

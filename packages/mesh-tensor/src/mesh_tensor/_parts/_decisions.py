@@ -20,6 +20,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_leaves
 
@@ -35,7 +36,7 @@ from mesh_tensor._replay._writing import count_numbers, where_raised, write_func
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+    from torch.distributed.tensor.placement_types import Placement
 
     from mesh_tensor._parts._worker import Worker
     from mesh_tensor._replay._compiled import Step
@@ -75,6 +76,7 @@ class Layouts:
         self._known: dict[DTensorSpec, Layout] = {}
         self._by_identity: dict[int, tuple[DTensorSpec, Layout]] = {}
         """Keeps the objects alive, so that no other gets the identity of one."""
+        self._placed: dict[tuple[Layout, tuple[Placement, ...]], Layout] = {}
 
     def of(self, spec: DTensorSpec) -> Layout:
         """Return the one object that stands for a layout."""
@@ -92,8 +94,18 @@ class Layouts:
         self._by_identity[id(spec)] = spec, layout
         return layout
 
+    def placed(self, spec: DTensorSpec, placements: tuple[Placement, ...]) -> Layout:
+        """Return the layout of a tensor of the same form that is placed in another way."""
+        key = self.of(spec), placements
+        found = self._placed.get(key)
+        if found is None:
+            if len(self._placed) >= _LAYOUTS:
+                self._placed.clear()
+            found = self._placed[key] = self.of(DTensorSpec(spec.mesh, placements, spec.tensor_meta))
+        return found
 
-class _Notes(Tracer):
+
+class _Notes(Tracer):  # type: ignore[no-untyped-call]
     """Notes what an operator does while it is carried out; that must not disturb it."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -265,12 +277,35 @@ class Decisions:
     ) -> bool:
         """Carry it out as it was decided before, or note what is decided now; return whether it is done."""
         worker = self._worker
-        if worker.sums.any and not self._is_ready(values):
-            return False
-        if self._writes and worker.copies.any:
+        if worker.sums.any and not self._makes_way(values):
             return False
         locals_: list[Any] = []
-        key: Any = []
+        key = self._key(values, locals_)
+        if key is None or (self._writes and worker.copies.any):
+            return False
+        if given:
+            key = key, *map(type, given)
+        found = self._known.get(key)
+        if type(found) is _Varied:
+            found = found.known.get(found.key(locals_, given), found)
+        if type(found) is not _Kept or worker.compares:
+            return self._is_noted(found, key, _Asked(env, do, out, refs, values, locals_, given))
+        try:
+            made = found.function(locals_, given)
+        except Exception as error:  # noqa: BLE001 - looked into
+            if not found.meets:
+                # Nothing has been written yet: the same once more, with everything that is done about failures.
+                return False
+            raised = error
+        else:
+            found.keep(env, out, values, made)
+            return True
+        self._go_on(found, raised, env, out, values, given)
+        return True
+
+    def _key(self, values: list[Any], locals_: list[Any]) -> Any:
+        """Return what tells the layouts of tensors apart, and which of them are the same; ``None`` if one is special. Collects the parts."""
+        key: list[Any] = []
         for each in values:
             if type(each) is Apart and each.made is None:
                 locals_.append(each.local)
@@ -278,53 +313,31 @@ class Decisions:
                 continue
             seen = self._seen(each)
             if seen is None:
-                return False
+                return None
             locals_.append(seen[0])
             key.append(seen[1])
         if len(key) == 1:
-            (key,) = key
-        else:
-            key = tuple(key)
-            if len(set(map(id, locals_))) != len(locals_):
-                key = key, _first_of_each(locals_)
-        if given:
-            key = key, *map(type, given)
-        found = self._known.get(key)
-        if type(found) is _Varied:
-            varied = found
-            found = varied.known.get(varied.key(locals_, given))
-            if found is None:
-                if len(varied.known) >= _VARIANTS:
-                    return False
-                found = self._before
+            return key[0]
+        if len(set(map(id, locals_))) != len(locals_):
+            return tuple(key), _first_of_each(locals_)
+        return tuple(key)
+
+    def _is_noted(self, found: Any, key: Any, asked: _Asked) -> bool:
+        """Note what is decided if it is time to; return whether the instruction was carried out by that."""
         if type(found) is _Kept:
-            if not worker.compares:
-                try:
-                    made = found.function(locals_, given)
-                except Exception as error:  # noqa: BLE001 - looked into
-                    if not found.meets:
-                        # Nothing has been written yet: the same once more, with everything that is done about failures.
-                        return False
-                    raised = error
-                else:
-                    found.keep(env, out, values, made)
-                    return True
-                self._go_on(found, raised, env, out, values, given)
-                return True
-            return self._compare(found, _Asked(env, do, out, refs, values, locals_, given))
-        if found is _NEVER:
-            return False
-        if found is None:
-            if len(self._known) >= _VARIANTS:
+            return self._compare(found, asked)
+        if type(found) is _Varied:
+            if len(found.known) >= _VARIANTS:
                 return False
-            found = 0
-        if found < self._before:
-            self._known[key] = found + 1
+        elif found is _NEVER or (found is None and len(self._known) >= _VARIANTS):
             return False
-        self._note(key, _Asked(env, do, out, refs, values, locals_, given))
+        elif (found or 0) < self._before:
+            self._known[key] = (found or 0) + 1
+            return False
+        self._note(key, asked)
         return True
 
-    def _is_ready(self, values: list[Any]) -> bool:
+    def _makes_way(self, values: list[Any]) -> bool:
         """Let pending sums do what the operator makes them do; return whether it is not one that can wait itself."""
         sums = self._worker.sums
         tensors = [each.made if type(each) is Apart else each for each in values]
@@ -387,12 +400,13 @@ class Decisions:
         notes = _Notes(asked.locals_)
         with notes:
             asked.do(self._template, asked.out, asked.refs, iter(asked.given))
-            wholes = [asked.env[asked.out + at] for at in range(self._template.out)]
+            wholes = [asked.env.get(asked.out + at) for at in range(self._template.out)]
             if not all(type(each) is DTensor for each in wholes):
                 return
             ends = [local_of(each) for each in wholes]
         if (
             notes.unfit
+            or any(each._local_tensor is not mine for each, mine in zip(tensors, asked.locals_, strict=True))  # noqa: SLF001 - likewise
             or any(each._spec != spec for each, spec in zip(tensors, specs, strict=True))  # noqa: SLF001 - likewise
             or any(getattr(each, "_mesh_copied", None) is not None for each in wholes)
             or any(failure_of(each) is not None for each in (*tensors, *wholes))
@@ -494,7 +508,8 @@ def _handed_over(template: Template, given: Sequence[Any], steps: list[Step], at
         else:
             # What is the default is left out.
             found, kwargs[name] = kwargs.get(name, value), NUMBER
-        if type(found) is not type(value) or repr(found) != repr(value):
+        taken_as = float(value) if type(found) is float else value
+        if type(found) is not type(taken_as) or repr(found) != repr(taken_as):
             return None
     steps[at] = _with_arguments(step, args, kwargs), out, refs
     taken = dict(zip(names, args, strict=False)) | kwargs
@@ -536,6 +551,8 @@ def _first_of_each(locals_: Sequence[torch.Tensor]) -> tuple[int, ...]:
 
 
 def _copy(local: torch.Tensor) -> torch.Tensor:
-    """Return the same values, in memory of their own but laid out alike."""
+    """Return the same values, in memory of their own but laid out alike, if no two are at one place."""
+    if torch._debug_has_internal_overlap(local) != 0:  # noqa: SLF001 - its public name
+        return local.clone()
     copy = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device=local.device)
     return copy.copy_(local)

@@ -68,7 +68,7 @@ class Sums:
             return None
         worker = self._worker
         local = tensor._local_tensor.detach()  # noqa: SLF001 - without a copy
-        result = worker.wrap(local, tensor, placements)
+        result = worker.layouts.placed(tensor._spec, placements).join(local)  # noqa: SLF001 - its layout
         summand = _Summand(local, [result], worker.bench.instruction())
         bucket = self._open.setdefault((dim, tensor.dtype), _Bucket(dim))
         bucket.summands.append(summand)
@@ -126,7 +126,7 @@ class Sums:
             self._worker.bench.unfinished.remove(self)
 
     def _alias(self, tensor: DTensor, summand: _Summand) -> DTensor:
-        result = self._worker.wrap(summand.local, tensor, tensor.placements)
+        result = self._worker.layouts.of(tensor._spec).join(summand.local)  # noqa: SLF001 - its layout
         if (failed := getattr(tensor, "_mesh_failed", None)) is not None:
             result._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
         summand.results.append(result)
