@@ -48,7 +48,8 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+        scale = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return x * scale * self.weight
 
 
 class Block(nn.Module):
@@ -71,7 +72,8 @@ class Block(nn.Module):
         seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, -1))
         h = self.between(x)
-        return x + self.down(functional.silu(self.up(h)) * self.gate(h))
+        made: torch.Tensor = x + self.down(functional.silu(self.up(h)) * self.gate(h))
+        return made
 
 
 class GPT(nn.Module):
@@ -153,26 +155,26 @@ def operators(procs: ProcMesh, mesh: Mesh) -> Figures:
         end(x)
         return OPERATORS / (time.perf_counter() - begin)
 
-    own = [share(torch.ones(4), procs) for _ in range(2)]
-    split = [distribute(torch.ones(4), mesh, ["data"]) for _ in range(2)]
+    own = share(torch.ones(4), procs)
+    split = distribute(torch.ones(4), mesh, ["data"])
     found: Figures = {}
     for work in (add, add_a_number):
         ratios, rates = [], []
         for each in range(ROUNDS + 1):
-            beside = rate(work, *own, fetch)
-            there = rate(work, *split, fetch_shard)
+            beside = rate(work, own, own.clone(), fetch)
+            there = rate(work, split, split.clone(), fetch_shard)
             if each:
                 ratios.append(there / beside)
                 rates.append(there)
         found[f"{work.__name__}: done per second"] = statistics.median(rates)
         found[f"{work.__name__}: of the per-rank view"] = statistics.median(ratios)
     costs = []
-    x, y = split
+    x: Any = split
     for _ in range(ROUNDS):
         with activate(mesh):
             begin = time.thread_time()
             for _ in range(OPERATORS):
-                x = x + y
+                x = x + split
             costs.append((time.thread_time() - begin) / OPERATORS * 1e6)
         fetch_shard(x)
     return {**found, "script us of an operator within activate": statistics.median(costs)}

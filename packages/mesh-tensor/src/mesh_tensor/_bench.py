@@ -175,8 +175,9 @@ class Bench:
     def enter(self, number: int, *what: Any) -> None:
         """Take a place in a mesh of the global view."""
         from mesh_tensor._parts._worker import Worker
+        from mesh_tensor._replay._decisions import Decisions
 
-        self._meshes[number] = Worker(self, *what)
+        self._meshes[number] = Worker(self, Decisions, *what)
 
     def exit(self, number: int) -> None:
         """Leave it, with all tensors of the mesh."""

@@ -13,7 +13,7 @@ from mesh_core import MeshError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mesh_tensor._parts._decisions import Decisions
+    from mesh_tensor._replay._decisions import Decisions
 
 IN_PLACE_SHAPE = 1
 LIST = 2

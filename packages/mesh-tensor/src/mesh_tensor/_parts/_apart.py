@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mesh_tensor._parts._decisions import Layout
+    from mesh_tensor._parts._layouts import Layout
 
 
 class Apart:

@@ -43,7 +43,7 @@ from mesh_tensor._operators import find
 from mesh_tensor._parts._apart import Apart
 from mesh_tensor._parts._call import Again, Call, failure_of, first_failure, mark
 from mesh_tensor._parts._copies import Copies
-from mesh_tensor._parts._decisions import BOTH_ROADS, Decisions, Layouts
+from mesh_tensor._parts._layouts import Layouts
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._parts._sums import Sums
 from mesh_tensor._summaries import looked
@@ -54,8 +54,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
     from mesh_tensor._bench import Bench
+    from mesh_tensor._replay._decisions import Decisions
 
 _lives = count(1)
+_BOTH_ROADS = "MESH_TENSOR_BOTH_ROADS"
+"""The environment variable that makes a process carry each operator out in both ways, and compare: for tests."""
 _SHAPES = 1 << 14
 """The most layouts whose parts are known."""
 _TALKATIVE = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
@@ -80,15 +83,18 @@ class _Devices(DeviceMesh):
 class Worker:
     """This process's place in a mesh. Its public methods are what a controller may call."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - as it is sent
         self,
         bench: Bench,
+        decide: Callable[[Template, Worker], Decisions],
         names: tuple[str, ...],
         shape: tuple[int, ...],
         groups: list[int],
         ranks: dict[Any, int],
     ) -> None:
         self.bench = bench
+        self.decide = decide
+        """Gives a template what it keeps of DTensor's decisions."""
         self.rank = ranks[bench.address]
         self.names = names
         life = next(_lives)
@@ -112,7 +118,7 @@ class Worker:
         self.copies = Copies(self.full, self.part)
         self.sums = Sums(self)
         self.layouts = Layouts()
-        self.compares = os.environ.get(BOTH_ROADS) == "1"
+        self.compares = os.environ.get(_BOTH_ROADS) == "1"
         self.seed = 0
         self._results: dict[int, list[Any]] = {}
         self._shapes: dict[DTensorSpec, tuple[int, ...]] = {}
@@ -329,14 +335,14 @@ class _Template(Template):
                 operator = find(name, module)
             except (AttributeError, ImportError) as error:
                 super().__init__(what, unknown(name, error))
-                self.decisions = Decisions(self, worker)
+                self.decisions = worker.decide(self, worker)
                 return
             call = Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE)
             super().__init__(what, call)
             if call.viewing:
                 # A view of another form, and nothing changes in place.
                 self.mode = LIST if what[5] == LIST else 0
-        self.decisions = Decisions(self, worker)
+        self.decisions = worker.decide(self, worker)
 
 
 class Special:

@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor
 from mesh_tensor._instructions import IN_PLACE_SHAPE, Failed
 from mesh_tensor._parts._call import Call, failure_of, mark
 from mesh_tensor._parts._copies import Copies
-from mesh_tensor._parts._noted import Program, Tracer, Untraceable, local_of
 from mesh_tensor._parts._sums import Sums
 from mesh_tensor._parts._worker import Special, seed
 from mesh_tensor._replay._compiled import (
@@ -34,6 +33,7 @@ from mesh_tensor._replay._compiled import (
     places_of,
     together,
 )
+from mesh_tensor._replay._noted import Program, Tracer, Untraceable, local_of
 from mesh_tensor._replay._writing import where_raised, write_function
 
 if TYPE_CHECKING:

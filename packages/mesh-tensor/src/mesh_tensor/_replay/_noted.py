@@ -1,6 +1,6 @@
 """What operators on tensors of a mesh do with this process's parts: operators on local tensors, and collectives, noted as a program.
 
-Captured steps note runs of operators so, on tensors without values (`_replay/_sharded.py`); the flat loop notes single ones, as they are carried out
+Captured steps note runs of operators so, on tensors without values (`_sharded.py`); the flat loop notes single ones, as they are carried out
 (`_decisions.py`).
 """
 

@@ -20,8 +20,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._pytree import tree_leaves
 
 from mesh_core import MeshError
@@ -29,80 +27,23 @@ from mesh_tensor._instructions import IN_PLACE_SHAPE, NUMBER, Failed, Template
 from mesh_tensor._operators import COLLECTIVE_SPACES
 from mesh_tensor._parts._apart import Apart, joined
 from mesh_tensor._parts._call import Call, failure_of, mark
-from mesh_tensor._parts._noted import Program, Tracer, Untraceable, local_of
 from mesh_tensor._replay._compiled import written_by
+from mesh_tensor._replay._noted import Program, Tracer, Untraceable, local_of
 from mesh_tensor._replay._writing import count_numbers, where_raised, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from torch.distributed.tensor.placement_types import Placement
-
+    from mesh_tensor._parts._layouts import Layout
     from mesh_tensor._parts._worker import Worker
     from mesh_tensor._replay._compiled import Step
 
-BOTH_ROADS = "MESH_TENSOR_BOTH_ROADS"
-"""The environment variable of a process that makes it carry each operator out in both ways, and compare: for tests."""
-_LAYOUTS = 1 << 14
-"""The most layouts of a mesh that are told apart."""
 _VARIANTS = 32
 """The most decisions that a template keeps, and the most for one set of layouts."""
 _PLACED_IN_MEMORY = frozenset({"aten::as_strided", "aten::as_strided_", "aten::resize_", "aten::set_"})
 """They refer to memory rather than to a tensor."""
 _UNINITIALIZED = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
 _DETACH = torch.ops.aten.detach.default
-
-
-class Layout:
-    """A layout on a mesh, told apart by identity."""
-
-    __slots__ = ("shape", "spec")
-
-    def __init__(self, spec: DTensorSpec, shape: tuple[int, ...]) -> None:
-        self.spec = spec
-        self.shape = shape
-        """Of this process's part."""
-
-    def join(self, local: torch.Tensor) -> DTensor:
-        """Make a DTensor of this process's part."""
-        made: DTensor = DTensor(local, self.spec, requires_grad=False)
-        return made
-
-
-class Layouts:
-    """The layouts on one mesh."""
-
-    def __init__(self) -> None:
-        self._known: dict[DTensorSpec, Layout] = {}
-        self._by_identity: dict[int, tuple[DTensorSpec, Layout]] = {}
-        """Keeps the objects alive, so that no other gets the identity of one."""
-        self._placed: dict[tuple[Layout, tuple[Placement, ...]], Layout] = {}
-
-    def of(self, spec: DTensorSpec) -> Layout:
-        """Return the one object that stands for a layout."""
-        found = self._by_identity.get(id(spec))
-        if found is not None:
-            return found[1]
-        if len(self._by_identity) >= _LAYOUTS:
-            # Decisions about the old objects are not found any more, which costs time and nothing else.
-            self._known.clear()
-            self._by_identity.clear()
-        layout = self._known.get(spec)
-        if layout is None:
-            shape, _ = compute_local_shape_and_global_offset(spec.shape, spec.mesh, spec.placements)
-            layout = self._known[spec] = Layout(spec, tuple(shape))
-        self._by_identity[id(spec)] = spec, layout
-        return layout
-
-    def placed(self, spec: DTensorSpec, placements: tuple[Placement, ...]) -> Layout:
-        """Return the layout of a tensor of the same form that is placed in another way."""
-        key = self.of(spec), placements
-        found = self._placed.get(key)
-        if found is None:
-            if len(self._placed) >= _LAYOUTS:
-                self._placed.clear()
-            found = self._placed[key] = self.of(DTensorSpec(spec.mesh, placements, spec.tensor_meta))
-        return found
 
 
 class _Notes(Tracer):  # type: ignore[no-untyped-call]
