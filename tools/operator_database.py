@@ -1,12 +1,13 @@
 """PyTorch's own database of operators, run on meshes and compared with PyTorch here.
 
     python tools/operator_database.py [PROCESSES ...] [--global] [--layout first] [--dtype float32] [--samples 4] [--in-place]
-                                      [--one-in 1] [--seed 0] [--results FILE]
+                                      [--one-in 1] [--seed 0] [--times 1] [--results FILE]
 
 prints which operators give something else, which are refused, and of how many all samples are right, on a mesh of each of these sizes.
 With `--global` tensors are split over the mesh: by their first dimension, their last, or one by its first, the next by its second and so
 on (`mixed`). Of an operator's samples so many are drawn, by seed, or all of them for `--samples 0`; of the operators one in so many.
-`--in-place` compares the variants that change their argument. `--results` writes a line of JSON for each operator as soon as it is known,
+`--in-place` compares the variants that change their argument. `--times 3` runs each sample so often on one mesh: workers keep what DTensor decided,
+note how the second time, and carry that out from the third; where the environment has `MESH_TENSOR_BOTH_ROADS=1` they do both and compare. `--results` writes a line of JSON for each operator as soon as it is known,
 and goes on where an earlier run with the same file has ended.
 """
 
@@ -212,14 +213,15 @@ def check(
     known: list[Case] | None = None,
     seconds: int = SECONDS,
     comparison: Comparison = Comparison(),
+    *,
+    times: int = 1,
 ) -> str | None:
-    """Run samples of an operator, in the global view where a mesh of that is given; what went wrong."""
+    """Run samples of an operator so many times, in the global view where a mesh of that is given; what went wrong."""
     function = comparison.function(operator)
 
     def run() -> None:
-        for asked, want, differentiate in known or cases(
-            operator, Seeded() if isinstance(procs, Mesh) else None, comparison
-        ):
+        found = known or cases(operator, Seeded() if isinstance(procs, Mesh) else None, comparison)
+        for asked, want, differentiate in found * times:
             given = tree_map(given_to(procs, comparison.layout), asked)
             # Some operators' samples begin with a seed of their own.
             seed_mesh: Any = torch.manual_seed
@@ -280,8 +282,9 @@ def outcome(function: Callable[..., Any], asked: Any, differentiate: bool) -> An
 class Meshes:
     """The meshes that operators are run on; new ones where a process has died, or does not come back."""
 
-    def __init__(self, counts: list[int], *, is_global: bool, comparison: Comparison) -> None:
+    def __init__(self, counts: list[int], *, is_global: bool, comparison: Comparison, times: int) -> None:
         self._counts = counts
+        self._times = times
         self._comparison = comparison
         self._is_global = is_global
         self._procs: ProcMesh | None = None
@@ -301,7 +304,7 @@ class Meshes:
                     each: Mesh((each,), ("gpus",), cast("ProcMesh", part))
                     for each, part in self._parts.items()
                 }
-        what = check(operator, self._parts[count], known, seconds, self._comparison)
+        what = check(operator, self._parts[count], known, seconds, self._comparison, times=self._times)
         if what is not None and what.startswith(("TimeoutError", "DeviceMeshError")):
             self.stop()
         return what
@@ -326,6 +329,7 @@ def main() -> None:
     parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--one-in", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for one operator on one mesh")
     asked = parser.parse_args()
@@ -340,7 +344,7 @@ def main() -> None:
     said: dict[str, dict[str, str | None]] = {}
     if asked.results and asked.results.exists():
         said = {each["operator"]: each["said"] for each in map(json.loads, asked.results.open())}
-    meshes = Meshes(asked.processes, is_global=asked.is_global, comparison=comparison)
+    meshes = Meshes(asked.processes, is_global=asked.is_global, comparison=comparison, times=asked.times)
     try:
         for each in chosen:
             name = each.formatted_name

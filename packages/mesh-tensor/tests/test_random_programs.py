@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mesh_core import ProcMesh
+from mesh_core import ProcMesh, this_host
 
 torch = pytest.importorskip("torch")
 
@@ -207,10 +207,41 @@ def mesh(procs: ProcMesh) -> Iterator[Mesh]:
 LAYOUTS: list[Any] = [[None, None], ["gpus", None], [None, "gpus"]]
 
 
+@pytest.fixture(scope="module")
+def comparing(runtime: None, preload: list[str]) -> Iterator[Mesh]:
+    """A mesh whose processes carry operators out both as DTensor does and as they have kept, and compare."""
+    both = {"MESH_TENSOR_BOTH_ROADS": "1"}
+    with (
+        this_host().spawn_procs({"gpus": RANKS}, preload=preload, name="both", env=both) as procs,
+        Mesh((RANKS,), ("gpus",), procs) as mesh,
+    ):
+        yield mesh
+
+
 @pytest.mark.sampled(3, full=True)
 @pytest.mark.parametrize("seed", range(6))
 def test_in_the_global_view(mesh: Mesh, seed: int) -> None:
     """STM-3: all processes meet in the same collectives, whatever fails in one; VWS-1: views are views, however tensors lie."""
+    compare_programs(mesh, seed)
+
+
+@pytest.mark.sampled(1, full=True)
+@pytest.mark.parametrize("seed", range(6, 12))
+def test_in_the_global_view_three_times(mesh: Mesh, seed: int) -> None:
+    """DCN-1: the first time DTensor decides, the second time that is noted, the third time it is carried out as noted."""
+    for _ in range(3):
+        compare_programs(mesh, seed)
+
+
+@pytest.mark.sampled(1, full=True)
+@pytest.mark.parametrize("seed", range(12, 18))
+def test_in_the_global_view_in_both_ways(comparing: Mesh, seed: int) -> None:
+    """DCN-1: each operator gives the same as DTensor decides it, and as it is kept."""
+    for _ in range(2):
+        compare_programs(comparing, seed)
+
+
+def compare_programs(mesh: Mesh, seed: int) -> None:
     bad = distribute(torch.tensor([0, 1, 2, 9]), mesh, ["gpus"])
 
     def own_step(chance: random.Random, pool: list[Pair]) -> Pair:

@@ -25,6 +25,7 @@ from mesh_tensor._instructions import (
     sent,
     unknown,
 )
+from mesh_tensor._parts._apart import joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,7 +99,10 @@ class Bench:
             first_ref = at + 2
             at = first_ref + refs
             try:
-                if template.plain and template.out == 1:
+                if template.decisions is not None:
+                    self.now = count
+                    template.decisions.carry_out(env, out, code[first_ref:at], numbers, self._general)
+                elif template.plain and template.out == 1:
                     if refs == 2:
                         env[out] = template.func(env[code[first_ref]], env[code[first_ref + 1]])
                     else:
@@ -171,8 +175,9 @@ class Bench:
     def enter(self, number: int, *what: Any) -> None:
         """Take a place in a mesh of the global view."""
         from mesh_tensor._parts._worker import Worker
+        from mesh_tensor._replay._decisions import Decisions
 
-        self._meshes[number] = Worker(self, *what)
+        self._meshes[number] = Worker(self, Decisions, *what)
 
     def exit(self, number: int) -> None:
         """Leave it, with all tensors of the mesh."""
@@ -185,17 +190,21 @@ class Bench:
         self.meet()
         return getattr(self._meshes[number], what)(*rest)
 
+    def find(self, number: int) -> Any:
+        """Return a tensor, or what is in its place."""
+        return joined(self.env.get(number, LOST))
+
     def put(self, number: int, value: Any) -> None:
         """Store this tensor; its memory is this process's own."""
         self.env[number] = value.clone()
 
     def get(self, number: int) -> Any:
         """Return a tensor as it travels."""
-        return self._loose() or sent(self.env.get(number, LOST))
+        return self._loose() or sent(self.find(number))
 
     def forms(self, numbers: list[int]) -> Any:
         """Return the forms of tensors, and other values as they are."""
-        return self._loose() or _told([self.env.get(number, LOST) for number in numbers])
+        return self._loose() or _told([self.find(number) for number in numbers])
 
     def results(self, number: int) -> Any:
         """Return the structure of a function's results, and their forms, or values of those that are not tensors."""
@@ -209,7 +218,7 @@ class Bench:
         """Return a summary of a tensor."""
         from mesh_tensor._summaries import looked
 
-        found = self.env.get(number, LOST)
+        found = self.find(number)
         return sent(found) if found is LOST or type(found) is Failed else looked(found)
 
     def time(self) -> None:
@@ -227,8 +236,8 @@ class Bench:
         """Return how many tensors there are, and how much memory they use; views share it."""
         import torch
 
-        tensors = [each for each in self.env.values() if isinstance(each, torch.Tensor)]
-        tensors = [getattr(each, "_local_tensor", each) for each in tensors]
+        found = [joined(each) for each in self.env.values()]
+        tensors = [getattr(each, "_local_tensor", each) for each in found if isinstance(each, torch.Tensor)]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         return "value", (len(tensors), storages if by_storage else sum(storages.values()))
 

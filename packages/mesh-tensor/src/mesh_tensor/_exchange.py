@@ -181,7 +181,7 @@ def _is_on_loop() -> bool:
 
 def _there(bench: Bench, count: int, ref: int, operator: str) -> Any:
     """Return this process's part of a tensor, or why it is missing."""
-    return _shown(bench, count, bench.env.get(ref, LOST), operator)
+    return _shown(bench, count, bench.find(ref), operator)
 
 
 def _shown(bench: Bench, count: int, value: Any, operator: str) -> Any:

@@ -13,6 +13,8 @@ from mesh_core import MeshError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mesh_tensor._replay._decisions import Decisions
+
 IN_PLACE_SHAPE = 1
 LIST = 2
 SPECIAL = "mesh_tensor"
@@ -82,6 +84,7 @@ class Template:
 
     __slots__ = (
         "args",
+        "decisions",
         "func",
         "group",
         "kwargs",
@@ -102,6 +105,8 @@ class Template:
         # A user's function has a name of its own.
         self.name = (name[0] == SPECIAL and name[2]) or ".".join(filter(None, name))
         self.func = func
+        self.decisions: Decisions | None = None
+        """In the global view: how it is carried out on tensors of each layout."""
         place = COLLECTIVES.get(name[1]) if name[0] == SPECIAL else None
         self.group: int | None = None if place is None else self.args[place]
         self.lenient = name[0] == SPECIAL and name[1] == "send"

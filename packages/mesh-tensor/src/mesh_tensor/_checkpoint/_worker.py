@@ -59,7 +59,7 @@ def snapshot(bench: Bench, number: int, ranks: dict[Any, int], named: list[tuple
     items: list[WriteItem] = []
     chunks: Chunks = {}
     for name, ref in named:
-        tensor = bench.env.get(ref, LOST)
+        tensor = bench.find(ref)
         failed = getattr(tensor, "_mesh_failed", None)
         if failed is not None or tensor is LOST or type(tensor) is Failed:
             return "value", (name, sent(failed or tensor))
@@ -106,7 +106,7 @@ def restore(  # noqa: PLR0917 - as it is sent
     for each in wanted:
         saved = metadata.state_dict_metadata[each.name]
         assert isinstance(saved, TensorStorageMetadata), "the controller has looked"
-        there = bench.env.get(each.ref, LOST)
+        there = bench.find(each.ref)
         offsets: Sequence[int] = [0] * len(saved.size)
         shape: Sequence[int] = saved.size
         dtype = there.dtype if isinstance(there, torch.Tensor) else saved.properties.dtype
@@ -146,7 +146,7 @@ def adopt(bench: Bench, number: int, refs: list[tuple[str, int, int]]) -> Any:
             like, local = value
             bench.env[fresh] = DTensor(local, like._spec, requires_grad=False)  # noqa: SLF001 - the same layout
             continue
-        there = bench.env.get(ref, LOST)
+        there = bench.find(ref)
         if isinstance(there, torch.Tensor) and not isinstance(there, DTensor):
             there.copy_(value)
         else:

@@ -68,7 +68,7 @@ class Sums:
             return None
         worker = self._worker
         local = tensor._local_tensor.detach()  # noqa: SLF001 - without a copy
-        result = worker.wrap(local, tensor, placements)
+        result = worker.layouts.placed(tensor._spec, placements).join(local)  # noqa: SLF001 - its layout
         summand = _Summand(local, [result], worker.bench.instruction())
         bucket = self._open.setdefault((dim, tensor.dtype), _Bucket(dim))
         bucket.summands.append(summand)
@@ -86,12 +86,20 @@ class Sums:
         """Complete the tensors that an operator needs; return its result if that has to wait, too."""
         if func is _DETACH and (summand := self._pending.get(id(args[0]))) is not None:
             return self._alias(args[0], summand)
+        self.make_way((*args, *kwargs.values()), writes=writes)
+        return None
+
+    def make_way(self, values: Iterable[Any], *, writes: bool) -> None:
+        """Complete the tensors among the arguments of an operator."""
         if writes:
             # It may write to a summand, or to a view of one.
             self._send_all()
-        if self._reads(args) or self._reads(kwargs.values()):
+        if self._reads(values):
             self.finish()
-        return None
+
+    def is_pending(self, tensor: Any) -> bool:
+        """Return whether a tensor may not be read yet."""
+        return id(tensor) in self._pending
 
     def finish(self) -> None:
         """Wait for all sums."""
@@ -118,7 +126,7 @@ class Sums:
             self._worker.bench.unfinished.remove(self)
 
     def _alias(self, tensor: DTensor, summand: _Summand) -> DTensor:
-        result = self._worker.wrap(summand.local, tensor, tensor.placements)
+        result = self._worker.layouts.of(tensor._spec).join(summand.local)  # noqa: SLF001 - its layout
         if (failed := getattr(tensor, "_mesh_failed", None)) is not None:
             result._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
         summand.results.append(result)

@@ -7,6 +7,7 @@ what happened in this one. A result that could not be computed here is replaced 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -31,7 +32,6 @@ from mesh_tensor._instructions import (
     GONE,
     IN_PLACE_SHAPE,
     LIST,
-    LOST,
     QUESTION,
     SPECIAL,
     Failed,
@@ -40,8 +40,10 @@ from mesh_tensor._instructions import (
     unknown,
 )
 from mesh_tensor._operators import find
+from mesh_tensor._parts._apart import Apart
 from mesh_tensor._parts._call import Again, Call, failure_of, first_failure, mark
 from mesh_tensor._parts._copies import Copies
+from mesh_tensor._parts._layouts import Layouts
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._parts._sums import Sums
 from mesh_tensor._summaries import looked
@@ -52,8 +54,11 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
     from mesh_tensor._bench import Bench
+    from mesh_tensor._replay._decisions import Decisions
 
 _lives = count(1)
+_BOTH_ROADS = "MESH_TENSOR_BOTH_ROADS"
+"""The environment variable that makes a process carry each operator out in both ways, and compare: for tests."""
 _SHAPES = 1 << 14
 """The most layouts whose parts are known."""
 _TALKATIVE = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
@@ -78,15 +83,18 @@ class _Devices(DeviceMesh):
 class Worker:
     """This process's place in a mesh. Its public methods are what a controller may call."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917 - as it is sent
         self,
         bench: Bench,
+        decide: Callable[[Template, Worker], Decisions],
         names: tuple[str, ...],
         shape: tuple[int, ...],
         groups: list[int],
         ranks: dict[Any, int],
     ) -> None:
         self.bench = bench
+        self.decide = decide
+        """Gives a template what it keeps of DTensor's decisions."""
         self.rank = ranks[bench.address]
         self.names = names
         life = next(_lives)
@@ -109,6 +117,8 @@ class Worker:
         self.everywhere = (Replicate(),) * len(shape)
         self.copies = Copies(self.full, self.part)
         self.sums = Sums(self)
+        self.layouts = Layouts()
+        self.compares = os.environ.get(_BOTH_ROADS) == "1"
         self.seed = 0
         self._results: dict[int, list[Any]] = {}
         self._shapes: dict[DTensorSpec, tuple[int, ...]] = {}
@@ -131,7 +141,10 @@ class Worker:
         """Free the mesh's tensors, and leave its groups."""
         env = self.bench.env
         gone = [
-            ref for ref, each in env.items() if isinstance(each, DTensor) and each.device_mesh is self.mesh
+            ref
+            for ref, each in env.items()
+            if (isinstance(each, DTensor) and each.device_mesh is self.mesh)
+            or (isinstance(each, Apart) and each.layout.spec.mesh is self.mesh)
         ]
         for ref in gone:
             del env[ref]
@@ -156,12 +169,11 @@ class Worker:
 
     def execute(self, number: int, instruction: int, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a user's function on tensors of the mesh, and return its result without the tensors."""
-        env = self.bench.env
 
         def give(value: Any) -> Any:
             if not isinstance(value, Numbered):
                 return value
-            tensor = env.get(value.number, LOST)
+            tensor = self.bench.find(value.number)
             if not isinstance(tensor, DTensor):
                 raise MeshError(GONE)
             failed = failure_of(tensor)
@@ -200,12 +212,12 @@ class Worker:
 
     def placements(self, number: int) -> Any:
         """Return the layout of a tensor."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         return ("value", tensor.placements) if isinstance(tensor, DTensor) else sent(tensor)
 
     def part_of(self, number: int) -> Any:
         """Return this process's part of a tensor."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         failed = self._loose() or failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
@@ -213,7 +225,7 @@ class Worker:
 
     def look(self, number: int) -> Any:
         """Return a summary of this process's part of a tensor."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         failed = failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
@@ -227,7 +239,7 @@ class Worker:
 
     def whole(self, number: int) -> Any:
         """Return all of a tensor, from the first process."""
-        tensor = self.bench.env.get(number, LOST)
+        tensor = self.bench.find(number)
         if not isinstance(tensor, DTensor):
             return sent(tensor)
         try:
@@ -318,19 +330,19 @@ class _Template(Template):
         if name[0] == SPECIAL:
             function = SPECIALS[name[1]]
             super().__init__(what, Special(function, worker))
-            # The number of the instruction is needed if its failure is found later.
-            self.plain = self.plain and function is not like
         else:
             try:
                 operator = find(name, module)
             except (AttributeError, ImportError) as error:
                 super().__init__(what, unknown(name, error))
+                self.decisions = worker.decide(self, worker)
                 return
             call = Call(operator, worker, in_place_shape=what[5] == IN_PLACE_SHAPE)
             super().__init__(what, call)
             if call.viewing:
                 # A view of another form, and nothing changes in place.
                 self.mode = LIST if what[5] == LIST else 0
+        self.decisions = worker.decide(self, worker)
 
 
 class Special:

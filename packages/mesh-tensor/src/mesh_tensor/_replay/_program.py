@@ -76,8 +76,7 @@ class Replayed:
     def replay(self, count: int, inputs: list[int], made: list[int], numbers: list[Any]) -> None:
         """Do all of it, with these tensors, and give these numbers to the results."""
         env = self._bench.env
-        tensors = [env.get(ref, LOST) for ref in inputs]
-        tensors += [env.get(ref, LOST) for ref in self._captured]
+        tensors = [self._bench.find(ref) for ref in (*inputs, *self._captured)]
         if not _BAD.isdisjoint(map(type, tensors)):
             self._one_by_one(count, inputs, made, numbers)
             return

@@ -10,17 +10,13 @@ failed, and nothing else.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from mesh_tensor._instructions import HOLE, IN_PLACE_SHAPE, LIST, Failed, Template
+from mesh_tensor._instructions import IN_PLACE_SHAPE, Failed
 from mesh_tensor._parts._call import Call, failure_of, mark
 from mesh_tensor._parts._copies import Copies
 from mesh_tensor._parts._sums import Sums
@@ -35,10 +31,9 @@ from mesh_tensor._replay._compiled import (
     fake_like,
     numbers_of,
     places_of,
-    roots_of,
     together,
-    written_by,
 )
+from mesh_tensor._replay._noted import Program, Tracer, Untraceable, local_of
 from mesh_tensor._replay._writing import where_raised, write_function
 
 if TYPE_CHECKING:
@@ -191,7 +186,7 @@ class Run:
         if worker.sums.any:
             worker.sums.finish()
         self._check(worker, tensors)
-        given = [_local(each) for each in tensors]
+        given = [local_of(each) for each in tensors]
         key = tuple(
             [
                 (each._spec, local.shape, local.stride(), local.storage_offset())  # noqa: SLF001 - its layout
@@ -266,12 +261,12 @@ class Run:
                     for ref, local, each in zip(self.inputs, locals_, tensors, strict=True)
                 }
                 before = [env[ref] for ref in self.inputs]
-                tracer = _Tracer(locals_)
+                tracer = Tracer(locals_)
                 del fakes
                 with tracer:
                     self._interpret(tracer, env)
                     wholes = [env[ref] for ref in self.results]
-                    ends = [_local(each) for each in wholes]
+                    ends = [local_of(each) for each in wholes]
                 changed = [
                     at
                     for at, (fake, each) in enumerate(zip(before, tensors, strict=True))
@@ -287,7 +282,7 @@ class Run:
         made.gives(before, wholes, [tracer.refs.get(id(each)) for each in ends])
         return made
 
-    def _interpret(self, tracer: _Tracer, env: dict[int, Any]) -> None:
+    def _interpret(self, tracer: Tracer, env: dict[int, Any]) -> None:
         """Carry the operators out one by one on tensors without values."""
         for at, numbers in enumerate(self._numbers):
             tracer.now = at
@@ -319,58 +314,29 @@ class Run:
             )
 
 
-@dataclass
-class _Local:
-    """A program on this process's parts."""
+class _Local(Program):
+    """A program on this process's parts, whose operators are compiled."""
 
-    backend: str
-    tracer: _Tracer
-    count: int
-    """Of its inputs, which have the first numbers."""
-    begin: int
-    """The first operator of the run, in its program."""
-    names: list[str]
-    """Of the run's operators."""
-    results: list[tuple[int, Any]] = field(default_factory=list)
-    """Of each result of the run: which local tensor and which layout; or without a layout the input that it is, or, counted from -1
-    downwards, the earlier result."""
-
-    def __post_init__(self) -> None:
-        self.steps = self.tracer.steps
-        self._origins = self.tracer.origins
-        self._forms = self.tracer.forms
-        self.plan = Plan(self.backend, self.steps, [], set())
+    def __init__(self, backend: str, tracer: Tracer, count: int, begin: int, names: list[str]) -> None:
+        super().__init__(tracer, count)
+        self._begin = begin
+        """The first operator of the run, in its program."""
+        self._names = names
+        """Of the run's operators."""
+        self.plan = Plan(backend, self.steps, [], set())
         self._function: Callable[[Sequence[Any], Sequence[Any]], Any] | None = None
         self._lines: list[int | Region] = []
-        self._results: list[int] = []
-        self._roots = roots_of(self.steps)
-        written = (self._root(ref) for template, _, refs in self.steps for ref in written_by(template, refs))
-        self.written = [ref for ref in dict.fromkeys(written) if ref < self.count]
-        """Places of the inputs that it writes to."""
-
-    def gives(self, inputs: list[Any], wholes: list[Any], refs: list[int | None]) -> None:
-        """Say what the results are."""
-        places = {id(each): at for at, each in enumerate(inputs)}
-        for at, (whole, ref) in enumerate(zip(wholes, refs, strict=True)):
-            known = places.setdefault(id(whole), -1 - at)
-            if known != -1 - at:
-                self.results.append((known, None))
-                continue
-            assert ref is not None, "every tensor that it makes is seen"
-            self.results.append((len(self._results), whole._spec))  # noqa: SLF001 - its layout
-            self._results.append(ref)
-        del self.tracer
 
     def __call__(
         self, given: Sequence[torch.Tensor], replaying: tuple[int, int]
     ) -> tuple[Sequence[Any], dict[int, Failed]]:
         """Return what it makes, and by number which tensors of the program have failed."""
         if self._function is None:
-            regions = self.plan.divide(set(self._results))
+            regions = self.plan.divide(set(self.ends))
             self._function, self._lines = write_function(
                 self.steps,
                 list(range(self.count)),
-                self._results,
+                self.ends,
                 regions,
                 name="<operators on local tensors>",
             )
@@ -380,18 +346,8 @@ class _Local:
             raised = error
         return self._go_on(raised, replaying)
 
-    def failures(self, failed: dict[int, Failed]) -> list[Failed | None]:
-        """Return why the run's results have failed, those that have."""
-        found: list[Failed | None] = []
-        for what, spec in self.results:
-            if spec is not None:
-                found.append(failed.get(self._results[what]))
-            else:
-                found.append(failed.get(what) if what >= 0 else found[-1 - what])
-        return found
-
     def _go_on(self, error: Exception, replaying: tuple[int, int]) -> tuple[Sequence[Any], dict[int, Failed]]:
-        """Carry out the rest one by one, with zeros of the same form in place of what has failed (RGN-2)."""
+        """Carry out the rest one by one (RGN-2)."""
         line, env = where_raised(error.__traceback__)
         found = self._lines[line]
         failed: dict[int, Failed] = {}
@@ -405,59 +361,17 @@ class _Local:
             at = found.begin
         else:
             # It is unknown how far it got.
-            name = f"{self.names[self._origins[found.begin]]}, or an operator that was compiled with it,"
-            why = Failed((*replaying, self.begin + self._origins[found.begin]), name, error)
-            env.update((ref, self._zeros(ref)) for ref in found.results)
-            failed.update(dict.fromkeys((*found.results, *map(self._root, found.written())), why))
+            name = f"{self._names[self._origins[found.begin]]}, or an operator that was compiled with it,"
+            why = Failed((*replaying, self._begin + self._origins[found.begin]), name, error)
+            env.update((ref, self.zeros(ref)) for ref in found.results)
+            failed.update(dict.fromkeys((*found.results, *map(self.root, found.written())), why))
             at = found.end
-        for place in range(at, len(self.steps)):
-            self._one(place, env, failed, replaying, raised=raised)
-            raised = None
-        return [env[ref] for ref in self._results], failed
 
-    def _one(
-        self,
-        at: int,
-        env: dict[int, Any],
-        failed: dict[int, Failed],
-        replaying: tuple[int, int],
-        *,
-        raised: Exception | None,
-    ) -> None:
-        """Carry one operator out; if it has `raised` already, only what follows from that."""
-        template, out, refs = self.steps[at]
-        made = range(out, out + template.out)
-        why = next((failed[ref] for ref in refs if ref in failed), None)
-        try:
-            if raised is not None:
-                raise raised
-            args, kwargs = arguments(template, [env[ref] for ref in refs], [])
-            result: Any = template.func(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - kept, for whoever asks
+        def say(at: int, error: Exception) -> Failed:
             origin = self._origins[at]
-            why = why or Failed((*replaying, self.begin + origin), self.names[origin], error)
-            env.update((ref, self._zeros(ref)) for ref in made)
-        else:
-            places = places_of(template, result)
-            env.update(
-                zip(made, [result] if places is None else [result[each] for each in places], strict=True)
-            )
-        if why is not None:
-            written = written_by(template, refs)
-            for ref in (*made, *written, *map(self._root, written)):
-                failed.setdefault(ref, why)
+            return Failed((*replaying, self._begin + origin), self._names[origin], error)
 
-    def _root(self, ref: int) -> int:
-        """Return the tensor whose memory one is in."""
-        return self._roots.get(ref, ref)
-
-    def _zeros(self, ref: int) -> torch.Tensor:
-        shape, strides, dtype, device = self._forms[ref]
-        return torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
-
-
-class Untraceable(Exception):
-    """An operator does something that cannot be recorded as operators on local tensors."""
+        return self.rest(at, env, failed, raised, say)
 
 
 class _NoCopies(Copies):
@@ -474,75 +388,3 @@ class _AtOnce(Sums):
     def put_off(self, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor | None:
         """Refuse: what the program postpones is decided once it is known as a whole."""
         return None
-
-
-class _Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records which operators are carried out on tensors that are not DTensors."""
-
-    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.steps: list[Step] = []
-        self.origins: list[int] = []
-        """Of each: which operator of the run it belongs to."""
-        self.forms: dict[int, tuple[Any, Any, Any, Any]] = {}
-        self.refs: dict[int, int] = {}
-        self.now = 0
-        self._alive: list[torch.Tensor] = []
-        for each in inputs:
-            self._name(each)
-
-    def _name(self, tensor: torch.Tensor) -> int:
-        """Give a number to a tensor that is new."""
-        ref = self.refs[id(tensor)] = len(self._alive)
-        # Keeps it alive, so that no other tensor gets its identity.
-        self._alive.append(tensor)
-        self.forms[ref] = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
-        return ref
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, (DTensor, AsyncCollectiveTensor)) for each in types):
-            # They are carried out with this mode still active.
-            return NotImplemented
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        values = list(result) if isinstance(result, (list, tuple)) else [result]
-        tensors = [each for each in values if isinstance(each, torch.Tensor)]
-        if not isinstance(func, OpOverload):
-            raise Untraceable(f"{func} is no operator")
-        if not tensors and not func._schema.is_mutable:  # noqa: SLF001 - as the whole of PyTorch reads it
-            # A question about a form.
-            return result
-        refs: list[int] = []
-        outline = [self._hole(each, refs) for each in args]
-        named = {name: self._hole(each, refs) for name, each in kwargs.items()}
-        is_new = [isinstance(each, torch.Tensor) and id(each) not in self.refs for each in values]
-        made = [self._name(each) for each, new in zip(values, is_new, strict=True) if new]
-        namespace, _, name = func._schema.name.partition("::")  # noqa: SLF001 - likewise
-        what = ((namespace, name, func._overloadname), None)  # noqa: SLF001 - likewise
-        mode = LIST if isinstance(result, list) else 0
-        template = Template(
-            (what, outline, named, len(refs), len(made), mode, tuple(not each for each in is_new)), func
-        )
-        self.steps.append((template, made[0] if made else 0, refs))
-        self.origins.append(self.now)
-        return result
-
-    def _hole(self, value: Any, refs: list[int]) -> Any:
-        """Return the place of an argument in a template."""
-        if isinstance(value, torch.Tensor):
-            ref = self.refs.get(id(value))
-            if ref is None:
-                raise Untraceable("it uses a tensor that is made anew each time")
-            refs.append(ref)
-            return HOLE
-        if isinstance(value, (list, tuple)):
-            return [self._hole(each, refs) for each in value]
-        return value
-
-
-def _local(tensor: Any) -> Any:
-    """Return this process's part of a tensor that exists here."""
-    local = tensor._local_tensor  # noqa: SLF001 - without a copy
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.trigger_wait()  # type: ignore[no-untyped-call]
-    return local
