@@ -62,6 +62,7 @@ __all__ = [
     "exit_with",
     "flush_stdio",
     "give_up_privileges",
+    "given_up",
     "gone",
     "guard_sigterm",
     "has_lost_job",
@@ -85,6 +86,7 @@ __all__ = [
     "packing",
     "peers",
     "place_host",
+    "publish_given_up",
     "publish_moves",
     "putting",
     "release_hosts",
@@ -528,6 +530,8 @@ def introductions(
 def place_host(runtime: Runtime, host: int, address: str) -> None: ...
 def peers(runtime: Runtime) -> list[tuple[int, bool, int]]: ...
 def live_hosts(runtime: Runtime) -> list[int]: ...
+def publish_given_up(at: Runtime, mesh: int, why: bytes) -> Call: ...
+def given_up(at: Runtime, mesh: int) -> bytes | None: ...
 def publish_moves(
     at: Runtime,
     mesh: int,
@@ -548,6 +552,7 @@ def leave_job(runtime: Runtime, limit: float) -> None: ...
 def has_lost_job(runtime: Runtime) -> bool: ...
 
 GUEST_MESHES: int
+LONGEST_REASON: int
 HOST_MESHES: int
 
 def gone(at: Runtime, target: Target) -> list[int]: ...
