@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import FailureKind, MessageKind, Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.current import holder
-from mesh_core._common.errors import SupervisionError, first_line
+from mesh_core._common.errors import MeshError, SupervisionError, first_line
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import MeshFailure, error_of, of_loss
 from mesh_core._failures.given_up import GivenUp
+from mesh_core._failures.host_reasons import Explained
 from mesh_core._failures.patience import Question
 from mesh_core._futures import unseen
 from mesh_core._geometry.location import is_guest_mesh
@@ -34,7 +35,6 @@ from mesh_core._native import Placement, Target, exit_with, locate, seat
 if TYPE_CHECKING:
     import asyncio
 
-    from mesh_core._common.errors import MeshError
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._failures.owned_meshes import Holding
     from mesh_core._failures.policies import Later, RepairEvent
@@ -66,6 +66,7 @@ class Supervision:
         self._given_up: dict[ledger.Key, tuple[str, ...]] = {}
         """Why policies passed failures on, latest last."""
         self._stopped = GivenUp(process)
+        self.explained = Explained(self._on_time)
 
     # Notices.
 
@@ -88,15 +89,28 @@ class Supervision:
         procs_id, rank, lost, calls = down
         if lost.kind is FailureKind.BOOTSTRAP_FAILED and process.owners.boots(procs_id):
             return  # the spawn raised this to its owner
-        self._on(
-            ledger.Died(
-                lost.process,
-                process.owners.places(procs_id, rank),
-                None if lost.orderly else lambda holding, at: failure_of(holding, at, lost),
-                replaced=locate(process.runtime, procs_id, rank, 0)[:2] != lost.process,
-                awaited=calls > 0,
+        places = process.owners.places(procs_id, rank)
+
+        def died() -> None:
+            self._on(
+                ledger.Died(
+                    lost.process,
+                    places,
+                    None if lost.orderly else lambda holding, at: failure_of(holding, at, lost),
+                    replaced=locate(process.runtime, procs_id, rank, 0)[:2] != lost.process,
+                    awaited=calls > 0,
+                )
             )
-        )
+
+        if not self._at_script or process.ending or not self.explained.hold(lost, died):
+            died()
+
+    def _on_time(self, late: Callable[[], object]) -> None:
+        """Handle what was held back where the script's notices are handled."""
+        try:
+            self._process.notices.barrier(late)
+        except MeshError:
+            late()  # the runtime has been shut down: nobody takes notices any longer
 
     def _on_failure(self, owner: int, key: ledger.Key, failure: MeshFailure) -> None:
         owners = self._process.owners

@@ -243,6 +243,8 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failures.failure import error_of as raised_for
     from mesh_core._failures.failure import of_loss
 
+    if who.mesh is not None:
+        who.mesh._process.supervision.explained.wait(lost)
     failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank)
     if who.mesh is not None:
         failure = who.mesh._process.supervision.with_reasons(failure, who.mesh)
