@@ -188,6 +188,11 @@ class ToolMinder:
         ) from interrupt
 
 
+def can_be_minded() -> bool:
+    """Whether a minder can be started: not where the interpreter is a part of another program."""
+    return bool(sys.executable)
+
+
 def inherited() -> object:
     """Return what a program inherits from this process, beside what is given to it."""
     return (

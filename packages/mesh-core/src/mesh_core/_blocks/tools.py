@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core._blocks.in_thread import in_thread
-from mesh_core._blocks.tool_starts import Ended, Here, Starter, ToolMinder, inherited
+from mesh_core._blocks.tool_starts import Ended, Here, Starter, ToolMinder, can_be_minded, inherited
 from mesh_core._common.checks import check_positive
 from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError
@@ -315,7 +314,7 @@ class _Starts:
                 if minder is not None and minder.tools == 0:
                     minder.exempts = False
             if minder is None:
-                if not sys.executable:  # an interpreter inside another program
+                if not can_be_minded():
                     return Here((process_marks.soft_of(0), self._owner))
                 minder = self._minder = ToolMinder(self._owner, now, exempts=self._exempts)
             minder.tools += 1
