@@ -102,6 +102,7 @@ def test_how_long_slurm_waits_before_it_kills(config: str, partitions: str, expe
     [
         ("", ""),
         ("*** an actor prints stars ***", ""),
+        ("*** STEP 7.0 ON host1 CANCELLED \x1b]0;by an actor\x07 ***", ""),
         (
             (
                 "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"

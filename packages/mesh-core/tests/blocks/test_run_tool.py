@@ -95,6 +95,12 @@ def test_a_program_that_cannot_be_started_raises(tmp_path: Path) -> None:
     plain.write_text("text")
     with pytest.raises(PermissionError):
         run_tool([plain])
+    for argv, env in ((["true", "a\0b"], None), (["true"], {"": "value"})):
+        with pytest.raises(OSError, match="Invalid argument"):
+            run_tool(argv, env=env)
+    plain.chmod(0o755)
+    plain.write_text("echo a shell reads what has no other format: $1")
+    assert run_tool([plain, "so"]).text == "a shell reads what has no other format: so\n"
     with pytest.raises(NotADirectoryError, match="is not a folder"):
         run_tool(["true"], cwd=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="must name a program"):
@@ -427,6 +433,11 @@ def test_tools_inherit_what_the_script_is_now(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert run_tool(["echo", "here"]).text == "here\n"
+
+
+def test_a_tool_has_no_descriptors_but_its_own() -> None:
+    code = "import os; print([fd for fd in range(256) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    assert run_tool([sys.executable, "-S", "-c", code]).text == "[0, 1, 2]\n"
 
 
 def test_ignored_ends_of_children_are_an_error() -> None:

@@ -126,7 +126,7 @@ def notice_in(output: str) -> str:
     >>> notice_in("slurmstepd: error: *** STEP 7.0 ON host1 CANCELLED AT 2026-11-28T10:00:00 DUE TO TIME LIMIT ***")
     'STEP 7.0 ON host1 CANCELLED AT 2026-11-28T10:00:00 DUE TO TIME LIMIT'
     """
-    found = re.findall(r"\*\*\* ((?:JOB|STEP) \S+ ON \S+ [A-Z][^*]*?) \*\*\*", output)
+    found = re.findall(r"\*\*\* ((?:JOB|STEP) [\w.+]+ ON [\w.-]+ [A-Z][\w :.,()-]*) \*\*\*", output)
     return found[-1] if found else ""
 
 

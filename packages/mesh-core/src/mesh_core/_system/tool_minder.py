@@ -13,6 +13,7 @@ gets its answer again, since the script may have been interrupted:
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import marshal
 import os
@@ -34,11 +35,13 @@ _ENDED = 127
 class Minder:
     """The loop that follows orders until the script has ended."""
 
-    def __init__(self, owner: int, watched: int, orders: int, marks: Any, signals: Mapping[int, Any]) -> None:
+    def __init__(self, owner: int, watched: int, orders: int, signals: Mapping[int, Any]) -> None:
         self._owner = owner
         self._watched = watched
         self._orders = socket.socket(fileno=orders)
-        self._marks = marks
+        # Files beside this one, which has no package here.
+        self._marks = _beside("process_marks")
+        self._receive = _beside("descriptors").receive_descriptors
         self._signals = signals
         """What tools do with signals."""
         self._answered: tuple[int, tuple[float, ...]] = (0, ())
@@ -48,6 +51,10 @@ class Minder:
         self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def survive(self) -> None:
+        """Be exempt from whatever ends the script's processes, until the work here is done."""
+        self._marks.detach_one(0)
 
     def run(self) -> NoReturn:
         poll = select.poll()
@@ -64,7 +71,7 @@ class Minder:
     def _follow(self) -> bool:
         """Follow an order; false if there will be none."""
         try:
-            packet, fds, _, _ = socket.recv_fds(self._orders, _PACKET, 5, socket.MSG_CMSG_CLOEXEC)
+            packet, fds = self._receive(self._orders, _PACKET, 5)
         except OSError:
             return False
         if not packet:
@@ -122,9 +129,11 @@ class Minder:
                 os.dup2(fd, place)
             os.umask(umask)
             os.fchdir(directory)
-            os.execvpe(argv[0], argv, env)
+            _execute(argv, env)
         except OSError as error:
-            os.write(failed, str(error.errno or 0).encode())
+            os.write(failed, str(error.errno).encode())
+        except ValueError:  # a null byte, or a variable without a name
+            os.write(failed, str(errno.EINVAL).encode())
         finally:
             os._exit(_ENDED)
 
@@ -155,7 +164,33 @@ class Minder:
         os._exit(0)
 
 
+def _execute(argv: tuple[str, ...], env: dict[str, str]) -> NoReturn:
+    """Become a program as the C library does it: what has no known format is a shell's."""
+    name, *arguments = argv
+    refused: OSError | None = None
+    for folder in [""] if "/" in name else os.get_exec_path(env):
+        path = os.path.join(folder, name)  # noqa: PTH118
+        try:
+            os.execve(path, argv, env)
+        except OSError as error:
+            if error.errno == errno.ENOEXEC:
+                os.execve("/bin/sh", ["/bin/sh", path, *arguments], env)
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR) and refused is None:
+                refused = error
+    raise refused or OSError(errno.ENOENT, "not found")
+
+
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+
+
+def _beside(name: str) -> Any:
+    """Import a file of this folder."""
+    path = os.path.join(os.path.dirname(__file__), f"{name}.py")  # noqa: PTH118, PTH120
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _adopt_orphans() -> None:
@@ -175,26 +210,19 @@ def main(owner: int, watched: int, orders: int) -> NoReturn:
         signals[number] = signal.SIG_IGN if ignores else signal.SIG_DFL
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     try:
-        spec = importlib.util.spec_from_file_location(
-            "process_marks",
-            os.path.join(os.path.dirname(__file__), "process_marks.py"),  # noqa: PTH118, PTH120
-        )
-        assert spec is not None and spec.loader is not None
-        marks = sys.modules["process_marks"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(marks)
         try:
             _adopt_orphans()
         except (ImportError, AttributeError, OSError):
             pass  # an interpreter without ctypes: what a tool started is found by its mark alone
-        # Whatever ends the script must not end this process before its work is done.
-        marks.detach_one(0)
         os.setsid()
         os.chdir("/")
         for fd in (watched, orders):
             # Nothing of this is for tools.
             os.set_inheritable(fd, False)
         os.closerange(5, 1 << 20)
-        Minder(owner, watched, orders, marks, signals).run()
+        minder = Minder(owner, watched, orders, signals)
+        minder.survive()
+        minder.run()
     finally:
         os._exit(1)
 
