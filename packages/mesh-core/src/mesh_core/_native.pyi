@@ -8,6 +8,7 @@ from mesh_core._common.codes import FailureKind, HostState, MessageKind, Questio
 __all__ = [
     "GUEST_MESHES",
     "HOST_MESHES",
+    "LONGEST_REASON",
     "Call",
     "ClockStop",
     "Completion",
