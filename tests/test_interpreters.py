@@ -15,7 +15,7 @@ HOW = "packages/mesh-core/src/mesh_core/_system/interpreter.py"
 NAMED = {
     HOW: "it is the interpreter of `python_command`, if none is given",
     "packages/mesh-core/src/mesh_core/_blocks/sandboxes/stock.py": "an error names it",
-    "packages/mesh-core/src/mesh_core/_blocks/tools.py": "it runs a file with `-I`, which means `-P` too",
+    "packages/mesh-core/src/mesh_core/_blocks/tool_starts.py": "it runs a file with `-I`, which means `-P` too",
     "packages/mesh-core/src/mesh_core/_process/fork_server.py": "it comes before `code_words`",
     "packages/mesh-core/src/mesh_core/cli/_version.py": "it is shown",
     "packages/mesh-launchers/src/mesh_launchers/_commands.py": "it runs a script of the user, as the user would",

@@ -254,6 +254,40 @@ with launch("slurm", hosts=3, name="third", exclusive=True, partition="urgent", 
     nothing_is_left(cluster)
 
 
+def test_failures_in_the_mesh_have_slurm_s_words(cluster: Slurm) -> None:
+    """What dies with a job that is cancelled: for the owner, and for a call. Processes may end before their hosts do."""
+    script = run(
+        cluster,
+        """
+import queue
+lost = queue.SimpleQueue()
+set_fault_handler(lost.put)
+with launch("slurm", hosts=2, name="first", exclusive=True, OPTIONS).wait(60) as job:
+    actors = job.hosts.spawn_procs(per_host={"gpus": 1}).spawn("where", Where)
+    actors.where.call().get(timeout=60)
+    say("runs")
+    for _ in range(2):
+        failure = lost.get(timeout=60)
+        say(failure.rank, failure.kind, failure.reason)
+    for place in range(2):
+        try:
+            actors.slice(hosts=place).where.call().get(timeout=60)
+        except Exception as error:
+            say(type(error).__name__, *str(error).splitlines())
+""",
+    )
+    assert heard(script) == "runs"
+    cluster.ask("scancel", "-n", "mesh-first-0")
+    reasons = [heard(script) for _ in range(2)]
+    assert {line[0] for line in reasons} == {"0", "1"}
+    errors = [heard(script) for _ in range(2)]
+    for line in [*reasons, *errors]:
+        assert re.search(r"; Slurm says (STEP|JOB) \S+ ON host\d CANCELLED AT ", line), line
+    assert all(line.startswith("SupervisionError | ") for line in errors)
+    ended(script)
+    nothing_is_left(cluster)
+
+
 def test_slurm_gives_notice_before_it_kills(cluster: Slurm) -> None:
     """HST-5: agents get SIGTERM, and know how long they have: KillWait less two seconds, unless something else is said."""
     script = run(

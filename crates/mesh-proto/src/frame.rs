@@ -144,6 +144,8 @@ codes! {
         Unseen = 32,
         /// Asks for the bytes of a kept value: [`crate::control::Fetch`].
         Fetch = 33,
+        /// Why the policy of a mesh gave it up: [`crate::control::News`].
+        GivenUp = 34,
     }
 }
 

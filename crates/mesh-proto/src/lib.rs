@@ -37,6 +37,7 @@ mod family;
 mod flow;
 mod frame;
 mod gather;
+mod given_up;
 mod holders;
 pub mod hosts;
 mod ids;
@@ -62,6 +63,7 @@ pub use family::{Aftermath, Family, Owned};
 pub use flow::{Admission, Credit, Flow, INITIAL_WINDOW, Ledger, Meter, Progress, REPLIES, SPAWNS};
 pub use frame::{Frame, HEADER_LEN, Header, Kind, MESSAGE_COST, Sharing};
 pub use gather::{Gather, Outcome};
+pub use given_up::{GivenUp, Reasons};
 pub use holders::{Deserter, Holders, Ticket, Verdict};
 pub use ids::{
     ActorId, CallId, GUEST_MESHES, HOST_MESHES, HostNo, IdMaker, MeshId, ProcAddr, is_guest_mesh, is_host_mesh,

@@ -2,8 +2,10 @@
 
 use crate::support::config;
 use crate::support::dice::Dice;
-use mesh_proto::control::News;
-use mesh_proto::{Frame, Gather, Joined, Moved, Moves, Outcome, Piece, Placement, ProcAddr, Run, Seat, Target};
+use mesh_proto::control::{News, Told};
+use mesh_proto::{
+    Frame, Gather, GivenUp, Joined, Moved, Moves, Outcome, Piece, Placement, ProcAddr, Reasons, Run, Seat, Target,
+};
 use mesh_topology::{Extent, Region, Selector, Span};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -316,8 +318,26 @@ proptest! {
     #[test]
     fn news_arrives_as_it_was_sent(moved in moved(), call in any::<u64>()) {
         let (from, to) = (ProcAddr { mesh: 5, rank: 1, host: 2 }, ProcAddr::CONTROLLER);
-        let news = News { moved, call };
+        let news = News { told: Told::Moved(moved), call };
         prop_assert_eq!(News::read(&news.frame(from, to, None)), Some(news));
+    }
+
+    #[test]
+    fn reasons_arrive_as_they_were_sent(mesh in 0_u64..3, why in prop::collection::vec(any::<u8>(), 0..200), long in any::<bool>()) {
+        let why = if long { vec![1; GivenUp::LONGEST + why.len()] } else { why };
+        let said = GivenUp { mesh, why: why.into() };
+        let news = News { told: Told::GivenUp(said.clone()), call: 7 };
+        let frame = news.frame(ProcAddr { mesh: 5, rank: 1, host: 2 }, ProcAddr::CONTROLLER, None);
+        prop_assert_eq!(News::read(&frame), said.is_sound().then_some(news));
+    }
+
+    #[test]
+    fn whatever_arrives_as_a_reason_is_sound_or_none(mesh in any::<u64>(), bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let header = mesh_proto::Header::new(mesh_proto::Kind::GivenUp, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
+        let header = crate::support::raw(header, (0, mesh, 0, 0, 0));
+        if let Some(News { told: Told::GivenUp(said), .. }) = News::read(&Frame::build_plain(header, None, b"", &bytes)) {
+            prop_assert!(said.is_sound() && said.why.len() <= bytes.len());
+        }
     }
 
     #[test]
@@ -325,11 +345,29 @@ proptest! {
         let header = mesh_proto::Header::new(mesh_proto::Kind::Moved, ProcAddr::CONTROLLER, ProcAddr::CONTROLLER);
         let header = crate::support::raw(header, (0, 3, 0, 0, 0));
         if let Some(news) = News::read(&Frame::build_plain(header, None, b"", &bytes)) {
-            prop_assert!(news.moved.is_sound());
+            let Told::Moved(moved) = news.told else { panic!("{news:?}") };
+            prop_assert!(moved.is_sound());
             let mut moves = Moves::default();
-            moves.adopt(&news.moved);
+            moves.adopt(&moved);
             let all = Target::Many(3, whole(), Placement::On(0));
             prop_assert_eq!(moves.resolve(&all).unwrap_or(all).len(), 12);
         }
     }
+}
+
+#[test]
+fn reasons_of_the_oldest_are_forgotten_and_the_latest_count() {
+    let mut reasons = Reasons::default();
+    let said = |mesh: u64, why: &'static str| GivenUp { mesh, why: why.into() };
+    for mesh in 1..=256 {
+        reasons.adopt(&said(mesh, "first"));
+    }
+    reasons.adopt(&said(1, "again"));
+    assert_eq!(reasons.of(1).as_deref(), Some(&b"again"[..]));
+    reasons.adopt(&said(300, "new"));
+    reasons.adopt(&said(0, "of nothing"));
+    reasons.adopt(&GivenUp { mesh: 301, why: vec![0; GivenUp::LONGEST + 1].into() });
+    assert_eq!((reasons.of(1), reasons.of(0), reasons.of(301)), (None, None, None));
+    let all: Vec<u64> = reasons.all().map(|each| each.mesh).collect();
+    assert_eq!((all.len(), all[0], all[255]), (256, 2, 300));
 }

@@ -82,7 +82,9 @@ class Traces:
 
     def __init__(self) -> None:
         processes = family()
-        self.fork_servers = fork_servers(processes)
+        self.fork_servers = fork_servers(processes) + sum(
+            "tool_minder" in each for each in processes.values()
+        )
         self.workers = {
             pid
             for pid, command in processes.items()
@@ -108,7 +110,7 @@ class Traces:
             complaints.append(f"processes {sorted(extra)}")
         if extra_threads := self.threads - before.threads:
             complaints.append(f"threads {sorted(extra_threads)}")
-        # A fork server that was started meanwhile is reached by a socket.
+        # A fork server that was started meanwhile is reached by a socket, and so is the minder of this process's tools.
         allowed = len(before.descriptors) + max(0, self.fork_servers - before.fork_servers)
         if len(self.descriptors) > allowed:
             more, fewer = (

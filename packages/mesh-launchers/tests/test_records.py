@@ -33,6 +33,19 @@ def test_a_log_is_cut_when_it_is_too_long(tmp_path: Path) -> None:
     assert log.read_bytes() == b"d"
 
 
+def test_a_log_that_cannot_be_cut_stays_as_it_is_and_the_file_is_named(tmp_path: Path) -> None:
+    log, full = tmp_path / "1.log", tmp_path / "1.log.1"
+    log.write_bytes(b"a" * 100)
+    full.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=rf"No space left on device: '{full}'"):
+        cut(log, 50)
+    assert log.read_bytes() == b"a" * 100
+    # What had been copied does not take what little room there is.
+    assert not full.is_symlink()
+    cut(log, 50)
+    assert (log.read_bytes(), full.read_bytes()) == (b"", b"a" * 25)
+
+
 def test_a_line_says_who_and_from_where(jobs_folder: Path) -> None:
     jobs_folder.mkdir()
     with subprocess.Popen(

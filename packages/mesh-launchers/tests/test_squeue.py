@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mesh_launchers._squeue import Queued, grace_of, hostnames, queued
+from mesh_launchers._squeue import Queued, grace_of, hostnames, notice_in, queued
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,30 @@ def test_names_of_nodes() -> None:
 )
 def test_how_long_slurm_waits_before_it_kills(config: str, partitions: str, expected: float | None) -> None:
     assert grace_of(config, partitions) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "notice"),
+    [
+        ("", ""),
+        ("*** an actor prints stars ***", ""),
+        ("*** STEP 7.0 ON host1 CANCELLED \x1b]0;by an actor\x07 ***", ""),
+        (
+            (
+                "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+                "slurmstepd: error: *** STEP 7.0 ON host1 CANCELLED AT 2026-11-28T10:00:00 ***\n"
+                "srun: error: host1: task 0: Terminated"
+            ),
+            "STEP 7.0 ON host1 CANCELLED AT 2026-11-28T10:00:00",
+        ),
+        (
+            (
+                "*** JOB 7 ON host1 CANCELLED AT 2026-11-28T10:00:00 DUE TO PREEMPTION ***\n"
+                "0: *** JOB 8 ON host2 CANCELLED AT 2026-11-28T11:00:00 DUE TO TIME LIMIT ***"
+            ),
+            "JOB 8 ON host2 CANCELLED AT 2026-11-28T11:00:00 DUE TO TIME LIMIT",
+        ),
+    ],
+)
+def test_what_slurm_prints_about_a_signal_is_found(output: str, notice: str) -> None:
+    assert notice_in(output) == notice

@@ -21,7 +21,7 @@ pub use hosts::{
 pub use life::{Down, Goodbye, down_of};
 pub use lines::Lines;
 pub use looks::{Inspect, Question};
-pub use news::News;
+pub use news::{News, Told};
 pub use orders::{Hello, SpawnProcs, StopProc, StopProcs, Watch, mesh_of, ranks_at, ranks_of};
 pub use refusal::{Closed, Held, Holding, PortAddr, Undeliverable};
 pub use traits::Traits;

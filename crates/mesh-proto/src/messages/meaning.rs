@@ -227,6 +227,7 @@ impl Asked {
                 | Kind::Inspect
                 | Kind::Extend
                 | Kind::Moved
+                | Kind::GivenUp
                 | Kind::Fetch
                 | Kind::SpawnProcs
                 | Kind::StopProcs

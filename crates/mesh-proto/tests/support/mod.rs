@@ -49,6 +49,7 @@ pub(crate) const KINDS: &[Kind] = &[
     Kind::Credit,
     Kind::Inspect,
     Kind::Moved,
+    Kind::GivenUp,
     Kind::Held,
     Kind::Extend,
     Kind::Fetch,

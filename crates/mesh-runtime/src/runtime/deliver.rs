@@ -101,7 +101,7 @@ impl Runtime {
             Meaning::Control(Kind::Goodbye) => self.on_goodbye(&frame),
             Meaning::Control(Kind::Watch) => self.agent.on_watch(self, &header),
             Meaning::Control(Kind::Inspect) => self.on_inspect(&frame),
-            Meaning::Control(Kind::Moved) => self.on_news(&frame),
+            Meaning::Control(Kind::Moved | Kind::GivenUp) => self.on_news(&frame),
             Meaning::Control(Kind::Lines) => self.logs.on_lines(&frame),
             Meaning::Control(_) => self.on_gateway_frame(frame),
             // Split where it arrives; and a process's notices to itself do not come this way.

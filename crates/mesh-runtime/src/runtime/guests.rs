@@ -10,7 +10,7 @@
 
 use super::Runtime;
 use crate::error::RuntimeError;
-use mesh_proto::control::Goodbye;
+use mesh_proto::control::{Goodbye, Told};
 use mesh_proto::{EndReason, Ended, Event, Exit, GUEST_MESHES, Moved, ProcAddr, Run};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::sync::Arc;
@@ -45,7 +45,7 @@ impl Runtime {
     fn hand_over(&self, number: u32) -> Result<(), RuntimeError> {
         let run = Run { first: 0, count: 1, at: guest(number), incarnation: number };
         let moved = Moved { mesh: GUEST_MESHES, version: number, runs: vec![run], left: vec![guest(number - 1)] };
-        self.publish(moved).map(drop)
+        self.publish(Told::Moved(moved)).map(drop)
     }
 
     /// Ends a guest's part in the job, whether its process lives or not.

@@ -194,7 +194,8 @@ impl Runtime {
     /// Notifies this process, which may own the proc, of an end that made `lost` calls of this process fail.
     pub(crate) fn notice_down(&self, addr: ProcAddr, ended: &Ended, lost: usize) {
         let down = Down { calls: lost as u64, ..Down::notice(addr, ended) };
-        self.inboxes.notice(down.frame(self.me, self.me));
+        // As its own agent would report it: the host is the sender's.
+        self.inboxes.notice(down.frame(ProcAddr::agent(addr.host), self.me));
     }
 
     /// The inbox of notices for owners in this process.

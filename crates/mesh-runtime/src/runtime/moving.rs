@@ -1,26 +1,29 @@
-//! Where the ranks of repaired meshes are, for senders.
+//! What everybody is told of meshes: where the ranks of repaired ones are, for senders, and why the policies of others gave
+//! them up.
 //!
 //! Every send looks here first. As long as no mesh has been repaired that costs one atomic load ([`Moving::news`]).
 
 use super::switch::Switch;
 use crate::link::Link;
-use crate::locks::{read, write};
+use crate::locks::{lock, read, write};
 use crate::reactor::Reactor;
-use mesh_proto::control::News;
-use mesh_proto::{MeshId, Moved, Moves, ProcAddr, Seat, Target};
+use bytes::Bytes;
+use mesh_proto::control::{News, Told};
+use mesh_proto::{MeshId, Moved, Moves, ProcAddr, Reasons, Seat, Target};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, RwLock};
+use std::sync::{Arc, Mutex, RwLock};
 
-/// What a process knows of repaired meshes.
+/// What a process knows of repaired meshes, and of those that were given up.
 #[derive(Debug)]
 pub(crate) struct Moving {
     me: ProcAddr,
     reactor: Arc<Reactor>,
     moves: RwLock<Moves>,
+    given_up: Mutex<Reasons>,
     /// Held while news is sent to this host's processes, which wakes each of them and takes a while. Separate from
     /// `moves`, which every send reads.
     telling: RwLock<()>,
-    /// Counts news; 0 until the first repair.
+    /// Counts news of repairs; 0 until the first.
     news: AtomicU64,
 }
 
@@ -30,12 +33,13 @@ impl Moving {
             me,
             reactor: Arc::clone(reactor),
             moves: RwLock::default(),
+            given_up: Mutex::default(),
             telling: RwLock::default(),
             news: AtomicU64::new(0),
         }
     }
 
-    /// How many times there was news. While this does not change, all ranks are where they were.
+    /// How many times there was news of repairs. While this does not change, all ranks are where they were.
     #[inline]
     pub(crate) fn news(&self) -> u64 {
         self.news.load(Ordering::Acquire)
@@ -78,6 +82,11 @@ impl Moving {
         read(&self.moves).of(mesh)
     }
 
+    /// Why a mesh was given up, if it was.
+    pub(crate) fn given_up(&self, mesh: MeshId) -> Option<Bytes> {
+        lock(&self.given_up).of(mesh)
+    }
+
     /// Whether another process now has the rank of this one (MOV-2).
     #[inline]
     pub(crate) fn is_outdated(&self, src: ProcAddr) -> bool {
@@ -94,7 +103,10 @@ impl Moving {
     pub(crate) fn spread(&self, news: &News, switch: &Switch) {
         // No process begins while this is held (`begin_with`), so each hears of the news exactly once.
         let _telling = write(&self.telling);
-        self.adopt(&news.moved);
+        match &news.told {
+            Told::Moved(moved) => self.adopt(moved),
+            Told::GivenUp(said) => lock(&self.given_up).adopt(said),
+        }
         if self.me.is_agent() {
             for link in switch.links() {
                 link.send(&self.reactor, &News { call: 0, ..news.clone() }.frame(self.me, link.peer, None));
@@ -112,9 +124,10 @@ impl Moving {
     /// processes of this host.
     pub(crate) fn begin_with<T>(&self, fresh: &[Arc<Link>], open: impl FnOnce() -> T) -> T {
         let _telling = read(&self.telling);
-        let all: Vec<Moved> = read(&self.moves).all().collect();
-        for moved in all {
-            let news = News { moved, call: 0 };
+        let mut all: Vec<Told> = read(&self.moves).all().map(Told::Moved).collect();
+        all.extend(lock(&self.given_up).all().map(Told::GivenUp));
+        for told in all {
+            let news = News { told, call: 0 };
             for link in fresh {
                 link.send(&self.reactor, &news.frame(self.me, link.peer, None));
             }

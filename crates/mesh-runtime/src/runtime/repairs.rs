@@ -1,11 +1,12 @@
-//! Repaired meshes: connects [`super::moving`], [`super::ended`] and [`crate::remote_meshes`] to the switch, the calls
+//! Meshes that were repaired or given up: connects [`super::moving`], [`super::ended`] and [`crate::remote_meshes`] to the switch, the calls
 //! and the gateway.
 
 use super::Runtime;
 use crate::call::Call;
 use crate::error::RuntimeError;
 use crate::link::Link;
-use mesh_proto::control::News;
+use bytes::Bytes;
+use mesh_proto::control::{News, Told};
 use mesh_proto::messages::Answer;
 use mesh_proto::{Frame, Joined, MeshId, Moved, ProcAddr, Route, Seat, Target};
 use std::sync::Arc;
@@ -49,6 +50,11 @@ impl Runtime {
         self.moving.moved(mesh)
     }
 
+    /// Why the policy of a mesh gave it up, as its owner has told everybody.
+    pub fn given_up(&self, mesh: MeshId) -> Option<Bytes> {
+        self.moving.given_up(mesh)
+    }
+
     /// Adopts news that came with a reference.
     pub fn learn(&self, moved: &Moved) {
         self.moving.learn(moved);
@@ -59,14 +65,14 @@ impl Runtime {
         self.moving.begin_with(fresh, open)
     }
 
-    /// Tells everybody where the ranks of a mesh are that this process has repaired. The call completes when every host
-    /// knows. Every process there then knows it before anything that is sent to it later.
+    /// Tells everybody about a mesh that this process owns. The call completes when every host knows, or, in a worker,
+    /// when the controller has told them. Every process of a host then knows it before anything that is sent to it later.
     ///
     /// # Errors
     /// If the runtime is closed.
-    pub fn publish(&self, moved: Moved) -> Result<Arc<Call>, RuntimeError> {
+    pub fn publish(&self, told: Told) -> Result<Arc<Call>, RuntimeError> {
         self.usable()?;
-        let mut news = News { moved, call: 0 };
+        let mut news = News { told, call: 0 };
         self.moving.spread(&news, &self.switch);
         if self.me != ProcAddr::CONTROLLER {
             let call = self.open(Target::One(ProcAddr::CONTROLLER), false)?;
@@ -86,7 +92,7 @@ impl Runtime {
         Ok(call)
     }
 
-    /// Handles news of a repaired mesh.
+    /// Handles news of a mesh.
     pub(super) fn on_news(&self, frame: &Frame) {
         let header = frame.header;
         if !self.moving.believes(header.src) {

@@ -8,9 +8,9 @@ use crate::link::Link;
 use crate::reactor::Reactor;
 use crate::runtime::{ENDS_KEPT, EndedProcs, Moving, Switch};
 use crate::{Runtime, Waited};
-use mesh_proto::control::News;
+use mesh_proto::control::{News, Told};
 use mesh_proto::messages::{Request, Tell};
-use mesh_proto::{Decoder, Frame, Moved, Placement, ProcAddr, Router, Run, Seat, Target};
+use mesh_proto::{Decoder, Frame, GivenUp, Moved, Placement, ProcAddr, Router, Run, Seat, Target};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ fn a_call_to_a_repaired_mesh_has_an_answer_for_each_place() {
     let host = Host::new(4, options());
     let three = Arc::new(Target::Many(MESH, procs(3), Placement::On(0)));
     assert!(Arc::ptr_eq(&host.controller.resolve(&three), &three), "nothing is looked up where nothing was repaired");
-    let told = host.controller.publish(moved()).unwrap();
+    let told = host.controller.publish(Told::Moved(moved())).unwrap();
     assert_eq!(host.controller.wait_call(&told, None, soon(), false, false), Waited::Ready);
     let target = host.controller.resolve(&three);
     let large = vec![7; 200_000];
@@ -73,9 +73,33 @@ fn what_an_earlier_life_of_a_rank_has_sent_is_dropped() {
     // A reference may tell of a repair before its news comes, which says which processes have left.
     controller.learn(&Moved { left: Vec::new(), ..moved() });
     assert_eq!((send(1), send(3)), (1, 1));
-    drop(controller.publish(moved()).unwrap());
+    drop(controller.publish(Told::Moved(moved())).unwrap());
     assert_eq!((send(1), send(3)), (0, 1), "MOV-2");
     controller.close_inbox(&inbox);
+    host.close();
+}
+
+#[test]
+fn all_learn_why_a_mesh_was_given_up() {
+    let host = Host::new(2, options());
+    let said = |why: &'static str| Told::GivenUp(GivenUp { mesh: MESH, why: why.into() });
+    let told = host.controller.publish(said("by the script")).unwrap();
+    assert_eq!(host.controller.wait_call(&told, None, soon(), false, false), Waited::Ready);
+    let known = |runtime: &Runtime| runtime.given_up(MESH).map(|why| String::from_utf8(why.to_vec()).unwrap());
+    assert_eq!(known(&host.controller).as_deref(), Some("by the script"));
+    // A worker tells the controller, and is answered once all others have been told.
+    let (worker, other) = (&host.workers[0].0, &host.workers[1].0);
+    let told = worker.publish(said("by a worker")).unwrap();
+    assert_eq!(worker.wait_call(&told, None, soon(), false, false), Waited::Ready);
+    for _ in 0..2 {
+        // Whatever it is sent afterwards comes later.
+        let target = Target::One(ProcAddr { mesh: MESH, rank: 1, host: 0 });
+        assert_eq!(sources(&host.controller, &target, b"", &[]).len(), 1);
+    }
+    for runtime in [&*host.controller, worker, other] {
+        assert_eq!(known(runtime).as_deref(), Some("by a worker"));
+        assert_eq!(runtime.news(), 0, "nothing was repaired");
+    }
     host.close();
 }
 
@@ -100,14 +124,14 @@ fn a_call_to_nobody_s_places_waits_for_the_others_only() {
 // Without a runtime: agents and their workers, and the links between them.
 
 /// What a worker knows, and its end of the link.
-struct Told {
+struct Hearer {
     moving: Moving,
     link: OwnedFd,
     decoder: Decoder,
     news: usize,
 }
 
-impl Told {
+impl Hearer {
     /// Takes in what its agent has said.
     fn read(&mut self, nowhere: &Switch) {
         let mut bytes = [0; 4096];
@@ -135,12 +159,12 @@ impl Agents {
         Self { reactor: Arc::clone(reactor), moving, switch, links: 0.into() }
     }
 
-    fn begin(&self) -> Told {
+    fn begin(&self) -> Hearer {
         self.begin_while(|| {})
     }
 
     /// Starts a worker; `meanwhile` runs after it was told what is known, and before others find it.
-    fn begin_while(&self, meanwhile: impl FnOnce()) -> Told {
+    fn begin_while(&self, meanwhile: impl FnOnce()) -> Hearer {
         let n = self.links.fetch_add(1, Ordering::Relaxed);
         let who = ProcAddr { mesh: 1000 + u64::from(n), rank: 0, host: self.host() };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -151,7 +175,7 @@ impl Agents {
             self.switch.add(who.mesh, 0, &links);
         });
         let moving = Moving::new(who, &self.reactor);
-        Told { moving, link: theirs, decoder: Decoder::default(), news: 0 }
+        Hearer { moving, link: theirs, decoder: Decoder::default(), news: 0 }
     }
 
     fn host(&self) -> u32 {
@@ -166,7 +190,8 @@ fn life(version: u32) -> ProcAddr {
 
 fn repair(version: u32) -> News {
     let run = Run { first: 0, count: 1, at: life(version), incarnation: version };
-    News { moved: Moved { mesh: 50, version, runs: vec![run], left: vec![life(version - 1)] }, call: 0 }
+    let moved = Moved { mesh: 50, version, runs: vec![run], left: vec![life(version - 1)] };
+    News { told: Told::Moved(moved), call: 0 }
 }
 
 /// MOV-1, MOV-2: whatever the order of news, nobody takes messages of a rank's earlier life once it knows of its
@@ -178,7 +203,7 @@ fn news_of_repairs_reaches_all_in_any_order() {
     for seed in 0..150 {
         let mut dice = Dice(seed);
         let (controller, other) = (Agents::new(0, &reactor), Agents::new(1, &reactor));
-        let mut workers: Vec<Told> = [&controller, &other].map(Agents::begin).into();
+        let mut workers: Vec<Hearer> = [&controller, &other].map(Agents::begin).into();
         let (mut version, mut under_way) = (0, Vec::new());
         for _ in 0..40 {
             match dice.roll(8) {
@@ -234,6 +259,19 @@ fn news_of_repairs_reaches_all_in_any_order() {
             }
         }
     }
+}
+
+#[test]
+fn a_process_that_begins_later_is_told_why_meshes_were_given_up() {
+    let reactor = Arc::new(Reactor::new().unwrap());
+    let nowhere = Switch::new(life(0), &reactor, Router::leaf(life(0), 0));
+    let agent = Agents::new(0, &reactor);
+    let told = Told::GivenUp(GivenUp { mesh: 7, why: "it was".into() });
+    agent.moving.spread(&News { told, call: 0 }, &agent.switch);
+    let mut worker = agent.begin();
+    worker.read(&nowhere);
+    assert_eq!(worker.moving.given_up(7).as_deref(), Some(&b"it was"[..]));
+    assert_eq!((worker.moving.given_up(8), worker.news), (None, 1));
 }
 
 #[test]

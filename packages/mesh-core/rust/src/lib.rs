@@ -92,7 +92,9 @@ mod _native {
     #[pymodule_export]
     use super::message::PyMessage;
     #[pymodule_export]
-    use super::moves::{gone, incarnation, known_moves, learn_moves, locate, publish_moves, seat};
+    use super::moves::{
+        given_up, gone, incarnation, known_moves, learn_moves, locate, publish_given_up, publish_moves, seat,
+    };
     #[pymodule_export]
     use super::namespaces::{
         ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare,
@@ -120,6 +122,8 @@ mod _native {
 
     #[pymodule_export]
     const GUEST_MESHES: u64 = mesh_proto::GUEST_MESHES;
+    #[pymodule_export]
+    const LONGEST_REASON: usize = mesh_proto::GivenUp::LONGEST;
     #[pymodule_export]
     const HOST_MESHES: u64 = mesh_proto::HOST_MESHES;
 

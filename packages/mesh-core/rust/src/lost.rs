@@ -87,6 +87,12 @@ impl PyLost {
         (self.at.mesh, self.at.rank)
     }
 
+    /// The number of the host on which it was.
+    #[getter]
+    fn host(&self) -> u32 {
+        self.at.host
+    }
+
     /// The mesh, rank and host where the call's port was, and the actor's name; `None` if it was called itself.
     #[getter]
     fn holder(&self) -> Option<(u64, u32, u32, String)> {

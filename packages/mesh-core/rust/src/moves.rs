@@ -1,11 +1,14 @@
-//! Where the ranks of repaired meshes are.
+//! What everybody is told of meshes: where the ranks of repaired ones are, and why others were given up.
 
 use crate::call::PyCall;
 use crate::door::leave;
 use crate::runtime::PyRuntime;
 use crate::target::{Addr, PyTarget, addr_tuple, proc_addr};
-use mesh_proto::{Moved, ProcAddr, Run, Target};
+use bytes::Bytes;
+use mesh_proto::control::Told;
+use mesh_proto::{GivenUp, Moved, ProcAddr, Run, Target};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 /// A run of ranks: the first, how many, the mesh, rank and host of the first one's process, and their incarnation.
 type RunFields = (u32, u32, u64, u32, u32, u32);
@@ -31,7 +34,7 @@ pub(crate) fn publish_moves(
     runs: Vec<RunFields>,
     left: Vec<Addr>,
 ) -> PyResult<PyCall> {
-    let news = moved(mesh, version, runs, left);
+    let news = Told::Moved(moved(mesh, version, runs, left));
     let call = leave(py, || at.0.publish(news))?;
     Ok(PyCall::of(&at.0, call, Target::One(ProcAddr::CONTROLLER)))
 }
@@ -48,6 +51,20 @@ pub(crate) fn known_moves(at: &PyRuntime, mesh: u64) -> Option<(u32, Vec<RunFiel
     let known = at.0.moved(mesh)?;
     let fields = |run: &Run| (run.first, run.count, run.at.mesh, run.at.rank, run.at.host, run.incarnation);
     Some((known.version, known.runs.iter().map(fields).collect()))
+}
+
+/// Tells all processes why the policy of a mesh gave it up; completes when the controller has told all hosts.
+#[pyfunction]
+pub(crate) fn publish_given_up(py: Python<'_>, at: &PyRuntime, mesh: u64, why: Vec<u8>) -> PyResult<PyCall> {
+    let news = Told::GivenUp(GivenUp { mesh, why: Bytes::from(why) });
+    let call = leave(py, || at.0.publish(news))?;
+    Ok(PyCall::of(&at.0, call, Target::One(ProcAddr::CONTROLLER)))
+}
+
+/// Why the policy of a mesh gave it up, as its owner has said; `None` if it did not.
+#[pyfunction]
+pub(crate) fn given_up<'py>(py: Python<'py>, at: &PyRuntime, mesh: u64) -> Option<Bound<'py, PyBytes>> {
+    at.0.given_up(mesh).map(|why| PyBytes::new(py, &why))
 }
 
 /// The address of the process that has a rank now.

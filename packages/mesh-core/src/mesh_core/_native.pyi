@@ -8,6 +8,7 @@ from mesh_core._common.codes import FailureKind, HostState, MessageKind, Questio
 __all__ = [
     "GUEST_MESHES",
     "HOST_MESHES",
+    "LONGEST_REASON",
     "Call",
     "ClockStop",
     "Completion",
@@ -62,6 +63,7 @@ __all__ = [
     "exit_with",
     "flush_stdio",
     "give_up_privileges",
+    "given_up",
     "gone",
     "guard_sigterm",
     "has_lost_job",
@@ -85,6 +87,7 @@ __all__ = [
     "packing",
     "peers",
     "place_host",
+    "publish_given_up",
     "publish_moves",
     "putting",
     "release_hosts",
@@ -247,6 +250,8 @@ class Lost:
     def fate(self) -> str: ...
     @property
     def process(self) -> tuple[int, int]: ...
+    @property
+    def host(self) -> int: ...
     @property
     def holder(self) -> tuple[int, int, int, str] | None: ...
     @property
@@ -528,6 +533,8 @@ def introductions(
 def place_host(runtime: Runtime, host: int, address: str) -> None: ...
 def peers(runtime: Runtime) -> list[tuple[int, bool, int]]: ...
 def live_hosts(runtime: Runtime) -> list[int]: ...
+def publish_given_up(at: Runtime, mesh: int, why: bytes) -> Call: ...
+def given_up(at: Runtime, mesh: int) -> bytes | None: ...
 def publish_moves(
     at: Runtime,
     mesh: int,
@@ -548,6 +555,7 @@ def leave_job(runtime: Runtime, limit: float) -> None: ...
 def has_lost_job(runtime: Runtime) -> bool: ...
 
 GUEST_MESHES: int
+LONGEST_REASON: int
 HOST_MESHES: int
 
 def gone(at: Runtime, target: Target) -> list[int]: ...

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import marshal
 import os
+import resource
 import signal
 import sys
 import threading
@@ -26,6 +28,7 @@ from mesh_core import (
     run_tool,
     run_tool_async,
 )
+from mesh_core._blocks import tool_starts
 from mesh_core._system import process_marks
 
 
@@ -40,6 +43,8 @@ def planting(kind: str, tree: Pipe) -> list[str]:
 
 
 def test_it_returns_output_and_usage() -> None:
+    # The process that starts tools stays.
+    assert run_tool(["true"]).ok
     before = descriptors()
     result = run_tool(["sh", "-c", "cat; echo two >&2; exit 3"], input="one")
     assert (result.stdout, result.stderr, result.returncode) == (b"one", b"two\n", 3)
@@ -81,6 +86,7 @@ def test_the_smallest_limits() -> None:
 
 
 def test_a_program_that_cannot_be_started_raises(tmp_path: Path) -> None:
+    assert run_tool(["true"]).ok
     before = descriptors()
     with pytest.raises(FileNotFoundError) as caught:
         run_tool(["no-such-program"])
@@ -89,12 +95,19 @@ def test_a_program_that_cannot_be_started_raises(tmp_path: Path) -> None:
     plain.write_text("text")
     with pytest.raises(PermissionError):
         run_tool([plain])
+    for argv, env in ((["true", "a\0b"], None), (["true"], {"": "value"})):
+        with pytest.raises(OSError, match="Invalid argument"):
+            run_tool(argv, env=env)
+    plain.chmod(0o755)
+    plain.write_text("echo a shell reads what has no other format: $1")
+    assert run_tool([plain, "so"]).text == "a shell reads what has no other format: so\n"
     with pytest.raises(NotADirectoryError, match="is not a folder"):
         run_tool(["true"], cwd=tmp_path / "nowhere")
     with pytest.raises(ValueError, match="must name a program"):
         run_tool([])
     assert descriptors() == before
-    assert not [line for line in family().values() if "process_marks" in line]
+    # One for all tools, with nothing below it.
+    assert sum("tool_minder" in line for line in family().values()) == 1
 
 
 def test_folder_and_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +346,100 @@ def test_a_detached_process_outlives_the_tool(tree: Pipe) -> None:
     assert tree.ended()
 
 
+ESCAPES = {
+    "lowered": "resource.setrlimit(10, (5, 5))",
+    "detached": "resource.setrlimit(10, (hard, hard))",
+    "lowered in a child": "os.fork() and os._exit(os.wait()[1]); resource.setrlimit(10, (5, 5))",
+}
+ESCAPE = """
+import os, resource, sys
+pipe = open(sys.argv[1], "w")
+_, hard = resource.getrlimit(10)
+{}
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        while True:
+            pass
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ESCAPES)
+def test_what_a_tool_does_to_its_limits_leads_nowhere(how: str, tree: Pipe) -> None:
+    """TOOL-3."""
+    argv = [sys.executable, "-S", "-c", ESCAPE.format(ESCAPES[how]), tree.path]
+    assert run_tool(argv).ok
+    assert tree.ended()
+    beside = threading.Thread(target=run_tool, args=[["sleep", "0.2"]])
+    beside.start()
+    with pytest.raises(FileNotFoundError):
+        run_tool(["no-such-program"])
+    assert run_tool(["echo", "beside"]).text == "beside\n"
+    beside.join()
+
+
+@pytest.mark.usefixtures("fault_tolerant")
+@pytest.mark.parametrize("how", ["lowered", "lowered in a child"])
+def test_what_a_tool_of_an_actor_does_to_its_limits_leads_nowhere(
+    how: str, procs: ProcMesh, tree: Pipe
+) -> None:
+    """TOOL-3."""
+    agents = procs.spawn("agents", Agent)
+    argv = [sys.executable, "-S", "-c", ESCAPE.format(ESCAPES[how]), tree.path]
+    assert agents.slice(hosts=0, gpus=0).use_here.call_one(argv).get().ok
+    assert tree.ended()
+    assert agents.use.call(["true"]).get().values()[0].ok
+    agents.stop().get()
+
+
+def test_a_minder_that_was_killed_is_an_error_once(tree: Pipe) -> None:
+    found: list[int] = []
+
+    def kill() -> None:
+        tree.wait_for(TREES["session"][0])
+        [minder] = [pid for pid, line in family().items() if "tool_minder" in line]
+        found.append(minder)
+        os.kill(minder, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(MeshError, match=r"minds the tools of this script .* has ended"):
+        run_tool(planting("session", tree), timeout=20.0)
+    killer.join()
+    assert tree.ended()
+    assert run_tool(["echo", "again"]).text == "again\n"
+
+
+def test_tools_inherit_what_the_script_is_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the process that starts them has got from it earlier."""
+    show = ["sh", "-c", "pwd; umask; ulimit -c; echo $NOW; nproc"]
+    assert run_tool(["true"]).ok
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NOW", "yes")
+    core, cores, umask = resource.getrlimit(resource.RLIMIT_CORE), os.sched_getaffinity(0), os.umask(0o027)
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, core[1]))
+        os.sched_setaffinity(0, [min(cores)])
+        assert run_tool(show).text.split() == [str(tmp_path), "0027", "0", "yes", "1"]
+    finally:
+        os.umask(umask)
+        os.sched_setaffinity(0, cores)
+        resource.setrlimit(resource.RLIMIT_CORE, core)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run_tool(["echo", "here"]).text == "here\n"
+
+
+def test_a_tool_has_no_descriptors_but_its_own() -> None:
+    code = "import os; print([fd for fd in range(256) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    assert run_tool([sys.executable, "-S", "-c", code]).text == "[0, 1, 2]\n"
+
+
 def test_ignored_ends_of_children_are_an_error() -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
@@ -342,3 +449,25 @@ def test_ignored_ends_of_children_are_an_error() -> None:
     finally:
         signal.signal(signal.SIGCHLD, before)
     assert run_tool(["true"]).ok
+
+
+def test_a_tool_whose_start_or_end_is_interrupted_is_ended(
+    tree: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TOOL-1: Ctrl-C between an order to the minder and its answer, or after the answer."""
+    assert run_tool(["true"]).ok
+    real, left = marshal.loads, [0]
+
+    def interrupted(data: bytes) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return real(data)
+
+    monkeypatch.setattr(tool_starts.marshal, "loads", interrupted)
+    for answer in (1, 2):
+        left[0] = answer
+        with pytest.raises(KeyboardInterrupt):
+            run_tool(planting("session", tree), timeout=0.5)
+    assert run_tool(["echo", "goes on"]).text == "goes on\n"
+    assert not [line for line in family().values() if tree.path in line]

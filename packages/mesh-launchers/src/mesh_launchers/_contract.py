@@ -154,6 +154,8 @@ class LauncherPlugin(Plugin[None]):
     """A frozen dataclass: the options of users, with types and defaults."""
     is_named: bool = False
     """Whether hosts are names that the user gives, and not a number of them."""
+    explains: bool = False
+    """Whether it often knows why hosts end within half a second, and reports that: failures in the script wait that long for its words."""
     show: Callable[[Any, str, int, int], str] | None = None
     """Returns what will be submitted to a scheduler, so that it can be shown first. Its arguments are the options, the job's name, the number of hosts, and
     the number of their mesh in the job."""

@@ -21,6 +21,7 @@ from mesh_launchers._contract import Phase
 from mesh_launchers._dialing import Dialed
 from mesh_launchers._door import Door
 from mesh_launchers._errors import JobNotFound, LaunchError
+from mesh_launchers._explained import Explained
 from mesh_launchers._folder import LINK, JobFolder
 from mesh_launchers._state import HostState, JobState
 
@@ -60,6 +61,7 @@ class Job:
         """Hosts that connect to this script, until all have connected."""
         self._attached: list[HostMesh] = []
         """The hosts as they were attached, whatever has joined or left since."""
+        self._explained = Explained()
         self._maker = os.getpid()
         self._joined: Joined | None = None
         """This script's part in a job that outlives it."""
@@ -104,6 +106,7 @@ class Job:
             raise
         self._meshes.update(joined.hosts)
         for mesh, hosts in joined.hosts.items():
+            self._explained.add(hosts, self._numbers[mesh])
             joined.follow(hosts, self._door.begin("attached", hosts=self._numbers[mesh]))
         joined.on_flush(self._flush)
         joined.on_output(lambda procs, limit: self._door.begin("shown", procs=procs, limit=limit))
@@ -121,6 +124,7 @@ class Job:
         assert self._credentials is not None
         hosts = attach_to_workers(futures, credentials=self._credentials, name=mesh)
         self._attached.append(hosts)
+        self._explained.add(hosts, numbers)
         return hosts
 
     def _await(self, state: JobState, numbers: Mapping[str, Sequence[int]]) -> Dialed:
@@ -137,6 +141,8 @@ class Job:
         if self._dialed is not None:
             with self._changed:
                 self._meshes.update(self._dialed.wait(self._changed, self._all_run))
+                for mesh, hosts in self._meshes.items():
+                    self._explained.add(hosts, self._numbers[mesh])
             self._dialed = None
 
     def _all_run(self) -> bool:
@@ -274,12 +280,14 @@ class Job:
             now = self.state()
             if self._joined is not None:
                 more = self._joined.read(base64.b64decode(begun["hosts"]))
+                self._explained.add(more, numbers)
                 self._joined.follow(more, self._door.begin("attached", hosts=numbers))
             elif now.dial is None:
                 more = self._attach(name, numbers)
             else:
                 with self._changed:
                     more = self._await(now, {name: numbers}).wait(self._changed, self._all_run)[name]
+                    self._explained.add(more, numbers)
             self._meshes[name] = self._meshes[name].join(more) if name in self._meshes else more
             self._numbers.setdefault(name, []).extend(numbers)
             with self._changed:
@@ -389,10 +397,12 @@ class Job:
         """The mesh has lost a host, perhaps of another job of this script."""
         with suppress(LaunchError, StopIteration):
             number = next(each.number for each in self.state().hosts if each.name == host and each.is_there)
+            self._explained.knows(number, why)
             self._door.begin("lost", host=number, why=why)
 
     def _give(self, state: JobState) -> None:
-        """Notify those who wait for addresses."""
+        """Notify those who wait for addresses, or for the reasons of ends."""
+        self._explained.hear(state)
         logger = logging.getLogger("mesh_launchers")
         trouble = "" if state.credentials is None else state.credentials.trouble
         if trouble and not self._troubled:

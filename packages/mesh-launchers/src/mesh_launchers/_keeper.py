@@ -100,6 +100,9 @@ class Keeper:
         self._given_up: set[int] = set()
         """Hosts that have failed for another reason than the launcher's."""
         self._launcher: Launcher
+        self._explains = False
+        self._uncut: set[Path] = set()
+        """Logs that could not be cut the last time."""
         self._plugin: LauncherPlugin
 
     async def run(self, first: socket.socket) -> None:
@@ -157,9 +160,15 @@ class Keeper:
     def _cut_logs(self) -> None:
         """Keep logs of a long job from filling the disk (AUD-1)."""
         for each in self._folder.path.rglob("*.log"):
-            # It may have been removed, or the disk is full.
-            with suppress(OSError):
+            try:
                 cut(each)
+                self._uncut.discard(each)
+            except FileNotFoundError:
+                pass  # it has been removed
+            except OSError as error:
+                if each not in self._uncut:
+                    self._uncut.add(each)
+                    sys.stderr.write(f"the log {each.name} is too long and cannot be cut: {error}\n")
 
     def _audit(self, client: _Client, did: str) -> None:
         try:
@@ -180,7 +189,7 @@ class Keeper:
     async def _begin(self) -> None:
         plugin = PluginManager().get(LAUNCHERS, self._launcher_name)
         assert isinstance(plugin, LauncherPlugin)
-        self._plugin = plugin
+        self._plugin, self._explains = plugin, plugin.explains
         folder = self._folder.make_inner("launcher")
         # Kept hosts must still be there when a machine that slept has woken.
         silence = max(_SILENCE_S, self._keep or 0.0)
@@ -339,6 +348,7 @@ class Keeper:
             left,
             self._dial,
             self._renewal.state,
+            explains=self._explains,
         )
 
     # Clients.

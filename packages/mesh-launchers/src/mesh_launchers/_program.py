@@ -375,6 +375,8 @@ class Hosts:
         self._grace: float = told.get("grace", 0.0)
         self._warned: float | None = None
         """When it was said that the hosts will be taken away."""
+        self._is_told = False
+        """Whether the launcher knows that."""
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Ends a wait, which a signal does not by itself."""
         self._dial: str | None = told["options"].get("dial")
@@ -516,6 +518,10 @@ class Hosts:
             each.ends: each for each in [*self._hosts.values(), *self._visits.values()] if each.runs
         }:
             now = time.monotonic()
+            if self._warned is not None and not self._is_told:
+                self._is_told = True
+                for each in self._hosts.values():
+                    each.say(leaving=True)
             waits = [left for each in running.values() if (left := each.left(now)) is not None]
             if not is_over:
                 waits.append(max(0.0, min(self._last + self._silence, self._taken_at) - now))

@@ -9,6 +9,7 @@ import json
 import os
 import pwd
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from mesh_core.extensions import naming
@@ -40,12 +41,20 @@ def audit(job: str, pid: int, uid: int, did: str) -> None:
 
 
 def cut(path: Path, limit: int = LIMIT) -> None:
-    """Shorten a log that is too long. Those who write to it append, and go on."""
+    """Shorten a log that is too long. Those who write to it append, and go on. On a full disk this raises, and the log stays as it is."""
     if path.stat().st_size <= limit:
         return
+    before = path.with_name(f"{path.name}.1")
     with path.open("r+b") as file:
         file.seek(-(limit // 2), os.SEEK_END)
-        path.with_name(f"{path.name}.1").write_bytes(file.read())
+        try:
+            with naming(before):
+                before.write_bytes(file.read())
+        except OSError:
+            # Of a full disk, a part of them takes what is left.
+            with suppress(OSError):
+                before.unlink()
+            raise
         file.truncate(0)
 
 

@@ -21,7 +21,7 @@ from mesh_core.plugins import ProbeResult, hookimpl
 from mesh_launchers._contract import API_VERSION, HostSpec, LauncherPlugin, Phase, Place
 from mesh_launchers._durations import seconds
 from mesh_launchers._host import command, told
-from mesh_launchers._squeue import FIELDS, Queued, grace_of, hostnames, queued
+from mesh_launchers._squeue import FIELDS, Queued, grace_of, hostnames, notice_in, queued
 from mesh_launchers._together import Group, GroupLauncher
 
 _POLL_S = 1.0
@@ -33,6 +33,8 @@ _SOON_S = 120
 """How long before its time limit a job's end is announced."""
 _ENDING_S = 2.0
 """How long before the kill hosts end by themselves."""
+_NOTICE_LOOKS, _NOTICE_LOOK_S = 8, 0.05
+"""Slurm prints why it signals a host at about the time when it does."""
 _PLACE = "SLURM_PROCID"
 
 
@@ -288,10 +290,25 @@ class _Step(Group):
         self._addresses[number] = f"tcp://{self._nodes[number]}:{address.rpartition(':')[2]}"
         return self._addresses[number]
 
+    def is_being_taken(self, number: int) -> None:
+        """Report at once what srun prints about the signal; Slurm is asked when the host has ended."""
+        self.tasks.append(asyncio.create_task(self._announce()))
+
+    async def _announce(self) -> None:
+        """Processes may end before their host does: what ends them is to be known then."""
+        for _ in range(_NOTICE_LOOKS):
+            if said := notice_in(self.process.last_lines()):
+                for each in self.left() - self.ending:
+                    self.report([each], Phase.RUNNING, f"Slurm says {said}", self._addresses.get(each))
+                return
+            await asyncio.sleep(_NOTICE_LOOK_S)
+
     def host_ended(self, number: int, status: int) -> None:
         """Ask Slurm for the reason, if it has given notice."""
         if number in self.taken:
             self.tasks.append(asyncio.create_task(self._was_taken(number)))
+        elif number not in self.failed and (said := notice_in(self.process.last_lines())):
+            self.fail([number], f"it has ended with status {status}; Slurm says {said}")
         else:
             super().host_ended(number, status)
 
@@ -355,6 +372,7 @@ SLURM = LauncherPlugin(
     probe=_probe,
     show=_shown,
     summary="nodes that Slurm gives, by srun",
+    explains=True,
 )
 
 

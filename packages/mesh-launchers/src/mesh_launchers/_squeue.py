@@ -120,6 +120,16 @@ def grace_of(config: str, partitions: str) -> float | None:
     return float(max(int(waits[1]), int(grace[1]) if grace else 0))
 
 
+def notice_in(output: str) -> str:
+    """Return what Slurm has printed about the end of a job or step, the latest last; empty if nothing.
+
+    >>> notice_in("slurmstepd: error: *** STEP 7.0 ON host1 CANCELLED AT 2026-11-28T10:00:00 DUE TO TIME LIMIT ***")
+    'STEP 7.0 ON host1 CANCELLED AT 2026-11-28T10:00:00 DUE TO TIME LIMIT'
+    """
+    found = re.findall(r"\*\*\* ((?:JOB|STEP) [\w.+]+ ON [\w.-]+ [A-Z][\w :.,()-]*) \*\*\*", output)
+    return found[-1] if found else ""
+
+
 def hostnames(nodes: str) -> list[str]:
     """Return the names of a list of nodes. Not by ``scontrol``, which some sites do not have everywhere.
 

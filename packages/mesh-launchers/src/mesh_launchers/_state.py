@@ -48,6 +48,8 @@ class JobState:
     """Where the script waits for its hosts, if these connect to it."""
     credentials: CredentialsState | None = None
     """Until when its certificates hold; ``None`` while it begins."""
+    explains: bool = False
+    """Whether its launcher reports why hosts end, for failures in the script."""
 
     def __str__(self) -> str:
         """Say how many hosts run, and why others do not."""

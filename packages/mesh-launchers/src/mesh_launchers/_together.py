@@ -59,6 +59,9 @@ class Group(ABC):
         """Return where others reach a host that listens at an address."""
         return address
 
+    def is_being_taken(self, number: int) -> None:  # noqa: B027
+        """A scheduler has sent SIGTERM to a host, which goes on for a while."""
+
     def host_ended(self, number: int, status: int) -> None:
         """A host has ended that was not asked to."""
         self.fail([number], self.failed.get(number) or f"it has ended with status {status}")
@@ -111,6 +114,8 @@ class Group(ABC):
             self.failed[number] = str(what["failed"])
             if what.get("taken"):
                 self.taken.add(number)
+        elif "leaving" in what:
+            self.is_being_taken(number)
         elif "over" in what:
             if number in self.ending:
                 self.over.add(number)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -22,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from mesh_core._blocks.in_thread import in_thread
+from mesh_core._blocks.tool_starts import Ended, Here, Starter, ToolMinder, can_be_minded, inherited
 from mesh_core._common.checks import check_positive
 from mesh_core._common.current import holder
 from mesh_core._common.errors import MeshError
-from mesh_core._native import start_marked
 from mesh_core._system import process_marks
 from mesh_core._system.child_status import require_child_status
 from mesh_core._system.process_marks import Found, Hunt, Mark
@@ -57,7 +55,7 @@ class ToolUsage:
     """Processor time in seconds, user and system."""
     peak_memory: int
     """Bytes: the peak of its largest process, or the highest sum of all processes that was measured, whichever is more. Never less than
-    the size of the process that started the tool, because the tool begins as a copy of that."""
+    the size of the process that started the tool, because the tool begins as a copy of that: the actor's process, or in a script a small one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def run_tool_as(
 ) -> ToolResult:
     """Like :func:`run_tool`, for a process whose mark is managed elsewhere."""
     request = _Request.of(argv, timeout, memory, pids, data=data, cwd=cwd, env=env, max_output=max_output)
-    return _Run(request, -1).run_as(None if mark is None else (mark.soft, mark.owner))
+    return _Run(request, -1).run_by(Here(None if mark is None else (mark.soft, mark.owner)))
 
 
 def detach(pid: int) -> None:
@@ -197,6 +195,7 @@ def detach(pid: int) -> None:
         raise MeshError("a process cannot detach itself: it ends with its owner. Detach what it has started.")
     if process_marks.look(pid) is None:
         raise ProcessLookupError(f"there is no process {pid} to detach")
+    holder().slots.of(_Starts).exempt(process_marks.read(pid))
     process_marks.detach_one(pid)
     # Its descendants have their own marks. Those that it starts from now on are detached already.
     while True:
@@ -266,68 +265,69 @@ class _Request:
         return cls(words, timeout, memory, pids, given, folder, whole, max_output)
 
 
-class _Minding:
-    """The marks of this process's tools, and the minder that ends these tools if a script is killed.
+class _Starts:
+    """Who starts the tools of this process.
 
-    Workers need no minder of their own: what they start has their mark, and the fork server and its minder end it.
+    Workers start their own: these have the worker's mark, and the fork server and its minder end what is left of them. A script has a minder.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pid = 0
         self._owner = 0
-        self._minder: subprocess.Popen[bytes] | None = None
-        self._tools = 0
+        self._minder: ToolMinder | None = None
+        self._exempts = False
 
-    def begin(self) -> tuple[int, int] | None:
-        """Prepare the start of a tool. Returns the limits that mark it; the tool's pid must be added to the first."""
+    def exempt(self, mark: Mark | None) -> None:
+        """Note that this process is about to detach one with this mark."""
+        with self._lock:
+            if mark is not None and mark.owner == self._owner:
+                self._exempts = True
+                if self._minder is not None:
+                    self._minder.exempts = True
+
+    def begin(self) -> Starter:
+        """Return who is to start a tool."""
         process = holder().process
         own = process_marks.read(0)
         worker = process is not None and process.in_charge and not process.identity.is_script
         if worker and own is not None and own.tool == 0 and not own.detached:
-            return own.soft, own.owner
+            return Here((own.soft, own.owner), reaper=os.getppid())
         with self._lock:
             if self._pid != os.getpid():
                 # This may be a forked copy, whose parent's minder is not its own.
-                self._pid, self._minder, self._tools = os.getpid(), None, 0
+                self._pid, self._minder = os.getpid(), None
                 try:
                     self._owner = process_marks.new_owner()
                 except OSError:
                     self._owner = 0
             if not self._owner:
-                return None
-            self._tools += 1
-            if self._minder is None:
-                self._minder = _start_minder(self._owner)
-        return process_marks.soft_of(0), self._owner
+                return Here(None)
+            minder, now = self._minder, inherited()
+            if minder is not None and not (minder.inherited == now and minder.is_alive()):
+                if minder.tools == 0:
+                    minder.close()
+                # Another one ends by itself, after its last tool.
+                minder = self._minder = None
+            if self._exempts and not process_marks.detached_of(self._owner):
+                self._exempts = False
+                if minder is not None and minder.tools == 0:
+                    minder.exempts = False
+            if minder is None:
+                if not can_be_minded():
+                    return Here((process_marks.soft_of(0), self._owner))
+                minder = self._minder = ToolMinder(self._owner, now, exempts=self._exempts)
+            minder.tools += 1
+            return minder
 
-    def end(self, mark: tuple[int, int] | None) -> None:
+    def end(self, start: Starter) -> None:
         """Note that nothing is left of a tool."""
+        if not isinstance(start, ToolMinder):
+            return
         with self._lock:
-            if mark is None or mark[1] != self._owner or self._pid != os.getpid():
-                return
-            self._tools -= 1
-            if self._tools == 0 and self._minder is not None:
-                self._minder.kill()
-                self._minder.wait()
-                self._minder = None
-
-
-def _start_minder(owner: int) -> subprocess.Popen[bytes] | None:
-    if not sys.executable:
-        return None  # an interpreter inside another program
-    watched = os.pidfd_open(os.getpid())
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", process_marks.__file__, str(owner), str(watched)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[watched],
-            start_new_session=True,
-        )
-    finally:
-        os.close(watched)
+            start.tools -= 1
+            if start.tools == 0 and start is not self._minder and self._pid == os.getpid():
+                start.close()
 
 
 class _Output:
@@ -364,7 +364,7 @@ class _Run:
         self._request = request
         self._cancel = cancel
         self._pid = 0
-        self._owner = 0
+        self._start: Starter = Here(None)
         self._limit: ToolLimit | None = None
         self._out = _Output(request.max_output)
         self._err = _Output(request.max_output)
@@ -375,16 +375,16 @@ class _Run:
 
     def run(self) -> ToolResult:
         require_child_status(f"the tool {self._request.argv[0]!r}")
-        minding = holder().slots.of(_Minding)
-        mark = minding.begin()
+        starts = holder().slots.of(_Starts)
+        start = starts.begin()
         try:
-            return self.run_as(mark)
+            return self.run_by(start)
         finally:
-            minding.end(mark)
+            starts.end(start)
 
-    def run_as(self, mark: tuple[int, int] | None) -> ToolResult:
-        """Run the tool with the limits that mark it; its pid is added to the first."""
-        self._owner = 0 if mark is None else mark[1]
+    def run_by(self, start: Starter) -> ToolResult:
+        """Run the tool as a process that this starts."""
+        self._start = start
         fds: list[int] = []
         try:
             stdin, stdout, stderr = (os.pipe2(os.O_CLOEXEC) for _ in range(3))
@@ -392,7 +392,7 @@ class _Run:
             request = self._request
             began = time.monotonic()
             theirs = (stdin[0], stdout[1], stderr[1])
-            self._pid = start_marked(request.argv, request.env, request.cwd, mark, theirs)
+            self._pid = start.start(request.argv, request.env, request.cwd, theirs)
             for fd in theirs:
                 os.close(fd)
                 fds.remove(fd)
@@ -400,22 +400,22 @@ class _Run:
             try:
                 self._talk(ours, fds, began)
             finally:
-                status, usage = self._finish()
+                ended = self._finish()
             wall = time.monotonic() - began
             for fd, output in ((stdout[0], self._out), (stderr[0], self._err)):
                 if fd in fds:
                     output.read_rest(fd)
             return ToolResult(
                 argv=request.argv,
-                returncode=os.waitstatus_to_exitcode(status),
+                returncode=os.waitstatus_to_exitcode(ended.status),
                 stdout=bytes(self._out.kept),
                 stderr=bytes(self._err.kept),
                 truncated=self._out.truncated or self._err.truncated,
                 limit=self._limit,
                 usage=ToolUsage(
                     wall_s=wall,
-                    cpu_s=usage.ru_utime + usage.ru_stime + self._cpu_left,
-                    peak_memory=max(usage.ru_maxrss * 1024, self._peak),
+                    cpu_s=ended.cpu_s + self._cpu_left,
+                    peak_memory=max(ended.peak, self._peak),
                 ),
             )
         finally:
@@ -476,12 +476,13 @@ class _Run:
         return max(0.0, min(due) - now) * 1000 + 1 if due else None
 
     def _matches(self, mark: Mark) -> bool:
-        return mark.owner == self._owner and mark.tool == self._pid
+        return mark.owner == self._start.owner and mark.tool == self._pid
 
     def _find(self) -> Found:
         """All living processes of the tool."""
         found = process_marks.find(self._matches, (self._pid,) if self._ended else ())
-        if not self._owner:
+        if not found and not self._ended:
+            # It is nobody's, or has lost its mark.
             everyone = process_marks.look_at_all(process_marks.all_pids())
             found = process_marks.living(process_marks.below([self._pid], everyone), everyone)
         return found
@@ -513,17 +514,22 @@ class _Run:
         if left:
             self._kill_group()
             Hunt(self._find, grace=0.0).run()
-        # Even if it was detached: this is the process that is waited for.
-        os.kill(self._pid, signal.SIGKILL)
+        # They may be another tool's, which has left them behind: nothing that changes its mark outlives a parent (TOOL-3).
+        Hunt(self._start.strays, grace=0.0).run()
+        # Even if it was detached: this is the process that is waited for. It is gone if its minder was killed.
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)
 
-    def _finish(self) -> tuple[int, Any]:
+    def _finish(self) -> Ended:
         """Kill what is left, and wait for the first process. A further Ctrl-C is raised only after that (TOOL-1)."""
         interrupt: BaseException | None = None
-        ended: tuple[int, Any] | None = None
+        ended: Ended | None = None
         while ended is None:
             try:
                 self._end()
-                ended = os.wait4(self._pid, 0)[1:]
+                ended = self._start.wait(self._pid)
+                # What it had begun came to the subreaper with its end.
+                Hunt(self._start.strays, grace=0.0).run()
             except (KeyboardInterrupt, SystemExit) as error:
                 interrupt = error
         if interrupt is not None:
@@ -532,7 +538,7 @@ class _Run:
 
     def _kill_group(self) -> None:
         """Kill the whole process group at once, so that a fork bomb cannot escape."""
-        if not process_marks.detached_of(self._owner):
+        if not process_marks.detached_of(self._start.owner):
             with suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
 

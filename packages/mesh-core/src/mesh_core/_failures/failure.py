@@ -188,7 +188,9 @@ def of_loss(
         out_of_memory=lost.out_of_memory,
         stderr_tail=tuple(lost.stderr_tail),
         host_fate=lost.fate,
-        reason=_reason(lost),
+        reason=_reason(lost)
+        if mesh is None
+        else mesh._process.supervision.explained.added_to(_reason(lost), lost),
         since=time.time(),
         kind=lost.kind,
         _key=(*lost.process, 0),

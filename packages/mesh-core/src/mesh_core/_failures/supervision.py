@@ -22,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 from mesh_core._common.codes import FailureKind, MessageKind, Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.current import holder
-from mesh_core._common.errors import SupervisionError, first_line
+from mesh_core._common.errors import MeshError, SupervisionError, first_line
 from mesh_core._failures import ledger
 from mesh_core._failures.failure import MeshFailure, error_of, of_loss
+from mesh_core._failures.given_up import GivenUp
+from mesh_core._failures.host_reasons import Explained
 from mesh_core._failures.patience import Question
 from mesh_core._futures import unseen
 from mesh_core._geometry.location import is_guest_mesh
@@ -33,7 +35,6 @@ from mesh_core._native import Placement, Target, exit_with, locate, seat
 if TYPE_CHECKING:
     import asyncio
 
-    from mesh_core._common.errors import MeshError
     from mesh_core._common.interrupts import Interrupts
     from mesh_core._failures.owned_meshes import Holding
     from mesh_core._failures.policies import Later, RepairEvent
@@ -63,9 +64,9 @@ class Supervision:
         self._late_handler: Callable[[MeshFailure], object] | None = None
         """The fault handler, as long as it was passed over and has not returned."""
         self._given_up: dict[ledger.Key, tuple[str, ...]] = {}
-        self._stopped: dict[int, MeshFailure] = {}
-        """Why policies here stopped meshes, by their numbers."""
         """Why policies passed failures on, latest last."""
+        self._stopped = GivenUp(process)
+        self.explained = Explained(self._on_time)
 
     # Notices.
 
@@ -88,15 +89,28 @@ class Supervision:
         procs_id, rank, lost, calls = down
         if lost.kind is FailureKind.BOOTSTRAP_FAILED and process.owners.boots(procs_id):
             return  # the spawn raised this to its owner
-        self._on(
-            ledger.Died(
-                lost.process,
-                process.owners.places(procs_id, rank),
-                None if lost.orderly else lambda holding, at: failure_of(holding, at, lost),
-                replaced=locate(process.runtime, procs_id, rank, 0)[:2] != lost.process,
-                awaited=calls > 0,
+        places = process.owners.places(procs_id, rank)
+
+        def died() -> None:
+            self._on(
+                ledger.Died(
+                    lost.process,
+                    places,
+                    None if lost.orderly else lambda holding, at: failure_of(holding, at, lost),
+                    replaced=locate(process.runtime, procs_id, rank, 0)[:2] != lost.process,
+                    awaited=calls > 0,
+                )
             )
-        )
+
+        if not self._at_script or process.ending or not self.explained.hold(lost, died):
+            died()
+
+    def _on_time(self, late: Callable[[], object]) -> None:
+        """Handle what was held back where the script's notices are handled."""
+        try:
+            self._process.notices.barrier(late)
+        except MeshError:
+            late()  # the runtime has been shut down: nobody takes notices any longer
 
     def _on_failure(self, owner: int, key: ledger.Key, failure: MeshFailure) -> None:
         owners = self._process.owners
@@ -123,15 +137,16 @@ class Supervision:
         for key in (*error._deaths, *keys):
             self._on(ledger.Raised(key, threading.get_ident()))
 
-    def with_reasons(self, failure: MeshFailure) -> MeshFailure:
-        """Return the failure with the reasons why a policy here passed it on, for later calls."""
+    def with_reasons(self, failure: MeshFailure, mesh: Any) -> MeshFailure:
+        """Return the failure with the reasons why a policy passed it on or stopped the mesh for it, for later calls."""
         chain = self._given_up.get(failure._key)
+        if chain is None and (stopped := self.stopped_for(mesh)) is not None and stopped._key == failure._key:
+            chain = stopped.chain
         return failure if chain is None else dataclasses.replace(failure, chain=chain)
 
     def stopped_for(self, mesh: Any) -> MeshFailure | None:
-        """Return the failure for which a policy here stopped a mesh of actors, or their processes, for calls that come later."""
-        failure = self._stopped.get(mesh._actor_id) if hasattr(mesh, "_actor_id") else None
-        return failure or self._stopped.get(mesh._procs_id)
+        """Return the failure for which a policy stopped a mesh of actors, or their processes, for calls that come later."""
+        return self._stopped.of(mesh)
 
     def _remember(self, given_up: Iterable[MeshFailure]) -> None:
         for failure in given_up:
@@ -351,15 +366,16 @@ class Supervision:
 
     def _do(self, asked: ledger.Consult, decision: Decision) -> None:
         if decision.stop:
-            mesh = asked.holding.mesh
+            told = None
             if decision.passed_on:
-                self._stopped[asked.holding.actor_id or asked.holding.procs_id] = decision.passed_on[-1]
-                while len(self._stopped) > _REMEMBERED:
-                    del self._stopped[next(iter(self._stopped))]
-            try:
-                mesh.stop()
-            except Exception:
-                logging.getLogger("mesh").exception("failed to stop %r, as its policy asked", mesh._name)
+                told = self._stopped.note(
+                    asked.holding.actor_id or asked.holding.procs_id, decision.passed_on[-1]
+                )
+            if told is None or self._at_script:
+                _stop(asked.holding.mesh)
+            else:
+                # The controller tells all hosts before any of them can hear of the stop from here.
+                told.add_done_callback(lambda future: _stop(asked.holding.mesh, future.exception()))
         if self._process.closed:
             return
         if decision.repairs:
@@ -427,6 +443,13 @@ class Supervision:
         timers.add(timer)
         if run.on_close is None:
             run.on_close = lambda: loop.call_soon_threadsafe(_cancel, timers)
+
+
+def _stop(mesh: Any, _untold: BaseException | None = None) -> None:
+    try:
+        mesh.stop()
+    except Exception:
+        logging.getLogger("mesh").exception("failed to stop %r, as its policy asked", mesh._name)
 
 
 def _note(asked: ledger.Consult, decision: Decision) -> None:

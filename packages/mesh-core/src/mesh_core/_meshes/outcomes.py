@@ -141,7 +141,7 @@ def _dropped(outcome: Message, index: int, rank: int, who: Addressee) -> ReplyDr
 
 
 def _stopped_by_policy(who: Addressee) -> SupervisionError | None:
-    """Return the failure for which a policy of this process stopped the mesh, if one did: every call says why, not only the first."""
+    """Return the failure for which a policy stopped the mesh, if one did: every call says why, not only the first."""
     if who.mesh is None:
         return None
     failure = who.mesh._process.supervision.stopped_for(who.mesh)
@@ -243,9 +243,11 @@ def _lost(lost: Lost, index: int, who: Addressee) -> MeshError:
     from mesh_core._failures.failure import error_of as raised_for
     from mesh_core._failures.failure import of_loss
 
+    if who.mesh is not None:
+        who.mesh._process.supervision.explained.wait(lost)
     failure = of_loss(lost, who.mesh, name=who.name, host=who.host(index), point=point, rank=point.rank)
     if who.mesh is not None:
-        failure = who.mesh._process.supervision.with_reasons(failure)
+        failure = who.mesh._process.supervision.with_reasons(failure, who.mesh)
     died = raised_for(failure)
     if failure.kind is FailureKind.BOOTSTRAP_FAILED:
         died.__cause__ = _bootstrap_error(who.mesh)

@@ -33,6 +33,7 @@ from mesh_core._process import worker as _worker
 from mesh_core._process.lessons import Lessons, silenced, threads
 from mesh_core._system import config, environment, leaving, streams
 from mesh_core._system.descendants import Brood
+from mesh_core._system.descriptors import receive_descriptors
 from mesh_core._system.interpreter import code_words, searching, show_flags_of_users
 
 _ORDER = struct.Struct("<BQIII")
@@ -172,7 +173,7 @@ class ForkServer:
 
     def _receive(self) -> None:
         try:
-            packet, fds, _, _ = socket.recv_fds(self._control, _PACKET, 4, socket.MSG_CMSG_CLOEXEC)
+            packet, fds = receive_descriptors(self._control, _PACKET, 4)
         except BlockingIOError:
             return
         except OSError:

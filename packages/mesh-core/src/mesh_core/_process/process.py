@@ -491,6 +491,8 @@ class Process:
     def end(self, interrupts: Interrupts) -> None:
         """Like :meth:`shutdown`. Ctrl-C hurries it, and is raised when everything has ended."""
         limit = self.settings.stop_timeout
+        if self._supervision is not None:
+            self._supervision.explained.end_waiting()
         self.ending = True
         try:
             with interrupts.raised():

@@ -29,6 +29,7 @@ from mesh_core._system import (
     descendants,  # noqa: F401 - imported before the fork, for all copies
     search_path,
 )
+from mesh_core._system.descriptors import receive_descriptors
 from mesh_core._system.interpreter import interpreter_words, runs_code
 
 _PACKET = 16
@@ -89,7 +90,7 @@ def _stand_by(control: int) -> NoReturn:
     os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
     fork_server.import_shared()
     with socket.socket(fileno=control) as channel:
-        packet, fds, _, _ = socket.recv_fds(channel, _PACKET, 3, socket.MSG_CMSG_CLOEXEC)
+        packet, fds = receive_descriptors(channel, _PACKET, 3)
         if not packet:
             # The agent has ended, or needs no standby.
             os._exit(0)

@@ -105,5 +105,7 @@ def main_exec(config: dict[str, Any]) -> None:
     from mesh_core._native import die_with_parent
 
     show_flags_of_users()
+    for fd in (link, board):
+        os.set_inheritable(fd, False)
     die_with_parent(parent)
     leave(run(config, addr=(mesh, rank, host), seat=seat, link=link, board=board, forked=False))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection, Iterator
-from pathlib import Path
 from typing import NoReturn
 
 from mesh_core._native import adopt_orphans, name_process
@@ -59,6 +58,8 @@ class Brood:
             if self._minder == 0:
                 try:
                     os.setsid()
+                    # First of all: what has no mark is taken for a stray.
+                    process_marks.detach_one(0)
                     signal.set_wakeup_fd(-1)
                     name_process(
                         "mesh: minder of a fork server (mesh_core._process.fork_server)", "mesh-minder"
@@ -167,12 +168,7 @@ class Brood:
 
     def _strays(self, known: Collection[int]) -> set[int]:
         """Return the children that are neither workers nor the minder."""
-        me = os.getpid()
-        try:
-            children = [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
-        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-            seen = process_marks.look_at_all(process_marks.all_pids())
-            children = [pid for pid, each in seen.items() if each.parent == me]
+        children = process_marks.children(os.getpid())
         return {pid for pid in children if pid not in known and pid != self._minder}
 
     def _left_by(self, number: int) -> Found:

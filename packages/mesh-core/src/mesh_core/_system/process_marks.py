@@ -124,6 +124,51 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208 - much faster
 
 
+def children(pid: int) -> list[int]:
+    """Return the children of a process with one thread."""
+    try:
+        with open(f"/proc/{pid}/task/{pid}/children", "rb") as file:  # noqa: PTH123
+            return [int(child) for child in file.read().split()]
+    except FileNotFoundError:  # it has ended, or this is a kernel without CONFIG_PROC_CHILDREN
+        seen = look_at_all(all_pids())
+        return [child for child, each in seen.items() if each.parent == pid]
+
+
+def strays(reaper: int, known: Collection[int], *, detached: bool) -> Found:
+    """Return the running processes that have come to a subreaper without their mark, except ``known``, and what is below them.
+
+    Everything that a subreaper of ours has begun is marked before it runs a program. So this is what somebody below has begun who has
+    changed his limits. With ``detached``, nobody but he can have detached it, and it counts too.
+    """
+    own = _command(reaper)
+    roots = [
+        pid
+        for pid in children(reaper)
+        if pid not in known and _is_stray(pid, detached=detached) and _command(pid) != own
+    ]
+    if not roots:
+        return {}
+    everyone = look_at_all(all_pids())
+    return living((descendants if detached else below)(roots, everyone), everyone)
+
+
+def _is_stray(pid: int, *, detached: bool) -> bool:
+    """Return whether a process is known to have no mark, or no other than that; another user's is not."""
+    try:
+        soft, hard = resource.prlimit(pid, LOCKS)
+    except OSError:
+        return False
+    return not _LOWEST <= hard < _HIGHEST or (detached and soft == hard)
+
+
+def _command(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            return file.read()
+    except OSError:
+        return b""
+
+
 def below(roots: Collection[int], everyone: Mapping[int, Look]) -> set[int]:
     """Return ``roots`` and their descendants, except those that are detached."""
 

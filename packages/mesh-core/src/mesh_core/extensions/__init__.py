@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mesh_core._extensions.events import ActorEnd, EndpointCall, ProcEnd, Raised, Spawning
     from mesh_core._extensions.install import find, install, uninstall
     from mesh_core._extensions.watching import Watch, watch
+    from mesh_core._failures.host_reasons import HostReasons
     from mesh_core._futures.watched import watched
     from mesh_core._hosting.local_actor import (
         LocalActor,
@@ -62,6 +63,7 @@ __all__ = [
     "EndpointCall",
     "Extension",
     "Guests",
+    "HostReasons",
     "Joined",
     "LocalActor",
     "Membership",
@@ -111,6 +113,7 @@ _LATER = {
     "ActorEnd": "mesh_core._extensions.events",
     "EndpointCall": "mesh_core._extensions.events",
     "Guests": "mesh_core._process.guests",
+    "HostReasons": "mesh_core._failures.host_reasons",
     "Joined": "mesh_core._process.guests",
     "check_free": "mesh_core._process.guests",
     "has_joined": "mesh_core._process.guests",

@@ -5,6 +5,7 @@ A connection is one lease. It ends with the connection, so a process that dies r
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import socket
@@ -42,7 +43,14 @@ def send(connection: socket.socket, message: dict[str, Any], descriptors: list[i
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Return the next packet, and the descriptors that the caller owns from now on; ``None`` at the end."""
-    data, descriptors, _, _ = socket.recv_fds(connection, LONGEST, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    # socket.recv_fds ignores its flags: programs that start meanwhile would inherit the descriptors.
+    fds = array.array("i")
+    space = socket.CMSG_LEN(MOST_DESCRIPTORS * fds.itemsize)
+    data, parts, _, _ = connection.recvmsg(LONGEST, space, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, part in parts:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(part[: len(part) - len(part) % fds.itemsize])
+    descriptors = fds.tolist()
     if not data:
         return None, descriptors
     try:

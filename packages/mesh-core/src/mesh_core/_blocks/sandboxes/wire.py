@@ -9,6 +9,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
+from mesh_core._system.descriptors import receive_descriptors
+
 LONGEST_PACKET = 1 << 16
 LONGEST_ANSWER = 256 << 20
 _HEAD = struct.Struct(">Q")
@@ -24,10 +26,10 @@ def send_packet(to: socket.socket, told: dict[str, Any], fds: Sequence[int] = ()
 def receive_packet(source: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Wait for the next packet; ``None`` at the end."""
     try:
-        data, fds, _, _ = socket.recv_fds(source, LONGEST_PACKET, 4, socket.MSG_CMSG_CLOEXEC)
+        data, fds = receive_descriptors(source, LONGEST_PACKET, 4)
     except ConnectionError:
         return None, []
-    return (json.loads(data) if data else None), list(fds)
+    return (json.loads(data) if data else None), fds
 
 
 def next_packet(source: socket.socket) -> dict[str, Any] | None:
