@@ -1,7 +1,11 @@
-"""These tests need a GPU: `pytest packages/mesh-tensor/tests/on_gpu` runs them where there is one, those of NCCL where there are two."""
+"""These tests need a GPU: `pytest packages/mesh-tensor/tests/on_gpu` runs them where there is one, and a few where there are two.
+
+With MESH_GPU_REHEARSAL set they run on the CPU, those aside that ask for CUDA's own streams or NCCL.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,13 +15,25 @@ from mesh_core import ProcMesh, this_host
 torch = pytest.importorskip("torch")
 
 
+REHEARSAL = "MESH_GPU_REHEARSAL" in os.environ
+
+
+@pytest.fixture(scope="session")
+def kind() -> str:
+    """The kind of device."""
+    return "cpu" if REHEARSAL else "cuda"
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for item in items:
         if item.path.parent.name != "on_gpu":
             continue
         item.add_marker(pytest.mark.slow)
-        if not count:
+        if REHEARSAL:
+            if item.get_closest_marker("cudas_own") or item.get_closest_marker("two_gpus"):
+                item.add_marker(pytest.mark.skip(reason="what it asks for only CUDA has"))
+        elif not count:
             item.add_marker(pytest.mark.skip(reason="PyTorch finds no CUDA device"))
         elif item.get_closest_marker("two_gpus") is not None and count < 2:
             item.add_marker(pytest.mark.skip(reason="needs two CUDA devices, and there is one"))
@@ -25,6 +41,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "two_gpus: needs two CUDA devices")
+    config.addinivalue_line(
+        "markers", "cudas_own: asks for what no other device has, not even in a rehearsal"
+    )
 
 
 @pytest.fixture(scope="module")
