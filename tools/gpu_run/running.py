@@ -25,7 +25,7 @@ REHEARSAL = "MESH_GPU_REHEARSAL"
 """Set in rehearsals: tests and programs use the CPU, and small sizes."""
 _LEAST_S = 5.0
 _GRACE_S = 5.0
-_LINES = 60
+_LINES = 120
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ STEPS = (
     suite("tensors per rank: two processes, one GPU", f"{TENSOR}/test_cuda.py", limit_s=75),
     suite("tensors in the global view: two processes, one GPU", f"{TENSOR}/test_global.py", limit_s=75),
     suite("NCCL with one rank", f"{TENSOR}/test_nccl.py", limit_s=45),
-    program("a transformer, beside PyTorch alone and DDP", "benchmarks/gpu_training.py", limit_s=90),
+    program("a transformer, beside PyTorch alone and DDP", "benchmarks/gpu_training.py", limit_s=150),
     program("operators", "benchmarks/gpu_operators.py", limit_s=40),
     program("copies, beside the driver's own", "benchmarks/gpu.py", limit_s=60, stands_in=True),
     suite("transports, the whole conformance suite", f"{RDMA}/test_conformance.py", "-k", "not Stress", limit_s=90, stands_in=True),

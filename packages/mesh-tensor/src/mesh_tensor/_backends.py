@@ -61,9 +61,9 @@ def named(name: str, kind: str, made: Any, backend: str, on_cpu: Any) -> Any:
     """Let PyTorch find a group by its name: for tensors on a kind of device by this backend, for those of the CPU by gloo."""
     import torch
     from torch._C._distributed_c10d import ProcessGroup, _register_process_group
-    from torch.distributed.distributed_c10d import GroupName
 
     group: Any
+    register: Any = _register_process_group
     if kind == "cpu" or backend != "gloo":
         group = ProcessGroup(made.rank(), made.size())
         group._set_default_backend(ProcessGroup.BackendType.GLOO)  # noqa: SLF001 - as PyTorch does where it makes groups
@@ -74,7 +74,7 @@ def named(name: str, kind: str, made: Any, backend: str, on_cpu: Any) -> Any:
         which = getattr(ProcessGroup.BackendType, backend.upper(), ProcessGroup.BackendType.CUSTOM)
         group._register_backend(torch.device(kind), which, made)  # noqa: SLF001 - likewise
     group._set_group_name(name)  # noqa: SLF001 - likewise
-    _register_process_group(GroupName(name), group)
+    register(name, group)
     return group
 
 
@@ -105,7 +105,7 @@ def _staged_class() -> type:
                 if isinstance(each, torch.Tensor):
                     each.detach().copy_(copies[id(each)])
             done: Any = Future()
-            done.set_result(tree_leaves(args[:1]))
+            done.set_result(list(copies.values()))
             return _create_work_from_future(done)
 
         return collective

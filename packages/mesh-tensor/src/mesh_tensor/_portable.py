@@ -20,7 +20,7 @@ def offer(kind: str) -> Any:
         key = torch._C._dispatch_key_for_device(kind)  # noqa: SLF001 - nothing public tells
     except RuntimeError:
         return None  # No device of PyTorch's: nothing is computed there.
-    library = torch.library.Library("aten", "IMPL")
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     for name, function in ((_FORWARD, _attention), (_BACKWARD, _attention_backward)):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):  # noqa: SLF001 - likewise
             library.impl(name, function, key)
@@ -117,7 +117,7 @@ def _spread(tensor: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 def _joined(grad: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
     if grad.shape[1] == given.shape[1]:
         return grad
-    return grad.unflatten(1, (given.shape[1], -1)).sum(2)
+    return grad.view(grad.shape[0], given.shape[1], -1, *grad.shape[2:]).sum(2)
 
 
 def _laid_out(tensor: torch.Tensor) -> torch.Tensor:

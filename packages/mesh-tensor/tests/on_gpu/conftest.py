@@ -1,6 +1,7 @@
 """These tests need a GPU: `pytest packages/mesh-tensor/tests/on_gpu` runs them where there is one, and a few where there are two.
 
-With MESH_GPU_REHEARSAL set they run on the CPU, those aside that ask for CUDA's own streams or NCCL.
+With MESH_GPU_REHEARSAL set they run on the CPU, and with MESH_LATE_DEVICE on the device of `tools/late_device`: those aside that ask for
+CUDA's own streams or NCCL.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from mesh_core import ProcMesh, this_host
 
 torch = pytest.importorskip("torch")
 
+import late_device  # noqa: E402
+
+LATE = late_device.VARIABLE in os.environ
+if LATE:
+    late_device.load()
 
 REHEARSAL = "MESH_GPU_REHEARSAL" in os.environ
 
@@ -21,7 +27,7 @@ REHEARSAL = "MESH_GPU_REHEARSAL" in os.environ
 @pytest.fixture(scope="session")
 def kind() -> str:
     """The kind of device."""
-    return "cpu" if REHEARSAL else "cuda"
+    return late_device.NAME if LATE else "cpu" if REHEARSAL else "cuda"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.parent.name != "on_gpu":
             continue
         item.add_marker(pytest.mark.slow)
-        if REHEARSAL:
+        if REHEARSAL or LATE:
             if item.get_closest_marker("cudas_own") or item.get_closest_marker("two_gpus"):
                 item.add_marker(pytest.mark.skip(reason="what it asks for only CUDA has"))
         elif not count:
@@ -50,7 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def shared(runtime: None) -> Iterator[ProcMesh]:
     """Two processes that share one GPU."""
     env = {"CUDA_VISIBLE_DEVICES": "0"}
-    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="shared", env=env) as procs:
+    more = {"bootstrap": late_device.load} if LATE else {}
+    with this_host().spawn_procs({"gpus": 2}, preload=["torch"], name="shared", env=env, **more) as procs:
         yield procs
 
 

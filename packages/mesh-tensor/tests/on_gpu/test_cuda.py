@@ -152,6 +152,8 @@ def test_gradients_flow_between_streams(shared: ProcMesh, kind: str) -> None:
 
 
 def test_autocast(shared: ProcMesh, kind: str) -> None:
+    if kind not in {"cpu", "cuda"}:
+        pytest.skip(f"{kind} has no autocast")
     with activate(shared, device=kind), torch.autocast(kind, dtype=torch.bfloat16):
         x = torch.ones(4, 4)
         assert fetch_shard(x @ x).dtype == torch.bfloat16

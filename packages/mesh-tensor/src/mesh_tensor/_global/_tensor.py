@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
@@ -67,7 +67,7 @@ class GlobalTensor(torch.Tensor):
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """Convert it to another dtype, as in PyTorch. It stays where its mesh has its tensors: `fetch` brings the values to this process."""
-        return moved(self, args, kwargs)
+        return moved(cast("MeshTensor", self), args, kwargs)
 
     def cpu(self, *_: Any, **__: Any) -> Any:
         """Return the tensor itself, wherever its mesh has its tensors."""
