@@ -57,6 +57,10 @@ class Device:
         """Return a copy of a tensor of the CPU in this thread's device."""
         return tensor.clone() if kind == "cpu" else tensor.to(kind)
 
+    def fetched(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor of such a device on the CPU, with its values."""
+        return tensor.to("cpu")
+
     def has_backend(self) -> bool:
         """Return whether its backend is there."""
         return self.backend is not None
@@ -103,6 +107,12 @@ class Cuda(Device):
             return tensor.to(kind)
         return tensor.pin_memory().to(kind, non_blocking=True)
 
+    def fetched(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy it into pinned memory, which the device writes to by itself, and wait for that."""
+        if tensor.nbytes < _PINNED_LEAST or not tensor.is_contiguous():
+            return tensor.to("cpu")
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+
     def has_backend(self) -> bool:
         """Return whether this build of PyTorch has NCCL."""
         import torch.distributed as dist
@@ -130,6 +140,11 @@ def generators(kind: str) -> list[torch.Generator]:
 def placed(tensor: torch.Tensor, kind: str) -> torch.Tensor:
     """Return a copy of a tensor of the CPU in this thread's device of that kind."""
     return device_of(kind).placed(tensor, kind)
+
+
+def fetched(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor on the CPU."""
+    return device_of(tensor.device.type).fetched(tensor)
 
 
 def enter(kind: str, *, own_queue: bool) -> tuple[str, str, bool]:

@@ -21,13 +21,13 @@ def offer(kind: str) -> Any:
     except RuntimeError:
         return None  # No device of PyTorch's: nothing is computed there.
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    for name, function in ((_FORWARD, _attention), (_BACKWARD, _attention_backward)):
+    for name, function in ((_FORWARD, attention), (_BACKWARD, attention_backward)):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):  # noqa: SLF001 - likewise
             library.impl(name, function, key)
     return library
 
 
-def _attention(
+def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -47,7 +47,7 @@ def _attention(
     return out.copy_(seen), _laid_out(total)
 
 
-def _attention_backward(  # noqa: PLR0917 - as PyTorch calls it
+def attention_backward(  # noqa: PLR0917 - as PyTorch calls it
     grad_out: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,

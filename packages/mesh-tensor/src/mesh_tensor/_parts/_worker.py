@@ -307,7 +307,12 @@ class Worker:
         meta = spec.tensor_meta
         assert meta is not None
         shape, _ = compute_local_shape_and_global_offset(meta.shape, self.mesh, spec.placements)
-        return DTensor(torch.zeros(shape, dtype=meta.dtype, device=self.device), spec, requires_grad=False)
+        try:
+            local = torch.zeros(shape, dtype=meta.dtype, device=self.device)
+        except RuntimeError:
+            # There is no memory, perhaps in this process alone: it goes on with zeros that need none, as the others wait for it.
+            local = torch.zeros((), dtype=meta.dtype, device=self.device).expand(shape)
+        return DTensor(local, spec, requires_grad=False)
 
 
 class _Template(Template):
