@@ -2,7 +2,7 @@
 
 `./dev demo` runs the demo. `./dev test` tests every package in some minutes, `./dev test --full` runs every check, and
 `./dev test --all` all of them on every Python, and what takes longest; with `--verbose` the output of all sessions is
-shown. `./dev env` makes `.venv`, where all packages run from their sources; `./dev t PATH...` runs tests there, and
+shown. `./dev gpu` runs what a GPU can prove, with the Python and the PyTorch that a machine has. `./dev env` makes `.venv`, where all packages run from their sources; `./dev t PATH...` runs tests there, and
 `./dev t --changed` those that a change may break. `./dev NAME [ARGS]` runs the session of that name and hands ARGS to
 it; `./dev list` shows them all. The first call makes a private environment under `.nox/` with nox and uv.
 """
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dev_environment import Environment
+from gpu_run import command as gpu
 from whole_run import Level, WholeRun
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -31,6 +32,9 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help"}:
         print(__doc__)
         return 0 if arguments else 2
+    if arguments[0] == "gpu":
+        # Where there is a GPU, there may be no toolchain and no network.
+        return gpu.main(ROOT, lambda: str(prepare_tools().with_name("uv")), arguments[1:])
     problem = missing_toolchain()
     if problem:
         print(f"dev: {problem}", file=sys.stderr)

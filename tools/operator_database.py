@@ -32,6 +32,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import late_device
 from mesh_core import ProcMesh, this_host
 from mesh_tensor import GlobalTensor, Mesh, MeshTensor, activate, distribute, fetch, manual_seed, share
 
@@ -282,7 +283,10 @@ def outcome(function: Callable[..., Any], asked: Any, differentiate: bool) -> An
 class Meshes:
     """The meshes that operators are run on; new ones where a process has died, or does not come back."""
 
-    def __init__(self, counts: list[int], *, is_global: bool, comparison: Comparison, times: int) -> None:
+    def __init__(
+        self, counts: list[int], *, is_global: bool, comparison: Comparison, times: int, device: str = "cpu"
+    ) -> None:
+        self._device = device
         self._counts = counts
         self._times = times
         self._comparison = comparison
@@ -297,11 +301,12 @@ class Meshes:
                 {"gpus": max(self._counts)},
                 preload=["torch.distributed.tensor"],
                 env={"OMP_NUM_THREADS": "1"},
+                bootstrap=late_device.load if self._device == late_device.NAME else None,
             )
             self._parts = {each: self._procs.slice(gpus=slice(0, each)) for each in self._counts}
             if self._is_global:
                 self._parts = {
-                    each: Mesh((each,), ("gpus",), cast("ProcMesh", part))
+                    each: Mesh((each,), ("gpus",), cast("ProcMesh", part), device=self._device)
                     for each, part in self._parts.items()
                 }
         what = check(operator, self._parts[count], known, seconds, self._comparison, times=self._times)
@@ -323,6 +328,9 @@ def main() -> None:
     )
     parser.add_argument("processes", type=int, nargs="*", default=[1])
     parser.add_argument("--global", action="store_true", dest="is_global")
+    parser.add_argument(
+        "--device", default="cpu", help="of the global view: cpu, cuda, or late, which MESH_LATE_DEVICE names"
+    )
     parser.add_argument("--layout", choices=get_args(Layout), default="first")
     parser.add_argument("--dtype", default="float32", help="one of PyTorch's, by name")
     parser.add_argument("--samples", type=int, default=4)
@@ -344,7 +352,15 @@ def main() -> None:
     said: dict[str, dict[str, str | None]] = {}
     if asked.results and asked.results.exists():
         said = {each["operator"]: each["said"] for each in map(json.loads, asked.results.open())}
-    meshes = Meshes(asked.processes, is_global=asked.is_global, comparison=comparison, times=asked.times)
+    if asked.device == late_device.NAME:
+        late_device.load()
+    meshes = Meshes(
+        asked.processes,
+        is_global=asked.is_global,
+        comparison=comparison,
+        times=asked.times,
+        device=asked.device,
+    )
     try:
         for each in chosen:
             name = each.formatted_name

@@ -231,6 +231,20 @@ def test_a_process_without_the_device_is_an_error(procs: ProcMesh) -> None:
 
 
 @pytest.mark.skipif(has_gpu, reason="for where there is no GPU")
+def test_a_mesh_whose_processes_have_no_device_is_an_error(procs: ProcMesh) -> None:
+    with pytest.raises(MeshError, match=r"gpus=0.* cannot have tensors on 'cuda'.*no device of kind 'cuda'"):
+        Mesh((2,), ("gpus",), procs, device="cuda")
+    with pytest.raises(ValueError, match="the device of a mesh must have values, got 'meta'"):
+        Mesh((2,), ("gpus",), procs, device="meta")
+    with Mesh((2,), ("gpus",), procs) as mesh:
+        assert mesh.device == torch.device("cpu")
+        x = distribute(torch.ones(2), mesh, ["gpus"])
+        assert x.cpu() is x
+        with pytest.raises(ValueError, match=r"where its mesh has its tensors, on 'cpu', got 'cuda'"):
+            x.to("cuda")
+
+
+@pytest.mark.skipif(has_gpu, reason="for where there is no GPU")
 def test_the_script_needs_no_device_for_tensors_of_one(
     procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,15 @@ def test_a_failure_on_one_process_leaves_no_other_waiting(mesh: Mesh) -> None:
     assert fetch(rows.sum()).item() == 12
 
 
+def test_a_process_without_memory_leaves_no_other_waiting(mesh: Mesh) -> None:
+    """Not even for zeros in place of the result."""
+    one_row = distribute(torch.ones(1, 1), mesh, ["data", None])  # the first process's
+    much = one_row.expand(1, 1 << 46).contiguous()
+    with pytest.raises(RemoteException, match=r"(?s)data=0.*allocate"):
+        fetch(much[:, :4].sum(), timeout=60)
+    assert fetch(one_row.sum(), timeout=60).item() == 1.0
+
+
 def test_a_failure_on_whole_tensors(mesh: Mesh) -> None:
     x = distribute(-torch.eye(4), mesh, ["data", None])
     torch.linalg.inv(x * 0)  # with a check that has no result: told to who asks next

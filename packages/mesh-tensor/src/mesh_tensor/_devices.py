@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mesh_core.extensions import current_proc
+from mesh_tensor._descriptors import HERE
+from mesh_tensor._portable import offer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_PINNED_LEAST = 1 << 16
+"""Fewer bytes are copied as they are: pinning costs more than it saves."""
 Mark = tuple[str, Any]
 """A place in a device's queue: its kind, and the device's own event."""
 
@@ -44,6 +48,18 @@ class Device:
 
     def used_here(self, tensor: torch.Tensor) -> None:
         """Keep memory that another thread has made until what this one does with it is done."""
+
+    def generators(self) -> Sequence[torch.Generator]:
+        """Return what operators on this thread's device draw random numbers from, unless they are told otherwise; CPUs aside."""
+        return ()
+
+    def placed(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+        """Return a copy of a tensor of the CPU in this thread's device."""
+        return tensor.clone() if kind == "cpu" else tensor.to(kind)
+
+    def fetched(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor of such a device on the CPU, with its values."""
+        return tensor.to("cpu")
 
     def has_backend(self) -> bool:
         """Return whether its backend is there."""
@@ -81,6 +97,22 @@ class Cuda(Device):
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream())
 
+    def generators(self) -> Sequence[torch.Generator]:
+        """Return the generator of this thread's device."""
+        return (torch.cuda.default_generators[torch.cuda.current_device()],)
+
+    def placed(self, tensor: torch.Tensor, kind: str) -> torch.Tensor:
+        """Copy it by way of pinned memory, which PyTorch keeps until the device has read it: this thread does not wait for that."""
+        if tensor.nbytes < _PINNED_LEAST or not tensor.is_contiguous():
+            return tensor.to(kind)
+        return tensor.pin_memory().to(kind, non_blocking=True)
+
+    def fetched(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy it into pinned memory, which the device writes to by itself, and wait for that."""
+        if tensor.nbytes < _PINNED_LEAST or not tensor.is_contiguous():
+            return tensor.to("cpu")
+        return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
+
     def has_backend(self) -> bool:
         """Return whether this build of PyTorch has NCCL."""
         import torch.distributed as dist
@@ -91,11 +123,28 @@ class Cuda(Device):
 DEVICES: dict[str, Device] = {"cuda": Cuda()}
 """By PyTorch's name of the kind."""
 _here = threading.local()
+_portable: dict[str, Any] = {}
+"""What this process has offered of the CPU's operators, by the kind of device: for good, as PyTorch's own operators are."""
 
 
 def device_of(kind: str) -> Device:
     """Return the operations for that kind."""
     return DEVICES.get(kind) or Device()
+
+
+def generators(kind: str) -> list[torch.Generator]:
+    """Return what operators on this thread's device of that kind, and on the CPU, draw random numbers from."""
+    return [torch.default_generator, *device_of(kind).generators()]
+
+
+def placed(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return a copy of a tensor of the CPU in this thread's device of that kind."""
+    return device_of(kind).placed(tensor, kind)
+
+
+def fetched(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor on the CPU."""
+    return device_of(tensor.device.type).fetched(tensor)
 
 
 def enter(kind: str, *, own_queue: bool) -> tuple[str, str, bool]:
@@ -109,6 +158,8 @@ def enter(kind: str, *, own_queue: bool) -> tuple[str, str, bool]:
                 f"{current_proc()} has no device of kind {kind!r}: PyTorch {torch.__version__} finds none"
             )
         used[kind] = device.choose(_local_rank() % count, own_queue=own_queue)
+        if kind not in HERE and kind not in _portable:
+            _portable[kind] = offer(kind)
     return current_proc().host, used[kind], device.has_backend()
 
 

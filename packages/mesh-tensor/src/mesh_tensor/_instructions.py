@@ -153,7 +153,9 @@ def sent(value: Any) -> Any:
 
     value = value.detach()
     if value.device.type not in HERE:
-        value = value.to("cpu")
+        from mesh_tensor._devices import fetched
+
+        value = fetched(value)
     # Other layouts, and subclasses, pickle in PyTorch's way: with all the memory that they are views of.
     is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.is_quantized
     # Zeros that PyTorch keeps without memory have nothing to copy from.

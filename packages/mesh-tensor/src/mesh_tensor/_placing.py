@@ -40,7 +40,14 @@ def moved(tensor: MeshTensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **kwargs)  # noqa: SLF001 - as modules do
     if device is not None:
         device = device_named(device)
-        if device.type != tensor.device.type:
+        if getattr(type(tensor), "is_global", False):
+            # PyTorch's own functions take it for one of the CPU's, and say so here.
+            if device.type not in {tensor.device.type, "cpu"}:
+                raise ValueError(
+                    f"a tensor of the global view is where its mesh has its tensors, on {str(tensor.device)!r}, got {str(device)!r}: make "
+                    f"a mesh with device={device.type!r}"
+                )
+        elif device.type != tensor.device.type:
             return _Move.apply(tensor, device, dtype or tensor.dtype, bool(non_blocking), layout)
     more: dict[str, Any] = {} if layout is None else {"memory_format": layout}
     return torch.Tensor.to(tensor, dtype=dtype or tensor.dtype, copy=copies, **more)

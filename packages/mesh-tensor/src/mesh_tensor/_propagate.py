@@ -257,10 +257,14 @@ class Issuer:
         if not value.is_contiguous():
             value = value.contiguous()
         shape, strides, _, dtype, device = form_of(value)
-        descriptor = self.stream.descriptor((shape, strides, 0, dtype, device))
+        descriptor = self.stream.descriptor((shape, strides, 0, dtype, self.home(device)))
         ref, frame = self.stream.put(value), caller()
         ref.at = frame.f_code, frame.f_lasti
         return self._made(descriptor, ref)
+
+    def home(self, device: torch.device) -> torch.device:
+        """Return where the processes have what lies in this process on that device: there, too."""
+        return device
 
     def special(
         self,

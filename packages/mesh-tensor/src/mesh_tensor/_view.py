@@ -130,7 +130,7 @@ def activate(procs: ProcMesh | Mesh, *, device: str | torch.device | None = None
     process, inside and outside the block. For a `Mesh`, factories create tensors that are spread over it.
 
     With `device="cuda"`, factories create their tensors on each process's own CUDA device, whether or not this process has one. Processes
-    choose it by `CUDA_VISIBLE_DEVICES`, and by their index on the host if several are visible. Per-rank view only.
+    choose it by `CUDA_VISIBLE_DEVICES`, and by their index on the host if several are visible. A `Mesh` has its own `device=`.
 
     >>> import torch
     >>> from mesh_core import this_host
@@ -144,9 +144,15 @@ def activate(procs: ProcMesh | Mesh, *, device: str | torch.device | None = None
     issuer = issuer_of(procs)
     issuer.stream.check()
     where = None if device is None else device_named(device)
-    if where is not None and where.type not in HERE:
-        if getattr(issuer.stream, "mesh", None) is not None:
-            raise ValueError(f"the global view has its tensors on the CPU, got device={device!r}")
+    mesh = getattr(issuer.stream, "mesh", None)
+    if mesh is not None:
+        if where is not None and where != mesh.device:
+            raise ValueError(
+                f"{mesh} has its tensors on {str(mesh.device)!r}, got device={device!r}: in the global view the kind of device is the mesh's, "
+                f"Mesh(..., device={where.type!r})"
+            )
+        where = None if mesh.device.type == "cpu" else mesh.device
+    elif where is not None and where.type not in HERE:
         issuer.use_device(where.type)
     with unseen(), PerRank(issuer, where):
         yield

@@ -22,6 +22,7 @@ from mesh_tensor._capture._ending import Before, Ending, Pattern, Recording, nam
 from mesh_tensor._capture._recorder import Program, Recorder
 from mesh_tensor._capture._watch import Surroundings, token
 from mesh_tensor._descriptors import Descriptor
+from mesh_tensor._devices import DEVICES
 from mesh_tensor._errors import CaptureError
 from mesh_tensor._extension import Tensors
 from mesh_tensor._replay._compiled import Compilation, together
@@ -352,17 +353,21 @@ _MODES = (
 )
 
 
+_AUTOCAST = ("cpu", *DEVICES)
+"""The kinds of devices for which autocast may be on."""
+
+
 def _modes() -> tuple[Any, ...]:
     """Return the global state on which PyTorch's behaviour depends."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
+        tuple([torch.is_autocast_enabled(kind) for kind in _AUTOCAST]),
+        tuple([torch.get_autocast_dtype(kind) for kind in _AUTOCAST]),
         torch.get_default_dtype(),
         tuple(
             [
-                each.issuer.stream.procs if isinstance(each, PerRank) else type(each)
+                (each.issuer.stream.procs, each.device) if isinstance(each, PerRank) else type(each)
                 for each in _get_current_dispatch_mode_stack()
             ]
         ),

@@ -21,6 +21,7 @@ from mesh_tensor._extension import Tensors
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._global._tensor import GlobalTensor, stream_of
 from mesh_tensor._parts._numbered import Numbered
+from mesh_tensor._placing import device_named
 from mesh_tensor._streams._loans import user_frame
 from mesh_tensor._tensor import MeshTensor
 
@@ -54,6 +55,7 @@ class Mesh:
         mesh_dim_names: Sequence[str] | None = None,
         procs: ProcMesh | None = None,
         *,
+        device: str | torch.device = "cpu",
         name: str | None = None,
         start_timeout: float | None = None,
     ) -> None:
@@ -63,6 +65,8 @@ class Mesh:
             shape: the number of processes in each dimension.
             mesh_dim_names: the names of the dimensions.
             procs: the processes, if they are there already.
+            device: the kind of device on which each process has its parts of tensors, such as ``"cuda"``. Which one of them a process
+                uses is decided by `CUDA_VISIBLE_DEVICES`, and by its index on the host if several are visible. This process needs none.
             name: the name of those that it spawns.
             start_timeout: how many seconds those that it spawns may take to start, and to import PyTorch; without it they have the
                 setting ``spawn_timeout``.
@@ -78,6 +82,7 @@ class Mesh:
         names = tuple(f"dim_{dim}" for dim in range(len(shape))) if mesh_dim_names is None else mesh_dim_names
         self.shape: tuple[int, ...] = shape
         self.mesh_dim_names: tuple[str, ...] = (names,) if isinstance(names, str) else tuple(names)
+        self.device: torch.device = device_named(device)
         self._check()
         sizes = dict(zip(self.mesh_dim_names, self.shape, strict=True))
         self._own = procs is None
@@ -110,6 +115,10 @@ class Mesh:
     def _check(self) -> None:
         if not self.shape or any(not isinstance(size, int) or size < 1 for size in self.shape):
             raise ValueError(f"the shape of a mesh must be positive numbers, got {self.shape}")
+        if self.device.type == "meta":
+            raise ValueError(
+                "the device of a mesh must have values, got 'meta': use torch.device('meta') for forms alone"
+            )
         if len(self.mesh_dim_names) != len(self.shape):
             raise ValueError(
                 f"{len(self.mesh_dim_names)} names {self.mesh_dim_names} for {len(self.shape)} dimensions {self.shape}: give one for each"

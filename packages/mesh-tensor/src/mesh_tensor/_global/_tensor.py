@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError
-from mesh_tensor._descriptors import form_of
+from mesh_tensor._descriptors import HERE, form_of
 from mesh_tensor._errors import RemoteException, described, part_of
 from mesh_tensor._global._sharding import Sharding, placements_of
 from mesh_tensor._instructions import NUMBER, SPECIAL
 from mesh_tensor._lending import carry
+from mesh_tensor._placing import moved
 from mesh_tensor._propagate import Issuer
 from mesh_tensor._stream import Ref, Stream, caller
 from mesh_tensor._tensor import MeshTensor
@@ -60,6 +61,17 @@ class GlobalTensor(torch.Tensor):
     data_ptr = MeshTensor.data_ptr
     data = MeshTensor.data
     grad = MeshTensor.grad
+    device = MeshTensor.device
+    is_cuda = MeshTensor.is_cuda
+    cuda = MeshTensor.cuda
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Convert it to another dtype, as in PyTorch. It stays where its mesh has its tensors: `fetch` brings the values to this process."""
+        return moved(cast("MeshTensor", self), args, kwargs)
+
+    def cpu(self, *_: Any, **__: Any) -> Any:
+        """Return the tensor itself, wherever its mesh has its tensors."""
+        return self
 
     @property
     def mesh(self) -> Mesh:
@@ -186,10 +198,15 @@ class GlobalStream(Stream):
     def join(self) -> None:
         """Have the processes meet."""
         names = self.mesh.mesh_dim_names
-        groups = [self.groups.along((name,))[0] for name in names]
+        kind = self.mesh.device.type
+        if kind not in HERE:
+            # Each process chooses its device before it is in a group of such devices.
+            self.issuer.use_device(kind)
+        on_cpu = [self.groups.along((name,))[0] for name in names]
+        groups = [self.groups.along((name,), kind)[0] for name in names]
         ranks = self.groups.ranks()
         self.number = next(self.tensors.groups)
-        self._tell("enter", self.number, names, self.mesh.shape, groups, ranks)
+        self._tell("enter", self.number, names, self.mesh.shape, kind, groups, on_cpu, ranks)
 
     def stop(self) -> None:
         """Make everything that is done with tensors of the mesh raise from now on."""
@@ -247,7 +264,8 @@ class GlobalStream(Stream):
             if self.tensors.recorders:
                 self.tensors.recorded(lambda recorder: recorder.constant(self, ref, value, placements))
             self._send_instructions()
-            self._tell("within", self.number, "put", ref.number, value.detach(), placements)
+            value = value.detach()
+            self._tell("within", self.number, "put", ref.number, value.to("cpu"), placements)
             return ref
 
     def answers(
@@ -280,6 +298,16 @@ class GlobalIssuer(Issuer):
         super().clear()
         self.seeding = None
 
+    def home(self, device: torch.device) -> torch.device:
+        """Return where a mesh has what lies in this process on that device."""
+        own = self.stream.mesh.device
+        if device.type not in {own.type, "cpu", "meta"}:
+            raise ValueError(
+                f"{self.stream.mesh} has its tensors on {str(own)!r}, got one on {str(device)!r}: move it to the CPU first, "
+                f"or make a mesh with device={device.type!r}"
+            )
+        return device if device.type == "meta" else own
+
     def issue(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
         """Let the workers do it; random numbers come from a seed that this process draws."""
         if func is _FINITE and (here := self._stranger(args[1])) is not None:
@@ -288,6 +316,9 @@ class GlobalIssuer(Issuer):
             super().issue(func, (args[0], found, *args[2:]), kwargs)
             here.copy_(whole(found))
             return None
+        if kwargs and (named := kwargs.get("device")) is not None and self.stream.mesh.device.type != "cpu":
+            # To PyTorch in this process the mesh's tensors are the CPU's.
+            kwargs = kwargs | {"device": self.home(named)}
         random = self._random.get(func)
         if random is None:
             random = self._random[func] = _is_random(func)
@@ -308,7 +339,7 @@ class GlobalIssuer(Issuer):
         self.stream.check()
         value = value.detach().contiguous()
         shape, strides, _, dtype, device = form_of(value)
-        descriptor = self.stream.descriptor((shape, strides, 0, dtype, device))
+        descriptor = self.stream.descriptor((shape, strides, 0, dtype, self.home(device)))
         ref, frame = self.stream.place(value, placements), caller()
         ref.at = frame.f_code, frame.f_lasti
         result: GlobalTensor = self._made(descriptor, ref)

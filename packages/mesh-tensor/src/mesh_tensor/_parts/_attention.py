@@ -68,7 +68,9 @@ def missing(worker: Worker, func: Any, args: Any, placements: tuple[Placement, .
     for shape in _shapes(func, args):
         whole = _whole_of(shape)
         part = worker.part(whole, placements)
-        made.append(worker.wrap(torch.zeros(part.shape, dtype=dtype), whole, placements))
+        made.append(
+            worker.wrap(torch.zeros(part.shape, dtype=dtype, device=worker.device), whole, placements)
+        )
     return tuple(made)
 
 

@@ -14,6 +14,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import MeshError
+from mesh_tensor import _devices as devices
 from mesh_tensor._instructions import Failed, Instead
 from mesh_tensor._operators import NEEDS_GRADIENTS
 from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
@@ -404,7 +405,9 @@ class Call:
             def fake(value: Any) -> Any:
                 if not isinstance(value, DTensor):
                     return value
-                return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+                return torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device=self.worker.device
+                )
 
             fake_args, fake_kwargs = tree_map(fake, (args, kwargs))
             result = self.func(*fake_args, **fake_kwargs)
@@ -412,7 +415,7 @@ class Call:
         def real(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 return value
-            zeros = torch.zeros(value.shape, dtype=value.dtype)
+            zeros = torch.zeros(value.shape, dtype=value.dtype, device=self.worker.device)
             return self.worker.wrap(zeros, zeros, self.worker.everywhere)
 
         return tree_map(real, result)
@@ -421,7 +424,7 @@ class Call:
         """Let all processes draw the same numbers, and each keep its part."""
         worker = self.worker
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, DTensor)]
-        with _drawing(worker.seed):
+        with _drawing(worker.seed, worker.device.type):
             if self.func is torch.ops.aten.native_dropout.default and args[2] is not False:
                 return self._dropout(*args)
             result = self._whole(args, kwargs)
@@ -441,7 +444,7 @@ class Call:
         worker = self.worker
         placements = [each if isinstance(each, Shard) else Replicate() for each in tensor.placements]
         local = tensor.redistribute(worker.mesh, placements).to_local()
-        drawn, mask = self.func(torch.ones(tensor.shape, dtype=tensor.dtype), p, True)
+        drawn, mask = self.func(torch.ones(tensor.shape, dtype=tensor.dtype, device=local.device), p, True)
         kept = worker.part(drawn, placements)
         return (
             worker.wrap(local * kept, tensor, placements),
@@ -500,12 +503,13 @@ def _functional(func: Any) -> Any:
 
 
 @contextmanager
-def _drawing(seed: int) -> Iterator[None]:
+def _drawing(seed: int, kind: str) -> Iterator[None]:
     """Draw random numbers from a seed, and leave this process's own as they were."""
-    generator = torch.default_generator
-    before = generator.get_state()
-    generator.manual_seed(seed)
+    before = [(each, each.get_state()) for each in devices.generators(kind)]
+    for generator, _ in before:
+        generator.manual_seed(seed)
     try:
         yield
     finally:
-        generator.set_state(before)
+        for generator, state in before:
+            generator.set_state(state)

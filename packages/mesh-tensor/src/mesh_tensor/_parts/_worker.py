@@ -27,6 +27,8 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from mesh_core import MeshError
+from mesh_tensor import _devices as devices
+from mesh_tensor._backends import named
 from mesh_tensor._descriptors import form_of
 from mesh_tensor._instructions import (
     GONE,
@@ -89,18 +91,22 @@ class Worker:
         decide: Callable[[Template, Worker], Decisions],
         names: tuple[str, ...],
         shape: tuple[int, ...],
+        kind: str,
         groups: list[int],
+        on_cpu: list[int],
         ranks: dict[Any, int],
     ) -> None:
         self.bench = bench
         self.decide = decide
         """Gives a template what it keeps of DTensor's decisions."""
+        self.device = torch.device(kind)
+        """Where parts are."""
         self.rank = ranks[bench.address]
         self.names = names
         life = next(_lives)
         mesh: Any = _Devices(
-            "cpu",
-            torch.arange(len(ranks)).view(shape),
+            kind,
+            torch.arange(len(ranks), device="cpu").view(shape),
             mesh_dim_names=names,
             _init_backend=False,
             _rank=self.rank,
@@ -109,8 +115,9 @@ class Worker:
         mesh._thread_id = life  # noqa: SLF001 - the one part of a mesh's identity that says nothing
         # No groups over several dimensions: PyTorch would use one to gather what two have split unevenly, in the wrong order.
         mesh._dim_group_names = [f"mesh_tensor/{life}/{name}" for name in names]  # noqa: SLF001 - as from_group()
-        for name, group in zip(mesh._dim_group_names, groups, strict=True):  # noqa: SLF001 - likewise
-            mesh._pg_registry[name] = _registered(name, bench.groups[group].made)  # noqa: SLF001 - likewise
+        for name, group, other in zip(mesh._dim_group_names, groups, on_cpu, strict=True):  # noqa: SLF001 - likewise
+            own, gloo = bench.groups[group], bench.groups[other]
+            mesh._pg_registry[name] = named(name, kind, own.made, own.backend, gloo.made)  # noqa: SLF001 - likewise
         self.mesh: DeviceMesh = mesh
         for each in _TALKATIVE:
             logging.getLogger(each).setLevel(logging.ERROR)
@@ -165,7 +172,8 @@ class Worker:
 
     def put(self, number: int, value: torch.Tensor, placements: tuple[Placement, ...]) -> None:
         """Store this process's part of a tensor."""
-        self.bench.env[number] = self.wrap(self.part(value, placements).clone(), value, placements)
+        part = devices.placed(self.part(value, placements), self.device.type)
+        self.bench.env[number] = self.wrap(part, value, placements)
 
     def execute(self, number: int, instruction: int, function: Any, args: Any, kwargs: Any) -> Any:
         """Call a user's function on tensors of the mesh, and return its result without the tensors."""
@@ -221,7 +229,7 @@ class Worker:
         failed = self._loose() or failure_of(tensor)
         if failed is not None or not isinstance(tensor, DTensor):
             return sent(failed or tensor)
-        return sent(tensor.to_local())
+        return self._sent(tensor.to_local())
 
     def look(self, number: int) -> Any:
         """Return a summary of this process's part of a tensor."""
@@ -250,7 +258,14 @@ class Worker:
         failed = self._loose() or failure_of(tensor)
         if failed is not None:
             return sent(failed)
-        return sent(value) if self.rank == 0 else ("value", None)
+        return self._sent(value) if self.rank == 0 else ("value", None)
+
+    def _sent(self, value: torch.Tensor) -> Any:
+        """Return values as they are sent: a device says only now what has failed there."""
+        try:
+            return sent(value)
+        except RuntimeError as error:
+            return sent(Failed(QUESTION, "fetch", error))
 
     def wrap(self, local: torch.Tensor, whole: Any, placements: Sequence[Placement]) -> DTensor:
         """Make a tensor of the mesh from this process's part; `whole` has the form of all of it."""
@@ -304,18 +319,12 @@ class Worker:
         meta = spec.tensor_meta
         assert meta is not None
         shape, _ = compute_local_shape_and_global_offset(meta.shape, self.mesh, spec.placements)
-        return DTensor(torch.zeros(shape, dtype=meta.dtype), spec, requires_grad=False)
-
-
-def _registered(name: str, gloo: Any) -> ProcessGroup:
-    """Let PyTorch find a group by its name."""
-    group: Any = ProcessGroup(gloo.rank(), gloo.size())
-    group._set_default_backend(ProcessGroup.BackendType.GLOO)  # noqa: SLF001 - as PyTorch does where it makes groups
-    group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)  # noqa: SLF001 - likewise
-    group._set_group_name(name)  # noqa: SLF001 - likewise
-    _register_process_group(GroupName(name), group)
-    made: ProcessGroup = group
-    return made
+        try:
+            local = torch.zeros(shape, dtype=meta.dtype, device=self.device)
+        except RuntimeError:
+            # There is no memory, perhaps in this process alone: it goes on with zeros that need none, as the others wait for it.
+            local = torch.zeros((), dtype=meta.dtype, device=self.device).expand(shape)
+        return DTensor(local, spec, requires_grad=False)
 
 
 class _Template(Template):

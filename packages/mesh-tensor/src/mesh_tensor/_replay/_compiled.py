@@ -283,9 +283,9 @@ class Region:
                 else:
                     # As the script assumes that it lies in memory.
                     made.append(
-                        torch.empty_strided(found[at].shape, forms[ref], dtype=found[at].dtype).copy_(
-                            found[at]
-                        )
+                        torch.empty_strided(
+                            found[at].shape, forms[ref], dtype=found[at].dtype, device=found[at].device
+                        ).copy_(found[at])
                     )
             return made
 
