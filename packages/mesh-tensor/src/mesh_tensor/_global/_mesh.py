@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import torch
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from mesh_core import MeshError, configured, this_host
 from mesh_core.extensions import find, install
@@ -67,7 +67,7 @@ class Mesh:
             start_timeout: how many seconds those that it spawns may take to start, and to import PyTorch; without it they have the
                 setting ``spawn_timeout``.
         """
-        if TorchVersion(torch.__version__) < "2.15":
+        if TorchVersion(torch.__version__) < "2.8":
             raise MeshError(
                 f"the global view needs PyTorch 2.15 or newer, and this is {torch.__version__}: install a newer one, with "
                 "mesh-tensor[global] for example. The per-rank view works with this one"
@@ -173,7 +173,7 @@ class Mesh:
             stream.tell("adopt", number, [each.number for each in made])
             supply = iter(made)
             leaves = [self.issuer.made(what, next(supply)) if kind == "form" else what for kind, what in said]
-        return tree_unflatten(leaves, form)
+        return form.filled(leaves)
 
     def stop(self) -> None:
         """Stop the processes that it spawned; on given processes, free its tensors."""

@@ -5,12 +5,12 @@ STM-3 applies here, as in `_worker`.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import MeshError
@@ -33,6 +33,7 @@ from mesh_tensor._parts._limits import (
     is_unaligned,
     parts_of,
 )
+from mesh_tensor._torch._dtensor import DTensorSpec, decided, is_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -175,6 +176,8 @@ class Call:
             raise self._instead(beyond, result, args, kwargs)
         if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
             result = worker.wrap(result, result, worker.everywhere)
+        elif _is_extreme(result):
+            result = self._found(result)
         elif _is_average(result) and any(
             each.shape[dim] % parts
             for each in tree_leaves((args, kwargs))
@@ -186,6 +189,25 @@ class Call:
             return self._whole(args, kwargs)
         return result
 
+    def _found(self, result: DTensor) -> DTensor:
+        """Return the largest or smallest of what each process has found; of numbers that are none, gloo may forget one."""
+        op = next(each.reduce_op for each in result.placements if _is_of_extremes(each))
+        rows = [_moved(each, 1) if not _is_of_extremes(each) else Shard(0) for each in result.placements]
+        counts = [
+            size
+            for size, each in zip(self.worker.mesh.shape, result.placements, strict=True)
+            if _is_of_extremes(each)
+        ]
+        local = result.to_local().unsqueeze(0)
+        form = torch.empty(math.prod(counts), *result.shape, device="meta")
+        gathered = [
+            Replicate() if _is_of_extremes(each) else row
+            for each, row in zip(result.placements, rows, strict=True)
+        ]
+        every = self.worker.wrap(local, form, rows).redistribute(self.worker.mesh, gathered).to_local()
+        placements = [Replicate() if _is_of_extremes(each) else each for each in result.placements]
+        return self.worker.wrap(every.amax(0) if op == "max" else every.amin(0), result, placements)
+
     def _stays(self, args: Any, kwargs: Any) -> bool:
         """Return whether DTensor leaves in their layouts the tensors that must not be redistributed: those written to, or sought in."""
         layouts = _layouts(args, kwargs)
@@ -195,10 +217,8 @@ class Call:
         return found
 
     def _is_staying(self, args: Any, kwargs: Any) -> bool:
-        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
         try:
-            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
-            sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+            sharding = decided(self.func, args, kwargs)
         except Exception:  # noqa: BLE001 - as it will say when it is called
             return True
         places = self.written or (0,)
@@ -276,12 +296,10 @@ class Call:
         base = args[0]
         if all(type(each) is Replicate for each in base.placements):
             return self.views and not base.is_contiguous()
-        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
         if self.views and self._is_cut(*args):
             return True
         try:
-            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
-            sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+            sharding = decided(self.func, args, kwargs)
         except Exception:  # noqa: BLE001 - whatever it is, it does not know how
             return True
         changed = sharding.redistribute_schema
@@ -318,8 +336,7 @@ class Call:
                 return self.func(
                     torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:]
                 )
-        # Assertions are DTensor's own, about layouts: all processes get them, before anything is computed.
-        spec = _CANNOT if isinstance(error, AssertionError) else self._spec(args, kwargs)
+        spec = _CANNOT if is_refusal(error) else self._spec(args, kwargs)
         if spec is _CANNOT:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
@@ -338,10 +355,8 @@ class Call:
         """Return the form of DTensor's result, if it supports the operator at all."""
         if not any(isinstance(each, DTensor) for each in tree_leaves((args, kwargs))):
             return _CANNOT
-        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
         try:
-            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
-            return dispatcher.sharding_propagator.propagate_op_sharding(info.schema).output_spec
+            return decided(self.func, args, kwargs).output_spec
         except Exception:  # noqa: BLE001 - whatever it is, it does not know how
             return _CANNOT
 
@@ -469,6 +484,23 @@ def _is_average(result: Any) -> bool:
     return isinstance(result, DTensor) and any(
         isinstance(each, Partial) and each.reduce_op == "avg" for each in result.placements
     )
+
+
+def _is_extreme(result: Any) -> bool:
+    """Return whether each process has found the largest, or smallest, of floating-point numbers of its own."""
+    return (
+        isinstance(result, DTensor)
+        and result.dtype.is_floating_point
+        and any(map(_is_of_extremes, result.placements))
+    )
+
+
+def _is_of_extremes(placement: Any) -> bool:
+    return isinstance(placement, Partial) and placement.reduce_op in ("max", "min")
+
+
+def _moved(placement: Any, by: int) -> Any:
+    return Shard(placement.dim + by) if isinstance(placement, Shard) else placement
 
 
 def _is_spec(value: Any) -> bool:

@@ -57,8 +57,10 @@ INDEXED = frozenset(
 """A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
 
 
-FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
-"""DTensor sets each summand to the value, and so their sum to another one."""
+FILLING = frozenset(
+    {"aten::copy", "aten::copy_", "aten::fill", "aten::fill_", "aten::full_like", "aten::ones_like"}
+)
+"""DTensor sets each summand to the value, and so their sum to another one; where it copies, some releases do."""
 
 
 NONEMPTY = frozenset(
