@@ -10,7 +10,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
@@ -23,6 +22,7 @@ from mesh_tensor._global._tensor import GlobalTensor, stream_of
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._streams._loans import user_frame
 from mesh_tensor._tensor import MeshTensor
+from mesh_tensor._torch._names import check_release
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
@@ -67,11 +67,7 @@ class Mesh:
             start_timeout: how many seconds those that it spawns may take to start, and to import PyTorch; without it they have the
                 setting ``spawn_timeout``.
         """
-        if TorchVersion(torch.__version__) < "2.8":
-            raise MeshError(
-                f"the global view needs PyTorch 2.15 or newer, and this is {torch.__version__}: install a newer one, with "
-                "mesh-tensor[global] for example. The per-rank view works with this one"
-            )
+        check_release()
         if start_timeout is not None and not start_timeout > 0:
             raise ValueError(f"start_timeout must be positive, got {start_timeout}")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)

@@ -6,7 +6,6 @@ need none, as other users of the process may have made one.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -45,27 +44,15 @@ class Devices(DeviceMesh):
         """
         mesh: Any = self
         ranks = torch.arange(int(torch.Size(shape).numel())).view(shape)
-        mesh._own_rank = rank
-        if "_rank" in inspect.signature(DeviceMesh.__init__).parameters:
-            super().__init__(kind, ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
-        else:
-            # Up to PyTorch 2.9 a mesh looks for its place in the default group, except that of this kind.
-            super().__init__("xla", ranks, mesh_dim_names=names, _init_backend=False)
-            self.device_type = kind
-            mesh._coordinate_on_dim = (ranks == rank).nonzero()[0].tolist()
+        super().__init__(kind, ranks, mesh_dim_names=names, _init_backend=False, _rank=rank)
         mesh._thread_id = life  # The one part of a mesh's identity that says nothing.
         # No groups over several dimensions: PyTorch would use one to gather what two have split unevenly, in the wrong order.
         mesh._dim_group_names = list(groups)
-        mesh._own_groups = dict(groups)
-        if hasattr(self, "_pg_registry"):
-            # Where later releases look first.
-            mesh._pg_registry.update(groups)
+        mesh._pg_registry.update(groups)
 
     def get_rank(self) -> int:
         """Return this process's rank in the whole mesh."""
-        mesh: Any = self
-        rank: int = mesh._own_rank
-        return rank
+        return self._rank
 
     def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
         """Return its coordinate in one dimension."""
@@ -78,21 +65,19 @@ class Devices(DeviceMesh):
         """Have PyTorch find the groups by their names. Destroying the default group, as programs for torchrun do, makes it forget them."""
         mesh: Any = self
         try:
-            for name in mesh._own_groups:
+            for name in mesh._pg_registry:
                 _resolve_process_group(name)
                 return  # All are forgotten together.
         except (RuntimeError, LookupError, ValueError):
-            for name, group in mesh._own_groups.items():
+            for name, group in mesh._pg_registry.items():
                 _register_process_group(name, group)
 
     def close(self) -> None:
         """Leave the groups."""
         mesh: Any = self
-        for name in mesh._own_groups:
+        for name in mesh._pg_registry:
             _unregister_process_group(name)
-        mesh._own_groups.clear()
-        if hasattr(self, "_pg_registry"):
-            mesh._pg_registry.clear()
+        mesh._pg_registry.clear()
 
 
 def group_named(name: str, gloo: Any) -> ProcessGroup:
