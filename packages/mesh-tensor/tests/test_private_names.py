@@ -24,8 +24,6 @@ from mesh_tensor._torch._dtensor import DTensorSpec, TensorMeta
 from mesh_tensor._torch._mesh import Devices
 from mesh_tensor._torch._names import OLDEST, PRIVATE, Private, missing
 
-pytestmark = pytest.mark.versions
-
 SOURCE = Path(mesh_tensor.__file__).parent
 _QUALIFIED = re.compile(r"torch(\.\w+)*")
 

@@ -190,23 +190,19 @@ class Call:
         return result
 
     def _found(self, result: DTensor) -> DTensor:
-        """Return the largest or smallest of what each process has found; of numbers that are none, gloo may forget one."""
-        op = next(each.reduce_op for each in result.placements if _is_of_extremes(each))
-        rows = [_moved(each, 1) if not _is_of_extremes(each) else Shard(0) for each in result.placements]
-        counts = [
-            size
-            for size, each in zip(self.worker.mesh.shape, result.placements, strict=True)
-            if _is_of_extremes(each)
-        ]
-        local = result.to_local().unsqueeze(0)
-        form = torch.empty(math.prod(counts), *result.shape, device="meta")
-        gathered = [
-            Replicate() if _is_of_extremes(each) else row
-            for each, row in zip(result.placements, rows, strict=True)
-        ]
-        every = self.worker.wrap(local, form, rows).redistribute(self.worker.mesh, gathered).to_local()
-        placements = [Replicate() if _is_of_extremes(each) else each for each in result.placements]
-        return self.worker.wrap(every.amax(0) if op == "max" else every.amin(0), result, placements)
+        """Return the largest or smallest of what each process has found. gloo may forget one that is not a number."""
+        mesh = self.worker.mesh
+        layout = tuple(zip(mesh.shape, result.placements, strict=True))
+        count = math.prod(size for size, each in layout if _is_of_extremes(each))
+        # Theirs one below the other, before the other dimensions.
+        theirs = [Shard(0) if _is_of_extremes(each) else _behind_one(each) for _, each in layout]
+        together = [Replicate() if _is_of_extremes(each) else _behind_one(each) for _, each in layout]
+        form = torch.empty(count, *result.shape, device="meta")
+        given = self.worker.wrap(result.to_local().unsqueeze(0), form, theirs)
+        local = given.redistribute(mesh, together).to_local()
+        is_largest = any(isinstance(each, Partial) and each.reduce_op == "max" for _, each in layout)
+        placements = [Replicate() if _is_of_extremes(each) else each for _, each in layout]
+        return self.worker.wrap(local.amax(0) if is_largest else local.amin(0), result, placements)
 
     def _stays(self, args: Any, kwargs: Any) -> bool:
         """Return whether DTensor leaves in their layouts the tensors that must not be redistributed: those written to, or sought in."""
@@ -499,8 +495,9 @@ def _is_of_extremes(placement: Any) -> bool:
     return isinstance(placement, Partial) and placement.reduce_op in ("max", "min")
 
 
-def _moved(placement: Any, by: int) -> Any:
-    return Shard(placement.dim + by) if isinstance(placement, Shard) else placement
+def _behind_one(placement: Any) -> Any:
+    """Return the placement of a tensor that gets another dimension in front."""
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
 def _is_spec(value: Any) -> bool:

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import (
     _unregister_process_group,
 )
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import GroupName
 
 
 class Devices(DeviceMesh):
@@ -86,6 +87,6 @@ def group_named(name: str, gloo: Any) -> ProcessGroup:
     group._set_default_backend(ProcessGroup.BackendType.GLOO)
     group._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
     group._set_group_name(name)
-    _register_process_group(name, group)
+    _register_process_group(GroupName(name), group)
     made: ProcessGroup = group
     return made
