@@ -18,6 +18,7 @@ from mesh_tensor._instructions import Failed, Instead
 from mesh_tensor._operators import NEEDS_GRADIENTS
 from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._parts._limits import (
+    DIVIDING,
     FILLING,
     INDEXED,
     MASKED,
@@ -58,6 +59,7 @@ class Call:
         "copying",
         "cuts",
         "dims",
+        "divides",
         "filling",
         "func",
         "indexed",
@@ -95,6 +97,7 @@ class Call:
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.indexed = schema.name in INDEXED
         self.filling = schema.name in FILLING
+        self.divides = schema.name in DIVIDING
         self.needs_gradients = schema.name in NEEDS_GRADIENTS
         self.nonempty = schema.name in NONEMPTY
         self.seeking = schema.name in SEEKING
@@ -166,8 +169,7 @@ class Call:
                 return self._whole(args, kwargs)
             summed_up = (*args[: self.mean], SUM, *args[self.mean + 1 :])
             return torch.ops.aten.div.Scalar(self._done(summed_up, kwargs), max(1, args[1].numel()))
-        if self.dims is not None and len(args) > self.dims and args[self.dims] == []:
-            args = (*args[: self.dims], list(range(args[0].dim())), *args[self.dims + 1 :])
+        args = self._adjusted(args)
         try:
             result = self.func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - looked into
@@ -188,6 +190,14 @@ class Call:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
         return result
+
+    def _adjusted(self, args: Any) -> Any:
+        """Return arguments that mean the same, and that DTensor takes for what they are."""
+        if self.dims is not None and len(args) > self.dims and args[self.dims] == []:
+            return (*args[: self.dims], list(range(args[0].dim())), *args[self.dims + 1 :])
+        if self.divides and isinstance(args[1], DTensor):
+            return (args[0], self.worker.summed_up(args[1]), *args[2:])
+        return args
 
     def _found(self, result: DTensor) -> DTensor:
         """Return the largest or smallest of what each process has found. gloo may forget one that is not a number."""

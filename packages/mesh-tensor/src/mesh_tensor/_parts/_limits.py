@@ -63,6 +63,10 @@ FILLING = frozenset(
 """DTensor sets each summand to the value, and so their sum to another one; where it copies, some releases do."""
 
 
+DIVIDING = frozenset({"aten::div", "aten::div_"})
+"""DTensor of PyTorch 2.11 divides by summands, as if the quotients were those of a sum, where the divisor has more dimensions."""
+
+
 NONEMPTY = frozenset(
     {
         "aten::_batch_norm_with_update",

@@ -224,6 +224,13 @@ class Worker:
         made: DTensor = DTensor(local, DTensorSpec(self.mesh, tuple(placements), meta), requires_grad=False)
         return made
 
+    def summed_up(self, tensor: DTensor) -> DTensor:
+        """Return the same tensor, of which no process has a summand only."""
+        if not any(isinstance(each, Partial) for each in tensor.placements):
+            return tensor
+        placements = [Replicate() if isinstance(each, Partial) else each for each in tensor.placements]
+        return tensor.redistribute(self.mesh, placements)
+
     def full(self, tensor: DTensor) -> torch.Tensor:
         """Return all of a tensor; its own memory, if all of it is here."""
         if all(type(each) is Replicate for each in tensor.placements):
