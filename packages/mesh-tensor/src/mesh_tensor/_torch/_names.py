@@ -43,7 +43,7 @@ PRIVATE: tuple[Private, ...] = (
         "_schema _overloadname",
         "what an operator takes, changes and is called: PyTorch reads it everywhere",
     ),
-    Private("torch._ops.OpOverload", "the type of operators"),
+    *_all("torch._ops", "HigherOrderOperator OpOverload", "the types of operators"),
     Private("torch._library.custom_ops.OPDEFS", "operators written in Python, to import them in workers"),
     Private(
         "torch._library.custom_ops.CustomOpDef._init_fn",
@@ -105,7 +105,7 @@ PRIVATE: tuple[Private, ...] = (
     # The forms of results.
     *_all(
         "torch._subclasses.fake_tensor",
-        "FakeTensorMode DataDependentOutputException DynamicOutputShapeException",
+        "FakeTensor FakeTensorMode DataDependentOutputException DynamicOutputShapeException",
         "what an operator returns, without computing it",
     ),
     # Compilation.
