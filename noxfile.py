@@ -57,6 +57,10 @@ SIDE_BY_SIDE = ["-n", PROCESSES, "--dist", "loadfile"]
 FEW_FILES = 6
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
+# Older releases of PyTorch that have the global view, the oldest first. Each takes gigabytes to download.
+RELEASES = [name for name in GROUPS["dependency-groups"] if name.startswith("torch-")][
+    : None if EVERYTHING else 1
+]
 # A folder that no other run shares, so that an installer's cache cannot mistake an older build for this one.
 # MESH_WHEELS names a folder of finished wheels instead: several machines can then check one build.
 WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{time.time_ns()}-{os.getpid()}")
@@ -64,6 +68,8 @@ WHEELS = Path(os.environ.get("MESH_WHEELS") or ROOT / ".nox" / "wheels" / f"{tim
 BYTECODE = Bytecode(ROOT / ".nox" / "bytecode")
 # What computes with PyTorch is tried where that is installed.
 WITH_TORCH = [each for each in PACKAGES if each.name == "mesh-tensor"]
+# Its tests that a release of PyTorch may change.
+GLOBAL_VIEW = ["private_names", "global_view", "global_modules", "operator_database"]
 PAGES = ["docs", "README.md", *(str(package.path / "README.md") for package in PACKAGES)]
 DAY = 24 * 60 * 60.0
 # Where somebody collects what has failed, to run it once more at the end, failed tests do not fail their session.
@@ -73,11 +79,11 @@ OLDEST = f"tests-{PYTHONS[0]}"
 nox.options.sessions = {
     Level.QUICK: [FIRST, OLDEST, "together", "lint"],
     Level.FULL: [
-        FIRST, OLDEST, "integration", *({f"tests-{NEWEST}"} - {OLDEST}), "minimums",
+        FIRST, OLDEST, "integration", *({f"tests-{NEWEST}"} - {OLDEST}), "minimums", "releases",
         "rust", "control_plane", "lint", "loom", "typing", "plugins", "docs", "demo",
     ],
     Level.ALL: [
-        FIRST, "tests", "integration", "minimums",
+        FIRST, "tests", "integration", "minimums", "releases",
         "rust", "control_plane", "lint", "loom", "typing", "plugins", "docs", "demo", "fuzz",
     ],
 }[LEVEL]  # fmt: skip
@@ -226,6 +232,29 @@ def minimums(session: nox.Session, package: Package) -> None:
     requirements = [*map(str, pins.values()), *package.test_requirements]
     install(session, *wheels, groups=["test"], requirements=requirements, constraints=None, alone=True)
     run_again(session, "versions", package)
+
+
+@nox.session(python=PYTHONS[0], tags=[NARROW])
+@nox.parametrize("release", RELEASES, ids=RELEASES)
+def releases(session: nox.Session, release: str) -> None:
+    """The global view on older releases of PyTorch: on the oldest what a quick run does, with `--all` everything on each."""
+    (package,) = WITH_TORCH
+    # Without the constraints: they are about the newest PyTorch, and an older one wants other versions of what it needs.
+    install(
+        session,
+        package,
+        groups=[release, "torch", "test"],
+        requirements=package.test_requirements,
+        constraints=None,
+    )
+    # With less of each: that the tests are right is shown on the newest one.
+    few = {} if EVERYTHING else {whole_run.LEVEL: Level.QUICK.value}
+    pytest(
+        session,
+        *([] if EVERYTHING else ["-m", "not full"]),
+        *(str(package.tests / f"test_{each}.py") for each in GLOBAL_VIEW),
+        env=few,
+    )
 
 
 @nox.session(tags=[NARROW])
@@ -403,7 +432,7 @@ def run_pages(session: nox.Session, *arguments: str) -> None:
     pytest(session, *SIDE_BY_SIDE, "-p", "doc_examples", *arguments)
 
 
-def pytest(session: nox.Session, *arguments: str) -> None:
+def pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
     """Run pytest; it may find nothing to run, and leaves a record of what failed where somebody collects them."""
     session.run(
         "pytest",
@@ -415,6 +444,7 @@ def pytest(session: nox.Session, *arguments: str) -> None:
         "first_collects",
         *arguments,
         *session.posargs,
+        env=env,
         success_codes=[*PASSED, 5],
     )
     for folder in site_packages(session):

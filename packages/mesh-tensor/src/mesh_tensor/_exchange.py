@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from mesh_core import MeshError, context
 from mesh_core.extensions import NotYet, current_proc, find
 from mesh_tensor._arrivals import LENT, MOVED, RETURNED, Arrivals
 from mesh_tensor._errors import RemoteException
 from mesh_tensor._instructions import GONE, LOST, Failed
+from mesh_tensor._torch._trees import taken_apart
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
@@ -110,7 +110,7 @@ def collect(bench: Bench, number: int) -> list[Any]:
     kind, value = arrivals().take((bench.controller, RETURNED, number))
     if kind == "failed":
         raise MeshError(value)
-    leaves, shape = pytree.tree_flatten(value.get())
+    leaves, shape = taken_apart(value.get())
     # The memory of the reference is needed for the next result.
     own = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
     return [Results(own, shape)]

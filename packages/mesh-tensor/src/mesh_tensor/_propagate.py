@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     FakeTensorMode,
 )
-from torch.utils import _pytree as pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -302,7 +301,7 @@ class Issuer:
             else what
             for place, (kind, what) in enumerate(told)
         ]
-        return pytree.tree_unflatten(values, shape)
+        return shape.filled(values)
 
     def function(
         self, key: tuple[Any, ...], learn: Callable[[], Hit], tensors: list[Any], *scalars: Any

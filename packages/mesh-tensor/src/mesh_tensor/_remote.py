@@ -18,6 +18,7 @@ from mesh_tensor._descriptors import form_of
 from mesh_tensor._instructions import HOLE, LIST, SPECIAL
 from mesh_tensor._propagate import Hit, Issuer, fake, fakes
 from mesh_tensor._tensor import MeshTensor, key_of
+from mesh_tensor._torch._trees import Structure
 from mesh_tensor._view import PerRank, activate
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class RemoteFunction(Generic[P, R]):
         arguments = [HOLE if isinstance(each, torch.Tensor) else each for each in leaves]
         count = sum(each is HOLE for each in arguments)
         if self._propagate == "ask":
-            always = [self._function, spec, *arguments]
+            always = [self._function, Structure(spec), *arguments]
             template = stream.teach(((SPECIAL, "ask", self._name), None), always, {}, count, 1, LIST, ())
             return Hit(template, [stream.descriptor(form_of(torch.empty(0)))], 0, True)
         with fakes():
@@ -158,7 +159,7 @@ class RemoteFunction(Generic[P, R]):
             stream.descriptor(form_of(each)) for each in values if isinstance(each, torch.Tensor)
         ]
         told = [(each.form[0], each.form[3]) for each in results]
-        always = [self._function, spec, told, *arguments]
+        always = [self._function, Structure(spec), told, *arguments]
         template = stream.teach(
             ((SPECIAL, "call", self._name), None), always, {}, count, len(results), LIST, ()
         )

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from mesh_tensor import _windows
 from mesh_tensor._exchange import Results, as_told, collect, collected, receive, send
 from mesh_tensor._spares import SPARES
+from mesh_tensor._torch._trees import Structure, taken_apart
 
 if TYPE_CHECKING:
     from mesh_tensor._bench import Bench
@@ -133,16 +134,18 @@ def all_to_all(bench: Bench, tensor: torch.Tensor, group: int) -> torch.Tensor:
     return result.to(tensor.device)
 
 
-def call(_bench: Bench, function: Any, spec: Any, forms: list[Any], *leaves: Any) -> list[torch.Tensor]:
+def call(
+    _bench: Bench, function: Any, structure: Structure, forms: list[Any], *leaves: Any
+) -> list[torch.Tensor]:
     """Call a user's function, and return the tensors among its results, which have these shapes and types."""
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
+    args, kwargs = structure.filled(leaves)
     return as_told(pytree.tree_leaves(function(*args, **kwargs)), forms)
 
 
-def ask(_bench: Bench, function: Any, spec: Any, *leaves: Any) -> list[Results]:
+def ask(_bench: Bench, function: Any, structure: Structure, *leaves: Any) -> list[Results]:
     """Call a user's function whose results are not known in advance."""
-    args, kwargs = pytree.tree_unflatten(leaves, spec)
-    return [Results(*pytree.tree_flatten(function(*args, **kwargs)))]
+    args, kwargs = structure.filled(leaves)
+    return [Results(*taken_apart(function(*args, **kwargs)))]
 
 
 def result(_bench: Bench, whole: Results, place: int) -> torch.Tensor:

@@ -26,12 +26,12 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.tensor import DTensor, Partial, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mesh_core import MeshError
 from mesh_core.extensions import Extension, Proc, find
 from mesh_tensor._checkpoint._place import writing
 from mesh_tensor._instructions import LOST, Failed, sent
+from mesh_tensor._torch._dtensor import compute_local_shape_and_global_offset
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

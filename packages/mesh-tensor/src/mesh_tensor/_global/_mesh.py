@@ -10,9 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
 from mesh_core import MeshError, configured, this_host
 from mesh_core.extensions import find, install
@@ -24,6 +23,7 @@ from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._placing import device_named
 from mesh_tensor._streams._loans import user_frame
 from mesh_tensor._tensor import MeshTensor
+from mesh_tensor._torch._names import check_release
 
 if TYPE_CHECKING:
     from mesh_core import ProcMesh
@@ -71,11 +71,7 @@ class Mesh:
             start_timeout: how many seconds those that it spawns may take to start, and to import PyTorch; without it they have the
                 setting ``spawn_timeout``.
         """
-        if TorchVersion(torch.__version__) < "2.15":
-            raise MeshError(
-                f"the global view needs PyTorch 2.15 or newer, and this is {torch.__version__}: install a newer one, with "
-                "mesh-tensor[global] for example. The per-rank view works with this one"
-            )
+        check_release()
         if start_timeout is not None and not start_timeout > 0:
             raise ValueError(f"start_timeout must be positive, got {start_timeout}")
         shape = (shape,) if isinstance(shape, int) else tuple(shape)
@@ -182,7 +178,7 @@ class Mesh:
             stream.tell("adopt", number, [each.number for each in made])
             supply = iter(made)
             leaves = [self.issuer.made(what, next(supply)) if kind == "form" else what for kind, what in said]
-        return tree_unflatten(leaves, form)
+        return form.filled(leaves)
 
     def stop(self) -> None:
         """Stop the processes that it spawned; on given processes, free its tensors."""

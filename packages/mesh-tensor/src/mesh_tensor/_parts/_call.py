@@ -5,12 +5,12 @@ STM-3 applies here, as in `_worker`.
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import MeshError
@@ -19,6 +19,7 @@ from mesh_tensor._instructions import Failed, Instead
 from mesh_tensor._operators import NEEDS_GRADIENTS
 from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._parts._limits import (
+    DIVIDING,
     FILLING,
     INDEXED,
     MASKED,
@@ -34,6 +35,7 @@ from mesh_tensor._parts._limits import (
     is_unaligned,
     parts_of,
 )
+from mesh_tensor._torch._dtensor import DTensorSpec, decided, is_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,6 +60,7 @@ class Call:
         "copying",
         "cuts",
         "dims",
+        "divides",
         "filling",
         "func",
         "indexed",
@@ -95,6 +98,7 @@ class Call:
         self.views = schema.name in ("aten::view", "aten::_unsafe_view")
         self.indexed = schema.name in INDEXED
         self.filling = schema.name in FILLING
+        self.divides = schema.name in DIVIDING
         self.needs_gradients = schema.name in NEEDS_GRADIENTS
         self.nonempty = schema.name in NONEMPTY
         self.seeking = schema.name in SEEKING
@@ -166,8 +170,7 @@ class Call:
                 return self._whole(args, kwargs)
             summed_up = (*args[: self.mean], SUM, *args[self.mean + 1 :])
             return torch.ops.aten.div.Scalar(self._done(summed_up, kwargs), max(1, args[1].numel()))
-        if self.dims is not None and len(args) > self.dims and args[self.dims] == []:
-            args = (*args[: self.dims], list(range(args[0].dim())), *args[self.dims + 1 :])
+        args = self._adjusted(args)
         try:
             result = self.func(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - looked into
@@ -176,6 +179,8 @@ class Call:
             raise self._instead(beyond, result, args, kwargs)
         if isinstance(result, torch.Tensor) and not isinstance(result, DTensor):
             result = worker.wrap(result, result, worker.everywhere)
+        elif _is_extreme(result):
+            result = self._found(result)
         elif _is_average(result) and any(
             each.shape[dim] % parts
             for each in tree_leaves((args, kwargs))
@@ -187,6 +192,29 @@ class Call:
             return self._whole(args, kwargs)
         return result
 
+    def _adjusted(self, args: Any) -> Any:
+        """Return arguments that mean the same, and that DTensor takes for what they are."""
+        if self.dims is not None and len(args) > self.dims and args[self.dims] == []:
+            return (*args[: self.dims], list(range(args[0].dim())), *args[self.dims + 1 :])
+        if self.divides and isinstance(args[1], DTensor):
+            return (args[0], self.worker.summed_up(args[1]), *args[2:])
+        return args
+
+    def _found(self, result: DTensor) -> DTensor:
+        """Return the largest or smallest of what each process has found. gloo may forget one that is not a number."""
+        mesh = self.worker.mesh
+        layout = tuple(zip(mesh.shape, result.placements, strict=True))
+        count = math.prod(size for size, each in layout if _is_of_extremes(each))
+        # Theirs one below the other, before the other dimensions.
+        theirs = [Shard(0) if _is_of_extremes(each) else _behind_one(each) for _, each in layout]
+        together = [Replicate() if _is_of_extremes(each) else _behind_one(each) for _, each in layout]
+        form = torch.empty(count, *result.shape, device="meta")
+        given = self.worker.wrap(result.to_local().unsqueeze(0), form, theirs)
+        local = given.redistribute(mesh, together).to_local()
+        is_largest = any(isinstance(each, Partial) and each.reduce_op == "max" for _, each in layout)
+        placements = [Replicate() if _is_of_extremes(each) else each for _, each in layout]
+        return self.worker.wrap(local.amax(0) if is_largest else local.amin(0), result, placements)
+
     def _stays(self, args: Any, kwargs: Any) -> bool:
         """Return whether DTensor leaves in their layouts the tensors that must not be redistributed: those written to, or sought in."""
         layouts = _layouts(args, kwargs)
@@ -196,10 +224,8 @@ class Call:
         return found
 
     def _is_staying(self, args: Any, kwargs: Any) -> bool:
-        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
         try:
-            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
-            sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+            sharding = decided(self.func, args, kwargs)
         except Exception:  # noqa: BLE001 - as it will say when it is called
             return True
         places = self.written or (0,)
@@ -277,12 +303,10 @@ class Call:
         base = args[0]
         if all(type(each) is Replicate for each in base.placements):
             return self.views and not base.is_contiguous()
-        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
         if self.views and self._is_cut(*args):
             return True
         try:
-            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
-            sharding = dispatcher.sharding_propagator.propagate_op_sharding(info.schema)
+            sharding = decided(self.func, args, kwargs)
         except Exception:  # noqa: BLE001 - whatever it is, it does not know how
             return True
         changed = sharding.redistribute_schema
@@ -319,8 +343,7 @@ class Call:
                 return self.func(
                     torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), *args[1:]
                 )
-        # Assertions are DTensor's own, about layouts: all processes get them, before anything is computed.
-        spec = _CANNOT if isinstance(error, AssertionError) else self._spec(args, kwargs)
+        spec = _CANNOT if is_refusal(error) else self._spec(args, kwargs)
         if spec is _CANNOT:
             self.cannot.add(_layouts(args, kwargs))
             return self._whole(args, kwargs)
@@ -339,10 +362,8 @@ class Call:
         """Return the form of DTensor's result, if it supports the operator at all."""
         if not any(isinstance(each, DTensor) for each in tree_leaves((args, kwargs))):
             return _CANNOT
-        dispatcher: Any = DTensor._op_dispatcher  # noqa: SLF001 - the same question as when it is called
         try:
-            info = dispatcher.unwrap_to_op_info(self.func, args, kwargs)
-            return dispatcher.sharding_propagator.propagate_op_sharding(info.schema).output_spec
+            return decided(self.func, args, kwargs).output_spec
         except Exception:  # noqa: BLE001 - whatever it is, it does not know how
             return _CANNOT
 
@@ -472,6 +493,24 @@ def _is_average(result: Any) -> bool:
     return isinstance(result, DTensor) and any(
         isinstance(each, Partial) and each.reduce_op == "avg" for each in result.placements
     )
+
+
+def _is_extreme(result: Any) -> bool:
+    """Return whether each process has found the largest, or smallest, of floating-point numbers of its own."""
+    return (
+        isinstance(result, DTensor)
+        and result.dtype.is_floating_point
+        and any(map(_is_of_extremes, result.placements))
+    )
+
+
+def _is_of_extremes(placement: Any) -> bool:
+    return isinstance(placement, Partial) and placement.reduce_op in ("max", "min")
+
+
+def _behind_one(placement: Any) -> Any:
+    """Return the placement of a tensor that gets another dimension in front."""
+    return Shard(placement.dim + 1) if isinstance(placement, Shard) else placement
 
 
 def _is_spec(value: Any) -> bool:

@@ -75,7 +75,8 @@ class Copies:
             return
         base = copied.base
         if copied.take is not None:
-            whole = self._full(base)
+            # In order in memory: of others, not every view is one.
+            whole = self._full(base).contiguous()
             copied.take(whole).copy_(self._full(tensor))
             if whole is not base._local_tensor:  # noqa: SLF001 - to write to
                 base._local_tensor.copy_(self._part(whole, base.placements))  # noqa: SLF001 - likewise

@@ -57,8 +57,14 @@ INDEXED = frozenset(
 """A tensor, a dimension and indices: DTensor splits both alike, though they may be of different sizes."""
 
 
-FILLING = frozenset({"aten::fill_", "aten::fill", "aten::full_like", "aten::ones_like"})
-"""DTensor sets each summand to the value, and so their sum to another one."""
+FILLING = frozenset(
+    {"aten::copy", "aten::copy_", "aten::fill", "aten::fill_", "aten::full_like", "aten::ones_like"}
+)
+"""DTensor sets each summand to the value, and so their sum to another one; where it copies, some releases do."""
+
+
+DIVIDING = frozenset({"aten::div", "aten::div_"})
+"""DTensor of PyTorch 2.11 divides by summands, as if the quotients were those of a sum, where the divisor has more dimensions."""
 
 
 NONEMPTY = frozenset(

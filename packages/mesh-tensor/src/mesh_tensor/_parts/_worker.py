@@ -13,18 +13,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._C._distributed_c10d import (
-    ProcessGroup,
-    _register_process_group,
-    _resolve_process_group,
-    _unregister_process_group,
-)
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import GroupName
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from mesh_core import MeshError
 from mesh_tensor import _devices as devices
@@ -49,6 +39,9 @@ from mesh_tensor._parts._layouts import Layouts
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._parts._sums import Sums
 from mesh_tensor._summaries import looked
+from mesh_tensor._torch._dtensor import DTensorSpec, TensorMeta, compute_local_shape_and_global_offset
+from mesh_tensor._torch._mesh import Devices
+from mesh_tensor._torch._trees import taken_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,21 +58,6 @@ _SHAPES = 1 << 14
 """The most layouts whose parts are known."""
 _TALKATIVE = ("torch.distributed.tensor._collective_utils", "torch.distributed.tensor._redistribute")
 """They warn about slowness on every process, where nobody can do anything about it."""
-
-
-class _Devices(DeviceMesh):
-    """A mesh that needs no default group, which other users of this process may have made."""
-
-    def get_rank(self) -> int:
-        """Return this process's rank in the whole mesh."""
-        return self._rank
-
-    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return its coordinate in one dimension."""
-        names = self.mesh_dim_names or ()
-        at = self.get_coordinate()
-        assert at is not None, "this process is in the mesh"
-        return at[names.index(mesh_dim) if isinstance(mesh_dim, str) else mesh_dim or 0]
 
 
 class Worker:
@@ -104,21 +82,12 @@ class Worker:
         self.rank = ranks[bench.address]
         self.names = names
         life = next(_lives)
-        mesh: Any = _Devices(
-            kind,
-            torch.arange(len(ranks), device="cpu").view(shape),
-            mesh_dim_names=names,
-            _init_backend=False,
-            _rank=self.rank,
-        )
-        # PyTorch caches shardings by their meshes, which must differ if their groups do.
-        mesh._thread_id = life  # noqa: SLF001 - the one part of a mesh's identity that says nothing
-        # No groups over several dimensions: PyTorch would use one to gather what two have split unevenly, in the wrong order.
-        mesh._dim_group_names = [f"mesh_tensor/{life}/{name}" for name in names]  # noqa: SLF001 - as from_group()
-        for name, group, other in zip(mesh._dim_group_names, groups, on_cpu, strict=True):  # noqa: SLF001 - likewise
+        made = {}
+        for name, group, other in zip(names, groups, on_cpu, strict=True):
             own, gloo = bench.groups[group], bench.groups[other]
-            mesh._pg_registry[name] = named(name, kind, own.made, own.backend, gloo.made)  # noqa: SLF001 - likewise
-        self.mesh: DeviceMesh = mesh
+            label = f"mesh_tensor/{life}/{name}"
+            made[label] = named(label, kind, own.made, own.backend, gloo.made)
+        self.mesh = Devices(kind, shape, names, rank=self.rank, life=life, groups=made)
         for each in _TALKATIVE:
             logging.getLogger(each).setLevel(logging.ERROR)
         self.everywhere = (Replicate(),) * len(shape)
@@ -134,15 +103,8 @@ class Worker:
         """Whether any tensor was marked as failed."""
 
     def meet(self) -> None:
-        """Have PyTorch find the mesh's groups by their names. Destroying the default group, as programs for torchrun do, makes it forget them."""
-        groups: dict[str, ProcessGroup] = self.mesh._pg_registry  # noqa: SLF001 - as above
-        try:
-            for name in groups:
-                _resolve_process_group(GroupName(name))
-                return  # All are forgotten together.
-        except (RuntimeError, LookupError, ValueError):
-            for name, group in groups.items():
-                _register_process_group(GroupName(name), group)
+        """Have PyTorch find the mesh's groups, whatever others have done to those of the process."""
+        self.mesh.meet()
 
     def close(self) -> None:
         """Free the mesh's tensors, and leave its groups."""
@@ -155,10 +117,7 @@ class Worker:
         ]
         for ref in gone:
             del env[ref]
-        mesh: Any = self.mesh
-        for name in mesh._dim_group_names:  # noqa: SLF001 - as above
-            _unregister_process_group(GroupName(name))
-        mesh._pg_registry.clear()  # noqa: SLF001 - as above
+        self.mesh.close()
 
     def refresh(self, values: Any) -> None:
         """Refresh all tensors among these that are copied views."""
@@ -192,7 +151,7 @@ class Worker:
 
         try:
             with torch.enable_grad():
-                leaves, form = tree_flatten(function(*tree_map(give, args), **tree_map(give, kwargs)))
+                leaves, form = taken_apart(function(*tree_map(give, args), **tree_map(give, kwargs)))
             said = [self._said(each) for each in leaves]
         except Exception as error:  # noqa: BLE001 - told to who asks
             failed = getattr(error, "failed", None) or Failed(instruction, "execute", error)
@@ -272,6 +231,13 @@ class Worker:
         meta = TensorMeta(whole.shape, whole.stride(), local.dtype)
         made: DTensor = DTensor(local, DTensorSpec(self.mesh, tuple(placements), meta), requires_grad=False)
         return made
+
+    def summed_up(self, tensor: DTensor) -> DTensor:
+        """Return the same tensor, of which no process has a summand only."""
+        if not any(isinstance(each, Partial) for each in tensor.placements):
+            return tensor
+        placements = [Replicate() if isinstance(each, Partial) else each for each in tensor.placements]
+        return tensor.redistribute(self.mesh, placements)
 
     def full(self, tensor: DTensor) -> torch.Tensor:
         """Return all of a tensor; its own memory, if all of it is here."""
