@@ -127,12 +127,6 @@ impl PyCompletion {
         false
     }
 
-    /// Always `None`; see `is_behind`.
-    fn catch_up(&self, limit: f64) -> Option<PyCompletion> {
-        let _ = limit;
-        None
-    }
-
     /// Spins as long as that is cheaper than sleeping; true if it has progressed.
     #[pyo3(signature = (seen=None))]
     fn look(&self, py: Python<'_>, seen: Option<usize>) -> bool {
