@@ -237,6 +237,7 @@ class LauncherConformance(PluginConformance):
                 "a host that was starting listens after close()"
             )
             left = [_command(each) for each, (_, session) in _processes().items() if session in sessions]
+            left = [each for each in left if each]
             assert not left, f"what a host's command has started goes on after close(): {left}"
 
         self._run(work)
@@ -324,10 +325,11 @@ def _begun_here() -> set[int]:
 
 
 def _command(pid: int) -> str:
+    """Return the command of a process; nothing if it has ended, or is about to."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
     except OSError:
-        return f"process {pid}"
+        return ""
 
 
 def _refused(address: str) -> bool:
