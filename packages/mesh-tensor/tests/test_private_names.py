@@ -22,7 +22,7 @@ from mesh_core import MeshError
 from mesh_tensor import Mesh
 from mesh_tensor._torch._dtensor import DTensorSpec, TensorMeta
 from mesh_tensor._torch._mesh import Devices
-from mesh_tensor._torch._names import OLDEST, PRIVATE, Private, missing
+from mesh_tensor._torch._names import OLDEST, PRIVATE, PROVEN, TRIED, Private, check_release, missing
 
 SOURCE = Path(mesh_tensor.__file__).parent
 _QUALIFIED = re.compile(r"torch(\.\w+)*")
@@ -155,10 +155,27 @@ def test_a_private_name_exists(private: Private) -> None:
     assert exists, f"PyTorch {torch.__version__} lacks {private.name}: {private.why}"
 
 
-@pytest.mark.skipif(not TOO_OLD, reason="this PyTorch is new enough")
-def test_a_release_that_is_too_old_is_refused() -> None:
-    with pytest.raises(MeshError, match=f"needs PyTorch {OLDEST} or newer"):
+@pytest.mark.parametrize(
+    ("release", "asked_for", "said"),
+    [
+        ("2.10.2", "1", "fails in one process alone"),
+        ("2.14.1", "0", f"to try it all the same, set {TRIED}=1"),
+    ],
+)
+def test_a_release_that_is_too_old_is_refused(
+    monkeypatch: pytest.MonkeyPatch, release: str, asked_for: str, said: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", release)
+    monkeypatch.setenv(TRIED, asked_for)
+    with pytest.raises(MeshError, match=rf"needs PyTorch {PROVEN} or newer, and this is {release}.*{said}"):
         Mesh((1,), ("one",))
+
+
+@pytest.mark.skipif(TOO_OLD, reason="this PyTorch is refused for its age")
+def test_a_release_that_some_numbers_are_wrong_with_can_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", OLDEST)
+    monkeypatch.setenv(TRIED, "1")
+    check_release()
 
 
 @pytest.mark.skipif(TOO_OLD, reason="this PyTorch is refused for its age")

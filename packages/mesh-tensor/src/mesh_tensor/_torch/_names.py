@@ -6,14 +6,19 @@ PyTorch may change them with any release. A test checks that no other ones are u
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from mesh_core import MeshError
 
+PROVEN = "2.15"
+"""The oldest release whose numbers are known to be right in the global view. The per-rank view works with 2.6."""
 OLDEST = "2.11"
-"""The oldest release with the global view. Before, DTensor fails in one process alone where it gathers parts of different sizes, and the
-others wait for it; and it loses the shape of a single number that is expanded. The per-rank view works with 2.6."""
+"""The oldest release with which it can be tried. Before, DTensor fails in one process alone where it gathers parts of different sizes, and the
+others wait for it; and it loses the shape of a single number that is expanded."""
+TRIED = "MESH_TENSOR_ANY_RELEASE"
+"""The environment variable that lets the global view run on releases between these two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,9 +229,16 @@ def check_release() -> None:
     from torch.torch_version import TorchVersion
 
     otherwise = "The per-rank view works with this one"
-    if TorchVersion(torch.__version__) < OLDEST:
+    release = TorchVersion(torch.__version__)
+    if OLDEST <= release < PROVEN and os.environ.get(TRIED) != "1":
         raise MeshError(
-            f"the global view needs PyTorch {OLDEST} or newer, and this is {torch.__version__}, whose DTensor fails in one process alone "
+            f"the global view needs PyTorch {PROVEN} or newer, and this is {torch.__version__}, with which gradients were seen to be wrong: of "
+            f"torch.linalg.det() of matrices that are split unevenly along their last dimension. Install a newer one, with "
+            f"mesh-tensor[global] for example; to try it all the same, set {TRIED}=1. {otherwise}"
+        )
+    if release < OLDEST:
+        raise MeshError(
+            f"the global view needs PyTorch {PROVEN} or newer, and this is {torch.__version__}, whose DTensor fails in one process alone "
             f"where parts differ in size: install a newer one, with mesh-tensor[global] for example. {otherwise}"
         )
     if lacks := missing(for_global=True):
