@@ -265,7 +265,9 @@ class GlobalStream(Stream):
                 self.tensors.recorded(lambda recorder: recorder.constant(self, ref, value, placements))
             self._send_instructions()
             value = value.detach()
-            self._tell("within", self.number, "put", ref.number, value.to("cpu"), placements)
+            # Formulas of PyTorch's may ask for nothing but forms, by tensors without values.
+            value = value if value.is_meta else value.to("cpu")
+            self._tell("within", self.number, "put", ref.number, value, placements)
             return ref
 
     def answers(
