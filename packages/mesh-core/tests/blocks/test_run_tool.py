@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -287,11 +288,21 @@ class Agent(Actor):
         return run_tool(argv, **options)
 
 
+def minders() -> set[int]:
+    """The processes that end what fork servers leave; wait until there is one."""
+    end = time.monotonic() + 20
+    while not (found := {pid for pid, command in family().items() if "minder of a fork server" in command}):
+        assert time.monotonic() < end, "the fork server has no minder"
+        time.sleep(0.01)
+    return found
+
+
 @pytest.mark.usefixtures("fault_tolerant")
 def test_tools_of_actors(procs: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
     agents = procs.spawn("agents", Agent)
     results = agents.use.call(["sh", "-c", "echo $PPID"]).get().values()
     assert [int(result.text) for result in results] == procs.pids
+    before = minders()
     assert agents.use_here.call(["true"]).get().values()[0].ok
     call = agents.slice(hosts=0, gpus=0).use.call_one(planting("daemon", tree))
     call.get()
@@ -301,6 +312,8 @@ def test_tools_of_actors(procs: ProcMesh, tree: Pipe, tmp_path: Path) -> None:
         other.wait_for(2)
         waiting.cancel()
         assert other.ended()
+    # Nobody has taken it for a tool's.
+    assert minders() == before
     agents.stop().get()
 
 

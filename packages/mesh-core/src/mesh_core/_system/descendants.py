@@ -59,7 +59,7 @@ class Brood:
                 try:
                     os.setsid()
                     # First of all: what has no mark is taken for a stray.
-                    process_marks.detach_one(0)
+                    process_marks.exempt_self()
                     signal.set_wakeup_fd(-1)
                     name_process(
                         "mesh: minder of a fork server (mesh_core._process.fork_server)", "mesh-minder"
