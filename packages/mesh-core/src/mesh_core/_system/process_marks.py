@@ -5,10 +5,11 @@ process has them, and children inherit them through fork, exec, setsid, a change
 environment. The hard limit identifies the owner: a fork server, or a script that runs tools. The soft limit identifies
 the owner's worker and, below that, the tool. If both are equal, the process is detached.
 
-MRK-1: a process is signalled only if it has such a mark, or a parent that is being ended, and is not detached.
+MRK-1: a process is signalled only if it has such a mark, or a parent that is being ended, and is not detached; or if it has come to a
+subreaper of ours without the mark that everything below has (:func:`strays`).
 MRK-2: a pid may be reused between the look and the signal: only the process that was looked at is signalled.
 
-Scripts that run tools also run this file as a program: it imports only the standard library.
+What starts a script's tools loads this file by its path: it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import os
 import resource
 import select
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -311,7 +311,7 @@ class Hunt:
 
 
 def mind(owner: int, watched: int) -> NoReturn:
-    """Run as a minder: wait for the end of the process behind a pidfd, and end what it left."""
+    """Become a minder: wait for the end of the process behind a pidfd, and end what it left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     try:
@@ -329,7 +329,3 @@ def mind(owner: int, watched: int) -> NoReturn:
         Hunt(lambda: find(lambda mark: mark.owner == owner)).run()
     finally:
         os._exit(0)
-
-
-if __name__ == "__main__":
-    mind(int(sys.argv[1]), int(sys.argv[2]))
