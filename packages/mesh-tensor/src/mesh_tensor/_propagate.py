@@ -115,7 +115,8 @@ class Issuer:
         self.stream = stream
         stream.issuer = self
         self.cls = cls
-        self._operators: dict[Any, Operator] = {}
+        self._operators: dict[int, tuple[Operator, OpOverload]] = {}
+        """By the identity of PyTorch's operator, whose own hash costs more than to look it up; kept alive beside it."""
         self._cache: dict[tuple[Any, ...], Hit] = {}
         self._guard = stream.tensors.guard
 
@@ -129,13 +130,15 @@ class Issuer:
         stream = self.stream
         if stream.broken:
             stream.check()
-        operator = self._operators.get(func)
-        if operator is None:
-            operator = self._operators[func] = describe(func)
+        which = id(func)
+        known = self._operators.get(which)
+        if known is None:
+            known = self._operators[which] = describe(func), func
+        operator, _ = known
         numbers = operator.numbers
         tensors: list[Any] = []
         scalars: list[Any] = []
-        key: list[Any] = [func]
+        key: list[Any] = [which]
         try:
             for place, each in enumerate(args):
                 kind = type(each)

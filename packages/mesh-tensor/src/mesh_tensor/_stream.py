@@ -521,8 +521,8 @@ class Flusher:
 def caller() -> FrameType:
     """Return the frame of the nearest code that is neither PyTorch's nor this package's."""
     frame = sys._getframe(3)  # noqa: SLF001 - the frame of who calls PyTorch, at no cost
-    while frame.f_code.co_filename.startswith(INNER) and frame.f_back is not None:
-        frame = frame.f_back
+    while frame.f_code.co_filename.startswith(INNER) and (back := frame.f_back) is not None:
+        frame = back
     return frame
 
 

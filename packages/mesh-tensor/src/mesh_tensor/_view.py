@@ -42,8 +42,17 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Where factories create their tensors by default."""
         self.supports_higher_order_operators = True
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do not have PyTorch switch its compiler off and on around each operator: `capture` compiles."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.issuer.cls in types:
+        cls: Any = self.issuer.cls
+        if cls in types:
+            if len(types) == 1 and not _others():
+                # As PyTorch would call it next.
+                return cls.__torch_dispatch__(func, types, args, kwargs)
             return func(*args, **(kwargs or {}))
         if func is torch.ops.aten.lift_fresh.default:
             # `torch.tensor`: made here, and meant for the mesh.
@@ -78,6 +87,10 @@ class PerRank(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 )
             return issuer
         return issuer_of(issuer.stream.procs)
+
+
+_others: Callable[[], int] = torch._C._len_torch_dispatch_stack  # noqa: SLF001 - there is no other name for it
+"""The number of modes besides the one that is being asked."""
 
 
 def _not_for_mesh_tensors(operator: HigherOrderOperator) -> NotImplementedError:

@@ -292,7 +292,8 @@ class GlobalIssuer(Issuer):
 
     def __init__(self, stream: GlobalStream, cls: type) -> None:
         super().__init__(stream, cls)
-        self._random: dict[Any, bool] = {}
+        self._random: dict[int, tuple[bool, OpOverload]] = {}
+        """Of PyTorch's operators, by identity, whether they draw random numbers."""
         self.seeding: int | None = None
 
     def clear(self) -> None:
@@ -321,10 +322,10 @@ class GlobalIssuer(Issuer):
         if kwargs and (named := kwargs.get("device")) is not None and self.stream.mesh.device.type != "cpu":
             # To PyTorch in this process the mesh's tensors are the CPU's.
             kwargs = kwargs | {"device": self.home(named)}
-        random = self._random.get(func)
-        if random is None:
-            random = self._random[func] = _is_random(func)
-        if not random:
+        known = self._random.get(id(func))
+        if known is None:
+            known = self._random[id(func)] = _is_random(func), func
+        if not known[0]:
             return super().issue(func, args, kwargs)
         stream = self.stream
         with _disable_current_modes():

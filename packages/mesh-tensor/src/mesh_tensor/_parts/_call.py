@@ -20,6 +20,7 @@ from mesh_tensor._operators import NEEDS_GRADIENTS
 from mesh_tensor._parts._attention import BACKWARD, FORWARD, attend, missing, splits
 from mesh_tensor._parts._limits import (
     DIVIDING,
+    ENTROPIES,
     FILLING,
     INDEXED,
     MASKED,
@@ -61,6 +62,7 @@ class Call:
         "cuts",
         "dims",
         "divides",
+        "entropy",
         "filling",
         "func",
         "indexed",
@@ -99,6 +101,7 @@ class Call:
         self.indexed = schema.name in INDEXED
         self.filling = schema.name in FILLING
         self.divides = schema.name in DIVIDING
+        self.entropy = schema.name in ENTROPIES and func._overloadname == "default"  # noqa: SLF001 - likewise
         self.needs_gradients = schema.name in NEEDS_GRADIENTS
         self.nonempty = schema.name in NONEMPTY
         self.seeking = schema.name in SEEKING
@@ -146,7 +149,7 @@ class Call:
             mark([self._argument(where, args, kwargs) for where in self.written], failed)
         return result
 
-    def _done(self, args: Any, kwargs: Any) -> Any:
+    def _done(self, args: Any, kwargs: Any) -> Any:  # noqa: PLR0911 - one for each way
         """Do it, in one way or another."""
         worker = self.worker
         if self.attention is not None:
@@ -170,6 +173,8 @@ class Call:
                 return self._whole(args, kwargs)
             summed_up = (*args[: self.mean], SUM, *args[self.mean + 1 :])
             return torch.ops.aten.div.Scalar(self._done(summed_up, kwargs), max(1, args[1].numel()))
+        if self.entropy and args[3] == MEAN and any(map(parts_of, args[:2])):
+            return self._entropy(*self._done((*args[:3], SUM, args[4]), kwargs))
         args = self._adjusted(args)
         try:
             result = self.func(*args, **kwargs)
@@ -199,6 +204,14 @@ class Call:
         if self.divides and isinstance(args[1], DTensor):
             return (args[0], self.worker.summed_up(args[1]), *args[2:])
         return args
+
+    def _entropy(self, total: DTensor, weight: DTensor) -> tuple[DTensor, DTensor]:
+        """Return the mean, which all processes have, and the weight of all targets: in one message."""
+        worker = self.worker
+        parts = torch.stack([each._local_tensor for each in (total, weight)])  # noqa: SLF001 - without a copy
+        both = worker.summed_up(worker.wrap(parts, parts, total.placements)).to_local()
+        everywhere = worker.everywhere
+        return worker.wrap(both[0] / both[1], total, everywhere), worker.wrap(both[1], weight, everywhere)
 
     def _found(self, result: DTensor) -> DTensor:
         """Return the largest or smallest of what each process has found. gloo may forget one that is not a number."""

@@ -154,6 +154,8 @@ MEANS = {
 }
 """Where these have their `reduction`. As a mean, DTensor has each process divide by the number of its own elements."""
 MEAN, SUM = 1, 2
+ENTROPIES = frozenset({"aten::nll_loss_forward", "aten::nll_loss2d_forward"})
+"""Their mean is their sum divided by the weight of all targets, of which each process knows its own. DTensor gathers all of what was predicted instead."""
 
 
 def parts_of(tensor: DTensor) -> dict[int, int]:

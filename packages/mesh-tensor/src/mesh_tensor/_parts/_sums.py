@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.tensor.placement_types import Placement
 
+    from mesh_tensor._parts._layouts import Layout
     from mesh_tensor._parts._worker import Worker
 
 BUCKET_BYTES = 4 << 20
@@ -29,13 +30,21 @@ _DETACH = torch.ops.aten.detach.default
 
 
 @dataclass(slots=True)
-class _Summand:
+class Summand:
+    """A sum that is still to come."""
+
     local: torch.Tensor
     """This process's summand."""
-    results: list[DTensor]
-    """The tensors that receive the sum: the first, and its aliases."""
+    layout: Layout
+    """Of the sum."""
     where: Any
     """The instruction that asked for it."""
+    results: list[DTensor] = field(default_factory=list)
+    """The tensors that receive the sum: the first, and its aliases."""
+    total: torch.Tensor | None = None
+    """The sum, once it is there."""
+    failed: Failed | None = None
+    """Why it will not be there."""
 
 
 @dataclass(slots=True)
@@ -43,7 +52,7 @@ class _Bucket:
     """Sums over one dimension of the mesh, of numbers of one kind."""
 
     dim: int
-    summands: list[_Summand] = field(default_factory=list)
+    summands: list[Summand] = field(default_factory=list)
     nbytes: int = 0
     flat: torch.Tensor | None = None
     """Their sums, once they are in progress."""
@@ -56,31 +65,51 @@ class Sums:
         self._worker = worker
         self._open: dict[tuple[int, torch.dtype], _Bucket] = {}
         self._under_way: list[_Bucket] = []
-        self._pending: dict[int, _Summand] = {}
+        self._pending: dict[int, Summand] = {}
         """By the identity of their results."""
         self.any = False
         """Whether there are results that may not be read yet."""
 
     def put_off(self, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor | None:
         """Return the future tensor with this layout; ``None`` if that is not a sum that can wait."""
-        dim = _summed_dim(tensor.placements, placements)
+        dim = summed_dim(tensor.placements, placements)
         if dim is None or tensor.dtype not in _MOVED:
             return None
-        worker = self._worker
         local = tensor._local_tensor.detach()  # noqa: SLF001 - without a copy
-        result = worker.layouts.placed(tensor._spec, placements).join(local)  # noqa: SLF001 - its layout
-        summand = _Summand(local, [result], worker.bench.instruction())
-        bucket = self._open.setdefault((dim, tensor.dtype), _Bucket(dim))
+        layout = self._worker.layouts.placed(tensor._spec, placements)  # noqa: SLF001 - its layout
+        return self.shown(self.postpone(local, layout, dim))
+
+    def postpone(self, local: torch.Tensor, layout: Layout, dim: int) -> Summand:
+        """Have this process's summand summed up along a dimension of the mesh, later."""
+        worker = self._worker
+        summand = Summand(local, layout, worker.bench.instruction())
+        bucket = self._open.setdefault((dim, local.dtype), _Bucket(dim))
         bucket.summands.append(summand)
         bucket.nbytes += local.nbytes
-        self._pending[id(result)] = summand
         if not self.any:
             self.any = True
             worker.bench.unfinished.append(self)
         if bucket.nbytes >= BUCKET_BYTES:
-            del self._open[dim, tensor.dtype]
+            del self._open[dim, local.dtype]
             self._send(bucket)
+        return summand
+
+    def shown(self, summand: Summand) -> DTensor:
+        """Return the tensor that is, or will be, the sum."""
+        total = summand.total
+        result = summand.layout.join(summand.local if total is None else total)
+        if summand.failed is not None:
+            result._mesh_failed = summand.failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
+        elif total is None:
+            summand.results.append(result)
+            self._pending[id(result)] = summand
         return result
+
+    def arrived(self, summand: Summand) -> torch.Tensor | None:
+        """Wait for all sums; return this one, unless it has failed."""
+        if summand.total is None and summand.failed is None:
+            self.finish()
+        return summand.total
 
     def before(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], *, writes: bool) -> Any:
         """Complete the tensors that an operator needs; return its result if that has to wait, too."""
@@ -116,7 +145,7 @@ class Sums:
             at = 0
             for summand in bucket.summands:
                 size = summand.local.numel()
-                total = flat[at : at + size].view(summand.local.shape)
+                total = summand.total = flat[at : at + size].view(summand.local.shape)
                 at += size
                 for each in summand.results:
                     each._local_tensor = total  # noqa: SLF001 - nobody has read it
@@ -125,12 +154,10 @@ class Sums:
             self.any = False
             self._worker.bench.unfinished.remove(self)
 
-    def _alias(self, tensor: DTensor, summand: _Summand) -> DTensor:
-        result = self._worker.layouts.of(tensor._spec).join(summand.local)  # noqa: SLF001 - its layout
+    def _alias(self, tensor: DTensor, summand: Summand) -> DTensor:
+        result = self.shown(summand)
         if (failed := getattr(tensor, "_mesh_failed", None)) is not None:
             result._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
-        summand.results.append(result)
-        self._pending[id(result)] = summand
         return result
 
     def _reads(self, values: Iterable[Any]) -> bool:
@@ -162,12 +189,12 @@ class Sums:
     def _fail(self, bucket: _Bucket, error: Exception) -> None:
         self._worker.failures = True
         for summand in bucket.summands:
-            failed = Failed(summand.where, "the sum of a gradient", error)
+            failed = summand.failed = Failed(summand.where, "the sum of a gradient", error)
             for each in summand.results:
                 each._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
 
 
-def _summed_dim(before: Sequence[Placement], after: Sequence[Placement]) -> int | None:
+def summed_dim(before: Sequence[Placement], after: Sequence[Placement]) -> int | None:
     """Return the one dimension of the mesh along which summands become their sum, if nothing else changes."""
     changed = [at for at, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
     if len(changed) != 1:

@@ -13,6 +13,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -32,10 +33,10 @@ from mesh_tensor._instructions import (
     unknown,
 )
 from mesh_tensor._operators import find
-from mesh_tensor._parts._apart import Apart
+from mesh_tensor._parts._apart import Apart, joined
 from mesh_tensor._parts._call import Again, Call, failure_of, first_failure, mark
 from mesh_tensor._parts._copies import Copies
-from mesh_tensor._parts._layouts import Layouts
+from mesh_tensor._parts._layouts import Layout, Layouts
 from mesh_tensor._parts._numbered import Numbered
 from mesh_tensor._parts._sums import Sums
 from mesh_tensor._summaries import looked
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from mesh_tensor._bench import Bench
     from mesh_tensor._replay._decisions import Decisions
+    from mesh_tensor._replay._fused import Played
 
 _lives = count(1)
 _BOTH_ROADS = "MESH_TENSOR_BOTH_ROADS"
@@ -94,6 +96,8 @@ class Worker:
         self.copies = Copies(self.full, self.part)
         self.sums = Sums(self)
         self.layouts = Layouts()
+        self.played: list[Played] | None = None
+        """How the instructions of a replay were carried out, while that is looked at."""
         self.compares = os.environ.get(_BOTH_ROADS) == "1"
         self.seed = 0
         self._results: dict[int, list[Any]] = {}
@@ -225,6 +229,36 @@ class Worker:
             return sent(value)
         except RuntimeError as error:
             return sent(Failed(QUESTION, "fetch", error))
+
+    def seen(self, value: Any) -> tuple[torch.Tensor, Layout] | None:
+        """Return this process's part of a tensor, and its layout, if nothing about it is special."""
+        if type(value) is Apart:
+            if value.made is None:
+                return value.local, value.layout
+            value = value.made
+        if type(value) is not DTensor:
+            return None
+        if self.failures and failure_of(value) is not None:
+            return None
+        if self.copies.any and getattr(value, "_mesh_copied", None) is not None:
+            return None
+        local: Any = value._local_tensor  # noqa: SLF001 - without a copy
+        if type(local) is not torch.Tensor:
+            if not isinstance(local, AsyncCollectiveTensor):
+                return None
+            try:
+                local = value._local_tensor = local.trigger_wait()  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has arrived
+            except Exception:  # noqa: BLE001 - raised once more where it is used
+                return None
+        layout = self.layouts.of(value._spec)  # noqa: SLF001 - its layout
+        # A user's function may have made it.
+        return (local, layout) if local.shape == layout.shape else None
+
+    def layout_of(self, value: Any) -> Layout:
+        """Return the layout of a tensor."""
+        if type(value) is Apart and value.made is None:
+            return value.layout
+        return self.layouts.of(joined(value)._spec)  # noqa: SLF001 - its layout
 
     def wrap(self, local: torch.Tensor, whole: Any, placements: Sequence[Placement]) -> DTensor:
         """Make a tensor of the mesh from this process's part; `whole` has the form of all of it."""

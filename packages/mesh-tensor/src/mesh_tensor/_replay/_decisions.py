@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.utils._pytree import tree_leaves
 
@@ -27,14 +26,15 @@ from mesh_tensor._instructions import IN_PLACE_SHAPE, NUMBER, Failed, Template
 from mesh_tensor._operators import COLLECTIVE_SPACES
 from mesh_tensor._parts._apart import Apart, joined
 from mesh_tensor._parts._call import Call, failure_of, mark
+from mesh_tensor._parts._sums import summed_dim
 from mesh_tensor._replay._compiled import written_by
+from mesh_tensor._replay._fused import Played, first_of_each
 from mesh_tensor._replay._noted import Program, Tracer, Untraceable, local_of
 from mesh_tensor._replay._writing import count_numbers, where_raised, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mesh_tensor._parts._layouts import Layout
     from mesh_tensor._parts._worker import Worker
     from mesh_tensor._replay._compiled import Step
 
@@ -88,13 +88,15 @@ class _Notes(Tracer):  # type: ignore[no-untyped-call]
         self.origins = [0] * len(kept)
 
 
-class _Kept:
+class Kept:
     """A program that stands for an operator on tensors of some layouts."""
 
-    __slots__ = ("_lines", "function", "layout", "meets", "order", "program", "results")
+    __slots__ = ("_lines", "function", "layout", "meets", "order", "program", "results", "writes")
 
-    def __init__(self, worker: Worker, program: Program, order: list[int]) -> None:
+    def __init__(self, worker: Worker, program: Program, order: list[int], *, writes: bool) -> None:
         self.program = program
+        self.writes = writes
+        """Whether the operator is one that writes to tensors."""
         self.meets = any(map(_meets, program.steps))
         """Whether it takes part in collectives: once begun, it must be finished."""
         self.order = order
@@ -125,12 +127,36 @@ class _Kept:
             else:
                 env[out + at] = values[what] if what >= 0 else env[out - 1 - what]
 
-    def go_on(
-        self, error: Exception, given: Sequence[Any], why: Callable[[int, Exception], Failed]
-    ) -> tuple[Sequence[Any], dict[int, Failed]]:
-        """Do the rest of a program that has raised, so that the others do not wait (RGN-2)."""
+    def where(self, error: Exception) -> tuple[int, dict[int, Any], Exception]:
+        """Return which step has raised, with the tensors by then."""
         line, env = where_raised(error.__traceback__)
-        return self.program.rest(self._lines[line], env, {}, error, why, [given[each] for each in self.order])
+        return self._lines[line], env, error
+
+    def finish(
+        self,
+        worker: Worker,
+        template: Template,
+        instruction: tuple[dict[int, Any], int, list[Any]],
+        where: tuple[int, dict[int, Any], Exception],
+        given: Sequence[Any],
+    ) -> None:
+        """Do the rest of a program that has raised, so that the others do not wait (RGN-2), and mark what depends on that."""
+        (env, out, values), (at, known, error) = instruction, where
+        count = worker.bench.instruction()
+        made, failed = self.program.rest(
+            at,
+            known,
+            {},
+            error,
+            lambda _, raised: Failed(count, template.name, raised),
+            [given[each] for each in self.order],
+        )
+        worker.failures = True
+        self.keep(env, out, values, made)
+        for place, why in enumerate(self.program.failures(failed)):
+            mark(joined(env[out + place]), why)
+        for place in self.program.written:
+            mark(joined(values[place]), failed.get(place))
 
 
 class _Varied:
@@ -141,7 +167,7 @@ class _Varied:
     def __init__(self, *, by_memory: bool, by_value: bool) -> None:
         self.by_memory = by_memory
         self.by_value = by_value
-        self.known: dict[Any, _Kept] = {}
+        self.known: dict[Any, Kept] = {}
 
     def key(self, locals_: Sequence[torch.Tensor], given: Sequence[Any]) -> Any:
         """Return what else a decision depends on."""
@@ -197,6 +223,8 @@ class Decisions:
         self, env: dict[int, Any], out: int, refs: list[int], numbers: Any, do: Callable[..., None]
     ) -> None:
         """Carry an instruction out: as it was decided before, or by `do`."""
+        if self._worker.played is not None:
+            self._worker.played.append(Played())
         given = [next(numbers) for _ in range(self._numbers)] if self._numbers else ()
         values = [env.get(ref) for ref in refs]
         if self._is_fit and self._is_done(env, out, refs, values, given, do):
@@ -206,6 +234,21 @@ class Decisions:
             if type(found) is Apart:
                 env[ref] = found.joined()
         do(self._template, out, refs, iter(given))
+        if self._worker.played is not None:
+            self._worker.played[-1] = self._how(env, out, values)
+
+    def _how(self, env: dict[int, Any], out: int, values: list[Any]) -> Played:
+        """Return how an instruction was carried out of which no decision is kept."""
+        sums, made = self._worker.sums, env.get(out)
+        if self._template.out != 1 or not sums.is_pending(made):
+            return Played()
+        if self._operator is _DETACH:
+            return Played(shows=True)
+        before = self._worker.layout_of(values[0])
+        after = self._worker.layout_of(made)
+        return Played(
+            layouts=[before], later=after, dim=summed_dim(before.spec.placements, after.spec.placements)
+        )
 
     def _is_done(  # noqa: PLR0917 - an instruction, taken apart
         self,
@@ -229,7 +272,7 @@ class Decisions:
         found = self._known.get(key)
         if type(found) is _Varied:
             found = found.known.get(found.key(locals_, given), found)
-        if type(found) is not _Kept or worker.compares:
+        if type(found) is not Kept or worker.compares:
             return self._is_noted(found, key, _Asked(env, do, out, refs, values, locals_, given))
         try:
             made = found.function(locals_, given)
@@ -240,8 +283,10 @@ class Decisions:
             raised = error
         else:
             found.keep(env, out, values, made)
+            if worker.played is not None:
+                worker.played[-1] = Played(found, [worker.layout_of(each) for each in values])
             return True
-        self._go_on(found, raised, env, out, values, given)
+        found.finish(worker, self._template, (env, out, values), found.where(raised), given)
         return True
 
     def _key(self, values: list[Any], locals_: list[Any]) -> Any:
@@ -252,7 +297,7 @@ class Decisions:
                 locals_.append(each.local)
                 key.append(each.layout)
                 continue
-            seen = self._seen(each)
+            seen = self._worker.seen(each)
             if seen is None:
                 return None
             locals_.append(seen[0])
@@ -260,12 +305,12 @@ class Decisions:
         if len(key) == 1:
             return key[0]
         if len(set(map(id, locals_))) != len(locals_):
-            return tuple(key), _first_of_each(locals_)
+            return tuple(key), first_of_each(locals_)
         return tuple(key)
 
     def _is_noted(self, found: Any, key: Any, asked: _Asked) -> bool:
         """Note what is decided if it is time to; return whether the instruction was carried out by that."""
-        if type(found) is _Kept:
+        if type(found) is Kept:
             return self._compare(found, asked)
         if type(found) is _Varied:
             if len(found.known) >= _VARIANTS:
@@ -286,48 +331,6 @@ class Decisions:
             return False
         sums.make_way(tensors, writes=self._writes)
         return True
-
-    def _seen(self, each: Any) -> tuple[torch.Tensor, Layout] | None:
-        """Return the part and the layout of a tensor, if nothing about it is special."""
-        if type(each) is Apart:
-            each = each.made
-        if type(each) is not DTensor:
-            return None
-        worker = self._worker
-        if worker.failures and failure_of(each) is not None:
-            return None
-        if worker.copies.any and getattr(each, "_mesh_copied", None) is not None:
-            return None
-        local: Any = each._local_tensor  # noqa: SLF001 - without a copy
-        if type(local) is not torch.Tensor:
-            if not isinstance(local, AsyncCollectiveTensor):
-                return None
-            try:
-                local = each._local_tensor = local.trigger_wait()  # type: ignore[no-untyped-call]  # noqa: SLF001 - it has arrived
-            except Exception:  # noqa: BLE001 - raised once more where it is used
-                return None
-        layout = worker.layouts.of(each._spec)  # noqa: SLF001 - its layout
-        # A user's function may have made it.
-        return (local, layout) if local.shape == layout.shape else None
-
-    def _go_on(  # noqa: PLR0917 - an instruction, taken apart
-        self,
-        kept: _Kept,
-        error: Exception,
-        env: dict[int, Any],
-        out: int,
-        values: list[Any],
-        given: Sequence[Any],
-    ) -> None:
-        """Do the rest of what has raised, and mark what depends on that."""
-        where = self._worker.bench.instruction()
-        made, failed = kept.go_on(error, given, lambda _, raised: Failed(where, self._template.name, raised))
-        self._worker.failures = True
-        kept.keep(env, out, values, made)
-        for at, why in enumerate(kept.program.failures(failed)):
-            mark(joined(env[out + at]), why)
-        for place in kept.program.written:
-            mark(joined(values[place]), failed.get(place))
 
     def _note(self, key: Any, asked: _Asked) -> None:
         """Carry the operator out as DTensor does, and keep how."""
@@ -368,7 +371,7 @@ class Decisions:
             order = _handed_over(self._template, asked.given, notes.steps, own[0]) if can_hand_over else None
         program = Program(notes, len(asked.locals_))
         program.gives(tensors, wholes, made_at)
-        kept = _Kept(worker, program, order or [])
+        kept = Kept(worker, program, order or [], writes=self._writes)
         if program.written and not kept.meets and not _writes_at_the_end(program):
             return
         if type(varied) is not _Varied:
@@ -383,7 +386,7 @@ class Decisions:
         if worker.compares and not kept.meets:
             self._check(kept, copies, asked, ends)
 
-    def _compare(self, kept: _Kept, asked: _Asked) -> bool:
+    def _compare(self, kept: Kept, asked: _Asked) -> bool:
         """Carry the operator out in both ways; with collectives, as kept."""
         if kept.meets:
             made = kept.function(asked.locals_, asked.given)
@@ -401,7 +404,7 @@ class Decisions:
         self._check(kept, copies, asked, [local_of(each) for each in wholes])
         return True
 
-    def _check(self, kept: _Kept, copies: list[Any], asked: _Asked, ends: list[Any]) -> None:
+    def _check(self, kept: Kept, copies: list[Any], asked: _Asked, ends: list[Any]) -> None:
         """Raise if a decision gives something else than what was computed."""
         if any(template.func._schema.name in _UNINITIALIZED for template, _, _ in kept.program.steps):  # type: ignore[attr-defined]  # noqa: SLF001 - as the whole of PyTorch reads it
             return
@@ -483,12 +486,6 @@ def _is_without_values(value: Any) -> bool:
 
 def _has_summands(tensor: DTensor) -> bool:
     return any(isinstance(each, Partial) for each in tensor.placements)
-
-
-def _first_of_each(locals_: Sequence[torch.Tensor]) -> tuple[int, ...]:
-    """Return which of these are the same: the first places where they stand."""
-    first: dict[int, int] = {}
-    return tuple([first.setdefault(id(each), at) for at, each in enumerate(locals_)])
 
 
 def _copy(local: torch.Tensor) -> torch.Tensor:

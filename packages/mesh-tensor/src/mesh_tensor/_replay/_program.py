@@ -11,16 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mesh_tensor._instructions import LOST, Failed, Template
+from mesh_tensor._parts._apart import joined
+from mesh_tensor._replay._fused import Fused, first_of_each
 from mesh_tensor._replay._writing import count_numbers, where_raised, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from mesh_tensor._bench import Bench
+    from mesh_tensor._parts._worker import Worker
     from mesh_tensor._replay._compiled import Compilation, Plan, Step
     from mesh_tensor._replay._sharded import ShardedPlan
 
 _BAD = {Failed, type(LOST)}
+_TIMES = 2
+"""How often the flat loop carries a step out before it is looked at: by then it has kept its decisions."""
+_LAYOUTS = 8
+"""The most functions of one step, each for tensors laid out in another way."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +73,12 @@ class Replayed:
         self._lines: list[int | Any] = []
         """What each line of the function carries out: a step, or a region of them."""
         self._plan: Plan | ShardedPlan | None = None
+        self._known: dict[Any, Any] | None = None
+        """In the global view: functions on this process's parts, by how the tensors are laid out; or how often the flat loop has met that."""
         if what.compile is not None:
             self._plan = _plans(self._steps)(what.compile, self._steps, what.scalars, set(what.holes))
+        elif self._steps and all(template.decisions is not None for template, _, _ in self._steps):
+            self._known = {}
 
     def compilation(self) -> Compilation | None:
         """Return what has been compiled of it; ``None`` if nothing was to be."""
@@ -75,7 +86,9 @@ class Replayed:
 
     def replay(self, count: int, inputs: list[int], made: list[int], numbers: list[Any]) -> None:
         """Do all of it, with these tensors, and give these numbers to the results."""
-        env = self._bench.env
+        if self._known is not None:
+            self._replay_parts(self._known, count, inputs, made, numbers)
+            return
         tensors = [self._bench.find(ref) for ref in (*inputs, *self._captured)]
         if not _BAD.isdisjoint(map(type, tensors)):
             self._one_by_one(count, inputs, made, numbers)
@@ -89,8 +102,67 @@ class Replayed:
         try:
             results = self._function(tensors, numbers)
         except Exception as error:  # noqa: BLE001 - kept, for whoever asks
-            self._one_by_one(count, inputs, made, numbers, error)
+            line, names = where_raised(error.__traceback__)
+            found = self._lines[line]
+            at, raised = (found, error) if isinstance(found, int) else self._left(found, count, error)
+            self._one_by_one(count, inputs, made, numbers, (at, raised, names))
             return
+        self._keep(made, results)
+
+    def _replay_parts(
+        self, known: dict[Any, Any], count: int, inputs: list[int], made: list[int], numbers: list[Any]
+    ) -> None:
+        """Do it in the global view: by the function for tensors laid out as these, once the flat loop knows them."""
+        env = self._bench.env
+        worker: Worker = self._steps[0][0].func.worker  # type: ignore[attr-defined]
+        values = [env.get(ref) for ref in (*inputs, *self._captured)]
+        values += [joined(each).clone() for each in self._constants.values()]
+        seen = [worker.seen(each) for each in values]
+        if worker.copies.any or worker.compares or None in seen:
+            self._one_by_one(count, inputs, made, numbers)
+            return
+        locals_ = [each[0] for each in seen if each is not None]
+        key = (
+            tuple([each[1] for each in seen if each is not None]),
+            tuple([(each.stride(), each.is_neg()) for each in locals_]),
+            first_of_each(locals_),
+        )
+        program = known.get(key)
+        if type(program) is not Fused:
+            times = program or 0
+            played = worker.played = [] if times >= _TIMES else None
+            if len(known) >= _LAYOUTS:
+                known.clear()
+            known[key] = times + 1
+            try:
+                self._one_by_one(count, inputs, made, numbers)
+            finally:
+                worker.played = None
+            if played is not None and len(played) == len(self._steps):
+                known[key] = Fused(
+                    worker,
+                    self._steps,
+                    played,
+                    inputs=[*self._inputs, *self._captured, *self._constants],
+                    layouts=key[0],
+                    results=[*self._results, *self._kept],
+                    scalars=self._scalars,
+                    holes=self._holes,
+                )
+            return
+        self._bench.replaying = count, self._number
+        try:
+            results = program(values, locals_, numbers)
+        except Exception as error:  # noqa: BLE001 - kept, for whoever asks
+            self._one_by_one(count, inputs, made, numbers, program.left(error, values, numbers))
+            return
+        finally:
+            self._bench.replaying = None
+        self._keep(made, results)
+
+    def _keep(self, made: list[int], results: Sequence[Any]) -> None:
+        """Store the results, and drop what is no longer needed."""
+        env = self._bench.env
         env.update(zip(made + self._kept, results, strict=True))
         for ref in self._spent:
             env.pop(ref, None)
@@ -115,21 +187,17 @@ class Replayed:
         inputs: list[int],
         made: list[int],
         numbers: list[Any],
-        error: Exception | None = None,
+        left: tuple[int, Exception | None, dict[int, Any]] | None = None,
     ) -> None:
-        """Continue as if all were issued one by one: from the beginning, or from the instruction that has failed."""
+        """Continue as if all were issued one by one: from the beginning, or from where a function was `left`, perhaps by an error."""
         bench, env = self._bench, self._bench.env
         for name, ref in zip(self._inputs, inputs, strict=True):
             if ref in env:
                 env[name] = env[ref]
-        at = 0
-        if error is None:
-            env.update((name, each.clone()) for name, each in self._constants.items())
-        else:
-            line, names = where_raised(error.__traceback__)
-            env.update(names)
-            found = self._lines[line]
-            at, error = (found, error) if isinstance(found, int) else self._left(found, count, error)
+        at, error, names = left or (0, None, {})
+        if left is None:
+            env.update((name, joined(each).clone()) for name, each in self._constants.items())
+        env.update(names)
         scalars = list(self._scalars)
         for place, number in zip(self._holes, numbers, strict=True):
             scalars[place] = number

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mesh_tensor._replay._compiled import Step
 
 
+_NAME = "mesh_tensor_written"
+
+
 def write_function(
     steps: Sequence[Step],
     given: list[int],
@@ -35,7 +38,7 @@ def write_function(
     writer = _Writer(scalars, holes)
     last = {ref: at for at, (_, _, refs) in enumerate(steps) for ref in refs}
     of_others = set(given) | set(results)
-    lines = ["def replay(given, numbers):", f" {_names(given)} given" if given else " pass"]
+    lines = [f"def {_NAME}(given, numbers):", f" {_names(given)} given" if given else " pass"]
     carried: list[int | Any] = []
     at = 0
     while at < len(steps):
@@ -56,7 +59,7 @@ def write_function(
         lines.append(f" {text}{ending}")
     lines.append(f" return {_listed(results)}")
     exec(compile("\n".join(lines) + "\n", name, "exec"), writer.names)
-    function: Callable[[Sequence[Any], Sequence[Any]], Any] = writer.names["replay"]
+    function: Callable[[Sequence[Any], Sequence[Any]], Any] = writer.names[_NAME]
     return function, carried
 
 
@@ -168,7 +171,9 @@ def _listed(refs: list[int]) -> str:
 
 def where_raised(trace: TracebackType | None) -> tuple[int, dict[int, Any]]:
     """Return which line of such a function has failed, counted from its first step, and the tensors that existed by then."""
-    assert trace is not None and trace.tb_next is not None, "raised within the function"
-    inner = trace.tb_next
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_name != _NAME:
+        inner = inner.tb_next
+    assert inner is not None, "raised within the function"
     names = {int(name[1:]): value for name, value in inner.tb_frame.f_locals.items() if name[0] == "t"}
     return inner.tb_lineno - 3, names
