@@ -245,6 +245,85 @@ def test_tied_parameters_and_factories_in_forward(mesh: Mesh) -> None:
     torch.testing.assert_close(fetch(spread.words.weight.grad), model.words.weight.grad)
 
 
+class Stack(nn.Module):
+    """Blocks in a list, which are gathered one after the other, and a rest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2)
+        )
+        self.out = nn.Linear(3, 2)
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+@pytest.fixture
+def stacks(mesh: Mesh) -> tuple[Stack, Stack]:
+    """One here, and the same on a mesh, fully sharded."""
+    torch.manual_seed(0)
+    plain = Stack()
+    return plain, module_to_mesh(copy.deepcopy(plain), mesh, {"*": FullyShard("data")})
+
+
+ROWS = torch.arange(12.0).view(4, 3) / 10
+
+
+def on_rows(mesh: Mesh) -> Any:
+    return distribute(ROWS, mesh, ["data", None])
+
+
+def test_a_copy_of_a_module_gathers_its_own_parameters(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, spread = stacks
+    other = copy.deepcopy(spread)
+    with torch.no_grad():
+        for each in (*plain.parameters(), *other.parameters()):
+            each.add_(1)
+    torch.testing.assert_close(fetch(other(on_rows(mesh)).detach()), plain(ROWS).detach())
+    assert not torch.equal(fetch(spread(on_rows(mesh)).detach()), plain(ROWS).detach())
+
+
+def test_modules_within_a_block_are_called_by_themselves(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, spread = stacks
+    for each, x in ((plain, ROWS), (spread, on_rows(mesh))):
+        each.out(each.blocks[1][0](x).tanh()[:, :3]).sum().backward()
+    torch.testing.assert_close(fetch(spread.blocks[1][0].weight.grad), plain.blocks[1][0].weight.grad)
+    torch.testing.assert_close(fetch(spread.out.weight.grad), plain.out.weight.grad)
+
+
+def test_parameters_of_a_block_that_do_not_train(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    for each, x in zip(stacks, (ROWS, on_rows(mesh)), strict=True):
+        for frozen in (each.blocks[0][0].weight, each.blocks[1][2].bias):
+            frozen.requires_grad_(False)
+        each(x).sum().backward()
+    plain, spread = stacks
+    for mine, theirs in zip(plain.parameters(), spread.parameters(), strict=True):
+        if mine.grad is None:
+            assert theirs.grad is None
+        else:
+            torch.testing.assert_close(fetch(theirs.grad), mine.grad)
+
+
+def test_a_part_of_a_block_is_replaced(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    torch.manual_seed(1)
+    new = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    plain, spread = stacks
+    plain.blocks[0][0] = new
+    spread.blocks[0][0] = module_to_mesh(copy.deepcopy(new), mesh)
+    torch.testing.assert_close(fetch(spread(on_rows(mesh)).detach()), plain(ROWS).detach())
+
+
+def test_a_block_that_raises_keeps_nothing_gathered(mesh: Mesh, stacks: tuple[Stack, Stack]) -> None:
+    plain, spread = stacks
+    with pytest.raises(RuntimeError, match="reduction dim|cannot be multiplied"):
+        spread(distribute(torch.ones(4, 7), mesh, ["data", None]))
+    assert not any("weight" in each.__dict__ for each in spread.modules())
+    torch.testing.assert_close(fetch(spread(on_rows(mesh)).detach()), plain(ROWS).detach())
+
+
 def test_plans_that_are_wrong(mesh: Mesh) -> None:
     def place(plan: Any) -> None:
         module_to_mesh(nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2)), mesh, plan)

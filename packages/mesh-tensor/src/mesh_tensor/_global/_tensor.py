@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mesh_core import MeshError
-from mesh_tensor._descriptors import HERE, form_of
+from mesh_tensor._descriptors import HERE, form_of, strides_of
 from mesh_tensor._errors import RemoteException, described, part_of
 from mesh_tensor._global._sharding import Sharding, placements_of
-from mesh_tensor._instructions import NUMBER, SPECIAL
+from mesh_tensor._instructions import HOLE, LIST, NUMBER, SPECIAL
 from mesh_tensor._lending import carry
 from mesh_tensor._placing import moved
-from mesh_tensor._propagate import Issuer
+from mesh_tensor._propagate import Hit, Issuer
 from mesh_tensor._stream import Ref, Stream, caller
 from mesh_tensor._tensor import MeshTensor
 
@@ -131,6 +131,40 @@ class _Redistribute(torch.autograd.Function):
         return grads[0], None
 
 
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, placements: tuple[tuple[Placement, ...], ...], *tensors: Any) -> Any:
+        context.set_materialize_grads(False)
+        issuer = tensors[0].descriptor.stream.issuer
+
+        def learn() -> Hit:
+            made = [
+                issuer.stream.descriptor(
+                    (tuple(each.shape), strides_of(tuple(each.shape)), 0, each.dtype, each.device)
+                )
+                for each in tensors
+            ]
+            template = issuer.stream.teach(
+                ((SPECIAL, "gather", ""), None),
+                [*[HOLE] * len(tensors), placements],
+                {},
+                len(tensors),
+                len(made),
+                LIST,
+                (),
+            )
+            return Hit(template, list(made), 0, True)
+
+        _, made = issuer.function(
+            ("gather", placements, *[each.descriptor for each in tensors]), learn, list(tensors)
+        )
+        return tuple(made)
+
+    @staticmethod
+    def backward(_: Any, *grads: Any) -> Any:
+        return None, *grads
+
+
 class _LaidOutAs(torch.autograd.Function):
     @staticmethod
     def forward(_: Any, tensor: Any, other: Any) -> Any:
@@ -156,6 +190,14 @@ class _Summed(torch.autograd.Function):
 def laid_out_as(tensor: torch.Tensor, other: GlobalTensor) -> torch.Tensor:
     """Return the same tensor, with the layout of another one."""
     result: torch.Tensor = _LaidOutAs.apply(tensor, other.detach())
+    return result
+
+
+def gathered(
+    tensors: Sequence[torch.Tensor], placements: Sequence[tuple[Placement, ...]]
+) -> tuple[torch.Tensor, ...]:
+    """Return tensors with other layouts, as many as possible in one message between the processes."""
+    result: tuple[torch.Tensor, ...] = _Gathered.apply(tuple(placements), *tensors)
     return result
 
 

@@ -7,11 +7,12 @@ a tensor whose sum is still to come.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from mesh_tensor._instructions import Failed
 
@@ -37,6 +38,8 @@ class Summand:
     """This process's summand."""
     layout: Layout
     """Of the sum."""
+    split: int | None
+    """The dimension of which each process gets its part, if it gets only that."""
     where: Any
     """The instruction that asked for it."""
     results: list[DTensor] = field(default_factory=list)
@@ -49,9 +52,10 @@ class Summand:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Sums over one dimension of the mesh, of numbers of one kind."""
+    """Sums over one dimension of the mesh, of numbers of one kind; all of them, or parts."""
 
     dim: int
+    splits: bool
     summands: list[Summand] = field(default_factory=list)
     nbytes: int = 0
     flat: torch.Tensor | None = None
@@ -63,7 +67,7 @@ class Sums:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._open: dict[tuple[int, torch.dtype], _Bucket] = {}
+        self._open: dict[tuple[int, bool, torch.dtype], _Bucket] = {}
         self._under_way: list[_Bucket] = []
         self._pending: dict[int, Summand] = {}
         """By the identity of their results."""
@@ -72,25 +76,26 @@ class Sums:
 
     def put_off(self, tensor: DTensor, placements: tuple[Placement, ...]) -> DTensor | None:
         """Return the future tensor with this layout; ``None`` if that is not a sum that can wait."""
-        dim = summed_dim(tensor.placements, placements)
-        if dim is None or tensor.dtype not in _MOVED:
+        along = summed_along(tensor.placements, placements)
+        if along is None or tensor.dtype not in _MOVED:
             return None
         local = tensor._local_tensor.detach()  # noqa: SLF001 - without a copy
         layout = self._worker.layouts.placed(tensor._spec, placements)  # noqa: SLF001 - its layout
-        return self.shown(self.postpone(local, layout, dim))
+        return self.shown(self.postpone(local, layout, *along))
 
-    def postpone(self, local: torch.Tensor, layout: Layout, dim: int) -> Summand:
+    def postpone(self, local: torch.Tensor, layout: Layout, dim: int, split: int | None) -> Summand:
         """Have this process's summand summed up along a dimension of the mesh, later."""
         worker = self._worker
-        summand = Summand(local, layout, worker.bench.instruction())
-        bucket = self._open.setdefault((dim, local.dtype), _Bucket(dim))
+        summand = Summand(local, layout, split, worker.bench.instruction())
+        key = dim, split is not None, local.dtype
+        bucket = self._open.setdefault(key, _Bucket(dim, split is not None))
         bucket.summands.append(summand)
         bucket.nbytes += local.nbytes
         if not self.any:
             self.any = True
             worker.bench.unfinished.append(self)
         if bucket.nbytes >= BUCKET_BYTES:
-            del self._open[dim, local.dtype]
+            del self._open[key]
             self._send(bucket)
         return summand
 
@@ -144,9 +149,8 @@ class Sums:
                 continue
             at = 0
             for summand in bucket.summands:
-                size = summand.local.numel()
-                total = summand.total = flat[at : at + size].view(summand.local.shape)
-                at += size
+                total, at = self._taken(bucket, flat, at, summand)
+                summand.total = total
                 for each in summand.results:
                     each._local_tensor = total  # noqa: SLF001 - nobody has read it
         self._pending.clear()
@@ -175,12 +179,33 @@ class Sums:
         for bucket in buckets.values():
             self._send(bucket)
 
+    def _taken(
+        self, bucket: _Bucket, flat: torch.Tensor, at: int, summand: Summand
+    ) -> tuple[torch.Tensor, int]:
+        """Return a sum, or this process's part of it, and where the next one begins."""
+        if summand.split is None:
+            end = at + summand.local.numel()
+            return flat[at:end].view(summand.local.shape), end
+        shape, dim = list(summand.local.shape), summand.split
+        shape[dim] = -(-shape[dim] // self._worker.mesh.shape[bucket.dim])
+        end = at + math.prod(shape)
+        part = flat[at:end].view(shape)
+        size = summand.layout.shape[dim]
+        return part if size == shape[dim] else part.narrow(dim, 0, size).contiguous(), end
+
     def _send(self, bucket: _Bucket) -> None:
         worker = self._worker
-        flat = bucket.flat = torch.cat([each.local.reshape(-1) for each in bucket.summands])
         name = worker.mesh._dim_group_names[bucket.dim]  # noqa: SLF001 - as it was made
         try:
-            torch.ops._c10d_functional.all_reduce_.default(flat, "sum", name)  # noqa: SLF001 - its public name
+            if bucket.splits:
+                count = worker.mesh.shape[bucket.dim]
+                parts = [pieces(each.local, each.split or 0, count) for each in bucket.summands]
+                whole = torch.cat([each[place].reshape(-1) for place in range(count) for each in parts])
+                scatter = torch.ops._c10d_functional.reduce_scatter_tensor.default  # noqa: SLF001 - its public name
+                bucket.flat = scatter(whole, "sum", count, name)
+            else:
+                flat = bucket.flat = torch.cat([each.local.reshape(-1) for each in bucket.summands])
+                torch.ops._c10d_functional.all_reduce_.default(flat, "sum", name)  # noqa: SLF001 - its public name
         except Exception as error:  # noqa: BLE001 - kept, for whoever asks
             self._fail(bucket, error)
         else:
@@ -194,11 +219,57 @@ class Sums:
                 each._mesh_failed = failed  # type: ignore[attr-defined]  # noqa: SLF001 - beside PyTorch's own
 
 
-def summed_dim(before: Sequence[Placement], after: Sequence[Placement]) -> int | None:
-    """Return the one dimension of the mesh along which summands become their sum, if nothing else changes."""
+def summed_along(before: Sequence[Placement], after: Sequence[Placement]) -> tuple[int, int | None] | None:
+    """Return the one dimension of the mesh along which summands become their sum, if nothing else changes, and which of the tensor's is split then."""
     changed = [at for at, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
     if len(changed) != 1:
         return None
-    one, other = before[changed[0]], after[changed[0]]
-    is_sum = type(one) is Partial and one.reduce_op == "sum" and type(other) is Replicate
-    return changed[0] if is_sum else None
+    (at,) = changed
+    one, other = before[at], after[at]
+    if type(one) is not Partial or one.reduce_op != "sum":
+        return None
+    if type(other) is Replicate:
+        return at, None
+    if type(other) is not Shard or any(
+        isinstance(each, Shard) and each.dim == other.dim for place, each in enumerate(after) if place != at
+    ):
+        return None
+    return at, other.dim
+
+
+def gathered_along(before: Sequence[Placement], after: Sequence[Placement]) -> tuple[int, int] | None:
+    """Return the one dimension of the mesh along which a tensor is gathered, if nothing else changes, and which of the tensor's was split."""
+    changed = [at for at, (one, other) in enumerate(zip(before, after, strict=True)) if one != other]
+    if len(changed) != 1:
+        return None
+    (at,) = changed
+    one = before[at]
+    if type(one) is not Shard or type(after[at]) is not Replicate:
+        return None
+    if any(isinstance(each, Shard) and each.dim == one.dim for each in after):
+        return None
+    return at, one.dim
+
+
+def filled_up(part: torch.Tensor, dim: int, size: int, count: int) -> torch.Tensor:
+    """Return a part that is as large as the first one of so many."""
+    missing = -(-size // count) - part.shape[dim]
+    if not missing:
+        return part
+    shape = list(part.shape)
+    shape[dim] = missing
+    return torch.cat([part, part.new_zeros(shape)], dim)
+
+
+def pieces(tensor: torch.Tensor, dim: int, count: int) -> list[torch.Tensor]:
+    """Split a tensor into parts of one size, the last ones filled up."""
+    size = tensor.shape[dim]
+    step = -(-size // count)
+    return (
+        [
+            filled_up(tensor.narrow(dim, min(at, size), max(0, min(step, size - at))), dim, size, count)
+            for at in range(0, step * count, step or 1)
+        ]
+        if step
+        else [tensor] * count
+    )

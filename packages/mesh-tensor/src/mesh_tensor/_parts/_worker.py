@@ -38,7 +38,7 @@ from mesh_tensor._parts._call import Again, Call, failure_of, first_failure, mar
 from mesh_tensor._parts._copies import Copies
 from mesh_tensor._parts._layouts import Layout, Layouts
 from mesh_tensor._parts._numbered import Numbered
-from mesh_tensor._parts._sums import Sums
+from mesh_tensor._parts._sums import Sums, filled_up, gathered_along
 from mesh_tensor._summaries import looked
 from mesh_tensor._torch._dtensor import DTensorSpec, TensorMeta, compute_local_shape_and_global_offset
 from mesh_tensor._torch._mesh import Devices
@@ -384,6 +384,43 @@ def redistribute(worker: Worker, tensor: DTensor, placements: tuple[Placement, .
     return tensor.redistribute(worker.mesh, placements)
 
 
+def gather(worker: Worker, *given: Any) -> list[DTensor]:
+    """Return tensors with other layouts, those that are split over one dimension of the mesh in one message for all of them."""
+    *tensors, wanted = given
+    results: list[Any] = [None] * len(tensors)
+    together: dict[tuple[int, torch.dtype], list[tuple[int, int]]] = {}
+    for place, (tensor, placements) in enumerate(zip(tensors, wanted, strict=True)):
+        along = gathered_along(tensor.placements, placements)
+        if along is None:
+            results[place] = tensor.redistribute(worker.mesh, placements)
+        else:
+            dim, split = along
+            together.setdefault((dim, tensor.dtype), []).append((place, split))
+    for (dim, _), places in together.items():
+        count = worker.mesh.shape[dim]
+        parts = [
+            filled_up(tensors[place]._local_tensor, split, tensors[place].shape[split], count)  # noqa: SLF001 - without a copy
+            for place, split in places
+        ]
+        name = worker.mesh._dim_group_names[dim]  # noqa: SLF001 - as it was made
+        flat = torch.cat([each.reshape(-1) for each in parts])
+        space = torch.ops._c10d_functional  # noqa: SLF001 - its public name
+        found = space.wait_tensor.default(space.all_gather_into_tensor.default(flat, count, name)).view(
+            count, -1
+        )
+        at = 0
+        for (place, split), part in zip(places, parts, strict=True):
+            size = part.numel()
+            pieces = found[:, at : at + size].reshape(count, *part.shape)
+            at += size
+            tensor = tensors[place]
+            whole = pieces.flatten(0, 1) if split == 0 else pieces.movedim(0, split).flatten(split, split + 1)
+            if whole.shape[split] != tensor.shape[split]:
+                whole = whole.narrow(split, 0, tensor.shape[split])
+            results[place] = worker.wrap(whole.contiguous(), tensor, wanted[place])
+    return results
+
+
 def like(worker: Worker, tensor: DTensor, other: DTensor) -> DTensor:
     """Return a tensor, with the layout of another one."""
     placements = tuple(Replicate() if isinstance(each, Partial) else each for each in other.placements)
@@ -408,4 +445,6 @@ def seed(worker: Worker, value: int) -> None:
     worker.seed = value
 
 
-SPECIALS: dict[str, Callable[..., Any]] = {each.__name__: each for each in (redistribute, like, summed, seed)}
+SPECIALS: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (redistribute, gather, like, summed, seed)
+}

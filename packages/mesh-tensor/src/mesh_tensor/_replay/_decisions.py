@@ -26,7 +26,7 @@ from mesh_tensor._instructions import IN_PLACE_SHAPE, NUMBER, Failed, Template
 from mesh_tensor._operators import COLLECTIVE_SPACES
 from mesh_tensor._parts._apart import Apart, joined
 from mesh_tensor._parts._call import Call, failure_of, mark
-from mesh_tensor._parts._sums import summed_dim
+from mesh_tensor._parts._sums import summed_along
 from mesh_tensor._replay._compiled import written_by
 from mesh_tensor._replay._fused import Played, first_of_each
 from mesh_tensor._replay._noted import Program, Tracer, Untraceable, local_of
@@ -247,7 +247,7 @@ class Decisions:
         before = self._worker.layout_of(values[0])
         after = self._worker.layout_of(made)
         return Played(
-            layouts=[before], later=after, dim=summed_dim(before.spec.placements, after.spec.placements)
+            layouts=[before], later=after, along=summed_along(before.spec.placements, after.spec.placements)
         )
 
     def _is_done(  # noqa: PLR0917 - an instruction, taken apart

@@ -44,8 +44,8 @@ class Played:
     """Of the tensors that it was given then."""
     later: Layout | None = None
     """Its result is a sum that was postponed, and is laid out so."""
-    dim: int | None = None
-    """The dimension of the mesh along which that is summed up."""
+    along: tuple[int, int | None] | None = None
+    """The dimension of the mesh along which that is summed up, and that of the tensor which is split then."""
     shows: bool = False
     """Its result shows such a sum."""
 
@@ -261,11 +261,11 @@ class Fused:
             if self._held[ref].later is not None:
                 # It is only looked at, but that counts.
                 self._part(at, ref, how.layouts[0])
-        assert how.later is not None and how.dim is not None, "it is one of these"
+        assert how.later is not None and how.along is not None, "it is one of these"
         given = self._part(at, refs[0], how.layouts[0])
         made = _ours(
             "postpone",
-            _There(self._worker, at, partial(self._worker.sums.postpone, layout=how.later, dim=how.dim)),
+            _There(self._worker, at, _Postponed(self._worker, how.later, *how.along)),
         )
         held = _Held(layout=how.later, later=self._fresh(1))
         assert held.later is not None
@@ -333,6 +333,21 @@ class _There:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._bench.now = self._at
         return self._func(*args, **kwargs)
+
+
+class _Postponed:
+    """Has a summand summed up, later."""
+
+    __slots__ = ("_dim", "_layout", "_split", "_worker")
+
+    def __init__(self, worker: Worker, layout: Layout, dim: int, split: int | None) -> None:
+        self._worker = worker
+        self._layout = layout
+        self._dim = dim
+        self._split = split
+
+    def __call__(self, local: torch.Tensor) -> Summand:
+        return self._worker.sums.postpone(local, self._layout, self._dim, self._split)
 
 
 class _Part:
