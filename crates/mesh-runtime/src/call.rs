@@ -11,7 +11,7 @@ use crate::waits::{Waiting, Waits};
 use mesh_proto::control::Undeliverable;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::{Answer, Meaning, Reply};
-use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
+use mesh_proto::{ActorId, CallId, Ended, Gather, Header, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -65,14 +65,17 @@ pub(crate) struct State {
 
 impl State {
     fn note_printed(&mut self, index: usize, outcome: &Outcome) {
-        let host = match outcome {
+        let called = self.gather.as_ref().map(Gather::target);
+        let hosts = match outcome {
             Outcome::Replied(reply) if !reply.header().has_printed() => None,
-            Outcome::Replied(reply) => Some(reply.header().src.host),
-            Outcome::Lost(_) => self.gather.as_ref().and_then(|gather| Some(gather.target().place(index)?.host)),
+            // Some of those whose values are in it have printed something.
+            Outcome::Replied(reply) if is_combined(reply.header()) => called.map(Target::hosts),
+            Outcome::Replied(reply) => Some(HostSet::one(reply.header().src.host)),
+            Outcome::Lost(_) => called.and_then(|called| Some(HostSet::one(called.place(index)?.host))),
             Outcome::Deserted(_) | Outcome::Cancelled => None,
         };
-        if let Some(host) = host {
-            self.printed.extend_by(&HostSet::one(host));
+        if let Some(hosts) = hosts {
+            self.printed.extend_by(&hosts);
         }
     }
 
@@ -80,6 +83,11 @@ impl State {
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
     }
+}
+
+/// Whether a frame has the values of all that were called.
+pub(crate) fn is_combined(header: &Header) -> bool {
+    Reply::read(header).is_ok_and(|reply| reply.answer == Answer::Combined)
 }
 
 pub(crate) fn is_value(reply: &Message) -> bool {

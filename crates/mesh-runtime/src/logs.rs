@@ -30,7 +30,7 @@ use crate::error::RuntimeError;
 use crate::locks::lock;
 use crate::timespec::timespec;
 pub(crate) use behind::CatchUp;
-use behind::{Behind, Stage};
+use behind::{Behind, Source, Stage};
 use mesh_proto::control::Lines;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
@@ -267,12 +267,21 @@ impl Logs {
 
     /// Whether processes have written something here that was not shown, or reported, yet. Costs a system call.
     pub(crate) fn is_behind(&self, target: &Target) -> bool {
+        self.has_of(|source| source.is_of(target))
+    }
+
+    /// As [`Logs::is_behind`], for all processes of a mesh, wherever they are.
+    pub(crate) fn is_behind_of(&self, mesh: MeshId) -> bool {
+        self.has_of(|source| source.mesh() == mesh)
+    }
+
+    fn has_of(&self, is_wanted: impl Fn(Source) -> bool) -> bool {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
         match epoll::wait(&self.epoll, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             // So many at once: perhaps more.
             Ok((events, _)) if events.len() == BATCH => true,
             Ok((events, _)) => {
-                self.behind.is_of(target, events.iter().map(|event| event.data.u64()).filter(|at| *at != TOKEN_WAKE))
+                self.behind.any(is_wanted, events.iter().map(|event| event.data.u64()).filter(|at| *at != TOKEN_WAKE))
             }
             Err(_) => true,
         }

@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | a process of this host | the pipes and [`Behind`], when the result is there |
 //! | a process of another host | a mark on its reply ([`mesh_proto::Header::has_printed`]), from that host's [`Behind`] |
+//! | processes whose values are combined on the way | marks on their shares, of which the combined reply has one |
 
 use crate::completion::Completion;
 use crate::locks::lock;
@@ -30,14 +31,14 @@ pub(super) enum Source {
 }
 
 impl Source {
-    fn mesh(self) -> MeshId {
+    pub(super) fn mesh(self) -> MeshId {
         match self {
             Self::Proc(addr) => addr.mesh,
             Self::Host(mesh, _) => mesh,
         }
     }
 
-    fn is_of(self, target: &Target) -> bool {
+    pub(super) fn is_of(self, target: &Target) -> bool {
         match self {
             Self::Proc(addr) => target.index_of(addr).is_some(),
             Self::Host(mesh, host) => {
@@ -154,8 +155,8 @@ impl Behind {
         state.stuck = Some(state.shown);
     }
 
-    /// Whether lines of a target are on their way or in these pipes.
-    pub(super) fn is_of(&self, target: &Target, pipes: impl IntoIterator<Item = u64>) -> bool {
+    /// Whether lines of a source that this function accepts are on their way or in these pipes.
+    pub(super) fn any(&self, is_wanted: impl Fn(Source) -> bool, pipes: impl IntoIterator<Item = u64>) -> bool {
         let mut pipes = pipes.into_iter().peekable();
         // After a look at the pipes: what was taken out of them since is noted here.
         if pipes.peek().is_none() && self.count.load(Ordering::SeqCst) == 0 {
@@ -163,7 +164,7 @@ impl Behind {
         }
         let state = lock(&self.state);
         let mut written = pipes.filter_map(|token| state.procs.get(&(token / 2)));
-        written.any(|addr| target.index_of(*addr).is_some()) || state.sources.keys().any(|source| source.is_of(target))
+        written.any(|addr| is_wanted(Source::Proc(*addr))) || state.sources.keys().any(|source| is_wanted(*source))
     }
 
     /// Whether it is of use that the calling thread waits.
