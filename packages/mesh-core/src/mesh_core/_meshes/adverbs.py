@@ -233,6 +233,12 @@ class Endpoint(Generic[P, R]):
         __doc__ = _Shown(_doc_of, __doc__)
         __signature__ = _Shown(_signature_of, None)
 
+        def __getattr__(self, name: str) -> Any:
+            hint = ": write remote(actors.endpoint)(...) with mesh_tensor" if name == "rref" else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self
+            )
+
     def __init__(  # noqa: PLR0917
         self,
         mesh: ActorMesh[Any],
