@@ -2,6 +2,7 @@
 
 use crate::completion::{Completion, Listener};
 use crate::locks::lock;
+use crate::logs::Looks;
 use crate::loop_waker::LoopWaker;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
@@ -128,6 +129,8 @@ pub struct Call {
     pub(crate) ahead: AtomicU64,
     /// The account with the senders of a stream, made for the first value that they count.
     pub(crate) account: OnceLock<Arc<Account>>,
+    /// How many looks for lines had begun when it was complete.
+    looks: AtomicU64,
     waits: Waits,
     state: Mutex<State>,
 }
@@ -148,6 +151,7 @@ impl Call {
             finished: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             account: OnceLock::new(),
+            looks: AtomicU64::new(u64::MAX),
             waits: Waits::default(),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
@@ -280,6 +284,22 @@ impl Call {
             hosts.remove(here);
         }
         hosts
+    }
+
+    /// Whether there are such hosts.
+    pub(crate) fn has_printed(&self, here: Option<HostNo>) -> bool {
+        let state = self.lock();
+        state.printed.iter().any(|host| Some(host) != here)
+    }
+
+    /// It is complete, after so many looks for lines had begun. Comes before anybody can see that.
+    pub(crate) fn note_looks(&self, begun: u64) {
+        self.looks.store(begun, Ordering::SeqCst);
+    }
+
+    /// Whether there was a look for lines since it is complete, which found nothing.
+    pub(crate) fn was_looked_after(&self, looks: &Looks) -> bool {
+        looks.have_served(self.looks.load(Ordering::SeqCst))
     }
 
     /// Who gave the `n`th outcome of a stream, or the only one, if it is a reply; and whether something was printed there.

@@ -4,7 +4,7 @@ use super::Runtime;
 use crate::call::{Call, is_combined};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::logs::{LogPeers, Logs};
+use crate::logs::{LogPeers, Logs, Look};
 use mesh_proto::control::Lines;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::Partial;
@@ -66,10 +66,14 @@ impl Runtime {
         if self.standing.is_closed() {
             return false;
         }
-        let here = |target: &Target| self.logs.get().is_some_and(|logs| logs.is_behind(target));
+        let here = |target: &Target| {
+            let Some(logs) = self.logs.get() else { return false };
+            !call.was_looked_after(self.calls.looks()) && self.calls.looks().take(|| logs.look(target))
+        };
         match which.of(call) {
-            Some((addr, printed)) => printed || here(&Target::One(addr)),
-            None => here(target) || !call.printed(self.shows()).is_empty(),
+            // Only other processes write to the pipes.
+            Some((addr, printed)) => printed || (addr != self.me && here(&Target::One(addr))),
+            None => here(target) || call.has_printed(self.shows()),
         }
     }
 
@@ -140,8 +144,8 @@ impl Runtime {
         is_for_script
             && self.logs.get().is_some_and(|logs| match all {
                 // What has come from other hosts, and is still to be shown.
-                true => logs.is_behind_of(header.src.mesh),
-                false => logs.is_behind(&Target::One(header.src)),
+                true => logs.look_for_mesh(header.src.mesh) == Look::OfThese,
+                false => logs.look(&Target::One(header.src)) == Look::OfThese,
             })
     }
 
