@@ -93,11 +93,7 @@ by_plugin = nox.parametrize("plugin", [nox.param(plugin, id=plugin.name) for plu
 @nox.session(name=FIRST)
 def wheels(session: nox.Session) -> None:
     """The wheels of all packages and plugins, for the sessions that follow."""
-    native = [package for package in PACKAGES if package.is_native]
-    if not EVERYTHING:
-        # Both native modules at once, where one build after the other would leave processors idle.
-        crates = [f"--package={_crate(package)}" for package in native]
-        session.run("cargo", "build", "--locked", "--profile", PROFILE, *crates, external=True)
+    compile_natives(session, PACKAGES)
     for package in PACKAGES if QUICK else [*PACKAGES, *PLUGINS]:
         wheel(session, package)
 
@@ -264,6 +260,7 @@ def docs(session: nox.Session) -> None:
 def demo(session: nox.Session) -> None:
     """The main job: an actor mesh trains on this machine, loses a process, and gets it back."""
     wanted = [each for each in PACKAGES if each.name in {"mesh-core", "mesh-supervision"}]
+    compile_natives(session, wanted)
     install(session, *wanted, groups=["demo"])
     session.run("python", "examples/demo.py", *session.posargs)
 
@@ -320,6 +317,22 @@ def site_packages(session: nox.Session) -> Iterator[Path]:
     return Path(session.virtualenv.location).glob("lib/python3*/site-packages")
 
 
+def compile_natives(session: nox.Session, packages: Iterable[Package]) -> None:
+    """Compile the native modules that these packages' wheels are made of, unless they are built, with cargo's own progress.
+
+    All at once: one build after the other would leave processors idle.
+    """
+    missing = [package for package in packages if package.is_native and not built(package)]
+    if missing and not EVERYTHING:
+        crates = [f"--package={_crate(package)}" for package in missing]
+        session.run("cargo", "build", "--locked", "--profile", PROFILE, *crates, external=True)
+
+
+def built(package: Package) -> list[Path]:
+    """The package's wheels that there are."""
+    return sorted(WHEELS.glob(f"{package.name.replace('-', '_')}-{package.version}-*.whl"))
+
+
 def wheel(
     session: nox.Session, package: Package, profile: str = "release" if EVERYTHING else PROFILE
 ) -> Path:
@@ -327,8 +340,7 @@ def wheel(
 
     The whole matrix tests what is released; other runs test what is quicker to compile and checks itself.
     """
-    pattern = f"{package.name.replace('-', '_')}-{package.version}-*.whl"
-    if not list(WHEELS.glob(pattern)):
+    if not built(package):
         forget_old_wheels()
         # Some are built with the headers of those that they need.
         for sibling in workspace.closure(package, PACKAGES + PLUGINS):
@@ -348,12 +360,13 @@ def wheel(
                 "python", "-m", "pip", "wheel", "--quiet", "--no-deps",
                 "--find-links", str(WHEELS), "--wheel-dir", str(WHEELS), str(package.path),
             )  # fmt: skip
-    built = sorted(WHEELS.glob(pattern))
-    if not built:
+    made = built(package)
+    if not made:
         session.error(
-            f"no wheel like {pattern} in {WHEELS}; is the version in {package.path}/pyproject.toml static?"
+            f"no wheel of {package.name} {package.version} in {WHEELS}; is the version in "
+            f"{package.path}/pyproject.toml static?"
         )
-    return built[-1]
+    return made[-1]
 
 
 def forget_old_wheels() -> None:

@@ -96,6 +96,15 @@ def test_native_half_has_the_version_of_its_package():
     assert {package.version for package in PACKAGES if package.is_native} == {crates}
 
 
+def test_pages_are_in_the_navigation_in_the_order_of_the_first_one():
+    site, docs = (ROOT / "mkdocs.yml").read_text(), ROOT / "docs"
+    shown = re.findall(r"^ +- (\S+\.md)$", site, re.MULTILINE)
+    assert sorted(shown) == sorted(str(path.relative_to(docs)) for path in docs.rglob("*.md"))
+    linked = re.findall(r"\]\(([^)#:]+\.md)", (docs / "index.md").read_text())
+    in_turn = [page for page in dict.fromkeys(linked) if not page.startswith("design/")]
+    assert [page for page in shown if page in in_turn] == in_turn
+
+
 def test_copy_buttons_leave_out_prompts():
     site = (ROOT / "mkdocs.yml").read_text()
     (style,) = re.findall(r"^extra_css:\n  - (\S+)$", site, re.MULTILINE)

@@ -36,3 +36,41 @@ def keeper(jobs: Path, job: str) -> int:
             if any(b"mesh_launchers._keeper" in each for each in words) and os.fsencode(jobs / job) in words:
                 return int(process.name)
     raise AssertionError(f"nobody keeps {job}")
+
+
+LIFE_S = 15.0
+OUTLIVES = f"""
+from datetime import UTC, datetime, timedelta
+from mesh_launchers import _authority
+
+_authority.LIFETIME = timedelta(seconds={LIFE_S})
+
+class Counter(Actor):
+    def __init__(self):
+        self.calls = 0
+
+    @endpoint
+    def count(self):
+        self.calls += 1
+        return self.calls
+
+def outlives(hosts, until):
+    counters = hosts.spawn_procs().spawn("counters", Counter)
+    calls = 0
+    while datetime.now(UTC) < until:
+        calls += 1
+        assert counters.count.call().get(timeout=60).values() == [calls] * len(counters)
+    return counters
+
+def job_outlives(job):
+    first = job.wait(timeout=90).state().credentials
+    assert first.is_renewed
+    outlives(job.hosts, first.until + timedelta(seconds={LIFE_S} + 2))
+    now = job.state().credentials
+    assert now.until > first.until and not now.trouble, now
+    # Hosts that come later have new ones from the start.
+    more = job.scale(len(job.hosts) + 1).spawn_procs().spawn("more", Counter)
+    say("outlived", more.count.call().get(timeout=60).values())
+
+"""
+"""For scripts: :func:`job_outlives` calls actors until two lives of a job's first certificates are over (CRT-1)."""

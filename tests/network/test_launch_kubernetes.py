@@ -19,7 +19,7 @@ import pytest
 from cluster import Host, Network, Process, files_of_jobs, wait_until
 from conftest import children
 from controlplane import ControlPlane
-from launching import ended, heard
+from launching import OUTLIVES, ended, heard
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
 
@@ -224,6 +224,19 @@ with launch("kubernetes", hosts=3, name="lab", one_per_node=True, **OPTIONS) as 
     assert heard(script) == " | ".join([*rest, "mesh-lab-1-0"])
     assert heard(script) == rest[0]
     assert rest[1] not in site.pods()
+    ended(script)
+
+
+def test_a_job_outlives_its_first_certificates(site: Site) -> None:
+    """CRT-1, K8S-1."""
+    script = site.run(
+        OUTLIVES
+        + """
+with launch("kubernetes", hosts=2, name="old", **OPTIONS) as job:
+    job_outlives(job)
+"""
+    )
+    assert heard(script) == "outlived | [1, 1, 1]"
     ended(script)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import ray_nodes
 from cluster import Network, Process, files_of_jobs, missing, wait_until
-from launching import ended, heard, keeper
+from launching import OUTLIVES, ended, heard, keeper
 from ray_nodes import Ray
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
@@ -173,6 +173,20 @@ say("over")
     assert heard(script) == "over"
     ended(script)
     assert cluster.ask(f"[each for each in {table} if each[0] != 'REMOVED']") == "[]"
+
+
+def test_a_job_outlives_its_first_certificates(cluster: Ray) -> None:
+    """CRT-1, RAY-1."""
+    script = run(
+        cluster,
+        OUTLIVES
+        + """
+with launch("ray", hosts=2, name="old") as job:
+    job_outlives(job)
+""",
+    )
+    assert heard(script) == "outlived | [1, 1, 1]"
+    ended(script)
 
 
 def test_passes_the_suite(cluster: Ray) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import slurm
 from cluster import Network, Process, files_of_jobs, wait_until
-from launching import ended, heard, keeper
+from launching import LIFE_S, OUTLIVES, ended, heard, keeper
 from slurm import Slurm
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
@@ -106,6 +106,44 @@ with launch("slurm", hosts=2, name="lab", exclusive=True, OPTIONS) as job:
     # A job of its own for those that came later.
     assert {"mesh-lab-0", "mesh-lab-1"} >= {*cluster.ask("squeue", "-h", "-o", "%j").split()}
     assert heard(script).startswith("host")
+    ended(script)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.timeout(150)
+def test_a_job_outlives_its_first_certificates(cluster: Slurm) -> None:
+    """CRT-1, SLR-1."""
+    script = run(
+        cluster,
+        OUTLIVES
+        + """
+with launch("slurm", hosts=2, name="old", exclusive=True, OPTIONS) as job:
+    job_outlives(job)
+""",
+    )
+    assert heard(script) == "outlived | [1, 1, 1]"
+    ended(script)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.timeout(150)
+def test_hosts_may_wait_for_longer_than_certificates_hold(cluster: Slurm) -> None:
+    """CRT-1: what Slurm starts late has those of that time."""
+    script = run(
+        cluster,
+        OUTLIVES
+        + f"""
+first = launch("slurm", hosts=3, name="first", exclusive=True, OPTIONS).wait(60)
+second = launch("slurm", hosts=1, name="second", exclusive=True, OPTIONS)
+while "PENDING" not in str(second.state()):
+    time.sleep(0.01)
+outlives(first.hosts, datetime.now(UTC) + timedelta(seconds=2 * {LIFE_S}))
+first.stop()
+say("came", second.wait(60).hosts.spawn_procs().spawn("late", Counter).count.call().get(timeout=60).values())
+second.stop()
+""",
+    )
+    assert heard(script) == "came | [1]"
     ended(script)
     nothing_is_left(cluster)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cluster import Host, Network, wait_until
+from launching import LIFE_S, OUTLIVES
 
 pytest.importorskip("mesh_launchers", reason="mesh-launchers is not installed here")
 pytest.importorskip("torch.distributed", reason="PyTorch is not installed here")
@@ -226,6 +227,29 @@ say("after")
     )
     assert job.heard() == "after"
     assert job.ended() == [0, 0, 0], job.log()
+
+
+def test_a_job_outlives_its_first_certificates(
+    torchruns: Torchruns, network: Callable[[int], Network], tmp_path: Path
+) -> None:
+    """CRT-1, TRN-1."""
+    job = Job(
+        torchruns,
+        network(2),
+        tmp_path,
+        OUTLIVES
+        + f"""
+with torchrun.hosts() as hosts:
+    hosts.initialized.get(timeout=60)
+    say("begun")
+    counters = outlives(hosts, datetime.now(UTC) + timedelta(seconds=2 * {LIFE_S}))
+    later = hosts.spawn_procs().spawn("later", Counter).count.call().get(timeout=60)
+    say("outlived", later.values())
+""",
+    )
+    assert job.heard() == "begun"
+    assert job.heard() == "outlived | [1, 1]"
+    assert job.ended() == [0, 0], job.log()
 
 
 def test_a_rank_that_fails_has_all_started_again(

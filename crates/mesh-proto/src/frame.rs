@@ -56,7 +56,7 @@ pub(crate) mod flags {
     pub(crate) const END: u16 = 1 << 9;
     /// Call: the caller takes any number of values.
     pub(crate) const STREAM: u16 = 1 << 10;
-    /// Cancellation: the replies of the call are combined on the way up.
+    /// Cancellation: the replies of the call are combined on the way up. Reply: it is what they were combined to.
     pub(crate) const TREE: u16 = 1 << 11;
     /// Credit: the mailbox is gone.
     pub(crate) const LAST: u16 = 1 << 14;

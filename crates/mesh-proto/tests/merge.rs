@@ -202,6 +202,18 @@ fn what_is_large_streamed_or_shared_goes_by_itself_and_counts() {
 }
 
 #[test]
+fn a_combined_reply_waits_for_nobody_and_is_the_last() {
+    let mut merge = HostMerge::new(4, agent(4));
+    assert!(merge.expect(ProcAddr::CONTROLLER, 1, 3).is_empty());
+    let all = Reply { actor: 3, call: 1, place: 0, answer: Answer::Combined }.header(addr(0), ProcAddr::CONTROLLER);
+    let mut all = Frame::build_plain(all, None, b"", b"6");
+    all.header.set_printed();
+    assert_eq!(merge.on_reply(all.clone(), at(0)), [all]);
+    assert!(merge.is_empty());
+    assert_eq!(merge.next_deadline(), None);
+}
+
+#[test]
 fn nothing_overtakes_what_the_same_proc_sent_before() {
     let mut merge = HostMerge::new(4, agent(4));
     let caller = ProcAddr::CONTROLLER;

@@ -9,7 +9,7 @@ use mesh_proto::{Credit, Flow, Frame, Header, Kind, ProcAddr, Progress, REPLIES,
 use proptest::prelude::*;
 
 fn answer() -> impl Strategy<Value = Answer> {
-    prop::sample::select(vec![Answer::Value, Answer::More, Answer::Raised, Answer::Dead])
+    prop::sample::select(vec![Answer::Value, Answer::Combined, Answer::More, Answer::Raised, Answer::Dead])
 }
 
 fn flow() -> impl Strategy<Value = Flow> {

@@ -2,6 +2,7 @@
 
 use crate::completion::{Completion, Listener};
 use crate::locks::lock;
+use crate::logs::Looks;
 use crate::loop_waker::LoopWaker;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
@@ -11,7 +12,7 @@ use crate::waits::{Waiting, Waits};
 use mesh_proto::control::Undeliverable;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::messages::{Answer, Meaning, Reply};
-use mesh_proto::{ActorId, CallId, Ended, Gather, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
+use mesh_proto::{ActorId, CallId, Ended, Gather, Header, Holders, HostNo, ProcAddr, Target, Undelivered, Verdict};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -65,14 +66,17 @@ pub(crate) struct State {
 
 impl State {
     fn note_printed(&mut self, index: usize, outcome: &Outcome) {
-        let host = match outcome {
+        let called = self.gather.as_ref().map(Gather::target);
+        let hosts = match outcome {
             Outcome::Replied(reply) if !reply.header().has_printed() => None,
-            Outcome::Replied(reply) => Some(reply.header().src.host),
-            Outcome::Lost(_) => self.gather.as_ref().and_then(|gather| Some(gather.target().place(index)?.host)),
+            // Some of those whose values are in it have printed something.
+            Outcome::Replied(reply) if is_combined(reply.header()) => called.map(Target::hosts),
+            Outcome::Replied(reply) => Some(HostSet::one(reply.header().src.host)),
+            Outcome::Lost(_) => called.and_then(|called| Some(HostSet::one(called.place(index)?.host))),
             Outcome::Deserted(_) | Outcome::Cancelled => None,
         };
-        if let Some(host) = host {
-            self.printed.extend_by(&HostSet::one(host));
+        if let Some(hosts) = hosts {
+            self.printed.extend_by(&hosts);
         }
     }
 
@@ -80,6 +84,11 @@ impl State {
     fn progress(&self) -> usize {
         self.order.len() + usize::from(self.lost.is_some())
     }
+}
+
+/// Whether a frame has the values of all that were called.
+pub(crate) fn is_combined(header: &Header) -> bool {
+    Reply::read(header).is_ok_and(|reply| reply.answer == Answer::Combined)
 }
 
 pub(crate) fn is_value(reply: &Message) -> bool {
@@ -120,6 +129,8 @@ pub struct Call {
     pub(crate) ahead: AtomicU64,
     /// The account with the senders of a stream, made for the first value that they count.
     pub(crate) account: OnceLock<Arc<Account>>,
+    /// How many looks for lines had begun when it was complete.
+    looks: AtomicU64,
     waits: Waits,
     state: Mutex<State>,
 }
@@ -140,6 +151,7 @@ impl Call {
             finished: AtomicU64::new(0),
             ahead: AtomicU64::new(0),
             account: OnceLock::new(),
+            looks: AtomicU64::new(u64::MAX),
             waits: Waits::default(),
             state: Mutex::new(State {
                 gather: (!empty).then_some(gather),
@@ -272,6 +284,22 @@ impl Call {
             hosts.remove(here);
         }
         hosts
+    }
+
+    /// Whether there are such hosts.
+    pub(crate) fn has_printed(&self, here: Option<HostNo>) -> bool {
+        let state = self.lock();
+        state.printed.iter().any(|host| Some(host) != here)
+    }
+
+    /// It is complete, after so many looks for lines had begun. Comes before anybody can see that.
+    pub(crate) fn note_looks(&self, begun: u64) {
+        self.looks.store(begun, Ordering::SeqCst);
+    }
+
+    /// Whether there was a look for lines since it is complete, which found nothing.
+    pub(crate) fn was_looked_after(&self, looks: &Looks) -> bool {
+        looks.have_served(self.looks.load(Ordering::SeqCst))
     }
 
     /// Who gave the `n`th outcome of a stream, or the only one, if it is a reply; and whether something was printed there.

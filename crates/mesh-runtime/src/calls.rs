@@ -2,6 +2,7 @@
 
 use crate::call::{Call, Outcome, State, is_value};
 use crate::locks::lock;
+use crate::logs::Looks;
 use crate::message::Message;
 use crate::meter::MailboxCredits as Account;
 use crate::reactor::Reactor;
@@ -27,6 +28,7 @@ pub(crate) struct Calls {
     /// Failed calls with combined replies, whose receivers are still to be told.
     fallen: Mutex<Vec<Arc<Call>>>,
     unseen: Unseen,
+    looks: Looks,
 }
 
 impl Default for Calls {
@@ -38,7 +40,13 @@ impl Default for Calls {
 impl Calls {
     /// No calls. Failures that nobody looks at go to `unseen`.
     pub(crate) fn telling(unseen: Unseen) -> Self {
-        Self { next: AtomicU64::new(1), shards: Default::default(), fallen: Mutex::default(), unseen }
+        Self {
+            next: AtomicU64::new(1),
+            shards: Default::default(),
+            fallen: Mutex::default(),
+            unseen,
+            looks: Looks::default(),
+        }
     }
 
     fn shard(&self, id: CallId) -> MutexGuard<'_, HashMap<CallId, Arc<Call>>> {
@@ -59,9 +67,15 @@ impl Calls {
         self.shard(id).remove(&id);
     }
 
+    /// The looks for lines of processes whose calls these are (LOG-8).
+    pub(crate) fn looks(&self) -> &Looks {
+        &self.looks
+    }
+
     /// A call is complete, or is about to be seen as such.
     fn finish(&self, reactor: &Reactor, call: &Arc<Call>, state: &mut State) {
         self.close(call.id);
+        call.note_looks(self.looks.begun());
         if call.has_failed() {
             self.unseen.failed(reactor, call, state);
         }
@@ -84,7 +98,11 @@ impl Calls {
 
     /// Completes a call to one receiver. False if it was already complete; then the outcome is dropped.
     pub(crate) fn complete(&self, reactor: &Reactor, call: &Call, outcome: Outcome) -> bool {
-        call.on_outcome(reactor, |_| self.close(call.id), 0, outcome)
+        let finish = |_: &mut State| {
+            self.close(call.id);
+            call.note_looks(self.looks.begun());
+        };
+        call.on_outcome(reactor, finish, 0, outcome)
     }
 
     fn fall(&self, call: &Arc<Call>) {

@@ -29,8 +29,8 @@ use crate::completion::{Completion, Fate};
 use crate::error::RuntimeError;
 use crate::locks::lock;
 use crate::timespec::timespec;
-pub(crate) use behind::CatchUp;
-use behind::{Behind, Stage};
+use behind::{Behind, Source, Stage};
+pub(crate) use behind::{CatchUp, Look, Looks};
 use mesh_proto::control::Lines;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::logs::{Chunk, LogOptions, Stream, Tap};
@@ -266,15 +266,25 @@ impl Logs {
     // What results wait for (LOG-8).
 
     /// Whether processes have written something here that was not shown, or reported, yet. Costs a system call.
-    pub(crate) fn is_behind(&self, target: &Target) -> bool {
+    pub(crate) fn look(&self, target: &Target) -> Look {
+        self.look_for(|source| source.is_of(target))
+    }
+
+    /// As [`Logs::look`], for all processes of a mesh, wherever they are.
+    pub(crate) fn look_for_mesh(&self, mesh: MeshId) -> Look {
+        self.look_for(|source| source.mesh() == mesh)
+    }
+
+    fn look_for(&self, is_wanted: impl Fn(Source) -> bool) -> Look {
         let mut events = [MaybeUninit::<Event>::uninit(); BATCH];
         match epoll::wait(&self.epoll, &mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
             // So many at once: perhaps more.
-            Ok((events, _)) if events.len() == BATCH => true,
+            Ok((events, _)) if events.len() == BATCH => Look::OfThese,
             Ok((events, _)) => {
-                self.behind.is_of(target, events.iter().map(|event| event.data.u64()).filter(|at| *at != TOKEN_WAKE))
+                let pipes = events.iter().map(|event| event.data.u64()).filter(|at| *at != TOKEN_WAKE);
+                self.behind.look(is_wanted, pipes)
             }
-            Err(_) => true,
+            Err(_) => Look::OfThese,
         }
     }
 

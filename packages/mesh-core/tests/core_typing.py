@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 
-def mypy(path: Path) -> list[str]:
+def mypy(path: Path, *options: str) -> list[str]:
     """Its output, line by line. In a process of its own: what it keeps would slow down every collection after it."""
     checked = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context"),
-            *("--no-color-output", f"--cache-dir={path.parent / 'cache'}", str(path)),
+            *("--no-color-output", f"--cache-dir={path.parent / 'cache'}", *options, str(path)),
         ],
         capture_output=True,
         text=True,

@@ -428,8 +428,12 @@ def test_output_comes_before_the_result(tmp_path: Path, capfd: pytest.CaptureFix
         for n in range(10):
             one.say.call_one(f"{word} alone {n}").get(timeout=LIMIT)
             assert f" {word} alone {n}\n" in capfd.readouterr().out
+        combined = counters.say.with_options(reduce=lambda a, b: None)
+        for n in range(10):
+            combined.call(f"{word} combined {n}").get(timeout=LIMIT)
+            assert capfd.readouterr().out.count(f" {word} combined {n}\n") == 2
 
-    with configured(log_wait=LIMIT):
+    with configured(log_wait=LIMIT, log_window=0):
         job = launch("local", hosts=2, name="kept", keep="60s")
         check(job.hosts.spawn_procs().spawn("counters", Counter), "first")
         job.detach()

@@ -6,10 +6,12 @@ import random
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from mesh_core import configured
 from mesh_rdma import (
     InvalidTransfer,
     Publication,
@@ -231,6 +233,31 @@ def test_a_version_in_use_is_not_overwritten(shared, publication):
     published.join(30)
     assert publication.version == 3 and shared.look("two") == {2}
     shared.release("two")
+
+
+def test_publish_shows_what_it_waits_for(publication, capsys):
+    reader = publication.reader()
+    publication.next()
+    one = reader.use()
+    publication.next()
+    two = reader.use()
+
+    def publish():
+        with configured(progress="ON"):
+            publication.next()
+
+    published = threading.Thread(target=publish)
+    published.start()
+    shown = ""
+    until = time.monotonic() + 30
+    while "\n" not in shown and time.monotonic() < until:
+        shown += capsys.readouterr().err
+        time.sleep(0.01)
+    one.release()
+    published.join(30)
+    assert shown == "publish: waits until readers give a version back, 0 MB, 1 s\n"
+    assert publication.version == 3
+    two.release()
 
 
 def test_more_versions_at_once(shared):

@@ -10,13 +10,16 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mesh_core import DeviceMeshError, ProcMesh, this_host
+from mesh_core import DeviceMeshError, ProcMesh, configured, this_host
 
 torch = pytest.importorskip("torch")
 
@@ -64,6 +67,49 @@ def test_each_process_gets_back_what_it_had_at_that_line(procs: ProcMesh, tmp_pa
     assert _names(tmp_path) == ["last"]
     with pytest.raises(CheckpointError, match="each its own"):
         load({"deep": {"x": torch.tensor(0)}}, tmp_path / "last")
+
+
+@pytest.mark.full
+def test_save_and_load_show_how_far_they_are(
+    procs: ProcMesh, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = rank_tensor(procs, "gpus") * 10
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+
+    @remote(propagate=lambda _: None)
+    def held(path: str) -> None:
+        os.close(os.open(path, os.O_RDONLY))
+
+    def shown_by(function: Callable[[], Any]) -> str:
+        """What is shown while the processes are held, until they are let go."""
+        shown = ""
+        with activate(procs):
+            held(str(gate))
+
+        def wait() -> None:
+            with configured(progress="ON"):
+                function()
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        until = time.monotonic() + 30
+        try:
+            while "\n" not in shown and time.monotonic() < until:
+                time.sleep(0.01)
+                shown += capsys.readouterr().err
+        finally:
+            # This does not wait for a reader, and readers do not wait once it is open.
+            opened = os.open(gate, os.O_RDWR)
+            waiting.join(60)
+            os.close(opened)
+        assert not waiting.is_alive()
+        return shown
+
+    save_it = shown_by(lambda: save({"x": x}, tmp_path / "last").get(timeout=60))
+    load_it = shown_by(lambda: load({"x": x}, tmp_path / "last"))
+    assert save_it == "save last: waits until the tensors are there, 1 s\n"
+    assert load_it == "load last, 1 s\n"
 
 
 @pytest.mark.parametrize(

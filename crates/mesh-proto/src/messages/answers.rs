@@ -9,6 +9,8 @@ use crate::{ActorId, CallId, Frame, Header, Kind, ProcAddr};
 pub enum Answer {
     /// The value, and the only one.
     Value,
+    /// The values of all that were called, combined on the way up: the only answer to its call.
+    Combined,
     /// One of many values, through a port. A caller that waits for one takes the first.
     More,
     /// An encoded exception that the endpoint raised.
@@ -46,6 +48,7 @@ impl Reply {
         (header.actor, header.call, header.index) = (self.actor, self.call, self.place);
         header.flags = match self.answer {
             Answer::Value => 0,
+            Answer::Combined => flags::TREE,
             Answer::More => flags::MORE,
             Answer::Raised => flags::ERROR,
             Answer::Dead => flags::ERROR | flags::DEAD,
@@ -59,9 +62,11 @@ impl Reply {
     /// If it is not a header of this type (MSG-1).
     #[inline]
     pub fn read(header: &Header) -> Result<Self, MessageError> {
-        let bits = flags_of(header, Kind::Reply, flags::ERROR | flags::DEAD | flags::MORE)?;
+        let bits = flags_of(header, Kind::Reply, flags::ERROR | flags::DEAD | flags::MORE | flags::TREE)?;
         let answer = if bits == 0 {
             Answer::Value
+        } else if bits == flags::TREE {
+            Answer::Combined
         } else if bits == flags::MORE {
             Answer::More
         } else if bits == flags::ERROR {
@@ -77,7 +82,7 @@ impl Reply {
 }
 
 /// Whether an answer with these flags is merged with others of its call. The rest go by themselves: parts of a stream,
-/// memory of one host, and whatever counts against a budget.
+/// what is the only answer, memory of one host, and whatever counts against a budget.
 pub(crate) fn is_mergeable(bits: u16) -> bool {
     let own = bits & !(flags::SOLE | flags::ABROAD | flags::PRINTED);
     own == 0 || own == flags::ERROR || own == flags::ERROR | flags::DEAD

@@ -1,7 +1,8 @@
 //! What processes have written that was not shown yet, for those who wait for a result and want to see that first.
 //!
 //! LOG-8: once a result has been waited for, everything that its processes wrote before it has been shown, or has been
-//! waited for as long as the settings say. A process that has written nothing costs its callers one system call.
+//! waited for as long as the settings say. A process that has written nothing costs its callers one system call, and less if
+//! several results are there: the first look that finds nothing serves all of them ([`Looks`]).
 //!
 //! Lines of a process are *on their way* from the moment when they are read from its pipes until they have been shown;
 //! on other hosts, until the controller has taken the batch that they are in. Before that they are in the pipes.
@@ -10,12 +11,13 @@
 //! | --- | --- |
 //! | a process of this host | the pipes and [`Behind`], when the result is there |
 //! | a process of another host | a mark on its reply ([`mesh_proto::Header::has_printed`]), from that host's [`Behind`] |
+//! | processes whose values are combined on the way | marks on their shares, of which the combined reply has one |
 
 use crate::completion::Completion;
 use crate::locks::lock;
 use mesh_proto::{HostNo, MeshId, ProcAddr, Target};
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 use std::time::Duration;
@@ -30,14 +32,14 @@ pub(super) enum Source {
 }
 
 impl Source {
-    fn mesh(self) -> MeshId {
+    pub(super) fn mesh(self) -> MeshId {
         match self {
             Self::Proc(addr) => addr.mesh,
             Self::Host(mesh, _) => mesh,
         }
     }
 
-    fn is_of(self, target: &Target) -> bool {
+    pub(super) fn is_of(self, target: &Target) -> bool {
         match self {
             Self::Proc(addr) => target.index_of(addr).is_some(),
             Self::Host(mesh, host) => {
@@ -154,16 +156,21 @@ impl Behind {
         state.stuck = Some(state.shown);
     }
 
-    /// Whether lines of a target are on their way or in these pipes.
-    pub(super) fn is_of(&self, target: &Target, pipes: impl IntoIterator<Item = u64>) -> bool {
+    /// Whether lines of a source that this function accepts are on their way or in these pipes.
+    pub(super) fn look(&self, is_wanted: impl Fn(Source) -> bool, pipes: impl IntoIterator<Item = u64>) -> Look {
         let mut pipes = pipes.into_iter().peekable();
         // After a look at the pipes: what was taken out of them since is noted here.
         if pipes.peek().is_none() && self.count.load(Ordering::SeqCst) == 0 {
-            return false;
+            return Look::Nothing;
         }
         let state = lock(&self.state);
         let mut written = pipes.filter_map(|token| state.procs.get(&(token / 2)));
-        written.any(|addr| target.index_of(*addr).is_some()) || state.sources.keys().any(|source| source.is_of(target))
+        match written.any(|addr| is_wanted(Source::Proc(*addr)))
+            || state.sources.keys().any(|source| is_wanted(*source))
+        {
+            true => Look::OfThese,
+            false => Look::OfOthers,
+        }
     }
 
     /// Whether it is of use that the calling thread waits.
@@ -171,6 +178,47 @@ impl Behind {
         let state = lock(&self.state);
         // A handler of the program may itself wait for a call.
         state.shower.is_some_and(|shower| shower != std::thread::current().id()) && state.stuck != Some(state.shown)
+    }
+}
+
+/// What a look for lines of some processes has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// No process of this host has written anything that was not shown.
+    Nothing,
+    /// Others have.
+    OfOthers,
+    /// One of them has, or may have.
+    OfThese,
+}
+
+/// The looks of a process, in order: one that found nothing serves all results that were there before it began.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    begun: AtomicU64,
+    /// The last that has found nothing.
+    clean: AtomicU64,
+}
+
+impl Looks {
+    /// How many have begun. Those to come see whatever was written before a result that is there by now.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Whether one that began after so many has found nothing.
+    pub(crate) fn have_served(&self, begun: u64) -> bool {
+        self.clean.load(Ordering::SeqCst) > begun
+    }
+
+    /// Looks, and returns whether what was looked for is there.
+    pub(crate) fn take(&self, look: impl FnOnce() -> Look) -> bool {
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        let found = look();
+        if found == Look::Nothing {
+            self.clean.fetch_max(number, Ordering::SeqCst);
+        }
+        found == Look::OfThese
     }
 }
 

@@ -4,9 +4,10 @@ use super::{Body, Runtime};
 use crate::call::Call;
 use crate::completion::Completion;
 use crate::message::Message;
-use mesh_proto::messages::{Asked, Cancel, Cancelled, Partial};
+use mesh_proto::messages::{Answer, Asked, Cancel, Cancelled, Partial, Reply};
 use mesh_proto::{Header, ProcAddr, Target};
 use std::sync::Arc;
+use std::time::Instant;
 
 impl Runtime {
     /// Tells the receivers of failed calls with combined replies to drop what they have gathered for them.
@@ -37,12 +38,25 @@ impl Runtime {
         self.calls.unseen()
     }
 
-    /// Sends a rank's share of a combined reply to the rank above it, on the terms of [`Runtime::reply_by`]. `to` is
-    /// the call that it answers.
-    pub fn pass_on(&self, to: &Header, parent: ProcAddr, body: Body<'_>) -> Option<Arc<Completion>> {
+    /// Sends a rank's share of a combined reply to the rank above it; from the first rank, to the caller. On the terms of
+    /// [`Runtime::reply_by`]. `to` is the call that it answers; `printed` says that shares in it came marked (LOG-8).
+    pub fn pass_on(
+        &self,
+        to: &Header,
+        above: Option<ProcAddr>,
+        printed: bool,
+        due: Option<Instant>,
+        body: Body<'_>,
+    ) -> Option<Arc<Completion>> {
         let Asked { by, actor, call, place } = Asked::of(to)?;
-        let header = Partial { actor, call, place }.header(self.me, parent);
-        let frame = self.write(header, &Target::One(parent), Partial::name(by).as_bytes(), body);
-        self.answering.send(self, frame, None, true).full
+        let (mut header, name) = match above {
+            Some(above) => (Partial { actor, call, place }.header(self.me, above), Partial::name(by)),
+            None => (Reply { actor, call, place, answer: Answer::Combined }.header(self.me, by), String::new()),
+        };
+        if printed {
+            header.set_printed();
+        }
+        let frame = self.write(header, &Target::One(above.unwrap_or(by)), name.as_bytes(), body);
+        self.answering.send(self, frame, due.filter(|_| above.is_none()), true).full
     }
 }

@@ -1,12 +1,13 @@
 //! Connects the logs of a host to its gateway, and to those who ask for them.
 
 use super::Runtime;
-use crate::call::Call;
+use crate::call::{Call, is_combined};
 use crate::completion::Completion;
 use crate::error::RuntimeError;
-use crate::logs::{LogPeers, Logs};
+use crate::logs::{LogPeers, Logs, Look};
 use mesh_proto::control::Lines;
 use mesh_proto::hosts::HostSet;
+use mesh_proto::messages::Partial;
 use mesh_proto::{Frame, HostNo, Joined, Kind, Piece, ProcAddr, Target};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,10 +66,14 @@ impl Runtime {
         if self.standing.is_closed() {
             return false;
         }
-        let here = |target: &Target| self.logs.get().is_some_and(|logs| logs.is_behind(target));
+        let here = |target: &Target| {
+            let Some(logs) = self.logs.get() else { return false };
+            !call.was_looked_after(self.calls.looks()) && self.calls.looks().take(|| logs.look(target))
+        };
         match which.of(call) {
-            Some((addr, printed)) => printed || here(&Target::One(addr)),
-            None => here(target) || !call.printed(self.shows()).is_empty(),
+            // Only other processes write to the pipes.
+            Some((addr, printed)) => printed || (addr != self.me && here(&Target::One(addr))),
+            None => here(target) || call.has_printed(self.shows()),
         }
     }
 
@@ -117,17 +122,31 @@ impl Runtime {
         (!self.me.is_guest()).then_some(self.me.host)
     }
 
-    /// At an agent: whether a reply goes to a script that has not been told yet what its process has printed.
+    /// At an agent: whether a frame is, or will become part of, a reply to a script that has not been told yet what its
+    /// sender has printed.
     pub(crate) fn has_output(&self, frame: &Frame) -> bool {
         let header = &frame.header;
-        if !matches!(header.kind, Kind::Reply | Kind::Post) || !self.me.is_agent() || header.src.is_agent() {
+        let here = self.me.host;
+        if !self.me.is_agent() || header.src.is_agent() {
             return false;
         }
-        let is_on_its_way = match self.me == ProcAddr::CONTROLLER {
-            true => header.dst.is_guest(),
-            false => header.src.host == self.me.host && (header.dst == ProcAddr::CONTROLLER || header.dst.is_guest()),
+        let (caller, all) = match header.kind {
+            Kind::Reply => (Some(header.dst), is_combined(header)),
+            Kind::Post => (Some(header.dst), false),
+            // The rank above counts on the mark: only this host knows what was printed here.
+            Kind::Partial => (Partial::caller_in(frame.name()), false),
+            _ => return false,
         };
-        is_on_its_way && self.logs.get().is_some_and(|logs| logs.is_behind(&Target::One(header.src)))
+        let is_for_script = caller.is_some_and(|caller| match self.me == ProcAddr::CONTROLLER {
+            true => caller.is_guest(),
+            false => header.src.host == here && (caller == ProcAddr::CONTROLLER || caller.is_guest()),
+        });
+        is_for_script
+            && self.logs.get().is_some_and(|logs| match all {
+                // What has come from other hosts, and is still to be shown.
+                true => logs.look_for_mesh(header.src.mesh) == Look::OfThese,
+                false => logs.look(&Target::One(header.src)) == Look::OfThese,
+            })
     }
 
     /// The last lines that an ended process wrote to stderr.

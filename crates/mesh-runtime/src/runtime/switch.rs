@@ -8,7 +8,7 @@ use crate::link::Link;
 use crate::locks::{read, write};
 use crate::reactor::Reactor;
 use mesh_proto::hosts::HostSet;
-use mesh_proto::{Ended, Frame, LinkId, MeshId, ProcAddr, Route, Router, Target};
+use mesh_proto::{Ended, Frame, Kind, LinkId, MeshId, ProcAddr, Route, Router, Target};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, RwLock};
@@ -187,7 +187,7 @@ impl Switch {
         }
         match self.route(to) {
             Route::Via(id) => {
-                if to.is_guest() && parts.has_output(&frame) {
+                if (to.is_guest() || frame.header.kind == Kind::Partial) && parts.has_output(&frame) {
                     frame.header.set_printed();
                 }
                 self.link(id).and_then(|link| link.send(&self.reactor, &frame)).unwrap_or(0)

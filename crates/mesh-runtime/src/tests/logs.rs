@@ -1,7 +1,7 @@
 //! The thread that reads what procs print, with pipes that the tests write to.
 
 use crate::completion::Completion;
-use crate::logs::Logs;
+use crate::logs::{Logs, Look, Looks};
 use crate::standing::Standing;
 use mesh_proto::hosts::HostSet;
 use mesh_proto::logs::{LogOptions, Stream};
@@ -77,7 +77,7 @@ fn until<T>(mut ready: impl FnMut() -> Option<T>) -> T {
 fn results_wait_until_the_lines_of_their_process_are_shown() {
     let logs = started();
     let ((quiet, _silent, _still), (loud, mut out, _err)) = (open(&logs, 1), open(&logs, 2));
-    let is_behind = |addr| logs.is_behind(&Target::One(addr));
+    let is_behind = |addr| logs.look(&Target::One(addr)) == Look::OfThese;
     let is_done = |done: &Completion| done.is_done().then_some(());
     out.write_all(b"one\nbegun").unwrap();
     assert!(is_behind(loud));
@@ -118,6 +118,24 @@ fn results_wait_until_the_lines_of_their_process_are_shown() {
     drop(go);
     let shown = String::from_utf8(shower.join().unwrap()).unwrap();
     assert_eq!(shown, "[procs rank=0] one\n[procs rank=0] begun and ended\n[procs rank=0] last\n");
+}
+
+#[test]
+fn a_look_that_finds_nothing_serves_what_was_there_before_it() {
+    let (looks, early) = (Looks::default(), 0);
+    assert_eq!(looks.begun(), early);
+    assert!(!looks.have_served(early), "nobody has looked");
+    assert!(looks.take(|| Look::OfThese));
+    assert!(!looks.take(|| Look::OfOthers));
+    assert!(!looks.have_served(early), "others may be among those");
+    let mut during = 0;
+    assert!(!looks.take(|| {
+        during = looks.begun();
+        Look::Nothing
+    }));
+    assert!(looks.have_served(early));
+    assert!(!looks.have_served(during), "what it wrote may have come after the look");
+    assert!(!looks.have_served(u64::MAX), "it is not complete");
 }
 
 #[test]

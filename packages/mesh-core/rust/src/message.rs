@@ -187,6 +187,12 @@ impl PyMessage {
         matches!(self.message().meaning(), Meaning::Reply(reply) if reply.answer == Answer::Dead)
     }
 
+    /// For a part of a combined reply: whether something was printed for it that was not shown yet.
+    #[getter]
+    fn has_printed(&self) -> bool {
+        self.header().has_printed()
+    }
+
     /// For a notice that a process ended: its mesh and rank, how it ended, and how many calls of this process were lost by it.
     fn down(&self) -> Option<(u64, u32, PyLost, u64)> {
         let down = self.message().down()?;
@@ -302,12 +308,28 @@ impl PyMessage {
         PyOutlet::new(self.runtime.outlet(self.header().src, way, true))
     }
 
-    /// Sends this rank's part of a combined reply to the rank above it; returns as `reply` does.
-    fn pass_on(&self, py: Python<'_>, value: &Bound<'_, PyAny>, to: Addr) -> PyResult<Option<PyDeferral>> {
+    /// Sends this rank's part of a combined reply to the rank above it, or to the caller if there is none; returns as `reply`
+    /// does. `printed`: one of the parts in it has printed something.
+    fn pass_on(
+        &self,
+        py: Python<'_>,
+        value: &Bound<'_, PyAny>,
+        above: Option<Addr>,
+        printed: bool,
+    ) -> PyResult<Option<PyDeferral>> {
+        let above = above.map(proc_addr);
+        if above.is_none() {
+            self.message().done();
+            self.runtime.original().or_raise(py)?;
+        }
         let payload = Self::dump_result(value)?;
-        let parent = proc_addr(to);
-        let kept =
-            payload.ship(py, &Target::One(parent), "", |body| Ok(self.runtime.pass_on(self.header(), parent, body)))?;
+        if above.is_none() {
+            self.end(false);
+        }
+        let (header, due) = (self.header(), self.message().due());
+        let kept = payload.ship(py, &Target::One(above.unwrap_or(header.src)), "", |body| {
+            Ok(self.runtime.pass_on(header, above, printed, due, body))
+        })?;
         self.hold_back(py, kept)
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -52,11 +54,13 @@ async def main(procs: ProcMesh) -> None:
 """
 
 
-def check(tmp_path: Path, body: str) -> list[str]:
+def check(tmp_path: Path, body: str, *options: str) -> list[str]:
     """Mypy's findings in `body`, appended to `main` above."""
     path = tmp_path / "program.py"
     path.write_text(SOURCE + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n")
-    return [re.sub(r"^.*?program\.py:\d+: ", "", line) for line in mypy(path) if "program.py" in line]
+    return [
+        re.sub(r"^.*?program\.py:\d+: ", "", line) for line in mypy(path, *options) if "program.py" in line
+    ]
 
 
 def test_what_an_editor_completes(tmp_path: Path) -> None:
@@ -162,3 +166,46 @@ def test_what_an_editor_reports_as_errors(tmp_path: Path) -> None:
         "call-overload",
         "index",
     ]
+
+
+@pytest.mark.full
+def test_the_plugin_reports_constructor_arguments_in_the_constructors_words(tmp_path: Path) -> None:
+    config = tmp_path / "mypy.ini"
+    config.write_text("[mypy]\nplugins = mesh_core.mypy\n")
+    found = check(
+        tmp_path,
+        """
+        procs.spawn("trainers", Trainer, "fast")
+        procs.spawn("trainers", Trainer, lr="fast")
+        procs.spawn("trainers", Trainer)
+        procs.spawn("trainers", Trainer, 1.0, 2.0)
+        procs.spawn("trainers", Trainer, 1.0, rate=2)
+        procs.spawn(cls=Trainer, lr="fast", name="trainers")
+        procs.spawn("trainers", Trainer, "fast", supervise=lambda failure: True)
+        procs.spawn("box", Box[int], "text")
+        reveal_type(procs.spawn("trainers", Trainer, "fast"))
+        reveal_type(procs.spawn("trainers", Trainer, 1.0))
+        reveal_type(procs.spawn("trainers", Trainer, lr=1.0, supervise=None))
+        reveal_type(procs.spawn("box", Box[int], 1))
+        """,
+        f"--config-file={config}",
+    )
+    wrong = 'error: Argument "lr" to "Trainer" has incompatible type "str"; expected "float"  [arg-type]'
+    assert [line for line in found if not line.startswith("note: ")] == [
+        wrong,
+        wrong,
+        'error: Missing positional argument "lr" in call to "Trainer"  [call-arg]',
+        'error: Too many arguments for "Trainer"  [call-arg]',
+        'error: Unexpected keyword argument "rate" for "Trainer"  [call-arg]',
+        wrong,
+        wrong,
+        'error: Argument "held" to "Box" has incompatible type "str"; expected "int"  [arg-type]',
+        wrong,
+    ]
+    revealed = re.findall(r'Revealed type is "program\.(.*?)"', "\n".join(found))
+    assert revealed == ["Trainer", "Trainer", "Trainer", "Box[int]"]
+
+
+def test_the_plugin_imports_mypy_only_for_mypy() -> None:
+    code = "import sys, mesh_core.mypy; print([name for name in sys.modules if name.split('.')[0] == 'mypy'])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "[]\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mesh_core.cli import main
+from mesh_core.cli import _exit, main
 from mesh_core.cli._summaries import SUMMARIES
 from mesh_core.cli.checks import _interpreter, _kernel, _limits
 from mesh_core.plugins import COMMANDS, PluginManager
@@ -166,6 +166,16 @@ RUNS = (
 def test_status_of_a_command_is_the_exit_status(site):
     site.command("bad", distribution="bad", source=RUNS.format(body="return 42"))
     mesh("bad", site=site, status=42)
+
+
+@pytest.mark.parametrize("value", ["None", "'done'"])
+def test_what_is_no_exit_status_is_refused(site, value):
+    site.command("bad", distribution="bad", version="3.2", source=RUNS.format(body=f"return {value}"))
+    out, err = mesh("bad", site=site, status=_exit.UNUSABLE)
+    assert out == ""
+    assert err == (
+        f"mesh: run() of command 'bad' must return its exit status, an int, got {value}; report this to the author of bad 3.2\n"
+    )
 
 
 def test_mesh_error_of_a_command_is_one_line(site):

@@ -41,6 +41,29 @@ def say(text: str) -> None:
     print(text)
 
 
+def say_one(text: str) -> int:
+    print(text)
+    return 1
+
+
+def say_alone(text: str, rank: int) -> int:
+    if is_rank(rank):
+        print(text)
+    return 1
+
+
+def is_rank(rank: int) -> bool:
+    from mesh_core import current_rank
+
+    return current_rank().rank == rank
+
+
+def say_and_raise(text: str, rank: int) -> int:
+    if say_alone(text, rank) and is_rank(rank):
+        raise ValueError("no share")
+    return 1
+
+
 def say_and_die(text: str) -> None:
     print(text)
     os._exit(1)
@@ -224,6 +247,27 @@ def test_output_of_other_hosts_comes_before_the_result(
         with pytest.raises(SupervisionError):
             echo.slice(hosts=2, gpus=1).call.call_one(say_and_die, "last words").get(LONG)
         assert "] last words\n" in capfd.readouterr().out
+
+
+def test_output_of_other_hosts_comes_before_a_combined_result(
+    procs: ProcMesh, echo: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """LOG-8: whoever printed, its share is part of the result."""
+    procs.logging_option(aggregate_window_sec=None)
+    combined = echo.call.with_options(reduce="sum")
+    far = echo.slice(hosts=slice(1, 3)).call.with_options(reduce="sum")
+    with configured(log_wait=60):
+        for n in range(10):
+            assert combined.call(say_one, f"line {n}").get(LONG) == 6
+            assert capfd.readouterr().out.count(f"] line {n}\n") == 6
+            assert far.call(say_one, f"far {n}").get(LONG) == 4
+            assert capfd.readouterr().out.count(f"] far {n}\n") == 4
+        for rank in range(6):
+            assert combined.call(say_alone, f"rank {rank}", rank).get(LONG) == 6
+            assert f"] rank {rank}\n" in capfd.readouterr().out
+        with pytest.raises(ActorError, match="no share"):
+            combined.call(say_and_raise, "and then", 5).get(LONG)
+        assert "] and then\n" in capfd.readouterr().out
 
 
 def test_a_flood_on_one_host_is_slowed_down_and_stalls_nobody(

@@ -518,3 +518,9 @@ def test_what_libraries_do_with_processes_is_hinted_at() -> None:
         ):
             procs.activate()
         assert not hasattr(procs, "anything")
+        echo: Any = procs.spawn("echo", Echo)
+        with pytest.raises(AttributeError, match=r"no attribute 'rref': write remote\(actors\.endpoint\)"):
+            echo.call.rref()
+        assert not hasattr(echo.call, "anything")
+    with pytest.raises(AttributeError, match=r"'concurrent_endpoint': write endpoint\(concurrent=True\)"):
+        getattr(sys.modules["mesh_core"], "concurrent_endpoint")  # noqa: B009 - type checkers know better

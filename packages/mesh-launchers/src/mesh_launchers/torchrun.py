@@ -43,7 +43,8 @@ from typing import Any, NoReturn
 
 from mesh_core import Credentials, HostMesh, MeshError, attach_to_workers
 from mesh_core.extensions import open_private
-from mesh_launchers._authority import LIFETIME, authority
+from mesh_launchers import _authority
+from mesh_launchers._authority import authority
 from mesh_launchers._comparing import compare
 from mesh_launchers._contract import HostSpec, Place
 from mesh_launchers._errors import LaunchError
@@ -489,7 +490,7 @@ class _Controller:
             others = self._meet()
             _wait(agent.is_ready, meeting.timeout, "the agent of node 0")
         self._keep_saying(
-            agent, Renewal(path, LIFETIME.total_seconds() if is_ours else None), is_ours=is_ours
+            agent, Renewal(path, _authority.LIFETIME.total_seconds() if is_ours else None), is_ours=is_ours
         )
         towards = _split(others[0]["address"]) if others else (meeting.rank.address, meeting.rank.port)
         known = [{"address": meeting.address(agent, towards), "environment": agent.environment}, *others]

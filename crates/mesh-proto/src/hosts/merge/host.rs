@@ -73,9 +73,12 @@ impl HostMerge {
         };
         let ours = entry.header.is_none_or(|first| first.actor == header.actor);
         if !mergeable || !ours || entry.sources.contains(&header.src) {
-            // A stream's values are not its answer.
-            let answers = reply.is_some_and(|reply| reply.answer != Answer::More);
-            entry.awaited -= u32::from(answers);
+            match reply.map(|reply| reply.answer) {
+                // A stream's values are not its answer.
+                None | Some(Answer::More) => {}
+                Some(Answer::Combined) => entry.awaited = 0,
+                Some(Answer::Value | Answer::Raised | Answer::Dead) => entry.awaited -= 1,
+            }
             let complete = entry.awaited == 0;
             let mut out = Vec::new();
             if complete {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from mesh_core._common.current import current, holder
@@ -119,6 +120,7 @@ class Context:
         return f"Context(actor_instance={self.actor_instance!r}, message_rank={self.message_rank})"
 
 
+@lru_cache(maxsize=256)  # a process gets messages of few shapes, and every spawn has one
 def parse_shape(text: str) -> Extent:
     """Parse the shape of a cast as messages carry it: ``hosts=2,gpus=8``."""
     if not text:

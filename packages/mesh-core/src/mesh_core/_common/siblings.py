@@ -1,4 +1,4 @@
-"""Which of Mesh's other packages has a name that ``mesh_core`` does not have."""
+"""Where a name is that ``mesh_core`` does not have: in which of Mesh's other packages, or under which other name."""
 
 from __future__ import annotations
 
@@ -31,13 +31,18 @@ _NAMES = {
 }
 """The public names of each package."""
 
+_OTHERWISE = {"concurrent_endpoint": "endpoint(concurrent=True)"}
+"""What other libraries have by a name of its own."""
+
 
 def where(name: str) -> str:
-    """Say which packages have a name, as the end of an error's text; empty if none has.
+    """Say where a name is, as the end of an error's text; empty if it is nowhere.
 
     >>> where("heal_mesh")
     ': it is in mesh_supervision (pip install mesh-supervision)'
     """
+    if name in _OTHERWISE:
+        return f": write {_OTHERWISE[name]}"
     having = [module for module, names in _NAMES.items() if name in names.split()]
     if not having:
         return ""

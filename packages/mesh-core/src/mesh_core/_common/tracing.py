@@ -83,5 +83,5 @@ def notice(process: Process) -> None:
     """Start tracing if it is wanted by now. Called at every spawn, when an endpoint is first taken from a mesh, and after an
     actor is constructed.
     """
-    if process.tracer is None:
-        process.trace_with(process.hooks.find_tracer())
+    if process.tracer is None and (tracer := process.hooks.find_tracer()) is not None:
+        process.trace_with(tracer)

@@ -373,6 +373,11 @@ class Owners:
                 return owner, holding
         return 0, None
 
+    def restarts(self, owner: int, procs_id: int) -> bool:
+        """See :meth:`OwnedMeshes.restarts`."""
+        found = self._by_owner.get(owner)
+        return found is not None and found.restarts(procs_id)
+
     def has(self, owner: int) -> bool:
         """Return whether an owner owns anything."""
         found = self._by_owner.get(owner)

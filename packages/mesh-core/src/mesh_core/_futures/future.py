@@ -82,6 +82,9 @@ class Future(Generic[R]):
 
     # Before the result is seen, what was printed before it is shown (LOG-8); only in the script.
 
+    _follows = True
+    """Whether it may be about other processes, which print."""
+
     def _is_behind(self) -> bool:
         return self._call.is_behind()
 
@@ -149,7 +152,7 @@ class Future(Generic[R]):
             if not last:
                 raise self._not_yet(timeout)
             self._expire(None)
-        if self._process.shows_output and self._is_behind():
+        if self._follows and self._process.shows_output and self._is_behind():
             from mesh_core._futures.output import follow
 
             follow(self._process, self._catch_up, timeout)
@@ -328,7 +331,7 @@ class Future(Generic[R]):
                 if self._process.alarmed and not self._has_news():
                     self._raise_failure()
                 yield from self._await_arrival().__await__()
-            if self._process.shows_output and self._is_behind():
+            if self._follows and self._process.shows_output and self._is_behind():
                 from mesh_core._futures.output import follow_async
 
                 yield from follow_async(self._process, self._catch_up).__await__()

@@ -186,6 +186,7 @@ class _Promised(Future[R]):
     __slots__ = ("_raised",)
 
     _goes_on = "the promise stays open"
+    _follows = False
     _call: Completion
 
     def _settle(self) -> None:

@@ -22,7 +22,7 @@ def check_name(name: object) -> None:
     """Refuse a name that cannot be shown in a line of text; NUL bytes separate names when they are sent."""
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, got {name!r}")
-    if any(char < " " or char == "\x7f" for char in name):
+    if not name.isprintable() and any(char < " " or char == "\x7f" for char in name):
         raise ValueError(f"name must have no control characters, got {name!r}")
 
 

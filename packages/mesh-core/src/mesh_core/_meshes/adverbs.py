@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from mesh_core._common.codes import Request
+from mesh_core._common.elsewhere import Elsewhere
 from mesh_core._common.errors import ActorTimeout, MeshError
 from mesh_core._common.tracing import notice
 from mesh_core._futures.deadlines import inherited
@@ -232,6 +233,8 @@ class Endpoint(Generic[P, R]):
     if not TYPE_CHECKING:
         __doc__ = _Shown(_doc_of, __doc__)
         __signature__ = _Shown(_signature_of, None)
+
+        rref = Elsewhere("write remote(actors.endpoint)(...) with mesh_tensor")
 
     def __init__(  # noqa: PLR0917
         self,

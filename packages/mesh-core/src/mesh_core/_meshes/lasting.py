@@ -73,6 +73,8 @@ class _Outcome(_Promised[Any]):
 
     __slots__ = ("work",)
 
+    _follows = True
+
     work: _Work
 
     def _give_up(self, error: BaseException) -> bool:

@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from mesh_core._actors.actor import RESERVED
+from mesh_core._actors.actor import RESERVED, Actor
 from mesh_core._actors.endpoint import Interface
 from mesh_core._common.codes import Request
 from mesh_core._common.context import current_instance
 from mesh_core._common.control import LOGGING, Control
 from mesh_core._common.current import current
+from mesh_core._common.elsewhere import Elsewhere
 from mesh_core._common.errors import MeshError, SupervisionError, Undeliverable
 from mesh_core._common.tracing import notice
 from mesh_core._failures.owned_meshes import Making, check_policy
@@ -45,10 +46,6 @@ _MOMENT_S = 0.5
 
 # A process whose event loop is busy longer than this applies its new log level later.
 _TOLD_S = 1.0
-
-
-_ELSEWHERE = {"activate": "with activate(procs)", "rank_tensor": "rank_tensor(procs, dim)"}
-"""What meshes of processes do with tensors in other libraries."""
 
 
 class ProcMesh(Mesh):
@@ -170,10 +167,9 @@ class ProcMesh(Mesh):
             )
         cls = process.actor_class(cls)
         table = process.table(cls)
-        taken = sorted(RESERVED & table.keys())
-        if taken:
+        if taken := RESERVED & table.keys():
             raise TypeError(
-                f"{cls.__qualname__} has an endpoint named {taken[0]!r}, which is a method of every mesh"
+                f"{cls.__qualname__} has an endpoint named {min(taken)!r}, which is a method of every mesh"
             )
         self._check_constructor(cls, args, kwargs)
         interface = Interface(cls.__qualname__, {key: value.arity for key, value in table.items()}, cls)
@@ -204,7 +200,7 @@ class ProcMesh(Mesh):
             process, call, lambda call: all_well(call, who), lambda: f"the spawn of {name!r}"
         )
         making.holding = process.own(owner_id, mesh, actor_id, policy)
-        if policy is None and process.owners.of(owner_id).restarts(self._procs_id):
+        if policy is None and process.owners.restarts(owner_id, self._procs_id):
             import logging
 
             logging.getLogger("mesh").warning(
@@ -243,32 +239,28 @@ class ProcMesh(Mesh):
         return run(self, function, args, kwargs)
 
     def _check_constructor(self, cls: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        import inspect
-
-        from mesh_core._actors.endpoint import Arity
-
-        if missing := sorted(getattr(cls, "__abstractmethods__", ())):
+        if missing := getattr(cls, "__abstractmethods__", None):
             raise TypeError(
-                f"cannot spawn {cls.__qualname__}: it is abstract, without {', '.join(missing)}; "
+                f"cannot spawn {cls.__qualname__}: it is abstract, without {', '.join(sorted(missing))}; "
                 "spawn a subclass that has them"
             )
         if cls.__init__ is object.__init__:  # type: ignore[misc]  # only compared
             complaint = "takes no arguments" if args or kwargs else ""
             text = "()"
         else:
+            import inspect
+
+            from mesh_core._actors.endpoint import Arity
+
             arity = Arity(inspect.signature(cls.__init__), skip=1)  # type: ignore[misc]
             complaint, text = arity.complaint(args, kwargs), arity.text
         if complaint:
             raise TypeError(f"{cls.__qualname__}{text} {complaint}")
 
     if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            where = _ELSEWHERE.get(name)
-            hint = f": it is a function of mesh_tensor, {where}" if where else ""
-            raise AttributeError(
-                f"{type(self).__name__!r} object has no attribute {name!r}{hint}", name=name, obj=self
-            )
+        # What meshes of processes do with tensors in other libraries.
+        activate = Elsewhere("it is a function of mesh_tensor, with activate(procs)")
+        rank_tensor = Elsewhere("it is a function of mesh_tensor, rank_tensor(procs, dim)")
 
     def _target(self) -> Target:
         return self._location.target(self._procs_id, self._view)
@@ -585,8 +577,6 @@ def _level(level: object) -> int:
 
 
 def _is_actor(cls: type) -> bool:
-    from mesh_core._actors.actor import Actor
-
     return issubclass(cls, Actor) and cls is not Actor
 
 

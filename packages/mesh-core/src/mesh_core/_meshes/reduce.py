@@ -203,7 +203,7 @@ class Reductions:
         plan = Plan(told)
         place = place_of(message.index, plan.count())
         if not place.below:
-            self._pass_on(message, plan, place, first_share(plan.reducer, value))
+            self._pass_on(message, plan, place, first_share(plan.reducer, value), printed=False)
             return
         key = (message.src, message.call)
         with self._lock:
@@ -248,13 +248,14 @@ class Reductions:
         assert message is not None and plan is not None and place is not None
         shares = [first_share(plan.reducer, state.own)]
         shares += [load(state.arrived[index]) for index in place.below]
+        printed = any(part.has_printed for part in state.arrived.values())
         state.arrived.clear()
-        self._pass_on(message, plan, place, combine(plan.reducer, shares))
+        self._pass_on(message, plan, place, combine(plan.reducer, shares), printed)
 
-    def _pass_on(self, message: Message, plan: Plan, place: Place, share: Any) -> None:
+    def _pass_on(self, message: Message, plan: Plan, place: Place, share: Any, printed: bool) -> None:
         if place.above is None:
-            held = message.reply(result(plan.reducer, share))
+            held = message.pass_on(result(plan.reducer, share), None, printed)
         else:
             rank = plan.rank(place.above)
-            held = message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)))
+            held = message.pass_on(share, (plan.mesh, rank, plan.placement.host_of(rank)), printed)
         self._actor_host.hold_back(held)

@@ -105,12 +105,20 @@ def _run(manager: PluginManager, name: str, arguments: list[str]) -> int:
     try:
         command = plugin.create()
         command.configure(parser)
-        return command.run(parser.parse_args(arguments))
+        status: object = command.run(parser.parse_args(arguments))
     except (MeshError, OSError):
         raise
     except Exception as error:
         error.add_note(f"raised by command {name!r} of {manager.origin(COMMANDS, name)}")
         raise
+    if not isinstance(status, int):
+        # Python itself takes None for success, and prints anything else.
+        origin = manager.origin(COMMANDS, name)
+        return _complain(
+            f"run() of command {name!r} must return its exit status, an int, got {status!r}; report this to the author of {origin}",
+            _exit.UNUSABLE,
+        )
+    return status
 
 
 def _complain(message: str, status: int) -> int:

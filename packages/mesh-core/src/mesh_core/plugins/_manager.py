@@ -66,7 +66,7 @@ class PluginReport:
 class PluginManager:
     """The installed plugins. There is no global manager: create one where you need it.
 
-    ``warn`` is called once for each broken plugin; by default it is logged.
+    ``warn`` is called once for each broken plugin; by default it is logged, once in a process.
 
     >>> from mesh_core.plugins import COMMANDS
     >>> manager = PluginManager()
@@ -77,7 +77,7 @@ class PluginManager:
     """
 
     def __init__(self, *, warn: Callable[[PluginLoadError], None] | None = None) -> None:
-        self._warn = warn if warn is not None else _log
+        self._warn = warn if warn is not None else _LOG.warn
         # Reentrant: a plugin may ask this manager for another plugin while it is imported.
         self._lock = threading.RLock()
         self._loaded: dict[PluginEntry, tuple[Kind, Plugin[Any]]] = {}
@@ -542,5 +542,18 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _log(error: PluginLoadError) -> None:
-    logging.getLogger("mesh_core.plugins").warning("%s", error)
+class _Log:
+    """Logs what is wrong with a plugin once in a process, however many managers meet it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def warn(self, error: PluginLoadError) -> None:
+        """Log it, unless the same was logged before."""
+        text = str(error)
+        if text not in self._said:
+            self._said.add(text)
+            logging.getLogger("mesh_core.plugins").warning("%s", text)
+
+
+_LOG: Final = _Log()
