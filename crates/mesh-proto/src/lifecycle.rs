@@ -142,8 +142,8 @@ pub enum Event {
     },
     /// The fork server has made the process.
     Forked(u32),
-    /// It said hello.
-    Hello,
+    /// It said hello, and which process it is: the fork server may report that later.
+    Hello(u32),
     /// It was asked to stop, and must be gone by the deadline.
     StopAsked {
         /// How long it may take.
@@ -267,7 +267,8 @@ impl Lifecycle {
                 }
             }
             Event::Forked(pid) => self.pid = Some(pid),
-            Event::Hello => {
+            Event::Hello(pid) => {
+                self.pid.get_or_insert(pid);
                 if self.stage == Stage::Starting {
                     self.stage = Stage::Running;
                     self.deadline = None;

@@ -112,7 +112,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         2 => (1_u32..9999).prop_map(Event::Forked),
         1 => (0_u64..200).prop_map(|ms| Event::Asked { within: Duration::from_millis(ms) }),
-        2 => Just(Event::Hello),
+        2 => (1_u32..9999).prop_map(Event::Hello),
         2 => (0_u64..200).prop_map(|ms| Event::StopAsked { within: Duration::from_millis(ms) }),
         1 => Just(Event::Goodbye(EndReason::Unstated)),
         1 => Just(Event::LinkClosed(EndReason::ConnectionClosed(0))),
@@ -144,6 +144,7 @@ proptest! {
                     Event::StopAsked { .. } | Event::Goodbye(_) => orderly = true,
                     Event::LinkClosed(_) => link_closed = true,
                     Event::Forked(p) => pid = Some(*p),
+                    Event::Hello(p) => pid = pid.or(Some(*p)),
                     _ => {}
                 }
             }
@@ -199,7 +200,7 @@ proptest! {
         let mut life = Lifecycle::default();
         let mut now = Duration::ZERO;
         life.on(Event::Forked(1), now);
-        life.on(Event::Hello, now);
+        life.on(Event::Hello(1), now);
         let mut by = Duration::MAX;
         for (pause, within) in stops {
             let at = now + Duration::from_millis(pause);
@@ -267,14 +268,14 @@ fn imports_of_a_fork_server_that_makes_progress_do_not_count() {
 fn a_hello_in_time_lifts_the_deadline() {
     let mut life = Lifecycle::default();
     life.on(Event::Asked { within: Duration::from_secs(2) }, Duration::ZERO);
-    life.on(Event::Hello, Duration::from_secs(1));
+    life.on(Event::Hello(1), Duration::from_secs(1));
     assert_eq!(life.deadline(), None);
 }
 
 #[test]
 fn a_kill_that_nobody_reports_ends_the_wait_all_the_same() {
     let mut life = Lifecycle::default();
-    life.on(Event::Hello, Duration::ZERO);
+    life.on(Event::Hello(1), Duration::ZERO);
     life.on(Event::StopAsked { within: Duration::ZERO }, Duration::ZERO);
     assert!(life.on(Event::Tick, Duration::ZERO).kill);
     let by = life.deadline().unwrap();
@@ -419,7 +420,7 @@ fn one_outcome_settles_a_gather_once() {
 fn a_status_that_comes_late_after_the_link_has_closed_is_still_told() {
     let ms = Duration::from_millis;
     let mut life = Lifecycle::default();
-    let _ = life.on(Event::Hello, ms(0));
+    let _ = life.on(Event::Hello(1), ms(0));
     let _ = life.on(Event::LinkClosed(EndReason::ConnectionClosed(0)), ms(10));
     // The reaper waits for a core meanwhile.
     assert!(life.on(Event::Tick, ms(410)).notice.is_none());

@@ -387,15 +387,19 @@ impl Host {
     }
 
     fn offer(self: &Arc<Self>, address: &str) -> Result<(), String> {
-        let Dialed { mut stream, peer, .. } =
-            match dial(address, &self.identity, Some(Role::Controller), Pace { timeout: GREETING, again: AGAIN[1] }) {
-                Ok(dialed) => dialed,
-                // No controller is running now.
-                Err(DialError::Refused { .. } | DialError::TimedOut { .. } | DialError::Unreachable { .. }) => {
-                    return Ok(());
-                }
-                Err(error) => return Err(error.to_string()),
-            };
+        let Dialed { mut stream, peer, .. } = match dial(
+            address,
+            &self.identity,
+            Some(Role::Controller),
+            Pace { timeout: GREETING, again: AGAIN[1], over: None },
+        ) {
+            Ok(dialed) => dialed,
+            // No controller is running now.
+            Err(DialError::Refused { .. } | DialError::TimedOut { .. } | DialError::Unreachable { .. }) => {
+                return Ok(());
+            }
+            Err(error) => return Err(error.to_string()),
+        };
         let body = introduction(&self.options.name, &self.options.traits).encode();
         let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };
         let failed = |error: io::Error| format!("{address} did not take this host: {error}");

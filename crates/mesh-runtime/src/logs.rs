@@ -175,6 +175,7 @@ impl Logs {
     /// Announces that someone will show the lines; until then they are dropped.
     pub fn watch(&self) {
         lock(&self.reader).watched = true;
+        self.behind.watched();
     }
 
     /// Sets whether someone takes records one by one.

@@ -5,28 +5,34 @@ use super::facts::PeerFacts;
 use super::identity::Identity;
 use super::role::Role;
 use super::stream::{Progress, TlsStream};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, ipproto, socket_with, sockopt};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use thiserror::Error;
 
+/// How often an attempt looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// How long an attempt to connect may take, and when to try another connection in parallel.
 #[derive(Clone, Copy, Debug)]
-pub struct Pace {
+pub struct Pace<'a> {
     /// The limit for everything.
     pub timeout: Duration,
     /// How long to wait for a connection before trying another beside it.
     pub again: Duration,
+    /// Set once nobody wants the connection any more: the attempt ends soon afterwards.
+    pub over: Option<&'a AtomicBool>,
 }
 
-impl From<Duration> for Pace {
+impl From<Duration> for Pace<'_> {
     /// A single connection attempt.
     fn from(timeout: Duration) -> Self {
-        Self { timeout, again: timeout }
+        Self { timeout, again: timeout, over: None }
     }
 }
 
@@ -149,14 +155,23 @@ pub fn resolve(address: &str, timeout: Duration) -> Result<Vec<SocketAddr>, Dial
     }
 }
 
+/// How long to wait before the next look whether the connection is still wanted; an error if it is not.
+fn turn(left: Duration, over: Option<&AtomicBool>) -> Result<Timespec, Errno> {
+    match over {
+        Some(over) if over.load(Ordering::Relaxed) => Err(Errno::CANCELED),
+        Some(_) => Ok(crate::timespec(left.min(LOOK))),
+        None => Ok(crate::timespec(left)),
+    }
+}
+
 /// Waits for a descriptor. Returns whether it was ready in time.
-fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> Result<bool, Errno> {
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant, over: Option<&AtomicBool>) -> Result<bool, Errno> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(false);
         }
-        let timeout = crate::timespec(left);
+        let timeout = turn(left, over)?;
         match poll(&mut [PollFd::from_borrowed_fd(fd, flags)], Some(&timeout)) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(true),
@@ -170,11 +185,11 @@ fn wait(fd: BorrowedFd<'_>, flags: PollFlags, until: Instant) -> Result<bool, Er
 ///
 /// # Errors
 /// Says what is in the way.
-pub fn dial(
+pub fn dial<'a>(
     address: &str,
     identity: &Identity,
     expect: Option<Role>,
-    pace: impl Into<Pace>,
+    pace: impl Into<Pace<'a>>,
 ) -> Result<Dialed, DialError> {
     let pace = pace.into();
     let timeout = pace.timeout;
@@ -200,7 +215,7 @@ fn dial_one(
     addr: SocketAddr,
     identity: &Identity,
     expect: Option<Role>,
-    Pace { timeout, again }: Pace,
+    Pace { timeout, again, over }: Pace<'_>,
     until: Instant,
 ) -> Result<Dialed, DialError> {
     let address =
@@ -213,7 +228,7 @@ fn dial_one(
         Errno::TIMEDOUT => DialError::TimedOut { address: address(), timeout, stage: "connecting" },
         errno => DialError::Io { address: address(), error: errno.into() },
     };
-    let fd = connect_until(addr, until, again).map_err(os)?;
+    let fd = connect_until(addr, until, again, over).map_err(os)?;
     let Some(fd) = fd else {
         return Err(DialError::TimedOut { address: address(), timeout, stage: "connecting" });
     };
@@ -235,7 +250,7 @@ fn dial_one(
             Progress::WantRead => PollFlags::IN,
             Progress::WantWrite => PollFlags::OUT,
         };
-        if !wait(stream.as_fd(), flags, until).map_err(os)? {
+        if !wait(stream.as_fd(), flags, until, over).map_err(os)? {
             return Err(DialError::TimedOut { address: address(), timeout, stage: "waiting for its handshake" });
         }
     }
@@ -243,7 +258,12 @@ fn dial_one(
 
 /// The first connection that comes up. TCP doubles the time between its own attempts: after a brief network failure, a
 /// connection begun later gets through sooner.
-fn connect_until(addr: SocketAddr, until: Instant, again: Duration) -> Result<Option<OwnedFd>, Errno> {
+fn connect_until(
+    addr: SocketAddr,
+    until: Instant,
+    again: Duration,
+    over: Option<&AtomicBool>,
+) -> Result<Option<OwnedFd>, Errno> {
     let family = if addr.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let mut tried: Vec<OwnedFd> = Vec::new();
@@ -260,7 +280,7 @@ fn connect_until(addr: SocketAddr, until: Instant, again: Duration) -> Result<Op
             Err(_) => {}
         }
         let next = (now + again).min(until);
-        while let Some(at) = wait_any(&tried, next)? {
+        while let Some(at) = wait_any(&tried, next, over)? {
             let fd = tried.swap_remove(at);
             match sockopt::socket_error(&fd)? {
                 Ok(()) => return Ok(Some(fd)),
@@ -272,14 +292,14 @@ fn connect_until(addr: SocketAddr, until: Instant, again: Duration) -> Result<Op
 }
 
 /// Which of these is connected or has failed; none if that takes too long.
-fn wait_any(fds: &[OwnedFd], until: Instant) -> Result<Option<usize>, Errno> {
+fn wait_any(fds: &[OwnedFd], until: Instant, over: Option<&AtomicBool>) -> Result<Option<usize>, Errno> {
     loop {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Ok(None);
         }
         let mut polled: Vec<PollFd<'_>> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::OUT)).collect();
-        match poll(&mut polled, Some(&crate::timespec(left))) {
+        match poll(&mut polled, Some(&turn(left, over)?)) {
             Ok(0) | Err(Errno::INTR) => {}
             Ok(_) => return Ok(polled.iter().position(|fd| !fd.revents().is_empty())),
             Err(errno) => return Err(errno),

@@ -22,10 +22,13 @@ class Greeter(Actor):
 
 
 def host_pids(name: str, runtime: str | None = None) -> list[int]:
-    """Return the processes of the host of this name, here: what looks after the agent, where that is for it alone, and then the agent."""
+    """Return the processes of the host of this name, here: what looks after the agent, where that is for it alone, and then the agent.
+
+    A copy of the agent that is to fork workers has the agent's name for a moment, and is none of them.
+    """
     # With this runtime folder, or the test's own: tests that run beside this one have hosts of the same names.
     mine = f"XDG_RUNTIME_DIR={runtime or os.environ['XDG_RUNTIME_DIR']}".encode()
-    parents = {}
+    parents, agents = {}, set()
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
@@ -39,9 +42,12 @@ def host_pids(name: str, runtime: str | None = None) -> list[int]:
                 ):
                     stat = (process / "stat").read_text()
                     parents[int(process.name)] = int(stat.rpartition(") ")[2].split()[1])
+                    if is_its:
+                        agents.add(int(process.name))
             except OSError:
                 continue
-    return sorted(parents, key=lambda pid: parents[pid] in parents)
+    its = [pid for pid, parent in parents.items() if parent not in agents]
+    return sorted(its, key=lambda pid: parents[pid] in parents)
 
 
 def kill_host(name: str, runtime: str | None = None) -> bool:

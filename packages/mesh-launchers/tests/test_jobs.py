@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import random
 import signal
@@ -345,16 +346,15 @@ def _sleeper(folder: Path) -> Path:
     return path
 
 
-def test_progress_is_shown_if_hosts_take_long(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    told = ""
+def test_progress_is_shown_if_hosts_take_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # What a thread writes while pytest's own captures are read may get lost.
+    told = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", told)
     with launch("local", hosts=2, python=str(_sleeper(tmp_path)), name="slow", progress=True) as job:
-
-        def says() -> bool:
-            nonlocal told
-            told += capfd.readouterr().err
-            return "job slow: 0 of 2 hosts run; slow-0, slow-1 starting" in told
-
-        until(says, f"progress is told: {told}")
+        until(
+            lambda: "job slow: 0 of 2 hosts run; slow-0, slow-1 starting" in told.getvalue(),
+            "progress is told",
+        )
         assert job.state().hosts[0].phase is Phase.STARTING
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 from supervised import WITHIN, Boss, Worker
 
-from mesh_core import Actor, SupervisionError, endpoint, this_host
+from mesh_core import Actor, Promise, SupervisionError, endpoint, this_host
 from mesh_core.testing import LocalCluster
 from mesh_supervision import OneForOne
 
@@ -42,6 +43,31 @@ class Friend(Actor):
             assert failure is not None
             return failure.mesh_name, failure.rank, failure.id, failure.kind, len(failure.mesh)
         return ()
+
+
+class HeldUp(Boss):
+    """Has functions to be called when futures are done, of which one takes long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = threading.Event()
+
+    @endpoint
+    def hold(self) -> None:
+        entered = threading.Event()
+        promise = Promise[None]()
+
+        def wait(_: object) -> None:
+            entered.set()
+            self.gate.wait(2 * WITHIN)
+
+        promise.future.add_done_callback(wait)
+        promise.set_result(None)
+        assert entered.wait(WITHIN)
+
+    @endpoint
+    def let_go(self) -> None:
+        self.gate.set()
 
 
 def all_say(friend: Any, workers: Any, reason: str) -> None:
@@ -87,6 +113,18 @@ def test_friends_of_an_actor_s_workers_hear_why() -> None:
         # So does the script, which is not the owner here.
         with pytest.raises(SupervisionError, match="1 restart is allowed"):
             workers.slice(gpus=0).who.call_one().get(timeout=WITHIN)
+
+
+def test_an_owner_hears_last_that_its_workers_are_given_up() -> None:
+    """What follows from that finds them stopped, whatever else the owner's process is busy with."""
+    with this_host().spawn_procs({"friends": 2}, name="all") as procs:
+        boss: Any = procs.slice(friends=0).spawn("boss", HeldUp)
+        friend: Any = procs.slice(friends=1).spawn("friend", Friend)
+        workers = boss.reference.call_one().get(timeout=WITHIN)
+        boss.hold.call_one().get(timeout=WITHIN)
+        give_up(boss, workers)
+        all_say(friend, workers, "1 restart is allowed within 60 s, and this would be number 2")
+        boss.let_go.call_one().get(timeout=WITHIN)
 
 
 @pytest.mark.full

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +146,41 @@ def die_on_one() -> None:
     dist.barrier()
 
 
+def offer_late(folder: Path) -> None:
+    """Offer gloo under another name, where rank 1 sees late that it is connected."""
+    import torch.distributed as dist
+
+    def create(store: Any, rank: int, size: int, timeout: Any) -> Any:
+        group = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        if rank == 1:
+            until((folder / "go").exists)
+        return group
+
+    dist.Backend.register_backend("late", create, devices=["cpu"])
+
+
+def write_down(folder: Path) -> int:
+    """Do all that there is to do, without the others."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    (folder / f"done by {rank}").touch()
+    return rank
+
+
+def until(met: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+class Beside(Actor):
+    @endpoint
+    def is_in_group(self) -> bool:
+        return torch.distributed.is_initialized()
+
+
 class Environment(Actor):
     @endpoint
     def get(self, *names: str) -> list[str | None]:
@@ -207,6 +244,20 @@ def test_a_module_by_its_name(job: spmd.SPMD) -> None:
     assert job.main("this", module=True).get(timeout=LIMIT).values() == [0, 0]
     with pytest.raises(ImportError, match="no_such_module"):
         job.main("no_such_module", module=True).get(timeout=LIMIT)
+
+
+def test_no_rank_leaves_before_all_have_joined(procs: ProcMesh, tmp_path: Path) -> None:
+    """SPD-2: connections that another rank is still making are not closed."""
+    beside: Any = procs.slice(gpus=0).spawn("beside", Beside)
+    procs.run(offer_late, tmp_path).get(timeout=LIMIT)
+    running = spmd.setup(procs, backend="late").run(write_down, tmp_path)
+    until((tmp_path / "done by 0").exists)
+    assert all(beside.is_in_group.call_one().get(timeout=LIMIT) for _ in range(50))
+    assert not (tmp_path / "done by 1").exists()
+    (tmp_path / "go").touch()
+    assert running.get(timeout=LIMIT).values() == [0, 1]
+    assert not beside.is_in_group.call_one().get(timeout=LIMIT)
+    beside.stop().get(timeout=LIMIT)
 
 
 def test_a_failing_rank_is_named_and_waited_for_by_none(job: spmd.SPMD) -> None:

@@ -148,11 +148,11 @@ impl HostAgent {
 
     /// A proc is up: notifies its spawner.
     pub(crate) fn on_hello(&self, around: &impl Surroundings, header: &Header) {
-        let addr = header.src;
-        let Some((title, (spawner, call))) = lock(&self.state).procs.hello(addr, self.now()) else { return };
+        let (addr, Hello { pid }) = (header.src, Hello::read(header));
+        let Some((title, (spawner, call))) = lock(&self.state).procs.hello(addr, pid, self.now()) else { return };
         around.note_up(addr, &title);
         if !addr.is_guest() {
-            around.dispatch(ProcUp { proc: addr, call, pid: Hello::read(header).pid }.frame(spawner));
+            around.dispatch(ProcUp { proc: addr, call, pid }.frame(spawner));
         }
     }
 

@@ -135,9 +135,9 @@ impl Procs {
     }
 
     /// A proc said hello. Returns the title of its mesh and whom to notify; `None` the second time.
-    pub(crate) fn hello(&mut self, addr: ProcAddr, now: Duration) -> Option<(Arc<str>, (ProcAddr, CallId))> {
+    pub(crate) fn hello(&mut self, addr: ProcAddr, pid: u32, now: Duration) -> Option<(Arc<str>, (ProcAddr, CallId))> {
         let proc = self.procs.get_mut(&addr)?;
-        proc.on(addr, Event::Hello, now, &mut self.deadlines);
+        proc.on(addr, Event::Hello(pid), now, &mut self.deadlines);
         if matches!(proc.life.stage(), Stage::Ending | Stage::Ended) || std::mem::replace(&mut proc.is_up, true) {
             return None;
         }

@@ -7,9 +7,13 @@ use crate::tls::{DialError, Dialed, Identity, Pace, PeerFacts, Reason, Role, Tls
 use mesh_proto::HostNo;
 use mesh_proto::hosts::gateway::Missed;
 use mesh_proto::hosts::{Fate, Packet, PacketDecoder};
+use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+/// How often an attempt looks whether it is still wanted.
+const LOOK: Duration = Duration::from_millis(50);
 /// The shortest time limit of an attempt.
 const SHORTEST: Duration = Duration::from_millis(200);
 
@@ -46,7 +50,8 @@ impl<P: Process> Gateway<P> {
         let started = on_thread("mesh-dial", move || {
             // An attempt that takes longer than the window is useless.
             let timeout = window.clamp(SHORTEST, GREETING);
-            let pace = Pace { timeout, again: (window / 20).clamp(AGAIN[0], AGAIN[1]) };
+            let again = (window / 20).clamp(AGAIN[0], AGAIN[1]);
+            let pace = Pace { timeout, again, over: Some(&this.over) };
             match this.greet(host, &address, &identity, pace) {
                 Ok(Some(greeted)) => this.adopt(host, greeted, true),
                 // It is already connected, or refused in a way that the machine handled.
@@ -65,7 +70,7 @@ impl<P: Process> Gateway<P> {
         host: HostNo,
         address: &str,
         identity: &Identity,
-        pace: Pace,
+        pace: Pace<'_>,
     ) -> Result<Option<Greeted>, Missed> {
         let until = Instant::now() + pace.timeout;
         let expect = if host == 0 { Role::Controller } else { Role::Host };
@@ -74,9 +79,26 @@ impl<P: Process> Gateway<P> {
         let mut decoder = PacketDecoder::default();
         let join = self.machine().join(host);
         let answer = say(&mut stream, &join.packet(), until)
-            .and_then(|()| hear(&mut stream, &mut decoder, until))
+            .and_then(|()| self.hear_while_wanted(&mut stream, &mut decoder, until))
             .map_err(|error| Missed::for_now(format!("{address} did not answer as a Mesh host does: {error}")))?;
         self.answered(host, address, (stream, decoder, facts), &answer)
+    }
+
+    /// Waits for the next packet, as long as this gateway is not closed.
+    fn hear_while_wanted(
+        &self,
+        stream: &mut TlsStream,
+        decoder: &mut PacketDecoder,
+        until: Instant,
+    ) -> std::io::Result<Packet> {
+        loop {
+            let now = Instant::now();
+            match hear(stream, decoder, until.min(now + LOOK)) {
+                Err(error)
+                    if error.kind() == ErrorKind::TimedOut && now < until && !self.over.load(Ordering::Relaxed) => {}
+                heard => return heard,
+            }
+        }
     }
 
     /// Handles the answer to this side's greeting. Returns `None` if there is nothing to do for now.

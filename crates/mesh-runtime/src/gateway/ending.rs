@@ -38,6 +38,7 @@ impl<P: Process> Gateway<P> {
             let mut machine = self.machine();
             if !self.is_active() {
                 machine.stop();
+                self.over.store(true, Ordering::Relaxed);
                 return;
             }
         }
@@ -57,6 +58,7 @@ impl<P: Process> Gateway<P> {
         }
         // From here on a new connection is closed at once.
         self.machine().stop();
+        self.over.store(true, Ordering::Relaxed);
         let parting = Parting::JobOver;
         let farewell = Farewell { parting, text: parting.to_string() }.packet(self.me.host);
         for connection in self.connections.take() {

@@ -131,6 +131,8 @@ pub(crate) struct Gateway<P> {
     listeners: Listeners,
     /// Whether there are other hosts.
     active: AtomicBool,
+    /// Whether this is closed: nobody wants the connections that are still being made.
+    over: AtomicBool,
     /// GTW-1.
     delivery: Mutex<()>,
     /// Called when this process's part in the job is over; set by its host.
@@ -163,6 +165,7 @@ impl<P: Process> Gateway<P> {
             credentials: Credentials::default(),
             listeners: Listeners::default(),
             active: AtomicBool::new(false),
+            over: AtomicBool::new(false),
             delivery: Mutex::new(()),
             ended: Teller::default(),
             leaving: OnceLock::new(),

@@ -64,7 +64,9 @@ struct State {
     shown: u64,
     /// How many were when somebody waited in vain: nobody waits again before there are more.
     stuck: Option<u64>,
-    /// The thread that shows lines, once there is one.
+    /// Somebody shows lines, or is about to.
+    watched: bool,
+    /// The thread that does, once it has begun.
     shower: Option<ThreadId>,
 }
 
@@ -145,6 +147,11 @@ impl Behind {
         self.count.store(state.sources.len(), Ordering::SeqCst);
     }
 
+    /// Somebody will show lines.
+    pub(super) fn watched(&self) {
+        lock(&self.state).watched = true;
+    }
+
     /// The calling thread shows lines.
     pub(super) fn showing(&self) {
         lock(&self.state).shower = Some(std::thread::current().id());
@@ -177,7 +184,8 @@ impl Behind {
     pub(super) fn can_wait(&self) -> bool {
         let state = lock(&self.state);
         // A handler of the program may itself wait for a call.
-        state.shower.is_some_and(|shower| shower != std::thread::current().id()) && state.stuck != Some(state.shown)
+        let is_shower = state.shower == Some(std::thread::current().id());
+        state.watched && !is_shower && state.stuck != Some(state.shown)
     }
 }
 

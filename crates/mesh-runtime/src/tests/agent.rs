@@ -305,6 +305,19 @@ fn a_proc_comes_up_once_and_ends_once() {
 }
 
 #[test]
+fn the_process_of_a_proc_that_is_up_is_known() {
+    let world = World::new();
+    let server = world.server();
+    world.spawn(MESH, 1, SPAWNER);
+    // The fork server's report is on its way still: it comes by another socket.
+    world.hello(proc(MESH, 0));
+    assert_eq!(world.agent.pid_of(proc(MESH, 0)), Some(40));
+    server.report(FORKED, proc(MESH, 0), (40, 0), "");
+    world.read(FORK_SERVER_TOKENS);
+    assert_eq!(world.agent.pid_of(proc(MESH, 0)), Some(40));
+}
+
+#[test]
 fn a_spawn_that_fails_half_way_leaves_nothing() {
     let world = World::new();
     world.around.no_pipe_for.set(Some(2));

@@ -127,7 +127,7 @@ impl World {
     }
 
     fn hello(&mut self, addr: ProcAddr) {
-        let told = self.procs.hello(addr, self.now);
+        let told = self.procs.hello(addr, 9, self.now);
         let Some(known) = self.live.get_mut(&addr) else { return assert!(told.is_none(), "{addr} is not there") };
         if let Some((title, spawner)) = told {
             assert!(!known.is_up, "{addr} is up twice");

@@ -77,7 +77,8 @@ fn greet(
     limit: Duration,
 ) -> Result<(TlsStream, PacketDecoder, Welcome), VisitError> {
     let until = Instant::now() + limit;
-    let Dialed { mut stream, .. } = dial(address, identity, None, Pace { timeout: limit, again: AGAIN[1] })?;
+    let Dialed { mut stream, .. } =
+        dial(address, identity, None, Pace { timeout: limit, again: AGAIN[1], over: None })?;
     let mut decoder = PacketDecoder::default();
     let strange = |why: String| VisitError::Strange { address: address.to_owned(), why };
     // The refusal may arrive while this side is still sending.

@@ -132,6 +132,20 @@ def test_addresses_of_this_very_loop(cluster: LocalCluster) -> None:  # noqa: F8
     assert asyncio.run(work()) == [(n, 1) for n in range(3)]
 
 
+def test_a_shutdown_ends_attempts_to_connect(cluster: LocalCluster) -> None:  # noqa: F811
+    """To a machine that accepts a connection and says nothing; the attempt alone would take longer."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        attach_to_workers([address], credentials=cluster.credentials)
+        connection, _ = silent.accept()
+        with connection:
+            assert connection.recv(1)
+            shutdown()
+            connection.settimeout(3)
+            while connection.recv(4096):
+                pass
+
+
 def test_a_shutdown_while_an_address_is_waited_for(cluster: LocalCluster) -> None:  # noqa: F811
     never = Promise[str]()
     hosts = attach_to_workers([never.future], credentials=cluster.credentials)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import io
 import logging
 import os
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from core_samples import Echo
@@ -50,6 +51,28 @@ class Kept(logging.Handler):
         if self.asked is not None:
             self.asked.call.call_one(say, "asked by the handler").get(timeout=60)
         self.messages.append(record.getMessage())
+
+
+class Screen(io.StringIO):
+    """Takes the place of stdout, and loses nothing that is written while it is read.
+
+    pytest's own captures read a file and then empty it: what another thread writes in between is gone.
+    """
+
+    _seen = 0
+
+    @classmethod
+    def of(cls, monkeypatch: pytest.MonkeyPatch) -> Self:
+        """Put one there; in the test itself, since pytest puts its own there before."""
+        screen = cls()
+        monkeypatch.setattr(sys, "stdout", screen)
+        return screen
+
+    def lines(self) -> list[str]:
+        """Return what was shown since the last call, without the labels."""
+        text = self.getvalue()[self._seen :]
+        self._seen += len(text)
+        return [line.partition("] ")[2] for line in text.splitlines()]
 
 
 class Loud(Actor):
@@ -165,11 +188,12 @@ def test_whatever_wrote_it(procs: ProcMesh, capfd: pytest.CaptureFixture[str]) -
     assert err == "[echo] complaint\n"
 
 
-def test_every_kind_of_wait(loud: Any, capfd: pytest.CaptureFixture[str]) -> None:
+def test_every_kind_of_wait(loud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen.of(monkeypatch)
     one, other = loud.slice(gpus=0), loud.slice(gpus=1)
 
     def shown() -> list[str]:
-        return sorted(line.partition("] ")[2] for line in capfd.readouterr().out.splitlines())
+        return sorted(screen.lines())
 
     assert one.say.call_one("got").then(str.upper).get(timeout=60) == "GOT"
     assert shown() == ["got"]
@@ -214,12 +238,13 @@ def test_calls_that_survive_restarts_and_tasks_of_a_pool(
 
 
 @pytest.mark.parametrize("method", ["map", "map_unordered"])
-def test_results_of_many_tasks(loud: Any, capfd: pytest.CaptureFixture[str], method: str) -> None:
+def test_results_of_many_tasks(loud: Any, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+    screen = Screen.of(monkeypatch)
     texts = [f"task {n}" for n in range(40)]
     shown: list[str] = []
 
     def came(text: str) -> None:
-        shown.extend(line.partition("] ")[2] for line in capfd.readouterr().out.splitlines())
+        shown.extend(screen.lines())
         assert text in shown
 
     async def awaited(pool: Pool[Any]) -> None:

@@ -2,6 +2,7 @@
 
 SPD-1: every run has a store of its own. A rank that fails has it closed before leaving its process group, so that nobody waits for a rank that does
 not come, and ranks that fail later learn who was first.
+SPD-2: a rank that has done its work in a run stays in the process group until all ranks have joined it.
 """
 
 from __future__ import annotations
@@ -275,8 +276,9 @@ class Ranks(Actor):
     ) -> Any:
         """Call a function with a process group."""
         with _ranked(run):
-            join(run.backend, run.timeout)
-            return function(*args, **kwargs)
+            group = join(run.backend, run.timeout)
+            with _stays(group, len(run.layout.hosts)):
+                return function(*args, **kwargs)
 
     @endpoint
     def main(self, run: Run, script: str, args: tuple[str, ...], module: bool) -> int:
@@ -295,8 +297,8 @@ class Ranks(Actor):
         return 0
 
 
-def join(backend: str | None, timeout: float, *, under: str | None = None) -> None:
-    """Join the default process group that this process's environment names, for the first time or `under` a name."""
+def join(backend: str | None, timeout: float, *, under: str | None = None) -> Any:
+    """Join the default process group that this environment names, for the first time or `under` a name; return its store, if Mesh has made that."""
     import torch.distributed as dist
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
@@ -314,30 +316,46 @@ def join(backend: str | None, timeout: float, *, under: str | None = None) -> No
         )
     limit = timedelta(seconds=timeout)
     name = backend or _backend()
-    if under is None or "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
+    if "TORCHELASTIC_USE_AGENT_STORE" not in os.environ:
         dist.init_process_group(name, timeout=limit)
-        return
+        return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # If nobody listens any longer where a group is joined for life, that should be known soon.
+    reached = limit if under is None else timedelta(seconds=min(timeout, _JOIN_S))
     try:
-        # If nobody listens any longer, that should be known soon.
-        store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=min(timeout, _JOIN_S)))
+        store = TCPStore(host, port, is_master=False, timeout=reached)
         store.set_timeout(limit)
-        # Leftovers of an earlier life of these actors must not be taken for this one's.
-        life = (store.add(f"{under}/joined", 1) - 1) // size
-        dist.init_process_group(
-            name,
-            store=PrefixStore(f"{under}/{life}", store),
-            rank=rank,
-            world_size=size,
-            timeout=limit,
-        )
+        # Leftovers of an earlier life of these actors must not be taken for this one's; a run has a store of its own.
+        life = "run" if under is None else f"{under}/{(store.add(f'{under}/joined', 1) - 1) // size}"
+        group = PrefixStore(life, store)
+        dist.init_process_group(name, store=group, rank=rank, world_size=size, timeout=limit)
     except dist.DistError as error:
+        if under is None:
+            raise
         _recover()
         raise MeshError(
             f"rank {rank} of {size} cannot join its process group at {host}:{port}, where a process has ended since it was set up, or "
             f"has not come: {error}. Respawn what has ended, and call spmd.setup(procs) again."
         ) from error
+    return group
+
+
+@contextmanager
+def _stays(group: Any, size: int) -> Iterator[None]:
+    """Work in a group, and be ready to leave it once all ranks have joined (SPD-2).
+
+    PyTorch returns from joining when a rank has its own connections. Others may still be making theirs, and raise if it leaves.
+    """
+    from torch.distributed import DistError
+
+    # A rank that has failed makes this raise, and it will not come: what this one has done is done.
+    with suppress(DistError):
+        if group.add("joined", 1) == size:
+            group.set("all joined", "")
+    yield
+    with suppress(DistError):
+        group.wait(["all joined"])
 
 
 def leave() -> None:

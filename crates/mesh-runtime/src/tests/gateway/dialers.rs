@@ -54,7 +54,7 @@ fn hosts_that_dial_join_in_order_and_come_back() {
         controller.gateway.attach_dialers(&address, 1, move || Ok(identity), options(2)).unwrap()
     };
     for identity in [&job.observer, &job.host] {
-        let pace = Pace { timeout: SOON, again: Duration::from_millis(500) };
+        let pace = Pace { timeout: SOON, again: Duration::from_millis(500), over: None };
         let Dialed { mut stream, .. } = dial(&address, identity, None, pace).unwrap();
         let join = Join { job: 5, from: 0, to: 0, incarnation: 1, expected: 0, body: bytes::Bytes::new() };
         say(&mut stream, &join.packet(), Instant::now() + SOON).unwrap();

@@ -12,7 +12,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 fn connect(address: &str, identity: &Identity) -> TlsStream {
-    let pace = Pace { timeout: SOON, again: Duration::from_millis(500) };
+    let pace = Pace { timeout: SOON, again: Duration::from_millis(500), over: None };
     let Dialed { stream, .. } = dial(address, identity, None, pace).unwrap();
     stream
 }

@@ -426,7 +426,7 @@ impl Site {
 
     /// Offers this host to a controller. False if it wants no more.
     pub(super) fn offer(&self, address: &str) -> bool {
-        let pace = Pace { timeout: SOON, again: Duration::from_millis(500) };
+        let pace = Pace { timeout: SOON, again: Duration::from_millis(500), over: None };
         let Dialed { mut stream, peer, .. } = dial(address, &self.identity, Some(Role::Controller), pace).unwrap();
         let body = introduction("dialer", &Traits::default()).encode();
         let offer = Join { job: 0, from: 0, to: 0, incarnation: 0, expected: 0, body };

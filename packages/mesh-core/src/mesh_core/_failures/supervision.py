@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from mesh_core._failures.owned_meshes import Holding
     from mesh_core._failures.policies import Later, RepairEvent
     from mesh_core._failures.policy_run import Decision, PolicyRun
+    from mesh_core._futures.future import Future
     from mesh_core._meshes.actors import ActorMesh
     from mesh_core._native import Lost, Message
     from mesh_core._process.process import Process
@@ -334,8 +335,16 @@ class Supervision:
             if turn is None:
                 turn = self._turns[action.owner] = asyncio.Lock()
             async with turn:
-                if cell is None or not cell.ending:
-                    self._decided(action, await action.run.decide_async(action.event, time.monotonic()))
+                if cell is not None and cell.ending:
+                    return
+                decision = await action.run.decide_async(action.event, time.monotonic())
+            told = self._prepare(action, decision)
+            if told is not None and not self._at_script:
+                # The controller tells all hosts before any of them can hear of the stop from here. Only then is the mesh stopped, and after
+                # that its owner asked: calls that follow from what the owner does find no actor, and know why.
+                with contextlib.suppress(MeshError):
+                    await told
+            self._on(ledger.Decided(action, decision))
         elif cell is not None and not cell.ending:
             try:
                 verdict = await cell.supervise(action.failure)
@@ -346,9 +355,19 @@ class Supervision:
                 self._on(ledger.Answered(action, bool(verdict), cell.describe(), cell.owner))
 
     def _decided(self, asked: ledger.Consult, decision: Decision) -> None:
-        self._remember(decision.passed_on)
-        _note(asked, decision)
+        """Carry out what a policy of the script decided."""
+        self._prepare(asked, decision)
         self._on(ledger.Decided(asked, decision))
+
+    def _prepare(self, asked: ledger.Consult, decision: Decision) -> Future[None] | None:
+        """Note what a policy decided; if it stops its mesh for a failure, return what is done when all others are being told."""
+        self._remember(decision.passed_on)
+        told = None
+        if decision.stop and decision.passed_on:
+            mesh_id = asked.holding.actor_id or asked.holding.procs_id
+            told = self._stopped.note(mesh_id, decision.passed_on[-1])
+        _note(asked, decision)
+        return told
 
     def _on_loop(self, work: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
@@ -366,16 +385,7 @@ class Supervision:
 
     def _do(self, asked: ledger.Consult, decision: Decision) -> None:
         if decision.stop:
-            told = None
-            if decision.passed_on:
-                told = self._stopped.note(
-                    asked.holding.actor_id or asked.holding.procs_id, decision.passed_on[-1]
-                )
-            if told is None or self._at_script:
-                _stop(asked.holding.mesh)
-            else:
-                # The controller tells all hosts before any of them can hear of the stop from here.
-                told.add_done_callback(lambda future: _stop(asked.holding.mesh, future.exception()))
+            _stop(asked.holding.mesh)
         if self._process.closed:
             return
         if decision.repairs:
@@ -445,7 +455,7 @@ class Supervision:
             run.on_close = lambda: loop.call_soon_threadsafe(_cancel, timers)
 
 
-def _stop(mesh: Any, _untold: BaseException | None = None) -> None:
+def _stop(mesh: Any) -> None:
     try:
         mesh.stop()
     except Exception:
