@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from core_processes import descriptors_to
 
+from mesh_core._common import private_folders
 from mesh_core._common.private_folders import is_safe_parent, open_own, open_private
 from mesh_core._features.debug import places as _places
 from mesh_core._system.scratch import Scratch
@@ -262,3 +263,27 @@ def test_another_users_folder_for_temporary_files_is_not_used(temporary: Path) -
         assert not scratch.path.startswith(str(temporary))
     finally:
         scratch.close()
+
+
+def test_folders_for_keys_of_killed_processes_are_removed_and_no_others(
+    shared: Path, precious: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PRV-1, and a process that still makes its folder."""
+    monkeypatch.setattr(private_folders, "_places_of_secrets", lambda: [str(shared)])
+    held, at = private_folders.make_secret_folder("mesh-host-")
+    left, closed = private_folders.make_secret_folder("mesh-host-")
+    os.close(closed)
+    unmarked = shared / "mesh-host-new"
+    unmarked.mkdir(mode=0o700)
+    (precious / ".held").touch()
+    (shared / "mesh-host-link").symlink_to(precious)
+    open_to_all = shared / "mesh-host-open"
+    open_to_all.mkdir()
+    (open_to_all / ".held").touch()
+    private_folders.sweep_secret_folders()
+    assert not Path(left).exists()
+    assert {Path(held), unmarked, open_to_all} < set(shared.iterdir())
+    assert names(precious) == [".7-ab", ".held", "7.sock", "thesis.tex"]
+    os.close(at)
+    private_folders.sweep_secret_folders()
+    assert not Path(held).exists()
