@@ -13,6 +13,7 @@ mod copy;
 mod dispatch;
 mod dump;
 mod error;
+mod families;
 mod fork_server;
 mod gate;
 mod gateway;
@@ -67,6 +68,7 @@ pub use bypass::{BYPASS_VERSION, Bypass, RawBypass};
 pub use call::{Call, Callee, Outcome};
 pub use completion::{Completion, Fate, Finisher};
 pub use error::{ErrorKind, RuntimeError};
+pub use families::keep_to_namespaced_sockets;
 pub use fork_server::{ForkServerSpec, Spare, Standby};
 pub use gate::{Admission, Bid, Doubt, Full, Gate, Receivers, Turn, Verdict};
 pub use gateway::{GatewayOptions, HostState, HostView, agents};
@@ -82,7 +84,9 @@ pub use marked::{Program, adopt_orphans, start_marked};
 pub use mesh_tls as tls;
 pub use message::Message;
 pub use meter::Meter;
-pub use namespaces::{ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, let_look, mount, unshare};
+pub use namespaces::{
+    ask_to_die_with_parent, beget_in, change_mount, give_up_privileges, leave_keyring, let_look, mount, unshare,
+};
 pub use ports::{Receive, Way};
 pub use refs::{Hold, Kept, Opened, RefAddr, Refs, View, pack};
 pub use runtime::{

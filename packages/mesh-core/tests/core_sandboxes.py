@@ -172,6 +172,19 @@ def connects(port: int) -> bool:
     return True
 
 
+def families() -> dict[str, int]:
+    """Why each family of sockets is refused, by its name; 0 where it is not."""
+    found = {}
+    for name in ("AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK", "AF_VSOCK"):
+        kind = socket.SOCK_RAW if name == "AF_NETLINK" else socket.SOCK_STREAM
+        try:
+            socket.socket(getattr(socket, name), kind).close()
+            found[name] = 0
+        except OSError as error:
+            found[name] = error.errno or -1
+    return found
+
+
 def own_loopback() -> bool:
     with socket.create_server(("127.0.0.1", 0)) as server:
         return connects(server.getsockname()[1])

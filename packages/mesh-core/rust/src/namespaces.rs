@@ -41,6 +41,18 @@ pub(crate) fn give_up_privileges() -> PyResult<()> {
     Ok(mesh_runtime::give_up_privileges()?)
 }
 
+/// Leaves the session's keyring for an empty one that nobody can use.
+#[pyfunction]
+pub(crate) fn leave_keyring() -> PyResult<()> {
+    Ok(mesh_runtime::leave_keyring()?)
+}
+
+/// Has the kernel refuse sockets that a network namespace does not keep apart, such as those to the host of a virtual machine.
+#[pyfunction]
+pub(crate) fn keep_to_namespaced_sockets() -> PyResult<()> {
+    Ok(mesh_runtime::keep_to_namespaced_sockets()?)
+}
+
 /// Sets whether other processes of the user may inspect this one.
 #[pyfunction]
 pub(crate) fn let_look(allowed: bool) -> PyResult<()> {

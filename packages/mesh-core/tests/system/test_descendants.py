@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,12 @@ sys.stdin.read()
 """
 
 
-def test_only_the_marks_of_owners_that_have_ended_are_taken_for_that() -> None:
+def has_ended(mark: process_marks.Mark) -> bool:
+    """Whether the owner of a process of this mark has ended, if that runs where this one does."""
+    return process_marks.EndedOwners()(os.getpid(), mark)
+
+
+def test_only_the_marks_of_owners_that_have_ended_are_taken_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     """MRK-3."""
     with subprocess.Popen(
         [sys.executable, "-c", MAKES_OWNERS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -86,7 +92,6 @@ def test_only_the_marks_of_owners_that_have_ended_are_taken_for_that() -> None:
         assert mark.pid == child.pid
         assert not mark.detached and detached.detached
         assert not process_marks.Mark(owner, owner).detached, "nobody of ours does this"
-        has_ended = process_marks.EndedOwners()
         assert not has_ended(mark)
         assert not has_ended(elsewhere)
         assert has_ended(later), "a process of this pid that has started at another time"
@@ -94,11 +99,18 @@ def test_only_the_marks_of_owners_that_have_ended_are_taken_for_that() -> None:
         # Whether or not somebody has waited for it.
         while (seen := process_marks.look(child.pid)) is not None and not seen.ended:
             pass
-        assert process_marks.EndedOwners()(mark)
-    has_ended = process_marks.EndedOwners()
+        assert has_ended(mark)
     assert has_ended(mark)
     assert not has_ended(elsewhere), "of other namespaces: it may live there"
     assert not has_ended(detached)
+    monkeypatch.setattr(process_marks.os, "getuid", lambda: 54321)
+    assert not has_ended(mark), "another user's, also for root"
+    monkeypatch.undo()
+    namespaces = process_marks._namespaces
+    monkeypatch.setattr(
+        process_marks, "_namespaces", lambda pid: namespaces(pid) if pid == "self" else (1, 1)
+    )
+    assert not has_ended(mark), "a process of another namespace"
 
 
 def test_owners_may_be_below_owners_many_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,7 +156,7 @@ def sweep_secret_folders() -> None:
     """Remove folders for keys of this user that no process has open any more."""
     for parent in dict.fromkeys([*_places_of_secrets(), *temporary_folders()]):
         with suppress(OSError):
-            for name in os.listdir(parent):  # noqa: PTH208 - names are wanted
+            for name in os.listdir(parent) if is_safe_parent(parent) else ():  # noqa: PTH208 - names are wanted
                 if name.startswith(SECRET):
                     with suppress(OSError):
                         _sweep_secret(f"{parent}/{name}")

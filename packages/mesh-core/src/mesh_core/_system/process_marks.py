@@ -10,7 +10,7 @@ An owner's number tells which process that is. So what has a mark can be found b
 MRK-1: a process is signalled only if it has such a mark, or a parent that is being ended, and is not detached; or if it has come to a
 subreaper of ours without the mark that everything below has (:func:`strays`).
 MRK-2: a pid may be reused between the look and the signal: only the process that was looked at is signalled.
-MRK-3: a mark is taken for an ended owner's only where that owner would be seen if it lived: in its own namespaces, by its pid and start.
+MRK-3: a mark is taken for an ended owner's only where that owner would be seen if it lived: in its own namespaces and by its own user, by its pid and start.
 
 What starts a script's tools loads this file by its path: it imports only the standard library.
 """
@@ -33,7 +33,7 @@ LOCKS = 10
 GRACE_S = 0.5
 """Seconds between SIGTERM and SIGKILL."""
 
-# An owner's number is its level, its pid, its namespaces and its start, the latter two hashed. Levels begin at 1, so that limits set for other
+# An owner's number is its level, its pid, its namespaces with its user, and its start, the latter two hashed. Levels begin at 1, so that limits set for other
 # purposes are not mistaken for one. Those of owners are even; what is detached from an owner is one level below it. An owner below another
 # one is at a lower level than that: without privileges a hard limit can only be lowered.
 _LEVEL_BIT, _PID_BIT, _PLACE_BIT = 50, 28, 16
@@ -80,7 +80,7 @@ class Mark(NamedTuple):
 
     @property
     def place(self) -> int:
-        """The hash of the owner's namespaces."""
+        """The hash of the owner's namespaces and user."""
         return self.owner >> _PLACE_BIT & (1 << _PID_BIT - _PLACE_BIT) - 1
 
     @property
@@ -128,11 +128,11 @@ def new_owner() -> int:
     level = (levels - 1 - int.from_bytes(os.urandom(2), "big") % max(1, levels // 8)) & ~1
     if level < 2:
         raise OSError("the limit of file locks (ulimit -x) is too low for marks")
-    seen, here = look("self"), _here()
+    seen, here = look("self"), _namespaces("self")
     if seen is None or not here:
         raise OSError("/proc does not show this process")
     pid = os.getpid()
-    return level << _LEVEL_BIT | pid << _PID_BIT | _place(here, pid) << _PLACE_BIT | _birth(seen)
+    return level << _LEVEL_BIT | pid << _PID_BIT | _place(here, os.getuid(), pid) << _PLACE_BIT | _birth(seen)
 
 
 def _level(owner: int) -> int:
@@ -140,11 +140,19 @@ def _level(owner: int) -> int:
 
 
 def _here() -> tuple[int, ...]:
-    """Return the namespaces of this process; nothing if they cannot be known."""
+    """Return the namespaces of this process; nothing if they cannot be known, or if /proc shows the processes of others."""
+    try:
+        shown = os.readlink("/proc/self")  # noqa: PTH115 - this file imports little
+    except OSError:
+        return ()
+    return _namespaces("self") if shown == str(os.getpid()) else ()
+
+
+def _namespaces(pid: str) -> tuple[int, ...]:
     found = []
     for name in _NAMESPACES:
         try:
-            found.append(os.stat(f"/proc/self/ns/{name}").st_ino)  # noqa: PTH116 - this file imports little
+            found.append(os.stat(f"/proc/{pid}/ns/{name}").st_ino)  # noqa: PTH116 - as above
         except FileNotFoundError:
             found.append(0)  # a kernel without such namespaces
         except OSError:
@@ -152,8 +160,8 @@ def _here() -> tuple[int, ...]:
     return tuple(found) if found[0] else ()
 
 
-def _place(here: tuple[int, ...], pid: int) -> int:
-    return _hash(sum(each << 32 * at for at, each in enumerate(here)), pid, _PID_BIT - _PLACE_BIT)
+def _place(here: tuple[int, ...], user: int, pid: int) -> int:
+    return _hash(sum(each << 32 * at for at, each in enumerate((*here, user))), pid, _PID_BIT - _PLACE_BIT)
 
 
 def _birth(seen: Look) -> int:
@@ -168,21 +176,24 @@ def _hash(number: int, salt: int, bits: int) -> int:
 
 
 class EndedOwners:
-    """Says which marks are those of owners that have ended (MRK-3)."""
+    """Says which processes have the marks of owners that have ended (MRK-3)."""
 
     def __init__(self) -> None:
-        # Elsewhere /proc shows the processes of another namespace.
-        self._here = _here() if os.readlink("/proc/self") == str(os.getpid()) else ()  # noqa: PTH115
+        self._here = _here()
         self._known: dict[int, bool] = {}
 
-    def __call__(self, mark: Mark) -> bool:
+    def __call__(self, pid: int, mark: Mark) -> bool:
         known = self._known.get(mark.owner)
         if known is None:
             known = self._known[mark.owner] = self._has_ended(mark)
-        return known
+        # The hash is short.
+        return known and _namespaces(str(pid)) == self._here
 
     def _has_ended(self, mark: Mark) -> bool:
-        if not self._here or _level(mark.owner) % 2 or mark.place != _place(self._here, mark.pid):
+        if not self._here or _level(mark.owner) % 2:
+            return False
+        # What another user has started stays that user's, also for root.
+        if mark.place != _place(self._here, os.getuid(), mark.pid):
             return False
         seen = look(mark.pid)
         if seen is None:
@@ -254,7 +265,7 @@ def strays(reaper: int, owner: int, known: Collection[int] = ()) -> Found:
     return living(below(roots, everyone), everyone)
 
 
-def _is_stray(pid: int, owner: int, has_ended: Callable[[Mark], bool]) -> bool:
+def _is_stray(pid: int, owner: int, has_ended: Callable[[int, Mark], bool]) -> bool:
     """Return whether a process is known to have no mark, or one that nobody of ours gives; another user's is not."""
     try:
         soft, hard = resource.prlimit(pid, LOCKS)
@@ -264,7 +275,7 @@ def _is_stray(pid: int, owner: int, has_ended: Callable[[Mark], bool]) -> bool:
         return True
     mark = Mark(hard, soft)
     if mark.owner != owner:
-        return has_ended(mark)
+        return has_ended(pid, mark)
     # Of tools, the first process is waited for last.
     return soft == hard or (mark.tool != 0 and not _exists(mark.tool))
 
@@ -312,7 +323,12 @@ def look_at_all(pids: Collection[int]) -> Found:
 
 
 def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
-    """Return all running processes whose mark matches, and their descendants; the caller knows that ``known`` ended.
+    """Return all running processes whose mark matches, and their descendants; the caller knows that ``known`` ended."""
+    return _find(lambda _, mark: matches(mark), known)
+
+
+def _find(matches: Callable[[int, Mark], bool], known: Collection[int] = ()) -> Found:
+    """Find processes by their pids and marks.
 
     If a process forks and ends during the search, neither it nor its child may be seen. So if any process ended
     meanwhile, an empty result is not conclusive, and the search is repeated.
@@ -322,7 +338,9 @@ def find(matches: Callable[[Mark], bool], known: Collection[int] = ()) -> Found:
     for _ in range(_LOOKS):
         pids = all_pids()
         roots = [
-            pid for pid in pids if (mark := read(pid)) is not None and not mark.detached and matches(mark)
+            pid
+            for pid in pids
+            if (mark := read(pid)) is not None and not mark.detached and matches(pid, mark)
         ]
         if not roots or gone.issuperset(roots):
             if all(pid in gone or _exists(pid) for pid in pids):
@@ -414,7 +432,7 @@ class Hunt:
 
 def sweep() -> Hunt:
     """Return the hunt for what owners of this user have left that have ended, and whose minders were killed with them."""
-    return Hunt(lambda: find(EndedOwners()))
+    return Hunt(lambda: _find(EndedOwners()))
 
 
 def mind(owner: int, watched: int, meanwhile: Callable[[], object]) -> NoReturn:
