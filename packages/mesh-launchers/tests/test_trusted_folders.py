@@ -15,7 +15,7 @@ import pytest
 from launched import LIMIT
 from test_launcher_commands import mesh
 
-from mesh_launchers import JobNotFound, LaunchError, attach_job, jobs, launch
+from mesh_launchers import JobNotFound, LaunchError, _authority, attach_job, jobs, launch
 from mesh_launchers._folder import JobFolder
 from mesh_launchers._records import audit
 
@@ -72,6 +72,11 @@ def test_folders_that_are_no_jobs_are_left_alone(shared: Path) -> None:
     with pytest.raises(JobNotFound):
         attach_job("train")
     assert [each.name for each in (shared / "train").iterdir()] == ["thesis.tex"]
+    kept = shared / ".keys" / "cloud"
+    kept.mkdir(parents=True, mode=0o700)
+    (shared / ".keys").chmod(0o700)
+    _authority.sweep()
+    assert kept.exists()
     folder, lock = JobFolder.make("empty")
     assert not JobFolder.of("train").runs() and folder.runs()
     os.close(lock)
