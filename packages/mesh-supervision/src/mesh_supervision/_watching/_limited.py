@@ -30,6 +30,8 @@ class LimitedServer(ThreadingHTTPServer):
     """Answers requests, each in a thread, and not too many (LIM-1)."""
 
     daemon_threads = True
+    request_queue_size = 4 * MOST
+    """How many may wait for the server's own thread."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self._until: dict[Any, float] = {}
