@@ -351,6 +351,13 @@ def test_a_box_is_known_by_its_namespaces(boxes: Sandboxes) -> None:
                 assert heard.result(SOON) == b"go"
 
 
+def test_what_enforces_the_limits_cannot_be_weakened(boxes: Sandboxes) -> None:
+    """It has the same user as what it watches."""
+    needs(boxes, Isolation.PROCESSES)
+    with boxes.take(SOON) as box:
+        assert box.call(inside.weakening_the_first) == [errno.EPERM] * 5 + [0] * 5
+
+
 def test_no_network(boxes: Sandboxes) -> None:
     needs(boxes, Isolation.NETWORK)
     with socket.create_server(("127.0.0.1", 0)) as server, boxes.take(SOON) as box:

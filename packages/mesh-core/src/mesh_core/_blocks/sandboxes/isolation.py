@@ -20,8 +20,8 @@ from mesh_core._common.private_folders import temporary_folder
 from mesh_core._native import (
     beget_in,
     change_mount,
+    filter_calls,
     give_up_privileges,
-    keep_to_namespaced_sockets,
     leave_keyring,
     mount,
     unshare,
@@ -141,8 +141,9 @@ class Seclusion:
             # Root of the machine can write to some of these files without privileges.
             change_mount("/proc", _RDONLY, 0, False)
         give_up_privileges()
-        if Isolation.NETWORK in kinds:
-            keep_to_namespaced_sockets()
+        sockets, first_process = Isolation.NETWORK in kinds, Isolation.PROCESSES in kinds
+        if sockets or first_process:
+            filter_calls(sockets, first_process)
 
     def _arrange(self, folder: str) -> None:
         size = "" if self._size is None else f",size={self._size}"
