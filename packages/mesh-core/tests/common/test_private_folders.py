@@ -110,6 +110,32 @@ def test_a_safe_parent_is_sticky_or_not_writable_by_others(shared: Path) -> None
     assert is_safe_parent(str(shared))
     os.chown(shared, STRANGER, STRANGER)
     assert not is_safe_parent(str(shared))
+    # Its owner can replace what others have in it.
+    shared.chmod(0o1777)
+    assert not is_safe_parent(str(shared))
+
+
+@needs_root
+@pytest.mark.parametrize("how", ["folder", "open folder", "link", "link to a link"])
+def test_a_safe_parent_is_reached_through_nothing_of_others(how: str, shared: Path) -> None:
+    above, link = shared / "above", shared / "link"
+    own = above / "own"
+    own.mkdir(parents=True, mode=0o700)
+    assert is_safe_parent(str(own))
+    match how:
+        case "folder":
+            os.chown(above, STRANGER, STRANGER)
+        case "open folder":
+            above.chmod(0o777)
+        case _:
+            link.symlink_to(own)
+            assert is_safe_parent(str(link))
+            os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+            own = link
+            if how == "link to a link":
+                own = shared / "mine"
+                own.symlink_to(link)
+    assert not is_safe_parent(str(own))
 
 
 # The debugger's sockets.

@@ -12,6 +12,7 @@ import stat
 from contextlib import suppress
 
 _GROUP_OR_OTHERS_WRITE = 0o022
+_LINKS = 40  # as many as the kernel follows
 SECRET = "mesh-host-"
 """What the names of folders for keys begin with."""
 _HELD = ".held"
@@ -244,15 +245,47 @@ def temporary_folders() -> list[str]:
 
 
 def is_safe_parent(path: str) -> bool:
-    """Return whether no other user but root can rename or replace what this user puts into a folder."""
+    """Return whether no other user but root can rename or replace what this user puts into a folder, or the folder itself."""
     try:
         found = os.stat(path)  # noqa: PTH116 - pathlib takes long to import, and this is read at every exit
+        return _is_safe(found) and _is_reached_safely(path)
     except OSError:
         return False
-    return _is_safe(found)
 
 
 def _is_safe(found: os.stat_result) -> bool:
-    if found.st_mode & stat.S_ISVTX:
-        return True
-    return found.st_uid in (0, os.geteuid()) and not found.st_mode & _GROUP_OR_OTHERS_WRITE
+    # The owner of a sticky folder can replace what others put there.
+    if found.st_uid not in _trusted():
+        return False
+    return bool(found.st_mode & stat.S_ISVTX) or not found.st_mode & _GROUP_OR_OTHERS_WRITE
+
+
+def _trusted() -> tuple[int, ...]:
+    # In a user namespace, root outside of it has another number. Whoever owns the root directory is root here.
+    return 0, os.geteuid(), os.stat("/").st_uid  # noqa: PTH116 - as above
+
+
+def _is_reached_safely(path: str) -> bool:
+    """Return whether all folders and links on the way belong to this user or root, and others cannot replace them."""
+    trusted, at, left, links = _trusted(), "/", os.path.join(os.getcwd(), path).split("/"), 0  # noqa: PTH109, PTH118
+    while left:
+        name = left.pop(0)
+        if name == "..":
+            at = os.path.dirname(at)  # noqa: PTH120
+            continue
+        here = at if name in ("", ".") else os.path.join(at, name)  # noqa: PTH118
+        found = os.lstat(here)
+        if found.st_uid not in trusted:
+            return False
+        if stat.S_ISLNK(found.st_mode):
+            links += 1
+            leads = os.readlink(here)  # noqa: PTH115
+            if links > _LINKS:
+                return False
+            left[:0] = leads.split("/")
+            at = "/" if leads.startswith("/") else at
+            continue
+        at = here
+        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+            return False
+    return True
